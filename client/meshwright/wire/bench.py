@@ -1,0 +1,130 @@
+"""Benches: what may be measured, within which bounds, and the records that come back.
+
+GB/s is 1e9. algbw = S/t and busbw = algbw · factor, with S and the factor in each record (nccl-tests'
+doc/PERFORMANCE.md: all-reduce 2(n−1)/n; all-gather, reduce-scatter, all-to-all (n−1)/n with S the total over ranks;
+send/recv 1). No sample is dropped.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictInt, StrictStr
+
+from meshwright.wire.base import SCHEMA_VERSION, Evidence, Reply, Request, Notice
+
+BenchCase = Literal[
+    "host_to_device",
+    "device_to_host",
+    "device_to_device",
+    "replicate",
+    "shard_batch",
+    "prefetch",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "permute",
+    "matmul",
+    "memory_bandwidth",
+]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+MAX_SIZE_BYTES = 2**40
+
+
+class BenchRequest(Request):
+    """`POST /placement/bench`. `{}` is the quick suite on all devices."""
+
+    suite: Literal["quick", "full"] = Field(default="quick", description="quick: within 20 s; full: more sizes and samples")
+    cases: Annotated[tuple[BenchCase, ...], Field(min_length=1)] | None = Field(default=None, description="null: all")
+    devices: Annotated[tuple[StrictInt, ...], Field(min_length=1)] | None = Field(
+        default=None, description="local indices; null: all"
+    )
+    mesh: StrictStr | None = Field(
+        default=None, description='mesh for collectives, "dp:2,tp:4"; null: one axis over the devices', max_length=512
+    )
+    axis: StrictStr | None = Field(default=None, description="the axis to run over; null: each in turn", max_length=64)
+    sizes_bytes: (
+        Annotated[
+            tuple[Annotated[StrictInt, Field(ge=4, le=MAX_SIZE_BYTES)], ...], Field(min_length=1, max_length=32)
+        ]
+        | None
+    ) = Field(default=None, description="S of transfers and collectives; null: the suite's")
+    matmul_size: Annotated[StrictInt, Field(ge=8, le=131072)] | None = Field(
+        default=None, description="n of the n×n×n matmul; null: the suite's"
+    )
+    dtype: Dtype | None = Field(default=None, description="null: float32 on CPU, bfloat16 on accelerators")
+    samples: Annotated[StrictInt, Field(ge=3, le=1000)] | None = Field(default=None, description="null: the suite's")
+    max_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
+        default=None, description="time limit of the whole run; null: 20 for quick, 300 for full"
+    )
+
+
+class Collective(Reply):
+    """The collective as it stands in the compiled text: proof that it was not optimised away."""
+
+    op: str = Field(description='HLO name: "all-reduce", "all-gather", …')
+    count: int = Field(description="how many stand in the compiled module")
+    bytes: int = Field(description="bytes of their results on one device, as compiled")
+
+
+class BenchRecord(Evidence):
+    """One measurement: all samples, median, p10, p90, and whether the result was right."""
+
+    case: BenchCase
+    name: str = Field(description='e.g. "host_to_device_jax_device_put"')
+    description: str
+    device_indices: tuple[int, ...] = Field(description="local indices that took part")
+    axis: str | None = None
+    axis_size: int | None = None
+    dtype: str
+    size_bytes: int = Field(description="S")
+    samples_s: tuple[float, ...]
+    median_s: float
+    p10_s: float
+    p90_s: float
+    algbw_bytes_per_s: float | None = None
+    busbw_factor: float | None = None
+    busbw_bytes_per_s: float | None = None
+    flops_per_s: float | None = None
+    overlap_ratio: float | None = Field(
+        default=None, description="prefetch: time without overlap ÷ time with it; 1 is no gain"
+    )
+    nwrong: int = Field(description="elements that differ from what they should be; as nccl-tests checks")
+    correct: bool
+    collective: Collective | None = None
+    detail: dict[str, Any] = Field(default_factory=dict)
+
+
+class Skipped(Reply):
+    """A case that was not run, and why: never a silent pass."""
+
+    case: BenchCase
+    reason: str
+
+
+class BenchResult(Reply):
+    """The result of a bench run."""
+
+    schema_version: str = SCHEMA_VERSION
+    suite: str
+    platform: str
+    device_kind: str
+    device_count: int
+    jax: str
+    jaxlib: str
+    started_at: datetime
+    took_s: float
+    records: tuple[BenchRecord, ...]
+    skipped: tuple[Skipped, ...] = ()
+    warnings: tuple[Notice, ...] = ()
+
+
+class LatestBench(Reply):
+    """`GET /placement/bench`: the newest record of each case, axis, size, dtype and set of devices."""
+
+    schema_version: str = SCHEMA_VERSION
+    records: tuple[BenchRecord, ...]
+    runs: tuple[str, ...] = Field(default=(), description="the runs they come from")

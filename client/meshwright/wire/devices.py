@@ -1,0 +1,201 @@
+"""Devices: one host's topology (devices, links, granules) and the facts around it, each with its evidence.
+
+Unknown is null, never 0. Indices in links are positions in `devices`. Knows no driver and no jax.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from meshwright.wire.base import SCHEMA_VERSION, Evidence, Reply, Notice
+
+Platform = Literal["cpu", "gpu", "tpu"]
+WorkerState = Literal["stopped", "starting", "ready", "busy", "stopping", "backoff", "failed"]
+GranuleKind = Literal["host", "slice"]
+"""What is joined inside by a fast network: a TPU slice, or a host of GPUs or CPUs."""
+
+
+class Memory(Evidence):
+    """A device's memory."""
+
+    capacity_bytes: int | None = None
+    used_bytes: int | None = None
+    limit_bytes: int | None = Field(default=None, description="what JAX's allocator may take, where it says so")
+
+
+class DeviceProcess(Reply):
+    """A process that holds a device."""
+
+    pid: int
+    name: str | None = None
+    command: str | None = None
+    used_bytes: int | None = Field(default=None, description="device memory of that process, where the driver says so")
+    own: bool = Field(default=False, description="true for the agent's own worker")
+
+
+class JaxView(Evidence):
+    """The device as `jax.devices()` shows it in the agent's worker."""
+
+    id: int = Field(description="jax.Device.id in the worker; other processes number differently")
+    kind: str
+    platform: Platform
+    process_index: int = 0
+    local_hardware_id: int | None = None
+    coords: tuple[int, ...] | None = None
+    core_on_chip: int | None = None
+    slice_index: int | None = None
+    memory_stats: dict[str, int] | None = None
+    generation: int = Field(description="which worker, counted from 1, saw this")
+
+
+class Mig(Reply):
+    """The part of a GPU that a MIG instance is."""
+
+    parent_uuid: str
+    profile: str | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+
+class Device(Evidence):
+    """One device that JAX can put on a mesh (or would, were it free).
+
+    Identity, strongest first: `uuid` (GPU, MIG) · `slice_index`, `coords`, `core_on_chip` (TPU) · `granule`, `position`.
+    """
+
+    host: str
+    local_index: int = Field(description="0, 1, … on this host: what `devices` in a request names")
+    granule: int = Field(default=0, description="ordinal of the granule (slice, or host) that it belongs to")
+    position: int = Field(description="its place in the granule's canonical order")
+    platform: Platform
+    kind: str = Field(description='product name: "NVIDIA H100 80GB HBM3", "TPU v5 lite", "cpu"')
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    coords: tuple[int, ...] | None = None
+    core_on_chip: int | None = None
+    slice_index: int | None = None
+    process_index: int | None = None
+    virtual: bool = Field(default=False, description="a virtual CPU device, made by jax_num_cpu_devices")
+    compute_capability: str | None = None
+    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
+    mig: Mig | None = None
+    memory: Memory | None = None
+    jax: JaxView | None = Field(default=None, description="null while no worker has looked")
+    processes: tuple[DeviceProcess, ...] | None = Field(default=None, description="who holds it; null: could not look")
+    attributes: dict[str, str | int | bool] = Field(
+        default_factory=dict, description="names as Kubernetes' DRA drivers use them: productName, architecture, …"
+    )
+
+
+class Link(Evidence):
+    """What joins two devices, named as `nvidia-smi topo -m` does (NV18, PIX, PXB, PHB, NODE, SYS), or ICI, or HOST."""
+
+    a: int
+    b: int
+    kind: str
+    count: int | None = Field(default=None, description="parallel links, e.g. 18 for NV18")
+    bandwidth_bytes_per_s: float | None = Field(default=None, description="one way; null where it is not known")
+
+
+class Granule(Reply):
+    """Devices that are joined by a fast network."""
+
+    ordinal: int
+    kind: GranuleKind
+    name: str
+    device_count: int
+
+
+class NumaNode(Evidence):
+    """One NUMA node of the host."""
+
+    node: int
+    cpus: str = Field(description='as the kernel lists them: "0-15,32-47"')
+    memory_bytes: int | None = None
+
+
+class Cpu(Evidence):
+    """The host's processors and memory."""
+
+    model: str | None = None
+    architecture: str | None = None
+    sockets: int | None = None
+    cores: int | None = None
+    threads: int | None = None
+    usable_threads: int | None = Field(default=None, description="of the affinity mask and the cgroup's quota")
+    memory_bytes: int | None = None
+    available_bytes: int | None = None
+
+
+class Host(Evidence):
+    """The machine."""
+
+    name: str
+    boot_id: str | None = None
+    kernel: str | None = None
+    operating_system: str | None = None
+    container: str | None = Field(default=None, description='"docker", "kubernetes", …; null: none seen')
+
+
+class Software(Evidence):
+    """Versions that matter to a job. Of jax: what the worker runs."""
+
+    agent: str
+    python: str
+    jax: str | None = None
+    jaxlib: str | None = None
+    libtpu: str | None = None
+    driver: str | None = None
+    cuda_driver: str | None = Field(default=None, description="the CUDA version that the driver supports")
+
+
+class Worker(Reply):
+    """The process that owns JAX on this host."""
+
+    state: WorkerState
+    generation: int
+    pid: int | None = None
+    since: datetime
+    last_error: str | None = None
+
+
+class Devices(Reply):
+    """`GET /devices`: this host as a topology."""
+
+    schema_version: str = SCHEMA_VERSION
+    host: Host
+    cpu: Cpu
+    numa_nodes: tuple[NumaNode, ...]
+    software: Software
+    platform: Platform
+    worker: Worker
+    granules: tuple[Granule, ...]
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    warnings: tuple[Notice, ...] = ()
+
+
+class Holder(Reply):
+    """A process that still holds a device file or a context after a release."""
+
+    pid: int
+    name: str | None = None
+    command: str | None = None
+    devices: tuple[str, ...] = Field(default=(), description="uuids or device files")
+    own: bool = False
+
+
+class Release(Reply):
+    """`POST /devices/release`: what became of it."""
+
+    schema_version: str = SCHEMA_VERSION
+    released: bool = Field(description="true: no process of the agent holds a device any more")
+    took_s: float
+    killed: bool = Field(description="true: the worker did not go by itself and was killed")
+    cancelled_runs: tuple[str, ...] = ()
+    held: tuple[Holder, ...] | None = Field(default=(), description="who still holds one; null: could not look in time")
+    worker: Worker

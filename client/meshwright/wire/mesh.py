@@ -1,0 +1,127 @@
+"""Mesh plans: what is asked of `/mesh/plan` and what it answers. Names as in the design; parts not asked for are null."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from meshwright.spec import AxisType
+from meshwright.wire.base import SCHEMA_VERSION, Reply, Request, RequestPart, Notice
+
+MeshShape = dict[str, int]
+"""Axis name → size, outermost first."""
+
+
+class DeviceSelection(RequestPart):
+    """Choose devices by number rather than by name."""
+
+    count: Annotated[StrictInt, Field(ge=1)] | None = Field(default=None, description="how many; null: all but `exclude`")
+    policy: Literal["packed", "spread"] = Field(
+        default="packed", description="packed: as few slow links between them as can be; spread: the reverse"
+    )
+    exclude: tuple[StrictInt | StrictStr, ...] = Field(default=(), description="local indices, uuids or PCI bus ids")
+
+
+class PlanRequest(Request):
+    """`POST /mesh/plan`."""
+
+    mesh: Annotated[
+        StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...],
+        Field(
+            description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; outermost first; one size may be -1',
+            examples=["dp:2,tp:4", {"dp": 2, "tp": -1}],
+        ),
+    ]
+    devices: tuple[StrictInt | StrictStr, ...] | DeviceSelection | None = Field(
+        default=None, description="local indices, uuids or PCI bus ids; or a selection; null: all healthy and free ones"
+    )
+    device_order: Literal["planned", "given"] = Field(
+        default="planned", description="planned: the order with the best score; given: as listed in `devices`, row-major"
+    )
+    axis_types: StrictStr | dict[StrictStr, StrictStr] | tuple[StrictStr, ...] | None = Field(
+        default=None, description='"auto" (default), "explicit" or "manual": one for all, one an axis, or by name'
+    )
+    allow_unused: StrictBool = Field(default=False, description="a mesh smaller than the host is a warning, not an error")
+    include_devices: StrictBool = Field(default=True, description="false leaves the list of devices out of the reply")
+    memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
+        default="balanced", description="how much memory the job's JAX may take: goes into `environment`"
+    )
+
+
+class DeviceRef(Reply):
+    """A device of a plan, as another process can find it again (identity: strongest of uuid · coords · position)."""
+
+    host: str
+    local_index: int
+    granule: int = 0
+    position: int
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    coords: tuple[int, ...] | None = None
+    core_on_chip: int | None = None
+    slice_index: int | None = None
+    process_index: int | None = None
+
+
+class PlanGranule(Reply):
+    """A granule of the plan: how many devices it has, and which of them (by position) the plan uses."""
+
+    ordinal: int
+    kind: Literal["host", "slice"]
+    name: str
+    device_count: int
+    used_positions: tuple[int, ...]
+
+
+class PlanAxis(Reply):
+    """What one mesh axis runs over. Figures that are not known are null."""
+
+    name: str
+    size: int
+    link: str | None = Field(default=None, description='slowest link between neighbours: "ici", "nvlink", "pcie", "host"')
+    group_shape: tuple[int, ...] | None = Field(default=None, description="extent of a group in the torus, where there is one")
+    neighbour_hops_max: int | None = None
+    rings: int | None = None
+    bandwidth_bytes_per_s: float | None = Field(default=None, description="of that link, one way")
+    basis: str | None = None
+
+
+class Plan(Reply):
+    """A validated mesh: which device stands where."""
+
+    fingerprint: str = Field(description="equal to meshwright.mesh.mesh_fingerprint of the mesh built from it")
+    mesh_shape: MeshShape
+    axis_types: dict[str, AxisType]
+    platform: Literal["cpu", "gpu", "tpu"]
+    devices: tuple[DeviceRef, ...] | None = Field(default=None, description="row-major in mesh order")
+    granules: tuple[PlanGranule, ...] = ()
+    axes: tuple[PlanAxis, ...] = ()
+    score: dict[str, Any] | None = Field(default=None, description="the score of this order and of plain order")
+    memory: dict[str, Any] | None = None
+    step_time: dict[str, Any] | None = None
+    mfu_ratio: float | None = None
+    tokens_per_s: float | None = None
+    largest_batch: int | None = None
+    data_parallel: dict[str, Any] | None = None
+    verification: dict[str, Any] | None = None
+    environment: dict[str, str] = Field(default_factory=dict, description="what the job should start with")
+    code: str = Field(default="", description="Python that makes this mesh in the job")
+    warnings: tuple[Notice, ...] = ()
+
+
+class Rejected(Reply):
+    """A mesh that was looked at and not taken."""
+
+    mesh_shape: MeshShape
+    reason: str
+    message: str
+
+
+class Plans(Reply):
+    """`POST /mesh/plan`: plans, best first."""
+
+    schema_version: str = SCHEMA_VERSION
+    plans: tuple[Plan, ...]
+    rejected: tuple[Rejected, ...] = ()
+    warnings: tuple[Notice, ...] = Field(default=(), description="about the request, not about one plan")

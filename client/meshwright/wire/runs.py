@@ -1,0 +1,60 @@
+"""Runs: everything that takes long. One state machine for benches today and compiles tomorrow."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from meshwright.wire.base import SCHEMA_VERSION, Reply
+from meshwright.wire.problem import Problem
+
+RunState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+RunKind = Literal["bench"]
+
+FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Progress(Reply):
+    """How far a run is."""
+
+    done: int
+    total: int
+    message: str = ""
+
+
+class Run(Reply):
+    """`GET /runs/{id}`."""
+
+    schema_version: str = SCHEMA_VERSION
+    id: str
+    kind: RunKind
+    state: RunState
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    progress: Progress | None = None
+    request: dict[str, Any] = Field(description="what was asked, defaults filled in")
+    result: dict[str, Any] | None = Field(default=None, description="for a bench: BenchResult")
+    error: Problem | None = None
+    generation: int | None = Field(default=None, description="which worker did it")
+
+
+class RunList(Reply):
+    """`GET /runs`: newest first."""
+
+    schema_version: str = SCHEMA_VERSION
+    runs: tuple[Run, ...]
+
+
+class RunEvent(Reply):
+    """One event of `GET /runs/{id}/events`: SSE's `id` is `seq`, its `event` is `type`, its `data` is this."""
+
+    seq: int
+    at: datetime
+    type: Literal["state", "progress", "record"]
+    run_id: str
+    state: RunState
+    progress: Progress | None = None
+    record: dict[str, Any] | None = Field(default=None, description="one bench record, as soon as it is measured")

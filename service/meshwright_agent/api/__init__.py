@@ -1,0 +1,1 @@
+"""HTTP: routes, problems, health, metrics. Nothing here knows how an answer is made."""

@@ -1,0 +1,1 @@
+"""SQLite: runs, events, plans. One writer thread owns the file."""

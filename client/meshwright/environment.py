@@ -1,0 +1,252 @@
+"""From a device configuration to the environment that JAX starts with, the same for agent, CLI and trainer.
+
+Rule: pure. Nothing here reads or writes `os.environ`; the environment that is there is the argument `base`.
+Knows no jax: its variables take effect only in a process whose JAX backend has not started yet.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+MEM_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+NEW_MEM_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
+"""The newer name of the same. JAX refuses to start with both (jaxlib/xla_client.py,
+generate_pjrt_gpu_plugin_options), so where this one is set already it gets the
+value, and the older one is blanked."""
+
+PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
+XLA_FLAGS: Final = "XLA_FLAGS"
+
+_SERVICE_MANAGER: Final = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
+)
+"""What systemd says to the agent alone (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
+
+_JAX_PLATFORM: Final = {"gpu": "cuda"}
+"""JAX expands "gpu" to cuda, rocm and oneapi, and fails on what is not installed (jax/_src/xla_bridge.py)."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FLAG: Final = re.compile(r"""(-[-\w]*)(?:="(?:\\.|[^"\\])*"|='[^']*'|\S*)(?=\s|$)""", re.ASCII)
+
+
+class MemoryStrategy(Enum):
+    """How much of a GPU's memory JAX may take. CUSTOM: the configuration's own `memory_fraction`."""
+
+    CONSERVATIVE = "conservative"
+    BALANCED = "balanced"
+    AGGRESSIVE = "aggressive"
+    CUSTOM = "custom"
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of device memory, in (0, 1]; None for CUSTOM."""
+        return _FRACTIONS.get(self)
+
+
+_FRACTIONS: Final[Mapping[MemoryStrategy, float]] = {
+    MemoryStrategy.CONSERVATIVE: 0.60,
+    MemoryStrategy.BALANCED: 0.75,
+    MemoryStrategy.AGGRESSIVE: 0.90,
+}
+
+
+@dataclass
+class DeviceConfiguration:
+    """How JAX is to use the devices. Mutable; checked when made and again at each use.
+
+    Attributes:
+        memory_strategy: a MemoryStrategy, or its value as a word.
+        memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's.
+        enable_x64: 64-bit types.
+        enable_jit: False runs operations one by one, for debugging.
+        platform_priority: the order in which a default device is looked for; hides nothing, sets no variable.
+        environment_variables: the caller's own; they win over what the fields above would set, except that
+            XLA_FLAGS is merged with the flags that are there already.
+
+    Raises:
+        ValueError: a field has a value that it cannot have.
+    """
+
+    memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
+    memory_fraction: float | None = None
+    enable_x64: bool = False
+    enable_jit: bool = True
+    platform_priority: Sequence[str] | None = None
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Refuses values that the fields cannot have, also such as were set after construction.
+
+        Raises:
+            ValueError: naming the field, its value, the rule and a value that works.
+        """
+        self.resolve_memory_fraction()
+        for name in ("enable_x64", "enable_jit"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it is True or False")
+        if isinstance(self.platform_priority, str):
+            raise ValueError(
+                f'platform_priority is {self.platform_priority!r}; it is a list, such as ["gpu", "cpu"]'
+            )
+        _check_variables(self.environment_variables)
+        _check_flags(self.environment_variables.get(XLA_FLAGS, ""))
+
+    def resolve_memory_fraction(self) -> float:
+        """Returns the share of device memory that JAX may take, in (0, 1].
+
+        Raises:
+            ValueError: no such strategy, a fraction outside (0, 1], or CUSTOM without one.
+        """
+        strategy = _parse_strategy(self.memory_strategy)
+        fraction = strategy.fraction if self.memory_fraction is None else self.memory_fraction
+        if fraction is None:
+            raise ValueError(
+                "memory_strategy is custom and memory_fraction is None; give one in (0, 1], such as 0.8"
+            )
+        if not _is_fraction(fraction):
+            raise ValueError(f"memory_fraction is {fraction!r}; it must be a number in (0, 1], such as 0.8")
+        return float(fraction)
+
+
+def build_environment(config: DeviceConfiguration, base: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables to set for a JAX process, and only those: name to value, in a fixed order.
+
+    Args:
+        config: what is wanted; checked again here.
+        base: the environment that is there already, such as `os.environ`. Its XLA_FLAGS are kept (a flag that
+            stands on both sides takes the configuration's value), and it decides under which name JAX is told
+            the memory fraction.
+
+    Raises:
+        ValueError: the configuration is wrong, or its XLA_FLAGS cannot be merged since `base`
+            names a file there.
+    """
+    config.check()
+    own = dict(config.environment_variables)
+    variables = {
+        **_name_mem_fraction(repr(config.resolve_memory_fraction()), {**base, **own}),
+        "JAX_ENABLE_X64": str(config.enable_x64).lower(),
+        "JAX_DISABLE_JIT": str(not config.enable_jit).lower(),
+        **own,
+    }
+    if XLA_FLAGS in own:
+        variables[XLA_FLAGS] = _merge_flags(base.get(XLA_FLAGS, ""), own[XLA_FLAGS])
+    return variables
+
+
+def build_worker_environment(
+    config: DeviceConfiguration,
+    base: Mapping[str, str],
+    *,
+    platform: str | None = None,
+    cpu_devices: int | None = None,
+) -> dict[str, str]:
+    """Returns the complete environment of the agent's device worker.
+
+    That is `base` without what the service manager says to the agent alone, with the configuration's
+    variables, and with memory taken as needed (`XLA_PYTHON_CLIENT_PREALLOCATE=false`) unless `base` or the
+    configuration says otherwise, since the worker shares the devices with jobs.
+
+    Args:
+        config: what is wanted.
+        base: the agent's own environment.
+        platform: "cpu", "gpu", "tpu" or any value of JAX_PLATFORMS; None leaves it as in `base`.
+        cpu_devices: how many (virtual) CPU devices JAX shows; None leaves it as in `base`.
+
+    Raises:
+        ValueError: as `build_environment`, or `cpu_devices` is below 1.
+    """
+    if cpu_devices is not None and cpu_devices < 1:
+        raise ValueError(f"cpu_devices is {cpu_devices}; JAX needs at least 1 CPU device, such as 8")
+    inherited = {name: value for name, value in base.items() if name not in _SERVICE_MANAGER}
+    environment = {PREALLOCATE: "false", **inherited, **build_environment(config, inherited)}
+    if platform is not None:
+        environment["JAX_PLATFORMS"] = _JAX_PLATFORM.get(platform, platform)
+    if cpu_devices is not None:
+        environment["JAX_NUM_CPU_DEVICES"] = str(cpu_devices)
+    return environment
+
+
+def format_exports(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns one line `export NAME=value` a variable, quoted for a POSIX shell, in the mapping's order.
+
+    Raises:
+        ValueError: a name that is no shell name, or a value that no environment can hold.
+    """
+    _check_variables(variables)
+    return tuple(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def _parse_strategy(value: object) -> MemoryStrategy:
+    try:
+        return MemoryStrategy(value)
+    except ValueError:
+        words = ", ".join(strategy.value for strategy in MemoryStrategy)
+        raise ValueError(f"memory_strategy is {value!r}; it is one of {words}") from None
+
+
+def _is_fraction(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and 0 < value <= 1
+
+
+def _check_variables(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ValueError(
+                f"{name!r} is no environment variable; a name is letters, digits and _, such as MY_FLAG"
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"the variable {name} is {value!r}; a value is text without NUL, such as '1'")
+
+
+def _name_mem_fraction(value: str, environment: Mapping[str, str]) -> dict[str, str]:
+    if not environment.get(NEW_MEM_FRACTION):
+        return {MEM_FRACTION: value}
+    blanked = {MEM_FRACTION: ""} if environment.get(MEM_FRACTION) else {}
+    return {NEW_MEM_FRACTION: value, **blanked}
+
+
+def _check_flags(text: str) -> None:
+    _, rest = _split_flags(text)
+    if rest:
+        raise ValueError(
+            f"XLA_FLAGS holds {rest.split()[0]!r}, which is no flag: XLA ignores everything from there on; "
+            "write flags as --name=value, separated by blanks"
+        )
+
+
+def _merge_flags(present: str, own: str) -> str:
+    """Returns both sets of flags as one text; of a flag that stands in both, the own value."""
+    flags, rest = _split_flags(present)
+    if rest and not flags:
+        raise ValueError(
+            f"XLA_FLAGS is the file {rest.strip()!r} in the environment, and the configuration has flags "
+            "of its own: the two cannot be merged; put the file's flags into XLA_FLAGS, as in --xla_dump_to=d"
+        )
+    added, _ = _split_flags(own)
+    names = {name for name, _ in added}
+    return " ".join([text for name, text in flags if name not in names] + [text for _, text in added])
+
+
+def _split_flags(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Returns (name, text) of each flag, and what is left where XLA stops reading.
+
+    Source: xla/parse_flags_from_env.cc: blanks separate flags; a value may be quoted; reading stops at the
+    first word that does not begin with "-"; a text that does not begin with "-" is the name of a file.
+    """
+    flags, rest = [], text.lstrip()
+    while match := _FLAG.match(rest):
+        flags.append((match[1].lstrip("-"), match[0]))
+        rest = rest[match.end() :].lstrip()
+    return flags, rest

@@ -1,0 +1,251 @@
+"""How large a batch: the published table, rows derived for newer chips, the verdict on a batch, the roofline.
+
+Rule: the eight published rows stay as they are, and what the roofline says otherwise stands beside them.
+Knows nothing of a model: sizes are per device, and memory is not asked.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
+
+from meshwright.planning.hardware import (
+    HardwareType,
+    detect_hardware,
+    find_named_chip,
+    parse_hardware,
+)
+from meshwright.topology.chips import Chip, find_chip_by_kind, read_chips
+from meshwright.wire.base import Basis, Notice
+from meshwright.wire.batch_size import (
+    BatchSize,
+    BatchSizeRequest,
+    BatchSizeTable,
+    BatchSizeValidation,
+    Roofline,
+)
+
+__all__ = [
+    "PUBLISHED",
+    "BatchSizeRecommendation",
+    "HardwareType",
+    "answer_batch_size",
+    "build_roofline",
+    "derive_recommendation",
+    "detect_hardware",
+    "parse_hardware",
+    "recommend_batch_size",
+    "validate_batch_size",
+]
+
+Level = Literal["below_minimum", "below_critical", "ok"]
+
+DIFFERENCE_RATIO: Final = 0.05
+"""A critical batch that is further than this from the roofline is warned of (v5e and H100 are within 1 %)."""
+
+
+@dataclass(frozen=True)
+class BatchSizeRecommendation:
+    """Batch sizes per device: the least that is sensible, the best, and the one that reaches the roofline."""
+
+    min_batch_size: int
+    optimal_batch_size: int
+    critical_batch_size: int
+    max_memory_batch_size: int | None = None
+    notes: str = ""
+
+
+PUBLISHED: Final[Mapping[HardwareType, BatchSizeRecommendation]] = {
+    HardwareType.TPU_V5E: BatchSizeRecommendation(
+        64, 256, 240, notes="The critical batch size is where a matmul reaches the roofline."
+    ),
+    HardwareType.TPU_V5P: BatchSizeRecommendation(
+        128, 512, 480, notes="Higher throughput than v5e: it wants larger batches."
+    ),
+    HardwareType.TPU_V4: BatchSizeRecommendation(
+        64, 256, 192, notes="Like v5e, with a somewhat lower critical batch size."
+    ),
+    HardwareType.H100: BatchSizeRecommendation(
+        64, 320, 298, notes="The critical batch size is where a matmul reaches the roofline."
+    ),
+    HardwareType.A100: BatchSizeRecommendation(
+        32, 256, 240, notes="For the 80 GB variant; the 40 GB variant may need less."
+    ),
+    HardwareType.V100: BatchSizeRecommendation(16, 128, 96, notes="Limited by memory on the 16 GB variant."),
+    HardwareType.CPU: BatchSizeRecommendation(1, 32, 16, notes="Bound by memory bandwidth."),
+    HardwareType.UNKNOWN: BatchSizeRecommendation(32, 128, 64, notes="A conservative default."),
+}
+"""The published table; every other row is derived from the chip table."""
+
+
+def recommend_batch_size(hardware_type: HardwareType) -> BatchSizeRecommendation:
+    """Returns the table's row for this hardware: published, or derived from its roofline as its notes say."""
+    if hardware_type in PUBLISHED:
+        return PUBLISHED[hardware_type]
+    return derive_recommendation(next(chip for chip in read_chips() if chip.family == hardware_type.value))
+
+
+def derive_recommendation(chip: Chip) -> BatchSizeRecommendation:
+    """Returns a row for a chip without a published one.
+
+    Critical is the roofline's batch, rounded up. Optimal is the next multiple of 64, as in the published rows
+    of v5e and H100; the minimum is the largest power of two in a quarter of that, as for v5e, v5p, v4, H100.
+
+    Source: the roofline of `Chip.critical_batch_tokens`, and the published rows.
+    """
+    critical = math.ceil(chip.critical_batch_tokens)
+    optimal = math.ceil(critical / 64) * 64
+    notes = (
+        f"Derived, not published: critical is {chip.name}'s roofline, {_write_division(chip)} = "
+        f"{chip.critical_batch_tokens:.1f} tokens a device."
+    )
+    return BatchSizeRecommendation(1 << int(math.log2(optimal // 4)), optimal, critical, notes=notes)
+
+
+def validate_batch_size(
+    hardware_type: HardwareType, batch: int, warn_suboptimal: bool = True
+) -> tuple[bool, str]:
+    """Returns whether the batch size per device is valid, and a sentence on where it stands in the table.
+
+    Invalid is only what lies below the minimum; below the critical size is valid, and said if
+    `warn_suboptimal`.
+
+    Raises:
+        TypeError: `batch` is no integer.
+    """
+    level, message = _judge(hardware_type, batch)
+    if level == "below_critical" and not warn_suboptimal:
+        minimum = recommend_batch_size(hardware_type).min_batch_size
+        message = f"batch size {batch} is valid: at least the minimum {minimum} for {hardware_type.value}"
+    return level != "below_minimum", message
+
+
+def answer_batch_size(
+    request: BatchSizeRequest, *, platform: str | None, kind: str | None, basis: Basis
+) -> BatchSize:
+    """Returns the whole answer: the table's row, the roofline with its derivation, the verdict on a batch.
+
+    Args:
+        request: names the hardware, or leaves it to what was detected.
+        platform, kind: the host's own device as JAX or the driver calls it; None where nothing is known.
+        basis: how those two are known; a named hardware is always "declared".
+
+    Raises:
+        UnknownHardwareError: the request names hardware that no table knows.
+    """
+    if request.hardware is not None:
+        hardware_type, chip = parse_hardware(request.hardware), find_named_chip(request.hardware)
+    else:
+        hardware_type = detect_hardware(platform or "", kind or "")
+        chip = _find_detected_chip(hardware_type, kind or "")
+    row = recommend_batch_size(hardware_type)
+    asked = request.hardware or kind or "no device"
+    return BatchSize(
+        hardware_type=hardware_type.value,
+        chip=chip.name if chip else None,
+        basis=basis if request.hardware is None else "declared",
+        table=BatchSizeTable(**asdict(row)),
+        roofline=build_roofline(chip) if chip else None,
+        validation=None if request.batch is None else _build_validation(hardware_type, request.batch),
+        warnings=tuple(_find_warnings(hardware_type, chip, row, asked)),
+    )
+
+
+def build_roofline(chip: Chip) -> Roofline:
+    """Returns where a 16-bit matmul stops being bound by memory on one JAX device of this chip, and why."""
+    return Roofline(
+        critical_batch_tokens=chip.critical_batch_tokens,
+        peak_flops_per_s=chip.device_flops_per_s,
+        memory_bytes_per_s=chip.device_memory_bytes_per_s,
+        dtype=chip.dtype,
+        derivation=_write_derivation(chip),
+        source=f"{chip.source} (looked up there: {chip.verified}); formula: jax-ml/scaling-book, roofline.md",
+    )
+
+
+def _find_detected_chip(hardware_type: HardwareType, kind: str) -> Chip | None:
+    chip = find_chip_by_kind(kind)
+    return chip if chip and chip.family == hardware_type.value else None
+
+
+def _judge(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
+    level: Level
+    size, row = operator.index(batch), recommend_batch_size(hardware_type)
+    if size < row.min_batch_size:
+        level, place = "below_minimum", f"below minimum {row.min_batch_size}"
+        rule = f"; use {row.min_batch_size} or more, best {row.optimal_batch_size}"
+    elif size < row.critical_batch_size:
+        level, place = "below_critical", f"below critical {row.critical_batch_size}"
+        rule = f"; the device waits for memory: use {row.optimal_batch_size} if it fits"
+    else:
+        level, place, rule = "ok", f"at or above the critical {row.critical_batch_size}", ""
+    return level, f"batch size {size} is {place} for {hardware_type.value}{rule}"
+
+
+def _build_validation(hardware_type: HardwareType, batch: int) -> BatchSizeValidation:
+    level, message = _judge(hardware_type, batch)
+    return BatchSizeValidation(batch=batch, valid=level != "below_minimum", level=level, message=message)
+
+
+def _find_warnings(
+    hardware_type: HardwareType, chip: Chip | None, row: BatchSizeRecommendation, asked: str
+) -> list[Notice]:
+    if hardware_type is HardwareType.UNKNOWN and asked.lower() != "unknown":
+        return [_warn_of_unknown_hardware(asked)]
+    if hardware_type in (HardwareType.CPU, HardwareType.UNKNOWN):
+        return []
+    if chip is None:
+        return [_warn_of_unknown_chip(hardware_type, asked)]
+    difference = row.critical_batch_size / chip.critical_batch_tokens - 1
+    return [_warn_of_difference(row, chip, difference)] if abs(difference) > DIFFERENCE_RATIO else []
+
+
+def _warn_of_unknown_hardware(asked: str) -> Notice:
+    return Notice(
+        code="hardware_unknown",
+        message=f"{asked!r} is in no table: the row is the conservative default, without a roofline",
+        hint="name the hardware if you know what it is like, as in hardware=h100; or measure with a bench",
+    )
+
+
+def _warn_of_unknown_chip(hardware_type: HardwareType, asked: str) -> Notice:
+    return Notice(
+        code="chip_unknown",
+        message=f"the row is for {hardware_type.value} in general; the figures of {asked!r} are in no table",
+        hint="measure matmul and memory_bandwidth with a bench: their quotient is the roofline",
+    )
+
+
+def _warn_of_difference(row: BatchSizeRecommendation, chip: Chip, difference: float) -> Notice:
+    side = "above" if difference > 0 else "below"
+    return Notice(
+        code="table_differs_from_roofline",
+        message=(
+            f"the table's critical batch size {row.critical_batch_size} is {abs(difference):.0%} {side} the "
+            f"roofline of {chip.name}, {chip.critical_batch_tokens:.1f} tokens a device"
+        ),
+        hint="for a matmul that reads its weights once, the roofline is the figure with a derivation",
+    )
+
+
+def _write_derivation(chip: Chip) -> str:
+    count = chip.jax_devices_per_chip
+    part = f"; each of a chip's {count} JAX devices has an equal part of both" if count > 1 else ""
+    return (
+        f"a matmul of B tokens with a {chip.dtype} weight [D, F] does 2·B·D·F FLOP and reads 2·D·F bytes of "
+        f"weights, B FLOP a byte; it is bound by compute from B = {_write_division(chip)} = "
+        f"{chip.critical_batch_tokens:.1f}{part}"
+    )
+
+
+def _write_division(chip: Chip) -> str:
+    flops, bandwidth = _write_number(chip.device_flops_per_s), _write_number(chip.device_memory_bytes_per_s)
+    return f"{flops} FLOP/s ÷ {bandwidth} bytes/s"
+
+
+def _write_number(value: float) -> str:
+    exponent = 3 * (int(math.log10(value)) // 3)
+    return f"{value / 10**exponent:.6g}e{exponent}"

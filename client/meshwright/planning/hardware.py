@@ -1,0 +1,121 @@
+"""Hardware types: which row of the batch-size table is meant for a device, or by a name.
+
+Rule: an accelerator that no table knows is UNKNOWN, never a neighbour. Knows no figures: the chip table does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from meshwright.errors import UnknownHardwareError
+from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, read_chips
+
+
+class HardwareType(Enum):
+    """The kinds of hardware that have a row in the table."""
+
+    TPU_V5E = "tpu_v5e"
+    TPU_V5P = "tpu_v5p"
+    TPU_V4 = "tpu_v4"
+    H100 = "h100"
+    A100 = "a100"
+    V100 = "v100"
+    CPU = "cpu"
+    UNKNOWN = "unknown"
+    TPU_V2 = "tpu_v2"
+    TPU_V3 = "tpu_v3"
+    TPU_V6E = "tpu_v6e"
+    TPU_7X = "tpu_7x"
+    T4 = "t4"
+    A10 = "a10"
+    A10G = "a10g"
+    L4 = "l4"
+    L40S = "l40s"
+    H200 = "h200"
+    B200 = "b200"
+    GB200 = "gb200"
+    B300 = "b300"
+    GB300 = "gb300"
+    MI300X = "mi300x"
+    MI325X = "mi325x"
+    MI355X = "mi355x"
+
+
+_FAMILIES: Final[Mapping[HardwareType, re.Pattern[str]]] = {
+    HardwareType.H100: re.compile(r"(NVIDIA )?H100([ -].*)?", re.IGNORECASE),
+    HardwareType.A100: re.compile(r"(NVIDIA )?A100([ -].*)?", re.IGNORECASE),
+    HardwareType.V100: re.compile(r"(NVIDIA |Tesla )?V100([ -].*)?", re.IGNORECASE),
+}
+"""Product names whose published row is for the whole family. A100X, V100S, GH200, H800 are others."""
+
+_MIG: Final = re.compile(r"\bMIG\b", re.IGNORECASE)
+"""A part of a GPU, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb", has not the figures of the whole."""
+
+_VALUES: Final = frozenset(hardware_type.value for hardware_type in HardwareType)
+
+
+def detect_hardware(platform: str, kind: str) -> HardwareType:
+    """Returns the hardware type of a JAX device by its platform and kind; UNKNOWN where no row is for it.
+
+    Args:
+        platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu".
+        kind: `jax.Device.device_kind`, or the driver's product name.
+    """
+    if platform == "cpu":
+        return HardwareType.CPU
+    found = _detect_kind(kind)
+    chip = find_chip_by_kind(kind)
+    is_tpu = chip is not None and chip.platform == "tpu"
+    return found if is_tpu == (platform == "tpu") else HardwareType.UNKNOWN
+
+
+def parse_hardware(name: str) -> HardwareType:
+    """Returns the hardware type that a person names: "h100", "TPU_V5E", "v5e", "NVIDIA A100-SXM4-40GB".
+
+    Raises:
+        UnknownHardwareError: no table knows the name; the hint names near ones.
+    """
+    word = name.strip().lower().replace("-", "_")
+    if word in _VALUES:
+        return HardwareType(word)
+    chip = find_chip(name)
+    found = HardwareType(chip.family) if chip else _detect_kind(name)
+    if found is HardwareType.UNKNOWN:
+        raise _refuse(name)
+    return found
+
+
+def find_named_chip(name: str) -> Chip | None:
+    """Returns the chip that a person names, by name, alias or device kind; None where the table has none.
+
+    A hardware type that stands for several chips ("a100") means the one that has that alias.
+    """
+    return find_chip(name) or find_chip_by_kind(name)
+
+
+def _detect_kind(kind: str) -> HardwareType:
+    if chip := find_chip_by_kind(kind):
+        return HardwareType(chip.family)
+    if _MIG.search(kind):
+        return HardwareType.UNKNOWN
+    families = (family for family, pattern in _FAMILIES.items() if pattern.fullmatch(kind.strip()))
+    return next(families, HardwareType.UNKNOWN)
+
+
+def _refuse(name: str) -> UnknownHardwareError:
+    known = [*sorted(_VALUES), *(word for chip in read_chips() for word in (*chip.aliases, *chip.kinds))]
+    folded = {word.lower(): word for word in known}
+    near = [folded[word] for word in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
+    detail = (
+        f"hardware {name!r} is in no table; a name is a hardware type, a chip's alias or a JAX device kind"
+    )
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(_VALUES))}"
+    return UnknownHardwareError(
+        detail,
+        hint=f'{hint}; "unknown" gives a conservative default',
+        errors=[{"field": "hardware", "message": "no table has this name"}],
+    )

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import UnknownHardwareError
+from meshwright.planning.batch_size import (
+    PUBLISHED,
+    BatchSizeRecommendation,
+    HardwareType,
+    answer_batch_size,
+    build_roofline,
+    derive_recommendation,
+    recommend_batch_size,
+    validate_batch_size,
+)
+from meshwright.topology.chips import find_chip, read_chips
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+
+hardware_types = st.sampled_from(list(HardwareType))
+batches = st.integers(-10, 2000) | st.integers()
+
+
+def ask(
+    hardware: str | None = None,
+    batch: int | None = None,
+    *,
+    platform: str | None = None,
+    kind: str | None = None,
+) -> BatchSize:
+    request = BatchSizeRequest(hardware=hardware, batch=batch)
+    return answer_batch_size(request, platform=platform, kind=kind, basis="live")
+
+
+def codes(answer: BatchSize) -> list[str]:
+    return [notice.code for notice in answer.warnings]
+
+
+@pytest.mark.parametrize(
+    ("value", "minimum", "optimal", "critical", "word"),
+    [
+        ("tpu_v5e", 64, 256, 240, "roofline"),
+        ("tpu_v5p", 128, 512, 480, "larger batches"),
+        ("tpu_v4", 64, 256, 192, "Like v5e"),
+        ("h100", 64, 320, 298, "roofline"),
+        ("a100", 32, 256, 240, "40 GB"),
+        ("v100", 16, 128, 96, "16 GB"),
+        ("cpu", 1, 32, 16, "memory bandwidth"),
+        ("unknown", 32, 128, 64, "conservative"),
+    ],
+)
+def test_the_published_rows_are_kept(
+    value: str, minimum: int, optimal: int, critical: int, word: str
+) -> None:
+    row = recommend_batch_size(HardwareType(value))
+    assert row == BatchSizeRecommendation(minimum, optimal, critical, None, row.notes)
+    assert word in row.notes
+    assert "Derived" not in row.notes
+
+
+@given(hardware_types)
+def test_every_hardware_type_has_a_row_in_ascending_order(hardware_type: HardwareType) -> None:
+    row = recommend_batch_size(hardware_type)
+    assert 1 <= row.min_batch_size <= row.critical_batch_size <= row.optimal_batch_size
+    assert row.max_memory_batch_size is None
+
+
+@pytest.mark.parametrize("hardware_type", [each for each in HardwareType if each not in PUBLISHED])
+def test_a_row_that_is_not_published_is_the_roofline_and_says_so(hardware_type: HardwareType) -> None:
+    chip, row = find_chip(hardware_type.value), recommend_batch_size(hardware_type)
+    assert chip is not None
+    assert row.critical_batch_size == math.ceil(chip.flops_per_s / chip.memory_bytes_per_s)
+    assert row.notes.startswith("Derived, not published")
+    assert f"{chip.critical_batch_tokens:.1f}" in row.notes
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("h200", (64, 256, 207)),
+        ("tpu_v3", (32, 192, 137)),
+        ("tpu_v6e", (128, 576, 560)),
+        ("a10g", (32, 128, 117)),
+    ],
+)
+def test_derived_rows_are_these(value: str, expected: tuple[int, int, int]) -> None:
+    row = recommend_batch_size(HardwareType(value))
+    assert (row.min_batch_size, row.optimal_batch_size, row.critical_batch_size) == expected
+
+
+@pytest.mark.parametrize("hardware_type", [HardwareType.TPU_V5E, HardwareType.H100])
+def test_the_derivation_gives_the_published_row_where_that_is_the_roofline(
+    hardware_type: HardwareType,
+) -> None:
+    chip, row = find_chip(hardware_type.value), PUBLISHED[hardware_type]
+    assert chip is not None
+    derived = derive_recommendation(chip)
+    assert (derived.min_batch_size, derived.optimal_batch_size) == (
+        row.min_batch_size,
+        row.optimal_batch_size,
+    )
+    assert derived.critical_batch_size == pytest.approx(row.critical_batch_size, rel=0.01)
+
+
+@given(hardware_types, batches)
+def test_a_batch_is_valid_from_the_minimum_on_and_critical_is_said(
+    hardware_type: HardwareType, batch: int
+) -> None:
+    row = recommend_batch_size(hardware_type)
+    valid, message = validate_batch_size(hardware_type, batch)
+    assert valid == (batch >= row.min_batch_size)
+    assert ("below minimum" in message) == (batch < row.min_batch_size)
+    assert ("below critical" in message) == (row.min_batch_size <= batch < row.critical_batch_size)
+    assert ("at or above" in message) == (batch >= row.critical_batch_size)
+    assert str(batch) in message
+    assert hardware_type.value in message
+
+
+@given(hardware_types, batches)
+def test_without_the_warning_only_the_text_of_a_small_batch_changes(
+    hardware_type: HardwareType, batch: int
+) -> None:
+    warned, silent = (
+        validate_batch_size(hardware_type, batch),
+        validate_batch_size(hardware_type, batch, False),
+    )
+    assert warned[0] == silent[0]
+    assert "below critical" not in silent[1]
+    assert silent[1]
+    assert (warned == silent) == ("below critical" not in warned[1])
+
+
+@given(hardware_types, st.integers(), st.integers(min_value=0))
+def test_a_larger_batch_is_never_less_valid(hardware_type: HardwareType, batch: int, more: int) -> None:
+    assert validate_batch_size(hardware_type, batch)[0] <= validate_batch_size(hardware_type, batch + more)[0]
+
+
+@pytest.mark.parametrize("batch", [64.0, "64", None])
+def test_a_batch_that_is_no_integer_is_refused(batch: object) -> None:
+    with pytest.raises(TypeError):
+        validate_batch_size(HardwareType.CPU, batch)  # type: ignore[arg-type]
+
+
+def test_a_named_chip_gets_table_roofline_and_verdict() -> None:
+    answer = ask("v5e", 256, platform="cpu", kind="cpu")
+    assert (answer.hardware_type, answer.chip, answer.basis) == ("tpu_v5e", "TPU v5e", "declared")
+    assert answer.roofline is not None
+    assert answer.roofline.critical_batch_tokens == pytest.approx(197e12 / 819e9)
+    assert "197e12 FLOP/s ÷ 819e9 bytes/s = 240.5" in answer.roofline.derivation
+    assert "docs.cloud.google.com/tpu/docs/v5e" in answer.roofline.source
+    assert answer.validation is not None
+    assert (answer.validation.valid, answer.validation.level) == (True, "ok")
+    assert answer.warnings == ()
+
+
+@pytest.mark.parametrize(("batch", "level"), [(63, "below_minimum"), (64, "below_critical"), (298, "ok")])
+def test_the_verdict_has_its_level(batch: int, level: str) -> None:
+    verdict = ask("h100", batch).validation
+    assert verdict is not None
+    assert (verdict.batch, verdict.level, verdict.valid) == (batch, level, level != "below_minimum")
+
+
+def test_without_a_batch_there_is_no_verdict() -> None:
+    assert ask("h100").validation is None
+
+
+def test_without_a_name_the_detected_device_is_answered_with_its_basis() -> None:
+    answer = ask(platform="gpu", kind="NVIDIA A100-SXM4-40GB")
+    assert (answer.hardware_type, answer.chip, answer.basis) == ("a100", "A100 40GB SXM", "live")
+
+
+def test_a_cpu_has_a_row_and_no_roofline() -> None:
+    answer = ask(platform="cpu", kind="cpu")
+    assert (answer.hardware_type, answer.chip, answer.roofline, answer.warnings) == ("cpu", None, None, ())
+    assert answer.table.optimal_batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("hardware", "text"),
+    [
+        ("v5p", "189% above"),
+        ("a100", "57% above"),
+        ("a100-40gb", "20% above"),
+        ("v4", "16% below"),
+        ("v100", "31% below"),
+    ],
+)
+def test_a_published_row_that_is_not_the_roofline_is_told_apart_from_it(hardware: str, text: str) -> None:
+    answer = ask(hardware)
+    assert codes(answer) == ["table_differs_from_roofline"]
+    assert text in answer.warnings[0].message
+
+
+def test_a_relative_of_a_known_card_gets_the_familys_row_and_no_figures() -> None:
+    for answer in (ask("NVIDIA H100 NVL"), ask(platform="gpu", kind="NVIDIA H100 NVL")):
+        assert (answer.hardware_type, answer.chip, answer.roofline) == ("h100", None, None)
+        assert codes(answer) == ["chip_unknown"]
+        assert "NVIDIA H100 NVL" in answer.warnings[0].message
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind"),
+    [
+        ("gpu", "NVIDIA GH200 480GB"),
+        ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+        ("gpu", "TPU v5e"),
+        (None, None),
+    ],
+)
+def test_an_unknown_device_gets_the_conservative_row_with_a_warning(
+    platform: str | None, kind: str | None
+) -> None:
+    answer = ask(platform=platform, kind=kind)
+    assert (answer.hardware_type, answer.chip, answer.roofline) == ("unknown", None, None)
+    assert codes(answer) == ["hardware_unknown"]
+
+
+def test_who_asks_for_the_unknown_row_gets_it_without_a_warning() -> None:
+    assert ask("unknown").warnings == ()
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(UnknownHardwareError):
+        ask("h1000")
+
+
+@pytest.mark.parametrize("chip", read_chips(), ids=lambda chip: chip.name)
+def test_every_rooflines_derivation_can_be_recomputed(chip) -> None:  # type: ignore[no-untyped-def]
+    roofline = build_roofline(chip)
+    division = roofline.derivation.split("from B = ")[1].split(";")[0]
+    flops, rest = division.split(" FLOP/s ÷ ")
+    bandwidth, result = rest.split(" bytes/s = ")
+    assert float(flops) == pytest.approx(roofline.peak_flops_per_s)
+    assert float(bandwidth) == pytest.approx(roofline.memory_bytes_per_s)
+    assert float(result) == pytest.approx(float(flops) / float(bandwidth), abs=0.0501)
+    assert roofline.critical_batch_tokens == pytest.approx(float(flops) / float(bandwidth))
+    assert (chip.jax_devices_per_chip > 1) == ("2 JAX devices" in roofline.derivation)
+
+
+@given(hardware_types, st.none() | st.integers(1, 2**53))
+def test_every_answer_survives_json(hardware_type: HardwareType, batch: int | None) -> None:
+    answer = ask(hardware_type.value, batch)
+    assert BatchSize.model_validate_json(answer.model_dump_json()) == answer

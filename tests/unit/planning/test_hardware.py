@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import UnknownHardwareError
+from meshwright.planning.hardware import HardwareType, detect_hardware, find_named_chip, parse_hardware
+from meshwright.topology.chips import Chip, read_chips
+
+chips = st.sampled_from(read_chips())
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "expected"),
+    [
+        ("cpu", "cpu", HardwareType.CPU),
+        ("cpu", "Intel(R) Xeon(R)", HardwareType.CPU),
+        ("tpu", "TPU v5 lite", HardwareType.TPU_V5E),
+        ("tpu", "TPU v5", HardwareType.TPU_V5P),
+        ("tpu", "TPU7x", HardwareType.TPU_7X),
+        ("gpu", "NVIDIA H100 80GB HBM3", HardwareType.H100),
+        ("cuda", "NVIDIA H100 PCIe", HardwareType.H100),
+        ("gpu", "NVIDIA H100 NVL", HardwareType.H100),
+        ("gpu", "NVIDIA A100-PCIE-40GB", HardwareType.A100),
+        ("gpu", "Tesla V100-SXM2-16GB", HardwareType.V100),
+        ("gpu", "NVIDIA H200", HardwareType.H200),
+        ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
+    ],
+)
+def test_a_device_is_known_by_platform_and_kind(platform: str, kind: str, expected: HardwareType) -> None:
+    assert detect_hardware(platform, kind) is expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind"),
+    [
+        ("tpu", "TPU v4 lite"),
+        ("tpu", "TPU8i"),
+        ("gpu", "NVIDIA GH200 480GB"),
+        ("gpu", "NVIDIA H800"),
+        ("gpu", "NVIDIA H20"),
+        ("gpu", "NVIDIA H200 NVL"),
+        ("gpu", "NVIDIA A100X"),
+        ("gpu", "NVIDIA A10M"),
+        ("gpu", "NVIDIA A40"),
+        ("gpu", "Tesla V100S-PCIE-32GB"),
+        ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+        ("gpu", "NVIDIA GeForce RTX 4090"),
+        ("gpu", ""),
+        ("gpu", "TPU v5 lite"),
+        ("tpu", "NVIDIA H100 80GB HBM3"),
+        ("", ""),
+        ("metal", "Apple M3"),
+    ],
+)
+def test_an_accelerator_that_no_row_is_for_is_unknown(platform: str, kind: str) -> None:
+    assert detect_hardware(platform, kind) is HardwareType.UNKNOWN
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_whatever_a_driver_says_something_is_detected(platform: str, kind: str) -> None:
+    assert detect_hardware(platform, kind) in HardwareType
+
+
+@given(chips)
+def test_each_chip_belongs_to_a_hardware_type_by_all_its_names(chip: Chip) -> None:
+    for kind in chip.kinds:
+        assert detect_hardware(chip.platform, kind).value == chip.family
+    for name in (chip.name, *chip.aliases, *chip.kinds):
+        assert parse_hardware(name).value == chip.family
+        assert find_named_chip(name) is chip
+
+
+@pytest.mark.parametrize("hardware_type", list(HardwareType))
+def test_every_value_and_member_name_is_parsed(hardware_type: HardwareType) -> None:
+    for name in (
+        hardware_type.value,
+        hardware_type.name,
+        hardware_type.value.replace("_", "-"),
+        f" {hardware_type.name} ",
+    ):
+        assert parse_hardware(name) is hardware_type
+
+
+@pytest.mark.parametrize("hardware_type", list(HardwareType))
+def test_every_accelerators_own_name_means_a_chip_of_its_family(hardware_type: HardwareType) -> None:
+    chip = find_named_chip(hardware_type.value)
+    if hardware_type in (HardwareType.CPU, HardwareType.UNKNOWN):
+        assert chip is None
+    else:
+        assert chip is not None
+        assert chip.family == hardware_type.value
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("h1000", "h100"), ("tpu v5e lite", "TPU v5 lite"), ("gb2000", "gb200"), ("mi300", "mi300x")],
+)
+def test_an_unknown_name_is_refused_with_near_ones(name: str, near: str) -> None:
+    with pytest.raises(UnknownHardwareError) as caught:
+        parse_hardware(name)
+    assert repr(name) in caught.value.detail
+    assert near in caught.value.hint
+    assert caught.value.errors[0]["field"] == "hardware"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "xyzzy", "NVIDIA GH200 480GB", "gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
+)
+def test_a_name_that_no_table_knows_is_refused_and_not_guessed(name: str) -> None:
+    with pytest.raises(UnknownHardwareError, match="in no table") as caught:
+        parse_hardware(name)
+    assert '"unknown"' in caught.value.hint

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.environment import (
+    DeviceConfiguration,
+    MemoryStrategy,
+    build_environment,
+    build_worker_environment,
+    format_exports,
+)
+
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+NEW_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+names = st.from_regex(r"[A-Z_][A-Z0-9_]{0,12}", fullmatch=True)
+values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+variables = st.dictionaries(names, values, max_size=5)
+flag_names = st.sampled_from(["--xla_a", "--xla_b", "--xla_c", "--xla_dump_to"])
+flag_values = st.sampled_from(
+    ["", "=1", "=false", "=/tmp/x", '="two words"', "='single quoted'", r'="a \" b"']
+)
+flags = st.lists(st.tuples(flag_names, flag_values), max_size=4)
+configurations = st.builds(
+    DeviceConfiguration,
+    st.sampled_from([s for s in MemoryStrategy if s is not MemoryStrategy.CUSTOM]),
+    st.none() | st.floats(0, 1, exclude_min=True),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+def write_flags(pairs: list[tuple[str, str]]) -> str:
+    return "  ".join(name + value for name, value in pairs)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fraction"),
+    [("conservative", 0.60), ("balanced", 0.75), ("aggressive", 0.90), ("custom", None)],
+)
+def test_each_strategy_has_its_fraction(strategy: str, fraction: float | None) -> None:
+    assert MemoryStrategy(strategy).fraction == fraction
+
+
+def test_the_default_is_balanced_32_bit_and_compiled() -> None:
+    assert build_environment(DeviceConfiguration(), {}) == {
+        FRACTION: "0.75",
+        "JAX_ENABLE_X64": "false",
+        "JAX_DISABLE_JIT": "false",
+    }
+
+
+def test_x64_and_no_jit_reach_the_environment() -> None:
+    built = build_environment(DeviceConfiguration(enable_x64=True, enable_jit=False), {})
+    assert (built["JAX_ENABLE_X64"], built["JAX_DISABLE_JIT"]) == ("true", "true")
+
+
+@pytest.mark.parametrize("strategy", list(MemoryStrategy))
+def test_a_fraction_that_is_given_wins_over_every_strategy(strategy: MemoryStrategy) -> None:
+    assert build_environment(DeviceConfiguration(strategy, 0.33), {})[FRACTION] == "0.33"
+
+
+def test_custom_without_a_fraction_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"custom.*memory_fraction is None.*such as 0\.8"):
+        DeviceConfiguration(MemoryStrategy.CUSTOM)
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.0001, float("nan"), float("inf"), True, "0.5"])
+def test_a_fraction_outside_0_to_1_is_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match=r"memory_fraction is .*\(0, 1\]"):
+        DeviceConfiguration(memory_fraction=fraction)
+
+
+@given(st.floats(0, 1, exclude_min=True))
+def test_every_fraction_in_range_survives_the_way_through_the_environment(fraction: float) -> None:
+    built = build_environment(DeviceConfiguration(MemoryStrategy.CUSTOM, fraction), {})
+    assert float(built[FRACTION]) == fraction
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("memory_strategy", "greedy"),
+        ("memory_fraction", 2),
+        ("enable_x64", "false"),
+        ("enable_jit", 1),
+        ("platform_priority", "gpu"),
+        ("environment_variables", {"NOT A NAME": "1"}),
+        ("environment_variables", {"": "1"}),
+        ("environment_variables", {"LEVEL": 3}),
+        ("environment_variables", {"LEVEL": "a\0b"}),
+        ("environment_variables", {"XLA_FLAGS": "--xla_a=1 stray --xla_b=2"}),
+        ("environment_variables", {"XLA_FLAGS": "/etc/flags"}),
+    ],
+)
+def test_a_wrong_value_is_refused_when_made_and_when_set_later(field: str, value: object) -> None:
+    with pytest.raises(ValueError):
+        DeviceConfiguration(**{field: value})  # type: ignore[arg-type]
+    config = DeviceConfiguration()
+    setattr(config, field, value)
+    with pytest.raises(ValueError):
+        build_environment(config, {})
+
+
+def test_a_strategy_set_later_takes_effect_also_as_a_word() -> None:
+    config = DeviceConfiguration()
+    config.memory_strategy = MemoryStrategy.AGGRESSIVE
+    assert config.resolve_memory_fraction() == 0.90
+    config.memory_strategy = "conservative"  # type: ignore[assignment]
+    assert config.resolve_memory_fraction() == 0.60
+
+
+def test_platform_priority_hides_no_platform() -> None:
+    config = DeviceConfiguration(platform_priority=["cpu", "gpu"])
+    assert build_environment(config, {}) == build_environment(DeviceConfiguration(), {})
+
+
+def test_only_the_variables_to_set_are_returned() -> None:
+    built = build_environment(
+        DeviceConfiguration(), {"PATH": "/bin", "XLA_FLAGS": "--xla_a=1", PREALLOCATE: "true"}
+    )
+    assert set(built) == {FRACTION, "JAX_ENABLE_X64", "JAX_DISABLE_JIT"}
+
+
+@given(configurations, variables)
+def test_the_callers_own_variables_win(config: DeviceConfiguration, own: dict[str, str]) -> None:
+    config.environment_variables = own
+    built = build_environment(config, {})
+    assert {name: built[name] for name in own} == own
+
+
+@given(configurations, variables)
+def test_building_changes_neither_the_base_nor_the_configuration(
+    config: DeviceConfiguration, base: dict[str, str]
+) -> None:
+    config.environment_variables = {"XLA_FLAGS": "--xla_a=1"}
+    before = dict(base)
+    build_environment(config, base)
+    assert base == before
+    assert config.environment_variables == {"XLA_FLAGS": "--xla_a=1"}
+
+
+def test_flags_that_are_there_already_are_kept() -> None:
+    config = DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_b=2"})
+    assert build_environment(config, {"XLA_FLAGS": "--xla_a=1"})["XLA_FLAGS"] == "--xla_a=1 --xla_b=2"
+
+
+def test_of_a_flag_on_both_sides_the_configurations_value_is_taken() -> None:
+    config = DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_a=2"})
+    built = build_environment(config, {"XLA_FLAGS": "--xla_a=1 --xla_ab=1"})
+    assert built["XLA_FLAGS"] == "--xla_ab=1 --xla_a=2"
+
+
+@given(flags, flags)
+def test_merging_keeps_every_flag_and_the_own_values(
+    base: list[tuple[str, str]], own: list[tuple[str, str]]
+) -> None:
+    config = DeviceConfiguration(environment_variables={"XLA_FLAGS": write_flags(own)})
+    merged = build_environment(config, {"XLA_FLAGS": write_flags(base)})["XLA_FLAGS"]
+    pieces = shlex.split(merged)
+    expected = [f"{name}{value}" for name, value in base if name not in dict(own)]
+    expected += [f"{name}{value}" for name, value in own]
+    assert pieces == shlex.split(" ".join(expected))
+
+
+@given(configurations, flags, flags)
+def test_building_again_on_top_of_the_result_changes_nothing(
+    config: DeviceConfiguration, base: list[tuple[str, str]], own: list[tuple[str, str]]
+) -> None:
+    config.environment_variables = {"XLA_FLAGS": write_flags(own)}
+    environment = {"XLA_FLAGS": write_flags(base)}
+    once = environment | build_environment(config, environment)
+    assert once | build_environment(config, once) == once
+
+
+def test_flags_in_a_file_cannot_be_merged_and_are_not_dropped_silently() -> None:
+    config = DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_a=1"})
+    with pytest.raises(ValueError, match=r"file 'my\.flags'"):
+        build_environment(config, {"XLA_FLAGS": "my.flags"})
+    assert "XLA_FLAGS" not in build_environment(DeviceConfiguration(), {"XLA_FLAGS": "my.flags"})
+
+
+def test_jax_never_sees_two_names_for_the_memory_fraction() -> None:
+    base = {NEW_FRACTION: "0.5", FRACTION: "0.4"}
+    environment = base | build_environment(DeviceConfiguration(), base)
+    assert environment[NEW_FRACTION] == "0.75"
+    assert not environment[FRACTION]
+
+
+def test_a_worker_takes_memory_as_needed_unless_told_otherwise() -> None:
+    own = DeviceConfiguration(environment_variables={PREALLOCATE: "true"})
+    assert build_worker_environment(DeviceConfiguration(), {})[PREALLOCATE] == "false"
+    assert build_worker_environment(DeviceConfiguration(), {PREALLOCATE: "true"})[PREALLOCATE] == "true"
+    assert build_worker_environment(own, {PREALLOCATE: "false"})[PREALLOCATE] == "true"
+
+
+@given(configurations, variables)
+def test_a_worker_inherits_everything_but_the_service_managers_words(
+    config: DeviceConfiguration, base: dict[str, str]
+) -> None:
+    systemd = {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "2", "LISTEN_FDS": "3"}
+    built = build_worker_environment(config, base | systemd)
+    assert not set(built) & set(systemd)
+    changed = build_environment(config, base)
+    assert {name: built[name] for name in base if name not in changed and name not in systemd} == {
+        name: value for name, value in base.items() if name not in changed and name not in systemd
+    }
+    assert changed.items() <= built.items()
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable"), [("cpu", "cpu"), ("tpu", "tpu"), ("gpu", "cuda"), ("rocm,cpu", "rocm,cpu")]
+)
+def test_the_workers_platform_is_named_as_jax_names_it(platform: str, variable: str) -> None:
+    built = build_worker_environment(DeviceConfiguration(), {"JAX_PLATFORMS": "other"}, platform=platform)
+    assert built["JAX_PLATFORMS"] == variable
+
+
+def test_what_the_worker_is_not_told_stays_as_it_is() -> None:
+    base = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "3"}
+    assert base.items() <= build_worker_environment(DeviceConfiguration(), base).items()
+
+
+def test_a_worker_needs_at_least_one_cpu_device() -> None:
+    built = build_worker_environment(DeviceConfiguration(), {"JAX_NUM_CPU_DEVICES": "3"}, cpu_devices=8)
+    assert built["JAX_NUM_CPU_DEVICES"] == "8"
+    with pytest.raises(ValueError, match="cpu_devices is 0"):
+        build_worker_environment(DeviceConfiguration(), {}, cpu_devices=0)
+
+
+def test_a_shell_reads_the_exports_back_as_they_were() -> None:
+    nasty = {"A": "", "B": "two words", "C": 'it\'s $HOME `x` "y" \\', "D": "line\nline", "E": "é*?;&|#"}
+    script = "\n".join([*format_exports(nasty), 'printf "%s\\0" "$A" "$B" "$C" "$D" "$E"'])
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, env={}, timeout=30)
+    assert done.stdout.decode().split("\0")[:-1] == list(nasty.values())
+
+
+@given(variables)
+def test_each_variable_is_one_export(own: dict[str, str]) -> None:
+    words = [shlex.split(line) for line in format_exports(own)]
+    assert words == [["export", f"{name}={value}"] for name, value in own.items()]
+
+
+@pytest.mark.parametrize("name", ["A;rm -rf x", "1A", "A B", "", "A=B", "Ä"])
+def test_a_name_that_could_be_read_as_shell_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no environment variable"):
+        format_exports({name: "1"})

@@ -1,0 +1,259 @@
+"""Which device stands where on a mesh: candidates are scored, the cheapest wins, the plain order wins ties.
+
+The objective: an axis of size n makes every line of the mesh along it a ring of n devices (a pair for n = 2).
+The cost of an axis is its worst edge plus its mean edge, over all rings: the worst bounds a ring's speed, the
+mean stands for how many links the rings load. An axis counts a quarter of the axis inside it, since the
+innermost axes carry the most traffic (as in jax.experimental.mesh_utils, whose shapes are "ordered by
+increasing network intensity").
+
+Invariant: every device stands once, and the result costs no more than the plain order. Up to 8 devices the
+search is exact, so that no renaming of devices can change the cost. Knows costs, not devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+Costs = tuple[tuple[float, ...], ...]
+"""Relative cost between devices, [device, device], symmetric, 0 on the diagonal."""
+
+INWARD_RATIO: Final = 4.0
+"""How much more an axis counts than the next one outwards. Ours: it orders axes, it predicts no traffic."""
+
+EXACT_COUNT: Final = 8
+EXACT_STEPS: Final = 6_000
+"""Partial orders that the exact search may look at before it settles for the best so far: some 10 ms."""
+
+BEAM_STEPS: Final = 2_000
+SEARCH_COUNT_MAX: Final = 128
+"""Above, the plain order is taken: no host has as many devices that differ."""
+
+_EPSILON: Final = 1e-9
+
+Method = Literal["exact", "beam", "uniform", "plain"]
+
+
+@dataclass(frozen=True)
+class AxisCost:
+    """What one axis costs: its worst and its mean edge. Both 0 for an axis of size 1."""
+
+    worst: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """An order of devices (indices into the costs), row-major, and how it was found."""
+
+    order: tuple[int, ...]
+    cost: float
+    axes: tuple[AxisCost, ...]
+    method: Method
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """The edges of a mesh shape: per position, (earlier one, axis); per axis, how many, and its weight."""
+
+    earlier: tuple[tuple[tuple[int, int], ...], ...]
+    counts: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@lru_cache(maxsize=256)
+def _build_edges(sizes: tuple[int, ...]) -> _Edges:
+    count, earlier = math.prod(sizes), []
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    for position in range(count):
+        edges = []
+        for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+            place = position // stride % size
+            if place:
+                edges.append((position - stride, axis))
+            if place == size - 1 and size > 2:
+                edges.append((position - place * stride, axis))
+        earlier.append(tuple(edges))
+    counts = tuple(sum(axis == a for edges in earlier for _, axis in edges) for a in range(len(sizes)))
+    wide = [axis for axis, size in enumerate(sizes) if size > 1]
+    weights = tuple(
+        INWARD_RATIO ** (wide.index(axis) - len(wide) + 1) if axis in wide else 0.0 for axis in range(len(sizes))
+    )
+    return _Edges(tuple(earlier), counts, weights)
+
+
+def price_order(order: Sequence[int], sizes: Sequence[int], costs: Costs) -> tuple[float, tuple[AxisCost, ...]]:
+    """Returns the relative cost of an order and what each axis adds to it, before weighting.
+
+    Args:
+        order: indices into `costs`, row-major, as many as the product of `sizes`.
+        sizes: of the mesh, outermost first.
+        costs: relative cost of each pair, [device, device].
+    """
+    edges = _build_edges(tuple(sizes))
+    worst, total = [0.0] * len(sizes), [0.0] * len(sizes)
+    for device, earlier in zip(order, edges.earlier, strict=True):
+        row = costs[device]
+        for position, axis in earlier:
+            cost = row[order[position]]
+            total[axis] += cost
+            worst[axis] = max(worst[axis], cost)
+    axes = tuple(AxisCost(w, t / (n or 1)) for w, t, n in zip(worst, total, edges.counts, strict=True))
+    return sum(weight * (axis.worst + axis.mean) for weight, axis in zip(edges.weights, axes, strict=True)), axes
+
+
+@lru_cache(maxsize=512)
+def search_order(sizes: tuple[int, ...], costs: Costs) -> Assignment:
+    """Returns the cheapest order that was found of all devices in `costs` on a mesh of `sizes`.
+
+    Worked example: four cards, 0–2 and 1–3 behind one switch each, mesh (2, 2): the inner axis goes over the
+    switches, so the order is (0, 2, 1, 3).
+
+    Raises:
+        ValueError: the product of the sizes is not the number of devices.
+    """
+    count = len(costs)
+    if math.prod(sizes) != count:
+        raise ValueError(
+            f"a mesh of sizes {sizes} holds {math.prod(sizes)} devices, and there are {count}; give as many"
+        )
+    plain = tuple(range(count))
+    seen = {cost for row, i in zip(costs, plain, strict=True) for cost in row[:i]}
+    if len(seen) <= 1 or count > SEARCH_COUNT_MAX:
+        return _finish(plain, sizes, costs, "uniform" if len(seen) <= 1 else "plain")
+    if count <= EXACT_COUNT:
+        search = _Exact(_build_edges(sizes), sizes, costs)
+        return _finish(search.run(), sizes, costs, "exact" if search.steps <= EXACT_STEPS else "beam")
+    found = _search_beam(_build_edges(sizes), costs)
+    cheaper = min((plain, found), key=lambda order: round(price_order(order, sizes, costs)[0], 9))
+    return _finish(cheaper, sizes, costs, "beam")
+
+
+def _finish(order: tuple[int, ...], sizes: tuple[int, ...], costs: Costs, method: Method) -> Assignment:
+    cost, axes = price_order(order, sizes, costs)
+    return Assignment(order, cost, axes, method)
+
+
+class _Exact:
+    """Branch and bound over the positions, row-major. Of orders that cost the same, the first in the
+    dictionary wins.
+
+    Rings look the same from each of their places, so device 0 stands first; and the same both ways round, so
+    the second of a ring is lower than its last. Of devices that nobody can tell apart only the lowest free
+    one is tried.
+    """
+
+    def __init__(self, edges: _Edges, sizes: tuple[int, ...], costs: Costs) -> None:
+        self.edges, self.costs, self.count = edges, costs, len(costs)
+        self.steps = 0
+        strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        self.mirrors = {(n - 1) * s: s for n, s in zip(sizes, strides, strict=True) if n > 2}
+        self.twins = _find_twins(costs)
+        self.scale = [w / (n or 1) for w, n in zip(edges.weights, edges.counts, strict=True)]
+        self.nearest = min(cost for i, row in enumerate(costs) for cost in row[:i])
+        self.left = self._count_left()
+        self.best = tuple(range(self.count))
+        self.best_cost, _ = price_order(self.best, sizes, costs)
+
+    def _count_left(self) -> list[float]:
+        """Returns, per position, the least that the edges of it and all later ones add to the means."""
+        left = [0.0] * (self.count + 1)
+        for position in range(self.count - 1, -1, -1):
+            own = sum(self.scale[axis] for _, axis in self.edges.earlier[position])
+            left[position] = left[position + 1] + own * self.nearest
+        return left
+
+    def run(self) -> tuple[int, ...]:
+        worst = [self.nearest if weight else 0.0 for weight in self.edges.weights]
+        self._extend([0], {*range(1, self.count)}, worst, 0.0)
+        return self.best
+
+    def _extend(self, order: list[int], free: set[int], worst: list[float], means: float) -> None:
+        position = len(order)
+        if position == self.count:
+            self._keep(order, worst, means)
+            return
+        for device in sorted(free):
+            if self.steps > EXACT_STEPS:
+                return
+            if any(twin in free for twin in self.twins[device]) or self._is_mirrored(order, device):
+                continue
+            self.steps += 1
+            grown, mean = self._price(order, device, worst, means)
+            bound = sum(w * x for w, x in zip(self.edges.weights, grown, strict=True)) + mean + self.left[position + 1]
+            if bound < self.best_cost - _EPSILON:
+                self._extend([*order, device], free - {device}, grown, mean)
+
+    def _is_mirrored(self, order: list[int], device: int) -> bool:
+        second = self.mirrors.get(len(order))
+        return second is not None and order[second] > device
+
+    def _price(self, order: list[int], device: int, worst: list[float], means: float) -> tuple[list[float], float]:
+        row, grown = self.costs[device], worst.copy()
+        for earlier, axis in self.edges.earlier[len(order)]:
+            cost = row[order[earlier]]
+            means += self.scale[axis] * cost
+            grown[axis] = max(grown[axis], cost)
+        return grown, means
+
+    def _keep(self, order: list[int], worst: list[float], means: float) -> None:
+        cost = sum(weight * x for weight, x in zip(self.edges.weights, worst, strict=True)) + means
+        if cost < self.best_cost - _EPSILON:
+            self.best, self.best_cost = tuple(order), cost
+
+
+def _find_twins(costs: Costs) -> tuple[tuple[int, ...], ...]:
+    """Returns, per device, the lower-numbered ones that stand to all others exactly as it does."""
+    everyone = range(len(costs))
+
+    def is_twin(a: int, b: int) -> bool:
+        return all(costs[a][x] == costs[b][x] for x in everyone if x not in (a, b))
+
+    return tuple(tuple(a for a in range(b) if is_twin(a, b)) for b in everyone)
+
+
+def _search_beam(edges: _Edges, costs: Costs) -> tuple[int, ...]:
+    """Returns a cheap order of many devices: at each position only the cheapest partial orders are kept."""
+    count = len(costs)
+    width = max(1, 2 * BEAM_STEPS // (count * count))
+    scale = [w / (n or 1) for w, n in zip(edges.weights, edges.counts, strict=True)]
+    beam: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]
+    for position in range(1, count):
+        grown = []
+        for cost, order in beam:
+            free = sorted(set(range(count)) - set(order))
+            for device in free:
+                row = costs[device]
+                added = sum(scale[axis] * row[order[earlier]] for earlier, axis in edges.earlier[position])
+                grown.append((round(cost + added, 9), (*order, device)))
+        beam = sorted(grown)[:width]
+    return beam[0][1]
+
+
+def search_subset(count: int, costs: Costs, *, spread: bool = False) -> tuple[int, ...]:
+    """Returns `count` devices that are together as near as can be (or as far apart), in plain order.
+
+    Grown from every device as the first one, by the nearest (farthest) next; the cheapest (dearest) of these
+    sets, and of equal ones the one with the lowest devices, wins.
+    """
+    everyone = range(len(costs))
+    if count >= len(costs):
+        return tuple(everyone)
+    sign = -1.0 if spread else 1.0
+    return min((_grow(start, count, costs, sign) for start in everyone), key=lambda grown: (grown[0], grown[1]))[1]
+
+
+def _grow(start: int, count: int, costs: Costs, sign: float) -> tuple[float, tuple[int, ...]]:
+    chosen, total = [start], 0.0
+    distance = {device: sign * costs[start][device] for device in range(len(costs)) if device != start}
+    while len(chosen) < count:
+        added, device = min((cost, device) for device, cost in distance.items())
+        del distance[device]
+        chosen.append(device)
+        total += added
+        for other in distance:
+            distance[other] += sign * costs[device][other]
+    return round(total, 9), tuple(sorted(chosen))

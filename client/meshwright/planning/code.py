@@ -1,0 +1,123 @@
+"""A plan as Python that a job can paste, and the environment that it should start with. For a job of one
+process.
+
+Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only.
+Everything that comes from outside (names of axes, uuids) stands in it as a literal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
+from meshwright.spec import AxisType, MeshSpec
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Platform
+
+_JAX_PLATFORMS: Final[Mapping[Platform, str]] = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""The first is the default backend and must start; the CPU stays at hand for host-side arrays."""
+
+
+def build_job_environment(topology: Topology, used: Sequence[int], memory_strategy: str) -> dict[str, str]:
+    """Returns the variables with which a job of one process sees the planned devices, in the plan's
+    numbering.
+
+    Args:
+        topology: where the devices are.
+        used: the planned devices, as indices of the topology, in any order.
+        memory_strategy: "conservative", "balanced" or "aggressive".
+    """
+    variables = {"JAX_PLATFORMS": _JAX_PLATFORMS[topology.platform]}
+    if topology.platform == "cpu":
+        variables["JAX_NUM_CPU_DEVICES"] = str(len(used))
+    if topology.platform == "gpu":
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        variables |= _name_visible(topology, used)
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy(memory_strategy))
+    return {**variables, **build_environment(config, {})}
+
+
+def _name_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
+    """Returns CUDA_VISIBLE_DEVICES where the plan uses a part of the GPUs, or MIG instances."""
+    planned = set(used)
+    chosen = [topology.devices[index] for index in topology.order if index in planned]
+    if len(chosen) == len(topology.devices) and not any(device.mig for device in chosen):
+        return {}
+    is_known = all(device.uuid for device in chosen)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(d.uuid if is_known else d.local_index) for d in chosen)}
+
+
+def write_code(
+    spec: MeshSpec,
+    axis_types: Sequence[AxisType],
+    topology: Topology,
+    order: Sequence[int],
+    *,
+    environment: Mapping[str, str],
+    fingerprint: str,
+) -> str:
+    """Returns Python that binds the planned mesh to the name `mesh`.
+
+    Args:
+        spec: the axes, without -1.
+        axis_types: one an axis.
+        topology: where the devices are.
+        order: the planned devices in mesh order, row-major, as indices of the topology.
+        environment: what the job starts with; told in a comment.
+        fingerprint: of the plan.
+    """
+    starts = [f"#   {name}={value!r}" for name, value in environment.items()]
+    lookup = _look_up_chips if _has_chips(topology, order) else _look_up_numbers
+    types = ", ".join(f"AxisType.{kind.capitalize()}" for kind in axis_types) + "," * (len(axis_types) == 1)
+    return "\n".join(
+        [
+            f"# Mesh {spec}, plan {fingerprint}. Start the job with this environment:",
+            *starts,
+            "# With meshwright in the job, these lines do the same, for any number of processes:",
+            "#   from meshwright.mesh import build_mesh",
+            "#   mesh = build_mesh(plan)",
+            "import jax",
+            "import numpy as np",
+            "from jax.sharding import AxisType, Mesh",
+            "",
+            *lookup(topology, order),
+            "mesh = Mesh(",
+            f"    np.array(planned, dtype=object).reshape({spec.sizes!r}),",
+            f"    {spec.names!r},",
+            f"    axis_types=({types}),",
+            ")",
+            "",
+        ]
+    )
+
+
+def _has_chips(topology: Topology, order: Sequence[int]) -> bool:
+    return topology.platform == "tpu" and all(topology.devices[index].coords for index in order)
+
+
+def _look_up_chips(topology: Topology, order: Sequence[int]) -> list[str]:
+    """TPU: coordinates name a device whatever its id, also where the job sees more than the plan uses."""
+    chosen = [topology.devices[index] for index in order]
+    chips = [(tuple(device.coords or ()), device.core_on_chip or 0) for device in chosen]
+    return [
+        "chips = {(tuple(d.coords), d.core_on_chip): d for d in jax.devices()}",
+        f"order = {chips!r}",
+        "absent = [chip for chip in order if chip not in chips]",
+        "if absent:",
+        '    raise SystemExit(f"this job does not see the chips {absent}")',
+        "planned = [chips[chip] for chip in order]",
+    ]
+
+
+def _look_up_numbers(topology: Topology, order: Sequence[int]) -> list[str]:
+    """CPU and GPU: the environment shows the job the planned devices, in the order of their positions."""
+    used = set(order)
+    numbers = {index: number for number, index in enumerate(i for i in topology.order if i in used)}
+    return [
+        "devices = jax.devices()",
+        f"if len(devices) != {len(order)}:",
+        f'    raise SystemExit(f"the plan uses {len(order)} devices, not {{len(devices)}}: see above")',
+        f"order = {[numbers[index] for index in order]!r}",
+        "planned = [devices[number] for number in order]",
+    ]

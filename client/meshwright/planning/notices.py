@@ -1,0 +1,113 @@
+"""What a plan warns of: devices that are not as good as they look, and axes over links slower than need be.
+
+Rule: a warning names the devices or the axis, and what to do. Nothing here refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.planning.axes import list_edges, list_lines
+from meshwright.planning.selection import Health, find_foreign
+from meshwright.spec import MeshSpec
+from meshwright.topology.links import price_pair
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+
+
+def build_notices(
+    spec: MeshSpec,
+    topology: Topology,
+    order: Sequence[int],
+    *,
+    health: Health,
+    better: Sequence[int] | None = None,
+) -> tuple[Notice, ...]:
+    """Returns the warnings about the devices of a plan, and about their order where `better` is one that
+    costs less."""
+    planned = set(order)
+    used = [index for index in topology.order if index in planned]
+    notices = [*_tell_health(topology, used, health), *_tell_shared(topology, used)]
+    notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used)]
+    if better is not None:
+        notices += _tell_slow(spec, topology, order, better)
+    return tuple(notices)
+
+
+def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Iterator[Notice]:
+    for state in ("unhealthy", "degraded"):
+        found = [index for index in used if health.get(topology.devices[index].local_index) == state]
+        if found:
+            yield Notice(
+                code=f"devices_{state}",
+                message=f"device {topology.describe(found)} is {state}",
+                hint="see GET /health for the reason; leave devices out with devices.exclude",
+            )
+    prohibited = [index for index in used if topology.devices[index].compute_mode == "prohibited"]
+    if prohibited:
+        yield Notice(
+            code="devices_prohibited",
+            message=f"device {topology.describe(prohibited)} is closed to all processes",
+            hint="nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude",
+        )
+
+
+def _tell_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    for index in find_foreign(topology, used):
+        device = topology.devices[index]
+        holders = [process for process in device.processes or () if not process.own]
+        names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in holders[:3])
+        yield Notice(
+            code="devices_shared",
+            message=f"device {device.local_index} is held by {names}"
+            + (f" and {len(holders) - 3} more" if len(holders) > 3 else ""),
+            hint="wait for it, or choose among free devices with devices.count",
+        )
+
+
+def _tell_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    instances = [index for index in used if topology.devices[index].mig]
+    if not instances:
+        return
+    message = f"device {topology.describe(instances)} is a MIG instance: a part of a GPU, without NVLink"
+    if len(used) > 1:
+        message += "; a process can use one instance only, so a mesh of several needs a process for each"
+    yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
+
+
+def _tell_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    kinds = sorted({topology.devices[index].kind for index in used})
+    if len(kinds) > 1:
+        yield Notice(
+            code="devices_differ",
+            message=f"the mesh joins {len(kinds)} kinds: {', '.join(kinds)}; the slowest sets the pace",
+            hint="name devices of one kind in `devices`",
+        )
+
+
+def _tell_slow(spec: MeshSpec, topology: Topology, order: Sequence[int], better: Sequence[int]) -> Iterator[Notice]:
+    others = [index for index in better if index not in set(order)]
+    for axis, (name, _) in enumerate(spec):
+        ours, theirs = (_find_slowest(spec, topology, axis, devices) for devices in (order, better))
+        if ours and theirs and ours[0] > theirs[0]:
+            yield Notice(
+                code="slow_link",
+                message=f"axis {name} runs over {_name_edge(topology, *ours[1])}; "
+                f"it could do with {_name_edge(topology, *theirs[1])}",
+                hint=f"name devices {topology.describe(sorted(better))}" if others else 'use device_order "planned"',
+            )
+
+
+def _find_slowest(
+    spec: MeshSpec, topology: Topology, axis: int, order: Sequence[int]
+) -> tuple[float, tuple[int, int]] | None:
+    """Returns the cost and the devices of the slowest edge along an axis; None for an axis without edges."""
+    edges = [edge for line in list_lines(spec.sizes, axis, order) for edge in list_edges(line)]
+    costs = ((round(price_pair(topology, *edge), 6), edge) for edge in edges)
+    return max(costs, key=lambda cost: cost[0], default=None)
+
+
+def _name_edge(topology: Topology, a: int, b: int) -> str:
+    link, hops = topology.link(a, b), topology.hops(a, b)
+    way = f"{hops} ICI hops" if hops is not None else link.kind if link else "no direct link"
+    return f"{way} (devices {topology.describe((a, b))})"

@@ -1,0 +1,188 @@
+"""Which devices a plan may use: those named, those chosen by number, or all that are well. Says what it left
+out.
+
+Knows names, health and who holds a device; knows no mesh. Indices are places in `Topology.devices`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.assign import search_subset
+from meshwright.topology.links import price_pairs
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import DeviceSelection
+
+Health = Mapping[int, str]
+"""Local index → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as `/health` says it."""
+
+Names = Sequence[int | str]
+
+NAMES_SHOWN: Final = 16
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The devices that a plan may use.
+
+    Attributes:
+        indices: as listed in the request, else in plain order.
+        is_named: the request said which or how many, so that others are left unused on purpose.
+        alternatives: what a faster order could be made of: well, free, and not excluded, in plain order.
+        left_out: devices that are there and were not taken because they are not well.
+    """
+
+    indices: tuple[int, ...]
+    is_named: bool
+    alternatives: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+
+def select_devices(asked: Names | DeviceSelection | None, topology: Topology, health: Health) -> Pool:
+    """Returns the devices that the request means.
+
+    Raises:
+        PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than were asked
+            for.
+    """
+    if not topology.devices:
+        raise refuse(
+            "a mesh needs devices; this host has none that jax can use",
+            "see GET /health for the reason",
+            "mesh",
+        )
+    usable = tuple(index for index in topology.order if is_usable(topology, index, health))
+    well = set(usable)
+    left_out = tuple(index for index in topology.order if index not in well)
+    match asked:
+        case None:
+            return Pool(usable, False, usable, left_out, _tell_left_out(topology, left_out, health))
+        case DeviceSelection():
+            return _choose(asked, topology, usable, left_out, health)
+        case _:
+            named = _find_all(asked, topology, "devices")
+            busy = set(find_foreign(topology, usable)) - set(named)
+            return Pool(named, True, tuple(index for index in usable if index not in busy))
+
+
+def is_usable(topology: Topology, index: int, health: Health) -> bool:
+    """True unless the device is unhealthy, or its driver forbids computing on it."""
+    device = topology.devices[index]
+    return health.get(device.local_index) != "unhealthy" and device.compute_mode != "prohibited"
+
+
+def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
+    """Returns the devices that processes other than the agent's own worker hold."""
+    devices = topology.devices
+    return tuple(index for index in indices if any(not process.own for process in devices[index].processes or ()))
+
+
+def name_hosts(topology: Topology) -> str:
+    """Returns the hosts as a refusal names them: "host a has 8"."""
+    names = ", ".join(topology.hosts[:3])
+    return f"host{'s' if len(topology.hosts) > 1 else ''} {names} {'have' if len(topology.hosts) > 1 else 'has'}"
+
+
+def refuse(detail: str, hint: str, field: str) -> PlanInfeasibleError:
+    """Returns the refusal of a plan that cannot be. `detail` says, between semicolons: asked; there; the
+    rule."""
+    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": field, "message": detail.rpartition("; ")[2]}])
+
+
+def _choose(
+    asked: DeviceSelection,
+    topology: Topology,
+    usable: tuple[int, ...],
+    left_out: tuple[int, ...],
+    health: Health,
+) -> Pool:
+    excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked.exclude else ())
+    candidates = tuple(index for index in usable if index not in excluded)
+    notices = _tell_left_out(topology, [index for index in left_out if index not in excluded], health)
+    if asked.count is None:
+        return Pool(candidates, bool(excluded), candidates, left_out, notices)
+    if asked.count > len(candidates):
+        raise refuse(
+            f"devices asks for {asked.count}; {name_hosts(topology)} {len(topology.devices)}, of which "
+            f"{len(excluded)} are "
+            f"excluded and {len(set(left_out) - excluded)} are not well; a plan takes only what is left",
+            f"ask for {len(candidates)} or fewer" if candidates else "exclude fewer devices, or name them one by one",
+            "devices.count",
+        )
+    busy = set(find_foreign(topology, candidates))
+    free = tuple(index for index in candidates if index not in busy)
+    pool = free if len(free) >= asked.count else candidates
+    alternatives = pool if asked.policy == "packed" else ()
+    return Pool(_take(asked, topology, pool, asked.count), True, alternatives, left_out, notices)
+
+
+def _take(asked: DeviceSelection, topology: Topology, pool: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if topology.is_uniform or count == len(pool):
+        return pool[:count]
+    chosen = search_subset(count, price_pairs(topology, pool), spread=asked.policy == "spread")
+    return tuple(pool[rank] for rank in chosen)
+
+
+def _find_all(names: Names, topology: Topology, field: str) -> tuple[int, ...]:
+    if not names:
+        raise refuse(
+            f"{field} is an empty list; {name_hosts(topology)} {len(topology.devices)} devices; a plan "
+            f"needs at least one",
+            "name some, such as 0, or leave it out",
+            field,
+        )
+    found = tuple(_find(name, topology, field) for name in names)
+    doubled = next((index for index, times in Counter(found).items() if times > 1), None)
+    if doubled is not None:
+        raise refuse(
+            f"{field} names device {topology.describe([doubled])} {found.count(doubled)} times; "
+            f"a device can stand on a mesh once",
+            "name every device once",
+            field,
+        )
+    return found
+
+
+def _find(name: int | str, topology: Topology, field: str) -> int:
+    is_number = isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 10
+    key = int(name) if is_number else name.lower() if isinstance(name, str) else name
+    found = topology.names.get(key, ())
+    if len(found) == 1:
+        return found[0]
+    there = topology.describe(topology.order[:NAMES_SHOWN])
+    more = ", …" if len(topology.devices) > NAMES_SHOWN else ""
+    if not found:
+        raise refuse(
+            f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}{more}; "
+            f"a device is named by its local index, uuid or PCI bus id",
+            f"use one of {there}{more}, or a uuid from GET /devices",
+            field,
+        )
+    raise refuse(
+        f"{field} names {repr(name)[:80]}, which {len(found)} devices share "
+        f"({topology.describe(found[:NAMES_SHOWN])}); "
+        f"a name must mean one device",
+        f"use local indices or uuids: {topology.describe(found[:NAMES_SHOWN])}",
+        field,
+    )
+
+
+def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) -> tuple[Notice, ...]:
+    if not left_out:
+        return ()
+    why = {
+        "unhealthy" if health.get(topology.devices[i].local_index) == "unhealthy" else "prohibited" for i in left_out
+    }
+    return (
+        Notice(
+            code="devices_left_out",
+            message=f"device {topology.describe(left_out)} is left out: {' or '.join(sorted(why))}",
+            hint="see GET /health; name a device in `devices` to use it all the same",
+        ),
+    )

@@ -1,0 +1,204 @@
+"""A child that misbehaves on request: `python -m tests.fakes.faulty_child`, started by a real supervisor.
+
+Each handler is one way to go wrong. What goes wrong before hello is asked for in MESHWRIGHT_FAULT.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, NoReturn
+
+from meshwright.errors import DeviceBusyError
+from meshwright_agent.worker.child import CallContext, serve
+from meshwright_agent.worker.protocol import PROTOCOL_VERSION, Hello, Progress, Result, format_frame
+
+KIND = "faulty"
+
+
+def echo(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    return {"arguments": arguments, "generation": context.generation, "pid": os.getpid()}
+
+
+def environment(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    return {name: os.environ.get(name) for name in arguments["names"]}
+
+
+def abort(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    print("last words before the abort")
+    os.abort()
+
+
+def segfault(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    ctypes.string_at(0)
+    return {}
+
+
+def kill_self(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def leave(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    os._exit(arguments["status"])
+
+
+def hold_the_gil() -> ctypes.PyDLL:
+    """Ignores SIGTERM, returns a C library whose calls keep the GIL; between them no other thread gets it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.setswitchinterval(1000)
+    return ctypes.PyDLL(None)
+
+
+def hang_with_gil(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    """Tells that it is about to hang, and hangs in C with the GIL held."""
+    line = format_frame(Progress(context._id, context.generation, {"message": "about to hang"}))
+    c = hold_the_gil()
+    c.write(FD, line, len(line))
+    c.usleep(600_000_000)
+    return {}
+
+
+def work(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    """Works until it is cancelled, politely; its `except Exception` must not swallow the cancel."""
+    context.progress({"message": "working"})
+    while True:
+        try:
+            context.check()
+        except Exception:
+            return {"swallowed": True}
+        time.sleep(0.002)
+
+
+def count(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    for number in range(arguments["to"]):
+        context.progress({"number": number})
+    return {"counted": arguments["to"]}
+
+
+def raise_problem(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    raise DeviceBusyError("gpu 0 is held by 123", hint="stop 123", errors=[{"field": "devices", "message": "held"}])
+
+
+def raise_other(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    raise ZeroDivisionError("a bug in the handler")
+
+
+def exit_politely(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    sys.exit(4)
+
+
+def answer_nan(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    return {"bandwidth": float("nan")}
+
+
+def answer_huge(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    return {"text": "x" * arguments["bytes"]}
+
+
+def chatter(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Writes much to stdout and stderr, without newlines and with: nobody may be blocked by it."""
+    sys.stdout.write("y" * arguments["bytes"])
+    for number in range(arguments["lines"]):
+        print(f"line {number}", file=sys.stderr)
+    return {}
+
+
+def send_bytes(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Sends bytes past the protocol, as a broken child would."""
+    socket.socket(fileno=os.dup(FD)).sendall(arguments["text"].encode() * arguments.get("times", 1))
+    time.sleep(600)
+    return {}
+
+
+def send_foreign_result(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    generation, call_id = arguments.get("generation", context.generation), arguments["id"]
+    text = format_frame(Result(call_id, generation, {})).decode()
+    return send_bytes({"text": text}, context)
+
+
+def start_grandchild(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Leaves a process behind that holds stdout and would outlive us."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    return {"pid": subprocess.Popen(command, close_fds=False).pid}
+
+
+def fork_and_leave(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Dies, and leaves a fork behind that holds the socket and stdout."""
+    if pid := os.fork():
+        print(f"forked {pid}")
+        os._exit(3)
+    while True:
+        time.sleep(600)
+
+
+def close_socket(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Shuts the connection and lives on."""
+    c = hold_the_gil()
+    c.shutdown(FD, socket.SHUT_WR)
+    c.usleep(600_000_000)
+    return {}
+
+
+HANDLERS = {
+    handler.__name__: handler
+    for handler in (
+        echo,
+        environment,
+        abort,
+        segfault,
+        kill_self,
+        leave,
+        hang_with_gil,
+        work,
+        count,
+        raise_problem,
+        raise_other,
+        exit_politely,
+        answer_nan,
+        answer_huge,
+        chatter,
+        send_bytes,
+        send_foreign_result,
+        start_grandchild,
+        fork_and_leave,
+        close_socket,
+    )
+}
+
+FD = next((int(word.removeprefix("--fd=")) for word in sys.argv if word.startswith("--fd=")), -1)
+
+
+def hello() -> dict[str, Any]:
+    match os.environ.get("MESHWRIGHT_FAULT"):
+        case "raise":
+            raise RuntimeError("no devices were found")
+        case "exit":
+            print("going away before hello", flush=True)
+            os._exit(3)
+        case "speak":
+            print("hello comes next")
+        case "hang":
+            hold_the_gil().usleep(600_000_000)
+        case "wrong protocol":
+            _send_and_wait(Hello(PROTOCOL_VERSION + 1, KIND, os.getpid(), 1, {}))
+        case "wrong pid":
+            _send_and_wait(Hello(PROTOCOL_VERSION, KIND, os.getpid() + 1, 1, {}))
+        case "progress first":
+            _send_and_wait(Progress(1, 1, {}))
+    return {"jax": "0.0", "platform": "cpu", "device_count": 2}
+
+
+def _send_and_wait(frame: Hello | Progress) -> NoReturn:
+    socket.socket(fileno=os.dup(FD)).sendall(format_frame(frame))
+    while True:
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    serve(KIND, hello, HANDLERS)

@@ -1,0 +1,63 @@
+"""Recorded machines: `tests/recorded/<name>/` planted into a folder, with NVML and JAX's view where it has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from meshwright.wire.devices import Devices, Worker
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.read import read_host_facts
+from meshwright_agent.facts.sysfs import Roots
+from meshwright_agent.view import JaxSight, build_devices
+from tests.fakes.nvml import FakeNvml
+from tests.fakes.tree import plant
+
+RECORDED = Path(__file__).parent.parent / "recorded"
+NAMES = tuple(sorted(path.name for path in RECORDED.iterdir() if (path / "tree.txt").exists()))
+READ_AT = datetime(2026, 11, 1, 12, 0, 0, tzinfo=UTC)
+JAX_AT = READ_AT + timedelta(seconds=20)
+NOW = READ_AT + timedelta(seconds=30)
+WORKER = Worker(state="ready", generation=1, pid=77, since=READ_AT)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A recorded machine, planted."""
+
+    roots: Roots
+    nvml: FakeNvml | None = None
+    jax: Mapping[str, Any] | None = field(default=None)
+
+    def read(self) -> HostFacts:
+        return read_host_facts(self.roots, nvml=self.nvml)
+
+    def sight(self) -> JaxSight | None:
+        return JaxSight(self.jax, JAX_AT, 1, "live") if self.jax else None
+
+    def view(self, *, with_jax: bool = True, cpu_devices: int | None = None) -> Devices:
+        sight = self.sight() if with_jax else None
+        return build_devices(self.read(), READ_AT, sight, WORKER, now=NOW, cpu_devices=cpu_devices)
+
+
+def plant_machine(name: str, folder: Path, *, fail: Mapping[str, int] | None = None) -> Machine:
+    """Returns a recorded machine, planted below `folder`; `fail` as in FakeNvml."""
+    recorded = RECORDED / name
+    plant((recorded / "tree.txt").read_text(), folder)
+    document, jax, environ = (_load(recorded / f"{part}.json") for part in ("nvml", "jax", "environ"))
+    nvml = FakeNvml(document, fail) if document else None
+    return Machine(build_roots(folder, environ or {}), nvml, jax)
+
+
+def build_roots(folder: Path, environ: Mapping[str, str] | None = None) -> Roots:
+    """Returns the roots of a tree planted below `folder`."""
+    names = {"sysfs": "sys", "proc": "proc", "dev": "dev", "etc": "etc"}
+    return Roots(**{field: folder / name for field, name in names.items()}, environ=environ or {}, machine="x86_64")
+
+
+def _load(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,172 @@
+"""A fake NVML: answers from a recorded document as the module `pynvml` does, and fails where it is told to.
+
+`check_against_pynvml` holds it to the real module: same functions, same parameters, same constants.
+"""
+
+# ruff: noqa: N802, N803, N815 — the names are those of pynvml
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+Document = Mapping[str, Any]
+
+
+class FakeNvml:
+    """Cards and MIG instances of a document; a handle is the card's own entry in it.
+
+    Args:
+        document: {"driver", "cuda", "gpus": [...], "ancestors": {"0-1": level, else SYSTEM}}; each GPU has "name", "uuid", "bus_id",
+            "memory" [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
+            [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
+            "instances" [entry or null for an empty slot].
+        fail: function → error code; "function:uuid" for one card.
+    """
+
+    NVMLError = pynvml.NVMLError
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+    nvmlMemory_v2 = 0x02000028
+
+    def __init__(self, document: Document, fail: Mapping[str, int] | None = None) -> None:
+        self._document = document
+        self._fail = dict(fail or {})
+        self.is_open = False
+        self.read_count = 0
+
+    def _check(self, function: str, handle: Document | None = None) -> None:
+        if not self.is_open:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        for name in (function, f"{function}:{(handle or {}).get('uuid')}"):
+            if name in self._fail:
+                raise pynvml.NVMLError(self._fail[name])
+
+    def _field(self, function: str, handle: Document, name: str) -> Any:
+        self._check(function, handle)
+        if handle.get(name) is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return handle[name]
+
+    def nvmlInit(self) -> None:
+        if "nvmlInit" in self._fail:
+            raise pynvml.NVMLError(self._fail["nvmlInit"])
+        self.is_open = True
+        self.read_count += 1
+
+    def nvmlShutdown(self) -> None:
+        self._check("nvmlShutdown")
+        self.is_open = False
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        self._check("nvmlSystemGetDriverVersion")
+        return str(self._document["driver"])
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        self._check("nvmlSystemGetCudaDriverVersion_v2")
+        return int(self._document["cuda"])
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._check("nvmlDeviceGetCount")
+        return len(self._document["gpus"])
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Document:
+        self._check("nvmlDeviceGetHandleByIndex", self._document["gpus"][index])
+        return dict(self._document["gpus"][index], index=index)
+
+    def nvmlDeviceGetName(self, handle: Document) -> str:
+        return str(self._field("nvmlDeviceGetName", handle, "name"))
+
+    def nvmlDeviceGetUUID(self, handle: Document) -> str:
+        return str(self._field("nvmlDeviceGetUUID", handle, "uuid"))
+
+    def nvmlDeviceGetPciInfo(self, handle: Document) -> SimpleNamespace:
+        return SimpleNamespace(busId=self._field("nvmlDeviceGetPciInfo", handle, "bus_id").encode())
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Document, version: int | None = None) -> SimpleNamespace:
+        assert version == self.nvmlMemory_v2
+        total, used = self._field("nvmlDeviceGetMemoryInfo", handle, "memory")
+        return SimpleNamespace(total=total, used=used)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Document) -> tuple[int, int]:
+        major, minor = self._field("nvmlDeviceGetCudaComputeCapability", handle, "capability")
+        return major, minor
+
+    def nvmlDeviceGetArchitecture(self, device: Document) -> int:
+        return int(self._field("nvmlDeviceGetArchitecture", device, "architecture"))
+
+    def nvmlDeviceGetComputeMode(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetComputeMode", handle, "compute_mode"))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Document) -> list[SimpleNamespace]:
+        listed = self._field("nvmlDeviceGetComputeRunningProcesses", handle, "processes")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]
+
+    def nvmlDeviceGetMigMode(self, device: Document) -> list[int]:
+        return list(self._field("nvmlDeviceGetMigMode", device, "mig_mode"))
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Document) -> int:
+        self._check("nvmlDeviceGetMaxMigDeviceCount", device)
+        return len(device.get("instances", ()))
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Document, index: int) -> Document:
+        self._check("nvmlDeviceGetMigDeviceHandleByIndex", device)
+        instance: Document | None = device["instances"][index]
+        if instance is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return instance
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Document) -> int:
+        return int(self._field("nvmlDeviceGetGpuInstanceId", device, "gpu_instance_id"))
+
+    def nvmlDeviceGetComputeInstanceId(self, device: Document) -> int:
+        return int(self._field("nvmlDeviceGetComputeInstanceId", device, "compute_instance_id"))
+
+    def nvmlDeviceGetNvLinkState(self, device: Document, link: int) -> int:
+        links = self._field("nvmlDeviceGetNvLinkState", device, "nvlinks")
+        if link >= len(links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(links[link] is not None)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Document, link: int) -> int:
+        links = self._field("nvmlDeviceGetNvLinkRemoteDeviceType", handle, "nvlinks")
+        return pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if links[link] == "switch" else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Document, link: int) -> SimpleNamespace:
+        links = self._field("nvmlDeviceGetNvLinkRemotePciInfo", device, "nvlinks")
+        return SimpleNamespace(busId=links[link].encode())
+
+    def nvmlDeviceGetFieldValues(self, handle: Document, fieldIds: Sequence[int]) -> list[SimpleNamespace]:
+        assert list(fieldIds) == [self.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+        speed = self._field("nvmlDeviceGetFieldValues", handle, "link_speed")
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=speed))]
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Document, device2: Document) -> int:
+        self._check("nvmlDeviceGetTopologyCommonAncestor", device1)
+        return int(
+            self._document["ancestors"].get(f"{device1['index']}-{device2['index']}", pynvml.NVML_TOPOLOGY_SYSTEM)
+        )
+
+
+def check_against_pynvml(fake: type) -> list[str]:
+    """Returns where the fake differs from the real module; nothing is what a test wants."""
+    names = [name for name in vars(fake) if name.lower().startswith("nvml")]
+    return [difference for name in names if (difference := _compare(name, getattr(fake, name)))]
+
+
+def _compare(name: str, own: Any) -> str:
+    real = getattr(pynvml, name, None)
+    if real is None:
+        return f"{name} is not in pynvml"
+    if not inspect.isfunction(own):
+        return "" if own == real or own is real else f"{name} is {own!r}, in pynvml {real!r}"
+    ours, theirs = (
+        list(inspect.signature(own).parameters.values())[1:],
+        list(inspect.signature(real).parameters.values()),
+    )
+    same = [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
+    return "" if same else f"{name}: parameters {ours} are not {theirs}"

@@ -1,0 +1,86 @@
+"""One process of a job that builds meshes: steps come in as JSON, what became of each goes out as JSON.
+
+Run as `python mesh_job.py RANK COUNT PORT STEPS`. A step: {"do": "build" | "code" | "fingerprint", "only":
+ranks, "plan": text or {rank: text}, "devices": indices into jax.devices() | null, "timeout_s": s, "multiply":
+bool}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.errors import PlanMismatchError
+from meshwright.mesh import build_mesh, mesh_fingerprint
+
+
+def run_step(step: dict[str, Any], rank: int) -> dict[str, Any]:
+    chosen = step.get("devices")
+    devices = None if chosen is None else [jax.devices()[index] for index in chosen]
+    started = time.monotonic()
+    try:
+        if rank not in step.get("only", range(jax.process_count())):
+            return {"skipped": True}
+        mesh = make(step, rank, devices)
+        answer = {"fingerprint": mesh_fingerprint(mesh, timeout_s=step.get("timeout_s", 60.0))}
+    except PlanMismatchError as error:
+        took = time.monotonic() - started
+        return {"error": str(error), "missing": error.missing, "surplus": error.surplus, "took_s": took}
+    answer["order"] = [[d.process_index, d.id] for d in mesh.devices.flat]
+    answer["types"] = [kind.name for kind in mesh.axis_types]
+    answer["again"] = mesh_fingerprint(Mesh(mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))
+    if step.get("multiply"):
+        answer["right"] = multiply(mesh)
+    return answer
+
+
+def make(step: dict[str, Any], rank: int, devices: list[jax.Device] | None) -> Mesh:
+    if step["do"] == "fingerprint":
+        grid = np.array(devices or jax.devices()).reshape(step["shape"])
+        return Mesh(grid, tuple(step["names"]), axis_types=(jax.sharding.AxisType.Auto,) * grid.ndim)
+    if step["do"] == "code":
+        names: dict[str, Any] = {}
+        exec(step["plan"], names)
+        mesh: Mesh = names["mesh"]
+        return mesh
+    plan = step["plan"][str(rank)] if isinstance(step["plan"], dict) else step["plan"]
+    return build_mesh(plan, devices, timeout_s=step.get("timeout_s", 60.0))
+
+
+def multiply(mesh: Mesh) -> bool:
+    """A matmul sharded over both axes: right, when every process finds NumPy's result in what it holds."""
+    outer, inner = mesh.axis_names
+    left = np.arange(32 * 16, dtype=np.float32).reshape(32, 16) % 7
+    right = np.arange(16 * 8, dtype=np.float32).reshape(16, 8) % 5
+    a = put(left, NamedSharding(mesh, PartitionSpec(outer, inner)))
+    b = put(right, NamedSharding(mesh, PartitionSpec(inner, None)))
+    out = jax.jit(lambda x, y: x @ y, out_shardings=NamedSharding(mesh, PartitionSpec(outer, None)))(a, b)
+    whole = left @ right
+    shards = out.addressable_shards
+    return bool(shards) and all(np.array_equal(np.asarray(s.data), whole[s.index]) for s in shards)
+
+
+def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def main() -> None:
+    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    if count > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+    answers = [run_step(step, rank) for step in json.loads(path.read_text())]
+    seen = [[d.process_index, d.id] for d in jax.devices()]
+    print(json.dumps({"seen": seen, "answers": answers}), flush=True)
+    if count > 1:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Jobs of real processes on loopback that make planned meshes, or refuse them together."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from meshwright.planning.mesh import plan_mesh
+from meshwright.wire.mesh import Plan, PlanRequest
+from tests.fakes.topologies import build_cpu, build_dgx_h100
+
+PROGRAM = Path(__file__).with_name("mesh_job.py")
+LIMIT_S = 150.0
+SHORT_S = 3.0
+
+
+def make_plan(mesh: str, count: int, **more: Any) -> Plan:
+    plan: Plan = plan_mesh(PlanRequest(mesh=mesh, **more), build_cpu(count)).plans[0]
+    return plan
+
+
+def run_job(tmp_path: Path, steps: list[dict[str, Any]], *, processes: int, devices_each: int) -> list[dict[str, Any]]:
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(steps))
+    environ = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices_each),
+        "XLA_FLAGS": "",
+    }
+    arguments = [str(processes), str(find_port()), str(path)]
+    job = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(rank), *arguments],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S) for process in job]
+    finally:
+        for process in job:
+            process.kill()
+            process.wait()
+    for process, (_, err) in zip(job, outputs, strict=True):
+        assert process.returncode == 0, err[-4000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+
+def find_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def expected_order(plan: Plan, seen: list[list[int]]) -> list[list[int]]:
+    assert plan.devices is not None
+    if len(seen) == len(plan.devices):
+        used = sorted(ref.position for ref in plan.devices)
+        return [seen[used.index(ref.position)] for ref in plan.devices]
+    return [seen[ref.position] for ref in plan.devices]
+
+
+def build(plan: Plan | str | dict[str, str], **more: Any) -> dict[str, Any]:
+    return {"do": "build", "plan": plan.model_dump_json() if isinstance(plan, Plan) else plan, **more}
+
+
+def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_path: Path) -> None:
+    whole = make_plan("dp:2,tp:4", 8, axis_types="explicit")
+    permuted = make_plan("dp:4,tp:2", 8, devices=[5, 0, 7, 2, 1, 6, 3, 4], device_order="given")
+    subset = make_plan("dp:2,tp:2", 8, devices=[6, 1, 3, 4], device_order="given")
+    large = make_plan("dp:16", 16)
+    corrupt = whole.model_dump(mode="json")
+    corrupt["devices"][3]["position"] = 7
+    moved = whole.model_dump(mode="json")
+    moved["devices"][3]["uuid"] = "GPU-of-somebody-else"
+    gpus = plan_mesh(PlanRequest(mesh="dp:2,tp:4"), build_dgx_h100()).plans[0]
+    steps = [
+        {"do": "fingerprint", "shape": [2, 4], "names": ["dp", "tp"]},
+        build(whole),
+        build(permuted, multiply=True),
+        build(permuted, devices=[3, 6, 0, 5, 1, 7, 2, 4]),
+        build(subset, multiply=True),
+        build(subset, devices=[6, 4, 1, 3]),
+        build(subset, devices=[1, 3, 4, 5, 6]),
+        build(json.dumps(corrupt)),
+        build({"0": whole.model_dump_json(), "1": json.dumps(corrupt)}),
+        build({"0": whole.model_dump_json(), "1": permuted.model_dump_json()}),
+        build({"0": whole.model_dump_json(), "1": json.dumps(moved)}),
+        build(large),
+        build(gpus),
+        build("neither JSON nor a plan"),
+        build(permuted, multiply=True),
+    ]
+    jobs = run_job(tmp_path, steps, processes=2, devices_each=4)
+    assert jobs[0]["seen"] == jobs[1]["seen"]
+    seen = jobs[0]["seen"]
+    assert [process for process, _ in seen] == [0] * 4 + [1] * 4
+    assert [identity for _, identity in seen] != list(range(8)), "ids of the second process should not go on"
+    first, second = jobs[0]["answers"], jobs[1]["answers"]
+    auto = make_plan("dp:2,tp:4", 8)
+    for step, plan in ((0, auto), (1, whole), (2, permuted), (3, permuted), (4, subset), (14, permuted)):
+        for answers in (first, second):
+            assert answers[step]["fingerprint"] == answers[step]["again"] == plan.fingerprint, step
+            assert answers[step]["order"] == expected_order(plan, seen), step
+            assert answers[step]["types"] == [kind.capitalize() for kind in plan.axis_types.values()]
+    # Four devices were offered, exactly those that the plan uses: taken in their canonical order.
+    assert first[5]["order"] == expected_order(subset, seen)
+    assert all(answers[step]["right"] for answers in (first, second) for step in (2, 4, 14))
+    refused = {
+        6: "surplus",
+        7: "contradicts itself",
+        8: "process 1: plan mw1-",
+        9: "hold different plans",
+        10: "with other devices",
+        11: "uses all 16 devices",
+        12: "is for 8 gpu devices",
+        13: "this is no plan",
+    }
+    for step, words in refused.items():
+        for answers in (first, second):
+            assert "hint: " in answers[step]["error"], step
+            assert answers[step]["took_s"] < LIMIT_S / 10
+        both = first[step]["error"] + second[step]["error"]
+        assert words in both, (step, both)
+    assert len(first[11]["missing"]) == len(second[11]["missing"]) == 8
+    assert len(first[6]["surplus"]) == len(second[6]["surplus"]) == 1
+    assert len(first[12]["missing"]) == 8
+
+
+def test_a_process_that_does_not_come_is_named_in_time_and_nobody_goes_on(tmp_path: Path) -> None:
+    plan = make_plan("dp:2", 2).model_dump_json()
+    steps = [build(plan), build(plan, timeout_s=SHORT_S, only=[0])]
+    jobs = run_job(tmp_path, steps, processes=2, devices_each=1)
+    assert jobs[0]["answers"][0]["fingerprint"] == jobs[1]["answers"][0]["fingerprint"]
+    late = jobs[0]["answers"][1]
+    assert "process 1 of 2 did not call it" in late["error"]
+    assert SHORT_S * 0.9 < late["took_s"] < SHORT_S + 5
+
+
+def test_eight_processes_with_one_device_each_build_the_mesh_of_their_host(tmp_path: Path) -> None:
+    plan = make_plan("dp:2,tp:4", 8, devices=[5, 0, 7, 2, 1, 6, 3, 4], device_order="given")
+    part = make_plan("dp:2", 8, devices=[6, 2], device_order="given")
+    jobs = run_job(tmp_path, [build(plan, multiply=True), build(part)], processes=8, devices_each=1)
+    for job in jobs:
+        assert [process for process, _ in job["seen"]] == list(range(8))
+        for answer, planned in zip(job["answers"], (plan, part), strict=True):
+            assert answer["fingerprint"] == answer["again"] == planned.fingerprint
+            assert answer["order"] == expected_order(planned, job["seen"])
+        assert job["answers"][0]["right"]
+
+
+def test_a_job_that_sees_exactly_the_planned_part_builds_its_mesh(tmp_path: Path) -> None:
+    whole = make_plan("dp:2,tp:2", 4, devices=[2, 0, 3, 1], device_order="given")
+    subset = make_plan("dp:2,tp:2", 8, devices=[7, 0, 3, 5], device_order="given")
+    other = make_plan("dp:2", 4, devices=[3, 1], device_order="given")
+    steps = [build(whole, multiply=True), build(subset, multiply=True), build(other)]
+    jobs = run_job(tmp_path, steps, processes=2, devices_each=2)
+    seen = jobs[0]["seen"]
+    for job in jobs:
+        for answer, plan in zip(job["answers"], (whole, subset, other), strict=True):
+            assert answer["fingerprint"] == answer["again"] == plan.fingerprint
+            assert answer["order"] == expected_order(plan, seen)
+        assert job["answers"][0]["right"]
+        assert job["answers"][1]["right"]
+
+
+def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> None:
+    whole = make_plan(
+        "dp:2,tp:4",
+        8,
+        devices=[5, 0, 7, 2, 1, 6, 3, 4],
+        device_order="given",
+        axis_types=["auto", "explicit"],
+    )
+    plain = make_plan("dp:8", 8)
+    small = make_plan("dp:16", 16)
+    steps = [
+        {"do": "code", "plan": whole.code},
+        {"do": "fingerprint", "shape": [8], "names": ["dp"]},
+        build(whole),
+        build(json.dumps({"plans": [json.loads(whole.model_dump_json())]})),
+        build(json.dumps({"plans": []})),
+        build(small),
+        build(plain, devices=[0, 0, 1]),
+        build(plain, devices=[]),
+        build(plain, multiply=False),
+    ]
+    (job,) = run_job(tmp_path, steps, processes=1, devices_each=8)
+    answers = job["answers"]
+    assert answers[0] == answers[2] == answers[3]
+    assert answers[0]["fingerprint"] == whole.fingerprint
+    assert answers[0]["types"] == ["Auto", "Explicit"]
+    assert answers[1]["fingerprint"] == plain.fingerprint == answers[8]["fingerprint"]
+    assert "holds no plan" in answers[4]["error"]
+    assert len(answers[5]["missing"]) == 8
+    assert "more than once" in answers[6]["error"]
+    assert "devices is empty" in answers[7]["error"]
+
+
+def test_the_code_of_a_plan_for_a_part_builds_its_mesh_in_the_environment_of_the_plan(tmp_path: Path) -> None:
+    plan = make_plan("dp:3", 8, devices=[6, 1, 4], device_order="given")
+    (job,) = run_job(tmp_path, [build(plan), {"do": "code", "plan": plan.code}], processes=1, devices_each=3)
+    assert plan.environment["JAX_NUM_CPU_DEVICES"] == "3"
+    built, coded = job["answers"]
+    assert built == coded
+    assert built["fingerprint"] == plan.fingerprint
+    assert built["order"] == [[0, 2], [0, 0], [0, 1]]

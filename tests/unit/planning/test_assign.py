@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import time
+from itertools import permutations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from meshwright.planning.assign import Costs, price_order, search_order, search_subset
+from meshwright.topology.links import price_pairs
+from tests.fakes.topologies import build_dgx1, build_dgx_h100, build_pcie, build_tpu
+
+SHAPES = {
+    2: [(2,), (1, 2)],
+    3: [(3,)],
+    4: [(4,), (2, 2), (4, 1)],
+    6: [(6,), (2, 3), (3, 2)],
+    8: [(8,), (2, 4), (4, 2), (2, 2, 2)],
+}
+
+
+@st.composite
+def cost_tables(draw: st.DrawFn, counts: tuple[int, ...] = (2, 3, 4, 6)) -> Costs:
+    count = draw(st.sampled_from(counts))
+    levels = draw(st.lists(st.sampled_from([0.07, 0.5, 1.0, 1.5, 5.0]), min_size=1, max_size=3))
+    rows = [[0.0] * count for _ in range(count)]
+    for a in range(count):
+        for b in range(a):
+            rows[a][b] = rows[b][a] = draw(st.sampled_from(levels))
+    return tuple(map(tuple, rows))
+
+
+def relabel(costs: Costs, names: list[int]) -> Costs:
+    return tuple(tuple(costs[a][b] for b in names) for a in names)
+
+
+@given(cost_tables(), st.data())
+def test_the_search_finds_what_trying_every_order_finds(costs: Costs, data: st.DataObject) -> None:
+    sizes = data.draw(st.sampled_from(SHAPES[len(costs)]))
+    found = search_order(sizes, costs)
+    assert sorted(found.order) == list(range(len(costs)))
+    cheapest = min(price_order(order, sizes, costs)[0] for order in permutations(range(len(costs))))
+    assert found.cost == pytest.approx(cheapest)
+    assert found.cost == pytest.approx(price_order(found.order, sizes, costs)[0])
+
+
+@given(cost_tables(counts=(4, 6, 8)), st.data())
+def test_renaming_devices_does_not_change_the_cost(costs: Costs, data: st.DataObject) -> None:
+    sizes = data.draw(st.sampled_from(SHAPES[len(costs)]))
+    names = data.draw(st.permutations(range(len(costs))))
+    one, other = search_order(sizes, costs), search_order(sizes, relabel(costs, names))
+    assume("beam" not in (one.method, other.method))
+    assert one.cost == pytest.approx(other.cost)
+
+
+@given(cost_tables(counts=(2, 4, 6, 8)), st.data())
+def test_the_plain_order_is_kept_unless_another_one_costs_less(costs: Costs, data: st.DataObject) -> None:
+    sizes = data.draw(st.sampled_from(SHAPES[len(costs)]))
+    found, plain = search_order(sizes, costs), tuple(range(len(costs)))
+    plain_cost, _ = price_order(plain, sizes, costs)
+    assert found.cost <= plain_cost + 1e-9
+    assert found.order == plain or found.cost < plain_cost - 1e-9
+
+
+def test_where_all_ways_are_alike_the_plain_order_is_taken_unsearched() -> None:
+    topology = build_dgx_h100()
+    found = search_order((2, 4), price_pairs(topology, topology.order))
+    assert (found.order, found.method) == (tuple(range(8)), "uniform")
+
+
+def test_the_inner_axis_goes_over_the_switch() -> None:
+    topology = build_pcie(pairs=((0, 2), (1, 3)))
+    found = search_order((2, 2), price_pairs(topology, topology.order))
+    assert found.order == (0, 2, 1, 3)
+    assert (found.axes[1].worst, found.axes[0].worst) == (1.0, 5.0625)
+
+
+def test_eight_chips_in_two_rows_become_a_ring_of_single_hops() -> None:
+    topology = build_tpu((2, 4))
+    order = search_order((8,), price_pairs(topology, topology.order)).order
+    hops = [topology.hops(a, b) for a, b in zip(order, order[1:] + order[:1], strict=True)]
+    assert hops == [1] * 8
+
+
+def test_an_inner_axis_of_four_on_two_rows_is_a_square_and_not_a_line() -> None:
+    topology = build_tpu((2, 4))
+    order = search_order((2, 4), price_pairs(topology, topology.order)).order
+    for group in (order[:4], order[4:]):
+        hops = [topology.hops(a, b) for a, b in zip(group, group[1:] + group[:1], strict=True)]
+        assert hops == [1] * 4
+
+
+def test_eight_v100_make_a_ring_over_nvlink_only_which_the_plain_order_does_not() -> None:
+    topology = build_dgx1()
+    costs = price_pairs(topology, topology.order)
+    found = search_order((8,), costs)
+    kinds = {topology.link(a, b).kind for a, b in zip(found.order, found.order[1:] + found.order[:1], strict=True)}  # type: ignore[union-attr]
+    assert kinds <= {"NV1", "NV2"}
+    assert price_order(range(8), (8,), costs)[1][0].worst > found.axes[0].worst
+
+
+def test_sixteen_chips_in_a_square_become_a_ring_of_single_hops() -> None:
+    topology = build_tpu((4, 4))
+    found = search_order((16,), price_pairs(topology, topology.order))
+    assert sorted(found.order) == list(range(16))
+    assert found.axes[0].worst == pytest.approx(found.axes[0].mean)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4), (4, 2), (2, 2, 2)])
+def test_eight_devices_are_ordered_exactly_within_a_few_milliseconds(sizes: tuple[int, ...]) -> None:
+    for topology in (
+        build_dgx1(),
+        build_tpu((2, 4)),
+        build_tpu((2, 2, 2)),
+        build_pcie(((0, 1), (2, 3)), count=8),
+    ):
+        costs = price_pairs(topology, topology.order)
+        took_s = []
+        for _ in range(3):
+            search_order.cache_clear()
+            started = time.perf_counter()
+            found = search_order(sizes, costs)
+            took_s.append(time.perf_counter() - started)
+        assert found.method == "exact"
+        assert min(took_s) < 0.025, "the budget is 5 ms on an idle machine; five times that on a busy one"
+
+
+def test_a_size_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="holds 4 devices, and there are 2"):
+        search_order((4,), ((0.0, 1.0), (1.0, 0.0)))
+
+
+def test_packed_devices_are_neighbours_and_spread_ones_are_not() -> None:
+    topology = build_tpu((2, 4))
+    costs = price_pairs(topology, topology.order)
+    assert search_subset(4, costs) == (0, 1, 2, 3)
+    assert search_subset(2, costs, spread=True) == (0, 7)
+    assert search_subset(8, costs) == tuple(range(8))
+
+
+@given(cost_tables(counts=(3, 4, 6, 8)), st.data())
+def test_a_chosen_subset_holds_each_device_once_and_in_plain_order(costs: Costs, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(costs)))
+    chosen = search_subset(count, costs, spread=data.draw(st.booleans()))
+    assert list(chosen) == sorted(set(chosen))
+    assert len(chosen) == count

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from meshwright.planning.mesh import plan_mesh
+from meshwright.topology.model import Topology
+from meshwright.wire.mesh import Plan, PlanRequest
+from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device
+
+
+def make_plan(topology: Topology, mesh: str, **more: object) -> Plan:
+    (plan,) = plan_mesh(PlanRequest(mesh=mesh, **more), topology).plans  # type: ignore[arg-type]
+    return plan
+
+
+def test_a_job_on_cpu_starts_with_as_many_devices_as_the_plan_uses() -> None:
+    environment = make_plan(build_cpu(8), "dp:4", devices=[1, 3, 5, 7]).environment
+    assert (environment["JAX_PLATFORMS"], environment["JAX_NUM_CPU_DEVICES"]) == ("cpu", "4")
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+
+
+def test_a_job_on_a_part_of_the_gpus_sees_them_by_uuid_in_the_order_of_their_positions() -> None:
+    dgx = build_dgx_h100()
+    environment = make_plan(dgx, "dp:2", devices=[5, 2], device_order="given").environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == f"{dgx.devices[2].uuid},{dgx.devices[5].uuid}"
+    assert environment["JAX_PLATFORMS"] == "cuda,cpu"
+    assert "CUDA_VISIBLE_DEVICES" not in make_plan(dgx, "dp:8").environment
+    assert make_plan(dgx, "dp:8").environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_gpus_without_a_known_uuid_are_shown_by_number() -> None:
+    dgx = change_device(build_dgx_h100(), 3, uuid=None)
+    assert make_plan(dgx, "dp:2", devices=[3, 2]).environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fraction"), [("conservative", "0.6"), ("balanced", "0.75"), ("aggressive", "0.9")]
+)
+def test_the_memory_strategy_is_in_the_environment(strategy: str, fraction: str) -> None:
+    plan = make_plan(build_dgx_h100(), "dp:8", memory_strategy=strategy)
+    assert plan.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == fraction
+
+
+def test_code_for_a_tpu_names_chips_by_coordinates() -> None:
+    v5e = build_tpu((2, 4))
+    code = make_plan(v5e, "dp:2", devices=[7, 5], device_order="given").code
+    assert "order = [((1, 3), 0), ((1, 2), 0)]" in code
+    blind = Topology(tuple(device.model_copy(update={"coords": None}) for device in v5e.devices), (), v5e.granules)
+    assert "order = [0, 1, 2, 3, 4, 5, 6, 7]" in make_plan(blind, "dp:8").code
+
+
+@pytest.mark.parametrize("name", ["dp", "a'b", 'a"b', "a\\", "{x}", "#", "größe"])
+def test_code_is_python_whatever_the_axes_are_called(name: str) -> None:
+    for topology in (build_cpu(2), build_tpu((2, 1))):
+        tree = ast.parse(make_plan(topology, f"{name}:2").code)
+        (mesh,) = (
+            node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "mesh"
+        )
+        assert isinstance(mesh, ast.Call)
+        assert ast.literal_eval(mesh.args[1]) == (name,)

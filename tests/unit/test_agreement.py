@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from meshwright._agreement import Agreement
+from meshwright.errors import PlanMismatchError
+
+
+class FakeBoard:
+    """jax's coordination service in this process: keys are written once, barriers let all go or none."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.values, self.barriers = count, dict[str, str](), dict[str, threading.Barrier]()
+        self.changed = threading.Condition()
+
+    def key_value_set(self, key: str, value: str) -> None:
+        with self.changed:
+            assert key not in self.values, "jax refuses to write a key twice"
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError("DEADLINE_EXCEEDED")
+            return self.values[key]
+
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
+        with self.changed:
+            barrier = self.barriers.setdefault(barrier_id, threading.Barrier(self.count))
+        try:
+            barrier.wait(timeout_in_ms / 1000)
+        except threading.BrokenBarrierError:
+            raise RuntimeError("DEADLINE_EXCEEDED") from None
+
+
+def run_all(count: int, work: Callable[[Agreement], object]) -> list[object]:
+    board = FakeBoard(count)
+    agreements = [Agreement(board, rank, count) for rank in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, agreements))
+
+
+def test_everybody_reads_what_everybody_said_in_the_order_of_ranks_round_after_round() -> None:
+    def talk(agreement: Agreement) -> list[tuple[str, ...]]:
+        return [agreement.exchange(f"{word} {agreement.rank}", timeout_s=30) for word in ("one", "two")]
+
+    expected = [tuple(f"{word} {rank}" for rank in range(4)) for word in ("one", "two")]
+    assert run_all(4, talk) == [expected] * 4
+
+
+def test_a_commit_lets_all_go_on() -> None:
+    def talk(agreement: Agreement) -> str:
+        agreement.exchange("", timeout_s=30)
+        agreement.commit()
+        return "went on"
+
+    assert run_all(3, talk) == ["went on"] * 3
+
+
+def test_all_that_came_are_stopped_when_one_does_not_commit() -> None:
+    def talk(agreement: Agreement) -> str:
+        agreement.exchange("", timeout_s=0.1)
+        if agreement.rank == 1:
+            return "left"
+        with pytest.raises(PlanMismatchError, match="one did not go on after all had spoken"):
+            agreement.commit()
+        return "stopped"
+
+    assert run_all(3, talk) == ["stopped", "left", "stopped"]
+
+
+def test_all_silent_processes_are_named_and_the_wait_ends() -> None:
+    def talk(agreement: Agreement) -> str:
+        if agreement.rank in (1, 3):
+            return "silent"
+        with pytest.raises(PlanMismatchError, match="process 1, 3 of 4 did not call it"):
+            agreement.exchange("", timeout_s=0.1)
+        return "stopped"
+
+    assert run_all(4, talk) == ["stopped", "silent", "stopped", "silent"]
+
+
+def test_one_time_limit_holds_for_all_reads_together() -> None:
+    now, asked_ms = [0.0], list[int]()
+
+    class SlowBoard(FakeBoard):
+        def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+            asked_ms.append(timeout_in_ms)
+            now[0] += timeout_in_ms / 1000
+            raise RuntimeError("DEADLINE_EXCEEDED")
+
+    with pytest.raises(PlanMismatchError, match="within 5 s"):
+        Agreement(SlowBoard(3), 0, 3, clock=lambda: now[0]).exchange("", timeout_s=5)
+    assert asked_ms == [5000, 1, 1]

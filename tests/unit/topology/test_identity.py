@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from meshwright.topology.identity import JobDevice, fingerprint, number_devices
+from tests.fakes.jobs import cpu_job, tpu_job
+from tests.fakes.topologies import build_tpu
+
+AXES = (("dp", 2), ("tp", 2))
+PLACES = [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_a_fingerprint_is_stable_across_releases() -> None:
+    assert fingerprint(AXES, ["auto", "auto"], PLACES) == "mw1-7f7b9d420034f19599c83cc9934b9f90"
+
+
+def test_a_fingerprint_changes_when_anything_changes() -> None:
+    changed = [
+        (AXES, ["auto", "auto"], PLACES),
+        ((("tp", 2), ("dp", 2)), ["auto", "auto"], PLACES),
+        ((("dp", 4),), ["auto"], PLACES),
+        ((("dp", 4), ("tp", 1)), ["auto", "auto"], PLACES),
+        (AXES, ["auto", "explicit"], PLACES),
+        (AXES, ["explicit", "auto"], PLACES),
+        (AXES, ["auto", "auto"], PLACES[::-1]),
+        (AXES, ["auto", "auto"], [(0, 0), (0, 1), (0, 2), (0, 4)]),
+        (AXES, ["auto", "auto"], [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    ]
+    assert len({fingerprint(*each) for each in changed}) == len(changed)
+
+
+def test_a_fingerprint_of_parts_that_do_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="make no mesh"):
+        fingerprint(AXES, ["auto"], PLACES)
+    with pytest.raises(ValueError, match="make no mesh"):
+        fingerprint(AXES, ["auto", "auto"], PLACES[:3])
+
+
+def test_devices_that_no_plan_told_about_stand_in_canonical_order() -> None:
+    job = cpu_job(4, each=2)
+    assert number_devices(reversed(job)) == {device.key: (0, rank) for rank, device in enumerate(job)}
+    v5e = build_tpu((2, 2))
+    assert [place for _, place in sorted(number_devices(tpu_job(v5e, [3, 2, 1, 0])).items())] == [
+        (0, 3),
+        (0, 2),
+        (0, 1),
+        (0, 0),
+    ]
+    seen = [JobDevice(0, i, "h", "gpu", uuid=f"GPU-{i}", host_position=p) for i, p in enumerate((5, 2))]
+    assert number_devices(seen) == {(0, 0): (0, 5), (0, 1): (0, 2)}
+
+
+def test_what_a_process_says_about_a_device_survives_json() -> None:
+    for device in (*tpu_job(build_tpu((2, 2)), [3]), *cpu_job(1)):
+        assert JobDevice.from_json(device.to_json()) == device

@@ -1,8 +1,89 @@
-"""What people import: the client of the device agent, meshes, and the errors. Imports neither jax nor numpy."""
+"""What people import: the client of the device agent, meshes, and the errors. Imports neither jax nor numpy.
+
+The clients come with httpx and pydantic; they are loaded when first named, so that the rest stays cheap.
+"""
 
 from __future__ import annotations
 
-from meshwright.errors import MeshwrightError, PlanMismatchError, ProblemError
+from typing import TYPE_CHECKING
+
+from meshwright.errors import (
+    AgentConnectionError,
+    AgentTimeoutError,
+    BenchTooLargeError,
+    ConflictError,
+    DeviceBusyError,
+    DevicesUnusedError,
+    InvalidMeshError,
+    InvalidRequestError,
+    MeshwrightError,
+    NotFoundError,
+    PlanInfeasibleError,
+    PlanMismatchError,
+    PlanNotFoundError,
+    ProblemError,
+    QueueFullError,
+    RequestError,
+    RunCancelledError,
+    RunFailedError,
+    RunNotFoundError,
+    SettingsError,
+    UnavailableError,
+    UnknownHardwareError,
+)
 from meshwright.spec import MeshSpec
 
-__all__ = ["MeshSpec", "MeshwrightError", "PlanMismatchError", "ProblemError"]
+if TYPE_CHECKING:
+    from meshwright._calls.calls import Readiness
+    from meshwright._client import AsyncClient, Client
+    from meshwright._reference import load_plan
+
+__all__ = [
+    "AgentConnectionError",
+    "AgentTimeoutError",
+    "AsyncClient",
+    "BenchTooLargeError",
+    "Client",
+    "ConflictError",
+    "DeviceBusyError",
+    "DevicesUnusedError",
+    "InvalidMeshError",
+    "InvalidRequestError",
+    "MeshSpec",
+    "MeshwrightError",
+    "NotFoundError",
+    "PlanInfeasibleError",
+    "PlanMismatchError",
+    "PlanNotFoundError",
+    "ProblemError",
+    "QueueFullError",
+    "Readiness",
+    "RequestError",
+    "RunCancelledError",
+    "RunFailedError",
+    "RunNotFoundError",
+    "SettingsError",
+    "UnavailableError",
+    "UnknownHardwareError",
+    "load_plan",
+]
+
+_LAZY = {
+    "AsyncClient": "meshwright._client",
+    "Client": "meshwright._client",
+    "Readiness": "meshwright._calls.calls",
+    "load_plan": "meshwright._reference",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

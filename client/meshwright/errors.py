@@ -4,6 +4,7 @@
     ├── AgentConnectionError            nobody answered: is the agent up, is the address right?
     │   └── AgentTimeoutError           somebody is there but did not answer in time
     ├── PlanMismatchError               this job is not the one that the plan was made for
+    ├── SettingsError                   an address, token or plan reference that cannot be used
     └── ProblemError                    the agent (or the planner in this process) said no, with a code
         ├── RequestError                change the request
         │   ├── InvalidRequestError         invalid_request          422
@@ -73,6 +74,10 @@ class PlanMismatchError(MeshwrightError, ValueError):
         self.surplus = tuple(surplus)
 
 
+class SettingsError(MeshwrightError, ValueError):
+    """An argument of the client, or the `MESHWRIGHT_` variable that stands for it, cannot be used."""
+
+
 class ProblemError(MeshwrightError):
     """A refusal or failure with a stable `code`: RFC 9457's problem as an exception.
 
@@ -88,7 +93,7 @@ class ProblemError(MeshwrightError):
         request_id, host: where it came from, empty when raised in this process.
     """
 
-    code: ClassVar[str] = ""
+    code: str = ""
     default_status: ClassVar[int] = 500
     title: ClassVar[str] = "Error"
 
@@ -103,8 +108,11 @@ class ProblemError(MeshwrightError):
         request_id: str = "",
         host: str = "",
         status: int | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(detail)
+        if code is not None:  # one that this release does not know, from a newer agent
+            self.code = code
         self.detail = detail
         self.hint = hint
         self.errors = tuple(dict(error) for error in errors)
@@ -297,7 +305,12 @@ def _leaves(root: type[ProblemError]) -> list[type[ProblemError]]:
 BY_CODE: dict[str, type[ProblemError]] = {leaf.code: leaf for leaf in _leaves(ProblemError)}
 """Every problem code, and the class that means it on both sides."""
 
-_BY_STATUS: dict[int, type[ProblemError]] = {404: NotFoundError, 409: ConflictError, 429: QueueFullError, 503: UnavailableError}
+_BY_STATUS: dict[int, type[ProblemError]] = {
+    404: NotFoundError,
+    409: ConflictError,
+    429: QueueFullError,
+    503: UnavailableError,
+}
 
 
 def class_for(code: str, status: int) -> type[ProblemError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from meshwright.errors import ProblemError
 from meshwright.wire.base import Reply
 
 
@@ -26,3 +27,18 @@ class Problem(Reply):
     errors: tuple[FieldProblem, ...] = ()
     log: tuple[str, ...] = Field(default=(), description="last lines of a dead worker's log, where there is one")
     request_id: str = ""
+
+
+def build_problem(error: ProblemError, *, request_id: str = "") -> Problem:
+    """Returns the problem document of an error."""
+    return Problem(
+        type=f"urn:meshwright:problem:{error.code}",
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        code=error.code,
+        hint=error.hint,
+        errors=tuple(FieldProblem(**entry) for entry in error.errors),
+        log=error.log,
+        request_id=request_id or error.request_id,
+    )

@@ -1,0 +1,289 @@
+"""The calls of the client: from Python arguments to a request, and from its answer to what is returned.
+
+One function per method of `Client`. Pure: nothing is sent here.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from meshwright._calls import endpoints
+from meshwright._calls.endpoints import Endpoint
+from meshwright._calls.messages import Answer, Request
+from meshwright._calls.outcomes import build_request_model, read_reply
+from meshwright.errors import AgentConnectionError, PlanInfeasibleError
+from meshwright.spec import MeshLike, MeshSpec
+from meshwright.wire.base import SCHEMA_VERSION
+from meshwright.wire.batch_size import BatchSize
+from meshwright.wire.bench import LatestBench
+from meshwright.wire.devices import Devices, Release
+from meshwright.wire.environment import Environment
+from meshwright.wire.health import Health
+from meshwright.wire.mesh import DeviceSelection, Plan, Plans
+from meshwright.wire.runs import Run, RunList
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
+"""Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "policy": "packed"}."""
+AxisTypesLike = str | Sequence[str] | Mapping[str, str]
+MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
+EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
+ExportFormat = Literal["nccl-tests", "nvbandwidth"]
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What `/readyz` says: whether plans can be answered, and one line on why. True where `ready` is."""
+
+    ready: bool
+    line: str
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request, and how its answer is read: `read(answer, host)`."""
+
+    endpoint: Endpoint[Any]
+    request: Request
+    read: Callable[[Answer, str], T]
+
+    @property
+    def statuses(self) -> frozenset[int]:
+        """The statuses that are answers."""
+        return self.endpoint.statuses
+
+
+def alive() -> Call[bool]:
+    """`GET /healthz`."""
+    return _build(endpoints.ALIVE, lambda answer, host: True)
+
+
+def ready() -> Call[Readiness]:
+    """`GET /readyz`."""
+    return _build(endpoints.READY, lambda answer, host: Readiness(answer.status == 200, _text(answer, host).strip()))
+
+
+def health() -> Call[Health]:
+    """`GET /health`."""
+    return _build_model(endpoints.HEALTH)
+
+
+def devices() -> Call[Devices]:
+    """`GET /devices`."""
+    return _build_model(endpoints.DEVICES)
+
+
+def devices_text() -> Call[str]:
+    """`GET /devices?format=text`."""
+    return _build(endpoints.DEVICES_TEXT, _text, query={"format": "text"}, accept="text/plain")
+
+
+def release() -> Call[Release]:
+    """`POST /devices/release`."""
+    return _build_model(endpoints.RELEASE)
+
+
+def plans(
+    mesh: MeshLike | MeshSpec,
+    *,
+    devices: DevicesLike | None,
+    device_order: Literal["planned", "given"],
+    axis_types: AxisTypesLike | None,
+    allow_unused: bool,
+    include_devices: bool,
+    memory_strategy: MemoryStrategyName,
+) -> Call[Plans]:
+    """`POST /mesh/plan`.
+
+    Raises:
+        InvalidRequestError: an argument has the wrong type.
+    """
+    fields = {
+        "mesh": _write_mesh(mesh),
+        "devices": _write_sequence(devices),
+        "device_order": device_order,
+        "axis_types": _write_sequence(axis_types),
+        "allow_unused": allow_unused,
+        "include_devices": include_devices,
+        "memory_strategy": memory_strategy,
+    }
+    return _build_model(endpoints.PLAN, fields=fields)
+
+
+def stored_plan(fingerprint: str) -> Call[Plans]:
+    """`GET /mesh/plan/{fingerprint}`."""
+    return _build_model(endpoints.STORED_PLAN, parts={"fingerprint": fingerprint})
+
+
+def best_plan(call: Call[Plans]) -> Call[Plan]:
+    """Returns the call that answers the first plan only; it takes over the warnings on the request."""
+
+    def read(answer: Answer, host: str) -> Plan:
+        return take_best(call.read(answer, host), asked=str(call.request), host=host)
+
+    return Call(call.endpoint, call.request, read)
+
+
+def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
+    """Returns the best plan, with the warnings on its request.
+
+    Raises:
+        PlanInfeasibleError: there is none; says why each mesh was rejected.
+    """
+    if not plans.plans:
+        reasons = "; ".join(rejected.message for rejected in plans.rejected) or "no reason was given"
+        raise PlanInfeasibleError(f"{asked}: no plan is possible: {reasons}", host=host)
+    best = plans.plans[0]
+    return best.model_copy(update={"warnings": (*best.warnings, *plans.warnings)}) if plans.warnings else best
+
+
+def batch_size(hardware: str | None, batch: int | None) -> Call[BatchSize]:
+    """`POST /batch-size`.
+
+    Raises:
+        InvalidRequestError: an argument has the wrong type, or the batch is < 1.
+    """
+    return _build_model(endpoints.BATCH_SIZE, fields={"hardware": hardware, "batch": batch})
+
+
+def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[Run]:
+    """`POST /placement/bench`, with an Idempotency-Key made here, once per call.
+
+    Raises:
+        InvalidRequestError: an argument has the wrong type or is out of range.
+        InvalidMeshError: the mesh is none.
+    """
+    asked = {name: _write_sequence(value) for name, value in fields.items()}
+    spec = (
+        mesh
+        if mesh is None or isinstance(mesh, str)
+        else str(mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(mesh))
+    )
+    return _build_model(endpoints.SUBMIT_BENCH, fields={**asked, "mesh": spec})
+
+
+def latest_bench() -> Call[LatestBench]:
+    """`GET /placement/bench`."""
+    return _build_model(endpoints.LATEST_BENCH)
+
+
+def latest_bench_as(format: ExportFormat) -> Call[dict[str, Any]]:  # noqa: A002
+    """`GET /placement/bench?format=…`."""
+    return _build(endpoints.LATEST_BENCH_AS, _read_json_object, query={"format": format})
+
+
+def runs(limit: int | None, state: str | None) -> Call[RunList]:
+    """`GET /runs`."""
+    return _build_model(endpoints.RUNS, query={"limit": limit, "state": state})
+
+
+def run(run_id: str) -> Call[Run]:
+    """`GET /runs/{id}`."""
+    return _build_model(endpoints.RUN, parts={"run_id": run_id})
+
+
+def cancel_run(run_id: str) -> Call[Run]:
+    """`DELETE /runs/{id}`."""
+    return _build_model(endpoints.CANCEL_RUN, parts={"run_id": run_id})
+
+
+def run_events(run_id: str, after: int) -> Call[str]:
+    """`GET /runs/{id}/events`, from the event after `after`; `flows.follow` reads the stream."""
+    call = _build(endpoints.RUN_EVENTS, _text, parts={"run_id": run_id}, accept="text/event-stream")
+    headers = {**call.request.headers, "Cache-Control": "no-store"}
+    resumed = {"Last-Event-ID": str(after)} if after else {}
+    return Call(call.endpoint, Request("GET", call.request.path, {**headers, **resumed}), call.read)
+
+
+def environment(memory_strategy: EnvironmentStrategy | None, memory_fraction: float | None) -> Call[Environment]:
+    """`GET /environment`."""
+    query = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
+    return _build_model(endpoints.ENVIRONMENT, query=query)
+
+
+def metrics() -> Call[str]:
+    """`GET /metrics`."""
+    return _build(endpoints.METRICS, _text, accept="text/plain")
+
+
+def _build(
+    endpoint: Endpoint[Any],
+    read: Callable[[Answer, str], T],
+    *,
+    parts: dict[str, str] | None = None,
+    query: Mapping[str, object] | None = None,
+    accept: str = "application/json",
+) -> Call[T]:
+    path = endpoint.build_path(parts or {}, query or {})
+    return Call(endpoint, Request(endpoint.method, path, {"Accept": accept}), read)
+
+
+def _build_model(
+    endpoint: Endpoint[R],
+    *,
+    fields: Mapping[str, Any] | None = None,
+    parts: dict[str, str] | None = None,
+    query: Mapping[str, object] | None = None,
+) -> Call[R]:
+    model: Any = endpoint.reply
+    path = endpoint.build_path(parts or {}, query or {})
+    headers = {"Accept": "application/json"}
+    body = None
+    if endpoint.request is not None:
+        headers["Content-Type"] = "application/json"
+        body = _write_body(build_request_model(endpoint.request, fields or {}))
+    if endpoint.is_keyed:
+        headers["Idempotency-Key"] = uuid.uuid4().hex
+    request = Request(endpoint.method, path, headers, body)
+    return Call(endpoint, request, lambda answer, host: read_reply(model, answer, request, host))
+
+
+def _write_body(request: BaseModel) -> bytes:
+    """Only what differs from the defaults: an older agent is not sent fields that nobody asked for."""
+    said = request.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"schema_version": SCHEMA_VERSION, **said}, ensure_ascii=False).encode()
+
+
+def _write_mesh(mesh: MeshLike | MeshSpec) -> object:
+    return str(mesh) if isinstance(mesh, MeshSpec) else _write_sequence(mesh)
+
+
+def _write_sequence(value: object) -> object:
+    """Sequences as the tuples that the wire models take, mappings as plain dicts."""
+    match value:
+        case str() | bytes() | BaseModel():
+            return value
+        case Mapping():
+            return dict(value)
+        case Sequence():
+            return tuple(value)
+    return value
+
+
+def _text(answer: Answer, host: str) -> str:
+    return answer.body.decode("utf-8", "replace")
+
+
+def _read_json_object(answer: Answer, host: str) -> dict[str, Any]:
+    try:
+        document = json.loads(answer.body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise AgentConnectionError(
+            f"what {host} answered is not a JSON object",
+            host=host,
+            hint="is the address that of a meshwright agent?",
+        )
+    return document

@@ -1,0 +1,115 @@
+"""Every route of the agent, once: method, path, what it answers, and how a repeated request is taken.
+
+All of them may be repeated: GETs and DELETE by nature, plans and batch sizes because they are functions of
+the request, a release because releasing twice is releasing, a bench because its Idempotency-Key makes it the
+same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
+
+from meshwright.errors import InvalidRequestError
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+from meshwright.wire.bench import BenchRequest, LatestBench
+from meshwright.wire.devices import Devices, Release
+from meshwright.wire.environment import Environment
+from meshwright.wire.health import Health
+from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.runs import Run, RunList
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Endpoint(Generic[R]):
+    """One route with one method.
+
+    Attributes:
+        method, path: as in the agent's OpenAPI document; `{name}` stands for a part of the path.
+        reply: the model of the answer; `str` for plain text, `dict` for JSON without a model.
+        request: the model of the body, or None.
+        query: the names of the query parameters.
+        statuses: those that are answers; all others are errors.
+        is_keyed: true where the request makes something, so that it carries an Idempotency-Key.
+        is_retried: false where the question is how things stand right now.
+    """
+
+    method: str
+    path: str
+    reply: type[R]
+    request: type[BaseModel] | None = None
+    query: tuple[str, ...] = ()
+    statuses: frozenset[int] = frozenset({200})
+    is_keyed: bool = False
+    is_retried: bool = True
+
+    def build_path(self, parts: Mapping[str, str], query: Mapping[str, object]) -> str:
+        """Returns the path with its parts filled in and quoted; query parameters that are None are left out.
+
+        Raises:
+            InvalidRequestError: a part is empty or not text.
+        """
+        asked = {name: value for name, value in query.items() if value is not None}
+        path = self.path.format(**{name: _quote(name, part) for name, part in parts.items()})
+        return f"{path}?{urlencode(asked)}" if asked else path
+
+
+def _quote(name: str, part: str) -> str:
+    try:
+        quoted = quote(part, safe="")
+    except UnicodeEncodeError:
+        quoted = ""
+    if not quoted:
+        message = f"{name} {part!r} is no name: it is empty, or not text"
+        raise InvalidRequestError(message, errors=[{"field": name, "message": message}])
+    return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted  # "." and ".." are not parts of a path
+
+
+ALIVE: Final = Endpoint("GET", "/healthz", str, is_retried=False)
+READY: Final = Endpoint("GET", "/readyz", str, statuses=frozenset({200, 503}), is_retried=False)
+HEALTH: Final = Endpoint("GET", "/health", Health)
+DEVICES: Final = Endpoint("GET", "/devices", Devices)
+DEVICES_TEXT: Final = Endpoint("GET", "/devices", str, query=("format",))
+RELEASE: Final = Endpoint("POST", "/devices/release", Release)
+PLAN: Final = Endpoint("POST", "/mesh/plan", Plans, request=PlanRequest)
+STORED_PLAN: Final = Endpoint("GET", "/mesh/plan/{fingerprint}", Plans)
+BATCH_SIZE: Final = Endpoint("POST", "/batch-size", BatchSize, request=BatchSizeRequest)
+SUBMIT_BENCH: Final = Endpoint(
+    "POST", "/placement/bench", Run, request=BenchRequest, statuses=frozenset({200, 202}), is_keyed=True
+)
+LATEST_BENCH: Final = Endpoint("GET", "/placement/bench", LatestBench)
+LATEST_BENCH_AS: Final = Endpoint("GET", "/placement/bench", dict, query=("format",))
+RUNS: Final = Endpoint("GET", "/runs", RunList, query=("limit", "state"))
+RUN: Final = Endpoint("GET", "/runs/{run_id}", Run)
+RUN_EVENTS: Final = Endpoint("GET", "/runs/{run_id}/events", str)
+CANCEL_RUN: Final = Endpoint("DELETE", "/runs/{run_id}", Run, statuses=frozenset({200, 202}))
+ENVIRONMENT: Final = Endpoint("GET", "/environment", Environment, query=("memory_strategy", "memory_fraction"))
+METRICS: Final = Endpoint("GET", "/metrics", str)
+
+ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
+    ALIVE,
+    READY,
+    HEALTH,
+    DEVICES,
+    DEVICES_TEXT,
+    RELEASE,
+    PLAN,
+    STORED_PLAN,
+    BATCH_SIZE,
+    SUBMIT_BENCH,
+    LATEST_BENCH,
+    LATEST_BENCH_AS,
+    RUNS,
+    RUN,
+    RUN_EVENTS,
+    CANCEL_RUN,
+    ENVIRONMENT,
+    METRICS,
+)
+"""All of them; the fake agent and the contract tests read this table."""

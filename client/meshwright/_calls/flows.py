@@ -1,0 +1,295 @@
+"""What takes several steps, once for both clients: try again, follow a run, wait for it, bench.
+
+Each flow is a generator of steps; whoever drives it carries a step out, sends the outcome in, and throws in
+what interrupted it. So a flow decides and never does: no I/O, no sleep, and the clock is an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from meshwright._calls import calls
+from meshwright._calls.calls import Call
+from meshwright._calls.messages import Answer, Failure, Outcome, Request
+from meshwright._calls.outcomes import RetryPolicy, build_error, build_problem_error, decide_retry
+from meshwright._calls.sse import Frame, SseParser
+from meshwright.errors import AgentTimeoutError, RunCancelledError, RunFailedError
+from meshwright.wire.bench import BenchRecord, BenchResult
+from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent
+
+SILENCE_S: Final = 45.0
+"""A stream that says nothing for so long is given up and opened again: three of the agent's signs of life."""
+SHORTEST_WINDOW_S: Final = 0.2
+CANCEL_TIMEOUT_S: Final = 3.0
+SETTLE_S: Final = 0.1
+MIN_ANSWER_S: Final = 1.0
+"""However near the deadline is, a request that is sent is given so long."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Send:
+    """Step: send a request, answer an Outcome. `timeout_s` None is the client's own."""
+
+    request: Request
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Step: wait; answers None."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Open:
+    """Step: open a stream in place of the one before; answers an Outcome, whose body is still to be read."""
+
+    request: Request
+    silence_s: float
+
+
+@dataclass(frozen=True)
+class ReadChunk:
+    """Step: the next bytes of the stream; answers bytes, None at its end, or a Failure."""
+
+
+Step = Send | Pause | Open | ReadChunk
+Flow = Generator[Step, Any, T]
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When to give up: `at` on `clock`, or never."""
+
+    at: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def left_s(self) -> float | None:
+        """Returns the seconds that are left, at least 0; None without a limit."""
+        return None if self.at is None else max(0.0, self.at - self.clock())
+
+    @property
+    def is_over(self) -> bool:
+        """True once nothing is left."""
+        return self.left_s() == 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The agent as a flow sees it: its address for messages, how often to try again, what time it is."""
+
+    host: str
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    clock: Callable[[], float] = time.monotonic
+
+    def build_deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline that is `timeout_s` from now."""
+        return Deadline(None if timeout_s is None else self.clock() + timeout_s, self.clock)
+
+
+class Observer:
+    """What a caller wants to hear while a run goes on."""
+
+    def __init__(
+        self,
+        on_progress: Callable[[Progress], object] | None = None,
+        on_record: Callable[[BenchRecord], object] | None = None,
+    ) -> None:
+        self._on_progress = on_progress
+        self._on_record = on_record
+        self._last: Progress | None = None
+
+    def notice(self, event: RunEvent) -> None:
+        """Passes an event on; a record that this release cannot read is left to the result."""
+        if event.type == "progress":
+            self._notice_progress(event.progress)
+        if event.type == "record" and event.record is not None and self._on_record is not None:
+            with contextlib.suppress(ValidationError):
+                self._on_record(BenchRecord.model_validate(event.record))
+
+    def notice_run(self, run: Run) -> None:
+        """Passes on what a polled run tells, where that is news: events may not get through."""
+        if run.progress != self._last:
+            self._notice_progress(run.progress)
+
+    def _notice_progress(self, progress: Progress | None) -> None:
+        self._last = progress
+        if progress is not None and self._on_progress is not None:
+            self._on_progress(progress)
+
+
+def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flow[T]:
+    """Sends until there is an answer, or trying again makes no sense; returns what the answer means.
+
+    A kept-alive connection that turns out to be dead costs no retry: the request is sent again at once.
+    """
+    deadline = deadline or Deadline()
+    policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
+    retries, stale = 0, 0
+    while True:
+        outcome: Outcome = yield Send(call.request, _answer_time(deadline))
+        if isinstance(outcome, Failure) and outcome.kind == "stale" and not stale:
+            stale = 1
+            continue
+        if isinstance(outcome, Answer) and outcome.status in call.statuses:
+            return call.read(outcome, link.host)
+        delay_s, left_s = decide_retry(outcome, retries, policy), deadline.left_s()
+        if delay_s is None or (left_s is not None and delay_s >= left_s):
+            raise build_error(outcome, call.request, link.host)
+        yield Pause(delay_s)
+        retries += 1
+
+
+def _answer_time(deadline: Deadline) -> float | None:
+    left_s = deadline.left_s()
+    return None if left_s is None else max(left_s, MIN_ANSWER_S)
+
+
+def follow(
+    run_id: str,
+    link: Link,
+    *,
+    emit: Callable[[RunEvent], object],
+    after: int = 0,
+    poll: Callable[[Run], object] | None = None,
+    deadline: Deadline | None = None,
+) -> Flow[None]:
+    """Emits each event of a run once and in order, until its final state.
+
+    A stream that breaks is opened again after the last event seen. Where one brought nothing, the run itself
+    is asked: that tells a broken stream from a dead agent, and tells `poll` how it goes if no stream works.
+
+    Raises:
+        MeshwrightError: the agent no longer answers, does not know the run, or the deadline is over.
+    """
+    deadline, reader, fruitless = deadline or Deadline(), _Reader(after, emit), 0
+    while True:
+        seen = reader.last
+        end = yield from _listen(run_id, reader, deadline)
+        if reader.is_final:
+            return
+        fruitless = 0 if reader.last > seen else fruitless + 1
+        if not fruitless and not deadline.is_over:
+            continue
+        run = yield from exchange(calls.run(run_id), link, deadline)
+        if run.state in FINAL_STATES and (end == "ended" or fruitless > link.policy.max_retries):
+            return
+        if poll is not None:
+            poll(run)
+        yield from _pause(0.0 if end == "silent" else link.policy.delay_s(max(0, fruitless - 1)), run, deadline, link)
+
+
+class _Reader:
+    """What has been read of a run's events, over all streams."""
+
+    def __init__(self, last: int, emit: Callable[[RunEvent], object]) -> None:
+        self.last = last
+        self.is_final = False
+        self._emit = emit
+
+    def take(self, frame: Frame) -> None:
+        """Emits the frame's event, unless it was seen before or is of an unknown kind."""
+        try:
+            event = RunEvent.model_validate_json(frame.data)
+        except ValidationError:
+            return
+        if event.seq > self.last:
+            self.last = event.seq
+            self.is_final = event.type == "state" and event.state in FINAL_STATES
+            self._emit(event)
+
+
+def _listen(run_id: str, reader: _Reader, deadline: Deadline) -> Flow[Literal["ended", "silent", "broken"]]:
+    """Reads one stream to its end, and says how it ended.
+
+    How long one read may wait can be set only when a stream is opened. To keep a deadline, that is a quarter
+    of what is left, and the stream is opened anew when less than that is left.
+    """
+    left_s = deadline.left_s()
+    window_s = SILENCE_S if left_s is None else min(SILENCE_S, left_s, max(left_s / 4, SHORTEST_WINDOW_S))
+    opened: Outcome = yield Open(calls.run_events(run_id, reader.last).request, window_s)
+    if isinstance(opened, Failure) or opened.status != 200 or opened.media_type != "text/event-stream":
+        return "broken"
+    parser = SseParser()
+    while not reader.is_final and (deadline.at is None or window_s <= (deadline.left_s() or 0.0)):
+        chunk: bytes | Failure | None = yield ReadChunk()
+        if isinstance(chunk, Failure):
+            return "silent" if chunk.kind == "timeout" else "broken"
+        if chunk is None:
+            return "ended"
+        for frame in parser.feed(chunk):
+            reader.take(frame)
+    return "silent"
+
+
+def _pause(delay_s: float, run: Run, deadline: Deadline, link: Link) -> Flow[None]:
+    left_s = deadline.left_s()
+    if left_s == 0.0:
+        raise AgentTimeoutError(
+            f"{run.id} at {link.host} is still {run.state}; the time to wait for it is over",
+            host=link.host,
+            hint="give it a longer timeout_s",
+        )
+    if delay_s:
+        yield Pause(delay_s if left_s is None else min(delay_s, left_s))
+
+
+def wait(run_id: str, link: Link, observer: Observer, timeout_s: float | None) -> Flow[Run]:
+    """Returns the run once its state is final.
+
+    Raises:
+        AgentTimeoutError: it is not, after `timeout_s`.
+    """
+    deadline = link.build_deadline(timeout_s)
+    yield from follow(run_id, link, emit=observer.notice, poll=observer.notice_run, deadline=deadline)
+    while True:
+        run = yield from exchange(calls.run(run_id), link)
+        if run.state in FINAL_STATES:
+            return run
+        yield from _pause(SETTLE_S, run, deadline, link)
+
+
+def bench(submit: Call[Run], link: Link, observer: Observer, timeout_s: float | None) -> Flow[BenchResult]:
+    """Returns the result of a bench that it submits and waits for; one that nobody waits for is cancelled.
+
+    Raises:
+        MeshwrightError: the run failed (its own error's class) or was cancelled, or the waiting ended early.
+    """
+    run = yield from exchange(submit, link)
+    try:
+        run = yield from wait(run.id, link, observer, timeout_s)
+    except GeneratorExit:
+        raise  # nobody is there to carry out another step
+    except BaseException:
+        yield Send(calls.cancel_run(run.id).request, CANCEL_TIMEOUT_S)
+        raise
+    return read_result(run, link.host)
+
+
+def read_result(run: Run, host: str) -> BenchResult:
+    """Returns the result of a finished bench.
+
+    Raises:
+        RunCancelledError: it was cancelled.
+        ProblemError: it failed: the class of its problem, or RunFailedError where it names none.
+    """
+    if run.state == "succeeded":
+        try:
+            return BenchResult.model_validate(run.result)
+        except ValidationError as error:
+            raise RunFailedError(f"{run.id} succeeded, but its result cannot be read: {error}", host=host) from error
+    if run.state == "cancelled":
+        why = f": {run.error.detail}" if run.error else ""
+        raise RunCancelledError(f"{run.id} was cancelled{why}", hint="submit it again", host=host)
+    if run.error is None:
+        raise RunFailedError(f"{run.id} failed and does not say why", hint="look at the agent's log", host=host)
+    raise build_problem_error(run.error, host=host)

@@ -1,0 +1,220 @@
+"""What an outcome means: whether to try again and when, which error it is, or the value that was asked for.
+
+The retry schedule is the field's: 0.5·2ⁿ s, at most 8 s, with jitter; `Retry-After` is obeyed up to 120 s.
+Source: the schedules of openai-python, anthropic-sdk-python, stripe-python; RFC 9110 §10.2.3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from meshwright._calls.messages import Answer, Failure, Outcome, Request
+from meshwright.errors import (
+    AgentConnectionError,
+    AgentTimeoutError,
+    InvalidMeshError,
+    InvalidRequestError,
+    MeshwrightError,
+    RequestError,
+    class_for,
+)
+from meshwright.wire.base import SCHEMA_VERSION, parse_version
+from meshwright.wire.problem import Problem
+
+INITIAL_DELAY_S: Final = 0.5
+MAX_DELAY_S: Final = 8.0
+MAX_RETRY_AFTER_S: Final = 120.0
+JITTER_RATIO: Final = 0.25
+_UNIONS: Final = frozenset({"mesh", "devices", "axis_types"})
+_REPEATABLE: Final = frozenset({408, 429})
+_HINTS: Final = {
+    "refused": "start one with `meshwright-agent serve`, or name its address in MESHWRIGHT_URL",
+    "timeout": "give the call a longer `timeout`, or look at the agent's /health",
+    "stale": "the agent went away while it was asked: look at its log",
+    "lost": "the connection broke: look at the agent's log, and at what stands between",
+}
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often, and after how long, an exchange is tried again. `jitter` answers a number in [0, 1)."""
+
+    max_retries: int = 2
+    jitter: Callable[[], float] = random.random
+
+    def delay_s(self, retries: int) -> float:
+        """Returns the seconds before retry number `retries` (from 0), at random up to a quarter less."""
+        return min(MAX_DELAY_S, INITIAL_DELAY_S * 2.0 ** min(retries, 16)) * (1 - JITTER_RATIO * self.jitter())
+
+
+def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy) -> float | None:
+    """Returns the seconds to wait before trying again, or None: this outcome is to be taken as it is."""
+    if retries >= policy.max_retries:
+        return None
+    if isinstance(outcome, Failure):
+        return policy.delay_s(retries)
+    if outcome.status < 500 and outcome.status not in _REPEATABLE:
+        return None
+    asked_s = parse_retry_after(outcome.headers.get("retry-after"), now=datetime.now(UTC))
+    if asked_s is None:
+        return policy.delay_s(retries)
+    return asked_s if asked_s <= MAX_RETRY_AFTER_S else None
+
+
+def parse_retry_after(value: str | None, *, now: datetime) -> float | None:
+    """Returns the seconds that a Retry-After header asks for (a number, or a date), or None."""
+    if value is None:
+        return None
+    try:
+        delay_s = float(value)
+    except ValueError:
+        try:
+            at = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        delay_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now.timestamp()
+    return max(0.0, delay_s) if math.isfinite(delay_s) else None
+
+
+def build_error(outcome: Outcome, request: Request, host: str) -> MeshwrightError:
+    """Returns the error that a failure, or a reply that is no answer to `request`, means."""
+    if isinstance(outcome, Failure):
+        return _build_connection_error(outcome, request, host)
+    problem = _parse_problem(outcome)
+    if problem is None:
+        return _build_foreign_error(outcome, request, host)
+    retry_after = parse_retry_after(outcome.headers.get("retry-after"), now=datetime.now(UTC))
+    return build_problem_error(
+        problem, host=host, status=outcome.status, retry_after_s=retry_after, headers=outcome.headers
+    )
+
+
+def build_problem_error(
+    problem: Problem,
+    *,
+    host: str,
+    status: int | None = None,
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> MeshwrightError:
+    """Returns the exception of a problem document; `headers` are those that it came with, if any."""
+    return class_for(problem.code, status or problem.status)(
+        problem.detail or problem.title,
+        hint=problem.hint,
+        errors=[error.model_dump() for error in problem.errors],
+        log=problem.log,
+        retry_after_s=retry_after_s,
+        request_id=problem.request_id or (headers or {}).get("x-request-id", ""),
+        host=host,
+        status=status or problem.status,
+        code=problem.code,
+    )
+
+
+def read_reply(model: type[M], answer: Answer, request: Request, host: str) -> M:
+    """Returns the reply as its model.
+
+    Raises:
+        AgentConnectionError: what answered is no agent, or speaks a version that cannot be read.
+    """
+    try:
+        return model.model_validate_json(answer.body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise AgentConnectionError(
+            f"{request}: {host} answered no {model.__name__} that can be read: {where}: {first['msg']}",
+            host=host,
+            hint=_version_hint(answer.body) or "is the address that of a meshwright agent?",
+        ) from error
+
+
+def find_newer_major(schema_version: object) -> str | None:
+    """Returns the version that a reply names, where its major number is above ours; else None."""
+    try:
+        newer = isinstance(schema_version, str) and parse_version(schema_version)[0] > parse_version(SCHEMA_VERSION)[0]
+    except ValueError:
+        return None
+    return str(schema_version) if newer else None
+
+
+def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
+    """Returns the request that these fields make; those that are None are left out.
+
+    Raises:
+        InvalidRequestError: with one entry per wrong field, as the agent would say it.
+    """
+    try:
+        return model(**{name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise translate_validation(error) from error
+
+
+def translate_validation(error: ValidationError) -> RequestError:
+    """Returns the refusal of a request that is not valid, with one entry per wrong field."""
+    wrong: dict[str, str] = {}
+    for entry in error.errors(include_url=False, include_input=False):
+        wrong.setdefault(_name_field(entry["loc"]), entry["msg"])
+    kind = InvalidMeshError if set(wrong) == {"mesh"} else InvalidRequestError
+    said = "; ".join(f"{field}: {message}" for field, message in wrong.items())
+    return kind(
+        f"the request is not valid: {said}",
+        errors=[{"field": field, "message": message} for field, message in wrong.items()],
+    )
+
+
+def _name_field(location: tuple[int | str, ...]) -> str:
+    """The dotted path; of a field that may be several things, its name alone, without pydantic's tags."""
+    if location and location[0] in _UNIONS:
+        return str(location[0])
+    return ".".join(str(part) for part in location) or "body"
+
+
+def _build_connection_error(failure: Failure, request: Request, host: str) -> AgentConnectionError:
+    hint = _HINTS[failure.kind]
+    if failure.kind == "timeout":
+        return AgentTimeoutError(f"{request}: {host} did not answer in time: {failure.message}", host=host, hint=hint)
+    return AgentConnectionError(f"{request}: no answer from {host}: {failure.message}", host=host, hint=hint)
+
+
+def _build_foreign_error(answer: Answer, request: Request, host: str) -> MeshwrightError:
+    text = answer.body[:200].decode("utf-8", "replace").strip()
+    return class_for("", answer.status)(
+        f"{request}: {host} answered {answer.status} without a problem document: {text or '(empty)'}",
+        hint="is there a proxy in between, or something else than a meshwright agent at this address?",
+        request_id=answer.headers.get("x-request-id", ""),
+        host=host,
+        status=answer.status,
+        code="",
+    )
+
+
+def _parse_problem(answer: Answer) -> Problem | None:
+    try:
+        return Problem.model_validate_json(answer.body)
+    except ValidationError:
+        return None
+
+
+def _version_hint(body: bytes) -> str:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return ""
+    newer = find_newer_major(document.get("schema_version")) if isinstance(document, dict) else None
+    return (
+        f'the agent speaks schema version "{newer}", this client "{SCHEMA_VERSION}": upgrade the client'
+        if newer
+        else ""
+    )

@@ -1,0 +1,57 @@
+"""What Client and AsyncClient share besides the core: where the agent is, which version it speaks.
+
+Opens no connection.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Final
+
+from meshwright import _http
+from meshwright._calls.flows import Flow, Link, Step
+from meshwright._calls.outcomes import RetryPolicy, find_newer_major
+from meshwright._calls.settings import Settings, read_settings
+from meshwright.wire.base import SCHEMA_VERSION
+
+DEFAULT_TIMEOUT_S: Final = 30.0
+
+
+def advance(flow: Flow[None], outcome: Any) -> Step | None:
+    """Returns the flow's next step, None at its end."""
+    try:
+        return flow.send(outcome)
+    except StopIteration:
+        return None
+
+
+class Connection:
+    """What both clients hold besides their pool: settings, retry policy, the version that was seen."""
+
+    def __init__(self, base_url: str | None, token: str | None, max_retries: int, given_url: str) -> None:
+        settings = read_settings(base_url or given_url or None, token, os.environ)
+        self._shared = _http.Shared(settings)
+        self._link = Link(settings.address.shown, RetryPolicy(max_retries))
+        self._has_warned = False
+
+    @property
+    def base_url(self) -> str:
+        """The agent's address, as a person would write it."""
+        return self._link.host
+
+    @property
+    def _settings(self) -> Settings:
+        return self._shared.settings
+
+    def _check_version(self, reply: object) -> None:
+        newer = find_newer_major(getattr(reply, "schema_version", None))
+        if newer is None or self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f'the agent at {self.base_url} speaks schema version "{newer}", this client "{SCHEMA_VERSION}": '
+            "names may mean other things; upgrade meshwright here",
+            UserWarning,
+            stacklevel=4,
+        )

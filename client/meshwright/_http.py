@@ -1,0 +1,267 @@
+"""The one module that knows the HTTP library: sends the core's requests, and turns its errors into values.
+
+No exception of the library leaves it. Knows nothing of endpoints, retries or models.
+"""
+
+from __future__ import annotations
+
+import platform
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Final
+
+import httpx
+
+from meshwright._calls.messages import Answer, Failure, FailureKind, Outcome, Request
+from meshwright._calls.settings import Settings
+
+HttpClient = httpx.Client
+AsyncHttpClient = httpx.AsyncClient
+
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
+def build_client(settings: Settings, timeout_s: float | None) -> httpx.Client:
+    """Returns a connection pool to the agent; proxies of the environment are used for remote agents only."""
+    socket = settings.address.socket
+    transport = httpx.HTTPTransport(uds=socket, trust_env=False) if socket else None
+    return httpx.Client(transport=transport, **_options(settings, timeout_s))
+
+
+def build_async_client(settings: Settings, timeout_s: float | None) -> httpx.AsyncClient:
+    """Returns the same for asyncio."""
+    socket = settings.address.socket
+    transport = httpx.AsyncHTTPTransport(uds=socket, trust_env=False) if socket else None
+    return httpx.AsyncClient(transport=transport, **_options(settings, timeout_s))
+
+
+def _options(settings: Settings, timeout_s: float | None) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "base_url": settings.address.url,
+        "timeout": _build_timeout(timeout_s),
+        "trust_env": not settings.address.is_local,
+        "headers": {"User-Agent": f"meshwright/{metadata.version('meshwright')} Python/{platform.python_version()}"},
+    }
+    if settings.address.url.startswith("https:"):
+        options["verify"] = ssl.create_default_context(cafile=settings.ca_file)
+    return options
+
+
+def _build_timeout(timeout_s: float | None) -> httpx.Timeout:
+    return httpx.Timeout(
+        timeout_s, connect=CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
+    )
+
+
+def find_address(client: httpx.Client | httpx.AsyncClient) -> str:
+    """Returns the base URL that a caller's own client has, or ""."""
+    return str(client.base_url).rstrip("/")
+
+
+def _translate(error: Exception, *, was_answered: bool) -> Failure:
+    message = str(error) or type(error).__name__
+    return Failure(_kind(error, was_answered), message)
+
+
+def _kind(error: Exception, was_answered: bool) -> FailureKind:
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.UnsupportedProtocol():
+            return "refused"
+        case httpx.TimeoutException():
+            return "timeout"
+        case httpx.ReadError() | httpx.WriteError() | httpx.CloseError() | httpx.RemoteProtocolError() if was_answered:
+            return "stale"
+    return "lost"
+
+
+_ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
+
+
+class Sender:
+    """Carries out requests on a connection pool, one stream at a time. Belongs to one flow at a time."""
+
+    def __init__(self, client: httpx.Client, shared: Shared) -> None:
+        self._client = client
+        self._shared = shared
+        self._stream = ExitStack()
+        self._chunks: Iterator[bytes] = iter(())
+
+    def send(self, request: Request, timeout_s: float | None) -> Outcome:
+        """Returns the whole reply, or how it failed."""
+        try:
+            response = self._client.send(_build(self._client, self._shared, request, timeout_s))
+        except _ERRORS as error:
+            return _translate(error, was_answered=self._shared.was_answered)
+        self._shared.was_answered = True
+        return Answer(response.status_code, _headers(response), response.content)
+
+    def open(self, request: Request, silence_s: float) -> Outcome:
+        """Opens a stream, in place of the one before."""
+        self.close()
+        try:
+            prepared = _build(self._client, self._shared, request, silence_s)
+            response = self._client.send(prepared, stream=True)
+            self._stream.callback(response.close)
+            body = b"" if response.status_code == 200 else response.read()
+        except _ERRORS as error:
+            return _translate(error, was_answered=self._shared.was_answered)
+        self._chunks = response.iter_bytes() if response.status_code == 200 else iter(())
+        return Answer(response.status_code, _headers(response), body)
+
+    def read_chunk(self) -> bytes | Failure | None:
+        """Returns the stream's next bytes, None at its end, or how it broke."""
+        try:
+            return next(self._chunks, None)
+        except _ERRORS as error:
+            return _translate(error, was_answered=False)
+
+    def close(self) -> None:
+        """Closes the stream, if one is open."""
+        self._chunks = iter(())
+        self._stream.close()
+
+
+class AsyncSender:
+    """The same for asyncio."""
+
+    def __init__(self, client: httpx.AsyncClient, shared: Shared) -> None:
+        self._client = client
+        self._shared = shared
+        self._stream = AsyncExitStack()
+        self._chunks: AsyncGenerator[bytes, None] | None = None
+
+    async def send(self, request: Request, timeout_s: float | None) -> Outcome:
+        """Returns the whole reply, or how it failed."""
+        try:
+            response = await self._client.send(_build(self._client, self._shared, request, timeout_s))
+        except _ERRORS as error:
+            return _translate(error, was_answered=self._shared.was_answered)
+        self._shared.was_answered = True
+        return Answer(response.status_code, _headers(response), response.content)
+
+    async def open(self, request: Request, silence_s: float) -> Outcome:
+        """Opens a stream, in place of the one before."""
+        await self.close()
+        try:
+            prepared = _build(self._client, self._shared, request, silence_s)
+            response = await self._client.send(prepared, stream=True)
+            self._stream.push_async_callback(response.aclose)
+            body = b"" if response.status_code == 200 else await response.aread()
+        except _ERRORS as error:
+            return _translate(error, was_answered=self._shared.was_answered)
+        self._chunks = _read_all(response) if response.status_code == 200 else None
+        return Answer(response.status_code, _headers(response), body)
+
+    async def read_chunk(self) -> bytes | Failure | None:
+        """Returns the stream's next bytes, None at its end, or how it broke."""
+        try:
+            return await anext(self._chunks, None) if self._chunks is not None else None
+        except _ERRORS as error:
+            return _translate(error, was_answered=False)
+
+    async def close(self) -> None:
+        """Closes the stream, if one is open."""
+        if self._chunks is not None:
+            await self._chunks.aclose()
+        self._chunks = None
+        await self._stream.aclose()
+
+
+async def _read_all(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    async for chunk in response.aiter_bytes():
+        yield chunk
+
+
+@dataclass
+class Shared:
+    """What all senders of one client share: settings, and whether the agent has answered before."""
+
+    settings: Settings
+    was_answered: bool = False
+
+
+def _build(
+    client: httpx.Client | httpx.AsyncClient, shared: Shared, request: Request, timeout_s: float | None
+) -> httpx.Request:
+    return client.build_request(
+        request.method,
+        shared.settings.address.url + request.path,
+        headers={**shared.settings.headers, **request.headers},
+        content=request.body,
+        timeout=httpx.USE_CLIENT_DEFAULT if timeout_s is None else _build_timeout(timeout_s),
+    )
+
+
+def _headers(response: httpx.Response) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.headers.items()}
+
+
+class BrokenError(Exception):
+    """What a fake agent raises for a connection that breaks; `kind` as in Failure."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class FakeTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """A transport without a network: `handle` answers each request, with the chunks of its body."""
+
+    def __init__(self, handle: Callable[[Request], tuple[Answer, Iterator[bytes]]]) -> None:
+        self._handle = handle
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answers a request of a sync client."""
+        return self._respond(request, request.read())
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answers a request of an asyncio client."""
+        return self._respond(request, await request.aread())
+
+    def _respond(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = Request(request.method, request.url.raw_path.decode("ascii"), headers, body)
+        try:
+            answer, chunks = self._handle(asked)
+        except BrokenError as broken:
+            raise _build_exception(broken, request) from broken
+        return httpx.Response(answer.status, headers=dict(answer.headers), stream=_Chunks(chunks, request))
+
+
+class _Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, chunks: Iterator[bytes], request: httpx.Request) -> None:
+        self._chunks = chunks
+        self._request = request
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._chunks
+        except BrokenError as broken:
+            raise _build_exception(broken, self._request) from broken
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self:
+            yield chunk
+
+
+def _build_exception(broken: BrokenError, request: httpx.Request) -> httpx.TransportError:
+    kinds: dict[FailureKind, type[httpx.TransportError]] = {
+        "refused": httpx.ConnectError,
+        "timeout": httpx.ReadTimeout,
+        "stale": httpx.ReadError,
+        "lost": httpx.RemoteProtocolError,
+    }
+    return kinds[broken.kind](str(broken), request=request)
+
+
+def build_fake_client(transport: FakeTransport, url: str) -> httpx.Client:
+    """Returns a client that sends to a fake."""
+    return httpx.Client(transport=transport, base_url=url, trust_env=False)
+
+
+def build_fake_async_client(transport: FakeTransport, url: str) -> httpx.AsyncClient:
+    """Returns the same for asyncio."""
+    return httpx.AsyncClient(transport=transport, base_url=url, trust_env=False)

@@ -1,0 +1,101 @@
+"""Requests to routes, and replies to bytes, for the fake agent: checked against the models of the real one.
+
+Uses the client's own table of endpoints. Knows no state.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from meshwright._calls.endpoints import ENDPOINTS, Endpoint
+from meshwright._calls.messages import Answer, Request
+from meshwright._calls.outcomes import translate_validation
+from meshwright._http import BrokenError
+from meshwright.errors import MethodNotAllowedError, ProblemError, RouteNotFoundError
+from meshwright.wire.problem import build_problem
+from meshwright.wire.runs import RunEvent
+
+Served = tuple[Answer, Iterator[bytes]]
+"""The head of a reply, and the chunks of its body."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as a route sees it: parts of the path and query by name, the body as its model."""
+
+    request: Request
+    parts: dict[str, str]
+    query: dict[str, str]
+    body: Any = None
+
+
+def find_route(request: Request) -> tuple[Endpoint[Any], Asked]:
+    """Returns the endpoint that a request is for, and what it asks.
+
+    Raises:
+        ProblemError: no such route, not with this method, or a body that is not valid.
+    """
+    url = urlsplit(request.path)
+    found = [(endpoint, match) for endpoint in ENDPOINTS if (match := _match(endpoint.path, url.path))]
+    if not found:
+        raise RouteNotFoundError(f"there is no route {url.path}", hint="GET /openapi.json lists them")
+    for endpoint, match in found:
+        if endpoint.method == request.method:
+            parts = {name: unquote(part) for name, part in match.groupdict().items()}
+            return endpoint, Asked(request, parts, dict(parse_qsl(url.query)), _read_body(endpoint, request))
+    raise MethodNotAllowedError(f"{url.path} takes {', '.join(e.method for e, _ in found)}, not {request.method}")
+
+
+def _match(template: str, path: str) -> re.Match[str] | None:
+    return re.fullmatch(re.sub(r"\\?\{(\w+)\\?\}", r"(?P<\1>[^/]+)", template), path)
+
+
+def _read_body(endpoint: Endpoint[Any], request: Request) -> BaseModel | None:
+    if endpoint.request is None:
+        return None
+    try:
+        return endpoint.request.model_validate_json(request.body or b"{}")
+    except ValidationError as error:
+        raise translate_validation(error) from error
+
+
+def write(reply: Any) -> Served:
+    """Returns a model, text, dict or whole answer as bytes."""
+    match reply:
+        case (Answer() as head, chunks):
+            return head, chunks
+        case Answer():
+            return reply, iter((reply.body,))
+        case BaseModel():
+            return Answer(200, {"content-type": "application/json"}), iter((reply.model_dump_json().encode(),))
+        case str():
+            return Answer(200, {"content-type": "text/plain; charset=utf-8"}), iter((reply.encode(),))
+        case _:
+            return Answer(200, {"content-type": "application/json"}), iter((json.dumps(reply).encode(),))
+
+
+def write_problem(error: ProblemError) -> Served:
+    """Returns an error as a problem document."""
+    headers = {"content-type": "application/problem+json", "x-request-id": "fake-request"}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = f"{error.retry_after_s:g}"
+    body = build_problem(error, request_id="fake-request").model_dump_json()
+    return Answer(error.status, headers), iter((body.encode(),))
+
+
+def write_events(events: tuple[RunEvent, ...], cut: int | None) -> Iterator[bytes]:
+    """Yields events as server-sent events; breaks after `cut` of them, if that is not None."""
+    yield b": the agent's sign of life\n\n"
+    for count, event in enumerate(events):
+        if count == cut:
+            raise BrokenError("lost", "the stream was cut, as the test asked for")
+        yield f"id: {event.seq}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n".encode()
+    if cut is not None and cut >= len(events):
+        raise BrokenError("lost", "the stream was cut, as the test asked for")

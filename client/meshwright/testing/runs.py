@@ -1,0 +1,198 @@
+"""The runs of a fake agent: submitted, finished at once or held, cancelled; their events and made-up results.
+
+Nothing is measured: figures are the same at every call. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, get_args
+
+from meshwright.errors import IdempotencyConflictError, ProblemError, RunCancelledError, RunNotFoundError
+from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, LatestBench
+from meshwright.wire.devices import Devices
+from meshwright.wire.problem import build_problem
+from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList
+
+BenchOutcome = BenchResult | ProblemError
+Clock = Callable[[], datetime]
+
+COLLECTIVES: Final[dict[str, Callable[[int], float]]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "permute": lambda n: 1.0,
+}
+"""busbw ÷ algbw for n ranks. Source: nccl-tests, doc/PERFORMANCE.md."""
+
+SIZE_BYTES: Final = 2**20
+MEDIAN_S: Final = 1e-3
+
+
+def build_record(case: BenchCase, devices: Devices, at: datetime) -> BenchRecord:
+    """Returns a made-up record of a case: 1 MiB in 1 ms."""
+    count = len(devices.devices)
+    factor = COLLECTIVES[case](count) if case in COLLECTIVES else None
+    rate = SIZE_BYTES / MEDIAN_S
+    return BenchRecord(
+        case=case,
+        name=f"{case}_fake",
+        description=f"{case}, made up by FakeAgent",
+        device_indices=tuple(range(count)),
+        axis="x" if factor is not None else None,
+        axis_size=count if factor is not None else None,
+        dtype="float32" if devices.platform == "cpu" else "bfloat16",
+        size_bytes=SIZE_BYTES,
+        samples_s=(0.9e-3, MEDIAN_S, 1.1e-3),
+        median_s=MEDIAN_S,
+        p10_s=0.9e-3,
+        p90_s=1.1e-3,
+        algbw_bytes_per_s=rate,
+        busbw_factor=factor,
+        busbw_bytes_per_s=None if factor is None else rate * factor,
+        flops_per_s=1e12 if case == "matmul" else None,
+        nwrong=0,
+        correct=True,
+        basis="measured",
+        observed_at=at,
+        age_s=0.0,
+    )
+
+
+def build_result(request: BenchRequest, devices: Devices, at: datetime) -> BenchResult:
+    """Returns a made-up result with one record for each case that was asked for."""
+    cases: tuple[BenchCase, ...] = request.cases or get_args(BenchCase)
+    return BenchResult(
+        suite=request.suite,
+        platform=devices.platform,
+        device_kind=devices.devices[0].kind if devices.devices else "none",
+        device_count=len(devices.devices),
+        jax=devices.software.jax or "0",
+        jaxlib=devices.software.jaxlib or "0",
+        started_at=at,
+        took_s=MEDIAN_S * len(cases),
+        records=tuple(build_record(case, devices, at) for case in cases),
+    )
+
+
+class RunBook:
+    """All runs of one fake agent.
+
+    Attributes:
+        outcome: what the next runs end with: a result, an error, or None for a made-up result.
+        held: True leaves runs running until `finish`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.outcome: BenchOutcome | None = None
+        self.held = False
+        self._clock = clock
+        self._runs: dict[str, Run] = {}
+        self._events: dict[str, list[RunEvent]] = {}
+        self._planned: dict[str, BenchOutcome] = {}
+        self._keys: dict[str, tuple[BenchRequest, str]] = {}
+
+    def submit(self, request: BenchRequest, key: str | None, devices: Devices) -> Run:
+        """Returns the new run, or the one that this key made before.
+
+        Raises:
+            IdempotencyConflictError: the key was used for another request.
+        """
+        if key in self._keys:
+            before, run_id = self._keys[key]
+            if before != request:
+                raise IdempotencyConflictError(f"key {key!r} was used for another bench", hint="use a new key")
+            return self._runs[run_id]
+        run = self._start(request, self.outcome or build_result(request, devices, self._clock()))
+        if key is not None:
+            self._keys[key] = (request, run.id)
+        return run if self.held else self.finish(run.id)
+
+    def _start(self, request: BenchRequest, planned: BenchOutcome) -> Run:
+        now, run_id = self._clock(), f"run-{len(self._runs) + 1:08x}"
+        asked = request.model_dump(mode="json")
+        self._runs[run_id] = Run(id=run_id, kind="bench", state="queued", created_at=now, request=asked)
+        self._events[run_id] = []
+        self._planned[run_id] = planned
+        self._note(run_id, "state")
+        return self._change(run_id, state="running", started_at=now, generation=1)
+
+    def finish(self, run_id: str, outcome: BenchOutcome | None = None) -> Run:
+        """Ends a run with `outcome`, or what was planned for it when it was submitted; returns it.
+
+        Raises:
+            RunNotFoundError: no such run.
+        """
+        if self.get(run_id).state in FINAL_STATES:
+            return self.get(run_id)
+        outcome = outcome or self._planned[run_id]
+        if isinstance(outcome, ProblemError):
+            state = "cancelled" if isinstance(outcome, RunCancelledError) else "failed"
+            return self._end(run_id, state=state, error=build_problem(outcome))
+        for done, record in enumerate(outcome.records, start=1):
+            self._note(run_id, "record", record=record.model_dump(mode="json"))
+            self.advance(run_id, Progress(done=done, total=len(outcome.records), message=record.case))
+        return self._end(run_id, state="succeeded", result=outcome.model_dump(mode="json"))
+
+    def advance(self, run_id: str, progress: Progress) -> None:
+        """Notes how far a held run is."""
+        self._runs[run_id] = self.get(run_id).model_copy(update={"progress": progress})
+        self._note(run_id, "progress", progress=progress)
+
+    def cancel(self, run_id: str, reason: str = "cancelled by the client") -> Run:
+        """Cancels a run and returns it; one that is over stays as it is.
+
+        Raises:
+            RunNotFoundError: no such run.
+        """
+        if self.get(run_id).state in FINAL_STATES:
+            return self.get(run_id)
+        return self._end(run_id, state="cancelled", error=build_problem(RunCancelledError(reason)))
+
+    def get(self, run_id: str) -> Run:
+        """Returns a run.
+
+        Raises:
+            RunNotFoundError: no such run.
+        """
+        if run_id not in self._runs:
+            raise RunNotFoundError(f"no run is called {run_id!r}; there are {len(self._runs)}", hint="GET /runs")
+        return self._runs[run_id]
+
+    def list(self, limit: int, state: str | None) -> RunList:
+        """Returns the newest runs first."""
+        found = [run for run in reversed(self._runs.values()) if state in (None, run.state)]
+        return RunList(runs=tuple(found[:limit]))
+
+    def events(self, run_id: str, after: int) -> tuple[RunEvent, ...]:
+        """Returns the events so far, from the one after `after`.
+
+        Raises:
+            RunNotFoundError: no such run.
+        """
+        self.get(run_id)
+        return tuple(event for event in self._events[run_id] if event.seq > after)
+
+    def latest(self) -> LatestBench:
+        """Returns the newest record of each measurement."""
+        newest: dict[tuple[object, ...], BenchRecord] = {}
+        done = [run for run in self._runs.values() if run.state == "succeeded"]
+        for run in done:
+            for record in BenchResult.model_validate(run.result).records:
+                what = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes)
+                newest[(*what, record.device_indices)] = record
+        return LatestBench(records=tuple(newest.values()), runs=tuple(run.id for run in done))
+
+    def _end(self, run_id: str, **changes: Any) -> Run:
+        return self._change(run_id, finished_at=self._clock(), **changes)
+
+    def _change(self, run_id: str, **changes: Any) -> Run:
+        run = self._runs[run_id] = self._runs[run_id].model_copy(update=changes)
+        self._note(run_id, "state")
+        return run
+
+    def _note(self, run_id: str, type_: Any, **fields: Any) -> None:
+        events, state = self._events[run_id], self._runs[run_id].state
+        events.append(RunEvent(seq=len(events) + 1, at=self._clock(), type=type_, run_id=run_id, state=state, **fields))

@@ -1,0 +1,122 @@
+"""The names that people import: exactly these, and cheap to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import meshwright
+import meshwright.errors
+import meshwright.testing
+
+PUBLIC = {
+    "AgentConnectionError",
+    "AgentTimeoutError",
+    "AsyncClient",
+    "BenchTooLargeError",
+    "Client",
+    "ConflictError",
+    "DeviceBusyError",
+    "DevicesUnusedError",
+    "InvalidMeshError",
+    "InvalidRequestError",
+    "MeshSpec",
+    "MeshwrightError",
+    "NotFoundError",
+    "PlanInfeasibleError",
+    "PlanMismatchError",
+    "PlanNotFoundError",
+    "ProblemError",
+    "QueueFullError",
+    "Readiness",
+    "RequestError",
+    "RunCancelledError",
+    "RunFailedError",
+    "RunNotFoundError",
+    "SettingsError",
+    "UnavailableError",
+    "UnknownHardwareError",
+    "load_plan",
+}
+METHODS = {
+    "alive",
+    "ready",
+    "health",
+    "devices",
+    "devices_text",
+    "release",
+    "plan",
+    "plans",
+    "get_plan",
+    "batch_size",
+    "bench",
+    "submit_bench",
+    "latest_bench",
+    "latest_bench_as",
+    "run",
+    "runs",
+    "run_events",
+    "cancel_run",
+    "wait",
+    "environment",
+    "metrics",
+    "close",
+    "base_url",
+}
+
+
+def test_the_package_exports_these_names_in_order() -> None:
+    assert set(meshwright.__all__) == PUBLIC
+    assert list(meshwright.__all__) == sorted(meshwright.__all__)
+
+
+def test_every_exported_name_is_there_and_listed_by_dir() -> None:
+    for name in meshwright.__all__:
+        assert getattr(meshwright, name).__name__ == name
+    assert set(dir(meshwright)) >= PUBLIC
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Klient"):
+        meshwright.Klient  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_every_error_of_the_package_is_one_of_the_tree() -> None:
+    for name in meshwright.__all__:
+        if name.endswith("Error"):
+            assert getattr(meshwright, name) is getattr(meshwright.errors, name)
+
+
+@pytest.mark.parametrize("cls", [meshwright.Client, meshwright.AsyncClient])
+def test_the_clients_have_these_methods(cls: type) -> None:
+    assert {name for name in dir(cls) if not name.startswith("_")} == METHODS
+
+
+def test_the_fake_is_exported_for_users_own_tests() -> None:
+    assert meshwright.testing.__all__ == ["FakeAgent", "build_devices"]
+
+
+def _modules_after(statement: str) -> set[str]:
+    script = f"import sys; {statement}; print(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+HEAVY = {"jax", "jaxlib", "numpy", "fastapi", "uvicorn", "starlette", "typer"}
+
+
+def test_importing_the_package_loads_nothing_heavy_and_no_http_library() -> None:
+    assert not _modules_after("import meshwright") & (HEAVY | {"httpx", "pydantic"})
+
+
+@pytest.mark.parametrize(
+    "statement", ["from meshwright import Client, AsyncClient, load_plan", "import meshwright.testing"]
+)
+def test_the_client_and_its_fake_load_neither_jax_nor_numpy_nor_the_service(statement: str) -> None:
+    loaded = _modules_after(statement)
+    assert "httpx" in loaded
+    assert not loaded & HEAVY
+    assert not [name for name in loaded if name.startswith("meshwright_agent")]

@@ -1,0 +1,139 @@
+"""Client and AsyncClient against a real agent, over TCP and over its unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import AsyncClient, Client, load_plan
+from meshwright._calls.endpoints import ENDPOINTS
+from meshwright.errors import (
+    DevicesUnusedError,
+    InvalidMeshError,
+    InvalidRequestError,
+    ProblemError,
+    RunNotFoundError,
+    UnknownHardwareError,
+)
+from meshwright.testing import FakeAgent
+from tests.agents import RunningAgent
+from tests.unit.client.both import Kind, ask_async, ask_sync
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+everywhere = pytest.mark.parametrize("over", ["tcp", "unix"])
+
+
+def _ask(agent: RunningAgent, kind: Kind, over: str, question: Any) -> Any:
+    url = agent.url if over == "tcp" else f"unix://{agent.uds}"
+    if kind == "sync":
+        with Client(url, timeout=120) as client:
+            return ask_sync(client, question)
+    return asyncio.run(_ask_async(url, question))
+
+
+async def _ask_async(url: str, question: Any) -> Any:
+    return await ask_async(AsyncClient(url, timeout=120), question)
+
+
+@both
+@everywhere
+def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: str) -> None:
+    def ask(question: Any) -> Any:
+        return _ask(agent, kind, over, question)
+
+    assert ask(lambda c: c.alive())
+    assert ask(lambda c: c.ready())
+    assert ask(lambda c: c.health()).components
+    assert len(ask(lambda c: c.devices()).devices) == 8
+    assert ask(lambda c: c.devices_text()).count("\n") >= 8
+    plan = ask(lambda c: c.plan({"dp": 2, "tp": -1}))
+    assert plan.mesh_shape == {"dp": 2, "tp": 4}
+    assert ask(lambda c: c.get_plan(plan.fingerprint)) == plan
+    assert ask(lambda c: c.batch_size("h100", 8)).validation.valid is False
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in ask(lambda c: c.environment()).variables
+    assert "meshwright_" in ask(lambda c: c.metrics())
+    assert ask(lambda c: c.runs(limit=1)).schema_version == "1"
+    assert isinstance(ask(lambda c: c.latest_bench_as("nccl-tests")), dict)
+
+
+@both
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [
+        (lambda c: c.plan("dp:2,dp:2"), InvalidMeshError),
+        (lambda c: c.plan("dp:2"), DevicesUnusedError),
+        (lambda c: c.batch_size("abacus"), UnknownHardwareError),
+        (lambda c: c.run("run-none"), RunNotFoundError),
+        (lambda c: c.run(".."), RunNotFoundError),
+        (lambda c: c.run_events("run-none"), RunNotFoundError),
+        (lambda c: c.environment("custom"), InvalidRequestError),
+    ],
+)
+def test_the_fake_refuses_as_the_real_agent_does(
+    agent: RunningAgent, kind: Kind, question: Any, error: type[ProblemError]
+) -> None:
+    with pytest.raises(error) as real:
+        _ask(agent, kind, "tcp", question)
+    with pytest.raises(error) as fake, FakeAgent("cpu:8").client() as client:
+        ask_sync(client, question)
+    assert (real.value.code, real.value.status) == (fake.value.code, fake.value.status)
+    assert real.value.request_id
+
+
+def test_the_fake_plans_as_the_real_agent_does(agent: RunningAgent) -> None:
+    real = _ask(agent, "sync", "tcp", lambda c: c.plan("dp:2,tp:4"))
+    with FakeAgent("cpu:8").client() as client:
+        assert client.plan("dp:2,tp:4").fingerprint == real.fingerprint
+
+
+def test_a_plan_is_loaded_by_its_fingerprint_as_a_rank_would(
+    agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _ask(agent, "sync", "tcp", lambda c: c.plan("dp:8"))
+    monkeypatch.setenv("MESHWRIGHT_URL", f"unix://{agent.uds}")
+    monkeypatch.setenv("MESHWRIGHT_PLAN", plan.fingerprint)
+    assert load_plan() == plan
+
+
+def test_every_endpoint_of_the_client_stands_in_the_agents_document(agent: RunningAgent) -> None:
+    paths = httpx.get(f"{agent.url}/openapi.json").json()["paths"]
+    for endpoint in ENDPOINTS:
+        operation = paths[endpoint.path][endpoint.method.lower()]
+        parameters = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"}
+        assert set(endpoint.query) <= parameters, endpoint
+        assert {str(status) for status in endpoint.statuses} & set(operation["responses"]), endpoint
+
+
+@both
+@everywhere
+def test_a_bench_reports_as_it_goes_and_its_events_can_be_read_again(
+    agent: RunningAgent, kind: Kind, over: str
+) -> None:
+    told: list[Any] = []
+    result = _ask(
+        agent,
+        kind,
+        over,
+        lambda c: c.bench(
+            cases=["matmul", "memory_bandwidth"],
+            samples=3,
+            on_progress=lambda progress: told.append(progress),
+            on_record=lambda record: told.append(record.case),
+        ),
+    )
+    assert {record.case for record in result.records} == {"matmul", "memory_bandwidth"}
+    assert {"matmul", "memory_bandwidth"} <= {each for each in told if isinstance(each, str)}
+    newest = _ask(agent, kind, over, lambda c: c.runs(limit=1)).runs[0]
+    events = _ask(agent, kind, over, lambda c: c.run_events(newest.id))
+    assert [event.seq for event in events] == sorted({event.seq for event in events})
+    assert events[-1].state == "succeeded"
+
+
+@both
+def test_a_run_is_cancelled_while_it_runs(agent: RunningAgent, kind: Kind) -> None:
+    run = _ask(agent, kind, "tcp", lambda c: c.submit_bench(suite="full"))
+    _ask(agent, kind, "tcp", lambda c: c.cancel_run(run.id))
+    assert _ask(agent, kind, "tcp", lambda c: c.wait(run.id, timeout_s=60)).state == "cancelled"

@@ -1,0 +1,245 @@
+"""The one module that knows HTTP, over real sockets: TCP, unix, dropped connections, silence, streams as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import trustme
+
+from meshwright import AsyncClient, Client
+from meshwright.errors import AgentConnectionError, AgentTimeoutError
+from meshwright.wire.health import Health
+from meshwright.wire.runs import Run, RunEvent, RunState
+from tests.unit.client.both import Kind, ask_async, ask_sync
+from tests.unit.client.sockets import STREAM_HEAD, Heard, answer, chunk, serve
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+HEALTH = answer(Health(state="healthy", components=()).model_dump_json().encode())
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _ask(kind: Kind, url: str, question: Any, **options: Any) -> Any:
+    if kind == "sync":
+        with Client(url, **options) as client:
+            return ask_sync(client, question)
+    return asyncio.run(_ask_async(url, question, options))
+
+
+async def _ask_async(url: str, question: Any, options: dict[str, Any]) -> Any:
+    return await ask_async(AsyncClient(url, **options), question)
+
+
+def _healthy(heard: Heard, out: BinaryIO) -> bool:
+    out.write(HEALTH)
+    return True
+
+
+@both
+@pytest.mark.parametrize("over", ["tcp", "unix"])
+def test_an_agent_answers_over_tcp_and_over_a_unix_socket(kind: Kind, over: str, tmp_path: Path) -> None:
+    with serve(_healthy, tmp_path / "agent.sock" if over == "unix" else None) as server:
+        assert _ask(kind, server.url, lambda c: c.health(), token="abc").state == "healthy"
+    [heard] = server.heard
+    assert heard.line == "GET /health HTTP/1.1"
+    assert heard.headers["authorization"] == "Bearer abc"
+    assert heard.headers["user-agent"].startswith("meshwright/")
+
+
+@both
+def test_a_path_in_the_address_stands_before_every_route(kind: Kind) -> None:
+    with serve(_healthy) as server:
+        _ask(kind, f"{server.url}/node-7/", lambda c: c.health())
+    assert server.heard[0].line == "GET /node-7/health HTTP/1.1"
+
+
+@both
+def test_a_kept_alive_connection_that_the_agent_dropped_is_replaced_without_a_retry(kind: Kind) -> None:
+    def answer_first_of_each_connection(heard: Heard, out: BinaryIO) -> bool:
+        if len(server.heard) == 2:
+            return False  # hangs up on the second request: what a restart looks like
+        out.write(HEALTH)
+        return True
+
+    async def ask_twice() -> list[str]:
+        async with AsyncClient(server.url, max_retries=0) as client:
+            return [(await client.health()).state for _ in range(2)]
+
+    with serve(answer_first_of_each_connection) as server:
+        if kind == "sync":
+            with Client(server.url, max_retries=0) as client:
+                states = [client.health().state for _ in range(2)]
+        else:
+            states = asyncio.run(ask_twice())
+    assert states == ["healthy"] * 2
+    assert [heard.connection for heard in server.heard] == [1, 1, 2]
+
+
+@both
+def test_an_agent_that_hangs_up_on_the_first_request_is_an_error_with_the_address(kind: Kind) -> None:
+    with serve(lambda heard, out: False) as server:
+        with pytest.raises(AgentConnectionError, match=server.url):
+            _ask(kind, server.url, lambda c: c.health(), max_retries=0)
+        assert len(server.heard) == 1
+
+
+@both
+@pytest.mark.parametrize("reply", [HEALTH[:-5], b"HTTP/1.1 200 OK\r\nContent-Le", b"nonsense\r\n\r\n", b"\x00\xff" * 9])
+def test_half_an_answer_and_noise_are_connection_errors(kind: Kind, reply: bytes) -> None:
+    def act(heard: Heard, out: BinaryIO) -> bool:
+        out.write(reply)
+        return False
+
+    with serve(act) as server, pytest.raises(AgentConnectionError):
+        _ask(kind, server.url, lambda c: c.health(), max_retries=0)
+
+
+@both
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*socket")  # httpcore 1.0.9 leaves one to the collector
+def test_nobody_there_is_a_connection_error_that_says_how_to_start_one(kind: Kind, tmp_path: Path) -> None:
+    with serve(_healthy) as server:
+        pass
+    for url in (server.url, f"unix://{tmp_path}/absent.sock"):
+        with pytest.raises(AgentConnectionError, match="meshwright-agent serve") as caught:
+            _ask(kind, url, lambda c: c.health(), max_retries=0)
+        assert not isinstance(caught.value, AgentTimeoutError)
+        assert caught.value.host == url
+
+
+@both
+def test_an_agent_that_does_not_answer_in_time_is_a_timeout(kind: Kind) -> None:
+    released = threading.Event()
+
+    def hang(heard: Heard, out: BinaryIO) -> bool:
+        released.wait(30)
+        return False
+
+    with serve(hang) as server:
+        started = time.monotonic()
+        with pytest.raises(AgentTimeoutError):
+            _ask(kind, server.url, lambda c: c.health(), timeout=0.1, max_retries=0)
+        assert time.monotonic() - started < 5
+        released.set()
+
+
+@both
+def test_no_proxy_of_the_environment_stands_before_loopback(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serve(_healthy) as server:
+        assert _ask(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
+
+
+@both
+def test_https_is_spoken_when_the_ca_is_known_and_refused_when_not(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with serve(_healthy, tls=context) as server:
+        with pytest.raises(AgentConnectionError, match="certificate"):
+            _ask(kind, server.url, lambda c: c.health(), max_retries=0)
+        monkeypatch.setenv("MESHWRIGHT_CA_FILE", str(tmp_path / "ca.pem"))
+        assert _ask(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
+
+
+def test_threads_may_share_a_client() -> None:
+    with serve(_healthy) as server, Client(server.url) as client:
+        states: list[str] = []
+        threads = [threading.Thread(target=lambda: states.append(client.health().state)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert states == ["healthy"] * 8
+
+
+# ---- streams
+
+
+def _event(seq: int, state: RunState = "running") -> bytes:
+    event = RunEvent(seq=seq, at=NOW, type="state", run_id="r", state=state)
+    return chunk(f"id: {seq}\nevent: state\ndata: {event.model_dump_json()}\n\n".encode())
+
+
+def _run(state: RunState) -> bytes:
+    return answer(Run(id="r", kind="bench", state=state, created_at=NOW, request={}).model_dump_json().encode())
+
+
+def test_events_are_there_as_soon_as_they_are_sent() -> None:
+    seen = threading.Event()
+
+    def act(heard: Heard, out: BinaryIO) -> bool:
+        out.write(STREAM_HEAD + _event(1))
+        out.flush()
+        assert seen.wait(30), "the first event did not arrive before the second was sent"
+        out.write(_event(2, "succeeded") + chunk(b""))
+        return True
+
+    with serve(act) as server, Client(server.url) as client:
+        events = client.run_events("r")
+        assert next(events).seq == 1
+        seen.set()
+        assert [event.seq for event in events] == [2]
+
+
+def test_events_are_there_as_soon_as_they_are_sent_for_asyncio_too() -> None:
+    seen = threading.Event()
+
+    def act(heard: Heard, out: BinaryIO) -> bool:
+        out.write(STREAM_HEAD + _event(1))
+        out.flush()
+        assert seen.wait(30)
+        out.write(_event(2, "succeeded") + chunk(b""))
+        return True
+
+    async def read(url: str) -> list[int]:
+        async with AsyncClient(url) as client:
+            seqs = []
+            async for event in client.run_events("r"):
+                seqs.append(event.seq)
+                seen.set()
+            return seqs
+
+    with serve(act) as server:
+        assert asyncio.run(read(server.url)) == [1, 2]
+
+
+@both
+def test_a_stream_that_the_agent_cuts_is_resumed_where_it_broke(kind: Kind) -> None:
+    def act(heard: Heard, out: BinaryIO) -> bool:
+        resumed = heard.headers.get("last-event-id") == "1"
+        out.write(STREAM_HEAD + (_event(2, "succeeded") if resumed else _event(1)))
+        return False  # without the last chunk: cut
+
+    with serve(act) as server:
+        events = _ask(kind, server.url, lambda c: c.run_events("r"), max_retries=0)
+    assert [event.seq for event in events] == [1, 2]
+
+
+@both
+def test_waiting_on_a_silent_stream_ends_in_time(kind: Kind) -> None:
+    released = threading.Event()
+
+    def act(heard: Heard, out: BinaryIO) -> bool:
+        if "/events" not in heard.line:
+            out.write(_run("running"))
+            return True
+        out.write(STREAM_HEAD)
+        out.flush()
+        released.wait(30)
+        return False
+
+    with serve(act) as server:
+        started = time.monotonic()
+        with pytest.raises(AgentTimeoutError, match="still running"):
+            _ask(kind, server.url, lambda c: c.wait("r", timeout_s=0.6))
+        assert 0.5 < time.monotonic() - started < 5
+        released.set()

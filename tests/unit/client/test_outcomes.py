@@ -1,0 +1,171 @@
+"""Retry decisions, errors from problems, and replies that cannot be read: pure, without a connection."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright._calls.messages import Answer, Failure, FailureKind, Request
+from meshwright._calls.outcomes import (
+    MAX_DELAY_S,
+    RetryPolicy,
+    build_error,
+    build_request_model,
+    decide_retry,
+    find_newer_major,
+    parse_retry_after,
+    read_reply,
+)
+from meshwright.errors import (
+    BY_CODE,
+    AgentConnectionError,
+    AgentTimeoutError,
+    InvalidMeshError,
+    InvalidRequestError,
+    NotFoundError,
+    ProblemError,
+    RequestError,
+    UnavailableError,
+)
+from meshwright.wire.health import Health
+from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.problem import build_problem
+
+GET = Request("GET", "/devices")
+HOST = "http://a:1"
+STEADY = RetryPolicy(max_retries=3, jitter=lambda: 0.0)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_an_answer_that_may_change_is_asked_for_again_later_each_time(status: int) -> None:
+    delays = [decide_retry(Answer(status), retries, STEADY) for retries in range(4)]
+    assert delays == [0.5, 1.0, 2.0, None]
+
+
+@pytest.mark.parametrize("status", [200, 202, 301, 400, 401, 404, 409, 413, 422])
+def test_an_answer_that_stays_the_same_is_taken_as_it_is(status: int) -> None:
+    assert decide_retry(Answer(status), 0, STEADY) is None
+
+
+@pytest.mark.parametrize("kind", ["refused", "timeout", "lost", "stale"])
+def test_a_failed_connection_is_tried_again(kind: FailureKind) -> None:
+    assert decide_retry(Failure(kind, ""), 1, STEADY) == 1.0
+
+
+@given(retries=st.integers(0, 10_000), jitter=st.floats(0, 1, exclude_max=True))
+def test_a_delay_is_never_over_eight_seconds_and_never_under_three_quarters_of_its_step(
+    retries: int, jitter: float
+) -> None:
+    step_s = min(MAX_DELAY_S, 0.5 * 2 ** min(retries, 5))
+    assert 0.75 * step_s <= RetryPolicy(1, lambda: jitter).delay_s(retries) <= step_s
+
+
+@pytest.mark.parametrize(("value", "delay_s"), [("0", 0.0), ("7", 7.0), ("120", 120.0), ("121", None)])
+def test_retry_after_is_obeyed_up_to_two_minutes_and_beyond_that_the_error_is_given_at_once(
+    value: str, delay_s: float | None
+) -> None:
+    assert decide_retry(Answer(429, {"retry-after": value}), 0, STEADY) == delay_s
+
+
+@pytest.mark.parametrize(
+    ("value", "delay_s"),
+    [
+        (None, None),
+        ("2.5", 2.5),
+        ("-3", 0.0),
+        ("Thu, 01 Jan 2026 00:00:10 GMT", 10.0),
+        ("Thu, 01 Jan 2025 00:00:10 GMT", 0.0),
+        ("soon", None),
+        ("inf", None),
+        ("nan", None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str | None, delay_s: float | None) -> None:
+    assert parse_retry_after(value, now=NOW) == delay_s
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_every_code_comes_back_as_its_class_with_all_that_was_said(code: str) -> None:
+    sent = BY_CODE[code]("what was wrong", hint="do this", errors=[{"field": "f", "message": "m"}], log=["l1", "l2"])
+    problem = build_problem(sent, request_id="r-1")
+    got = build_error(Answer(sent.status, {"retry-after": "4"}, problem.model_dump_json().encode()), GET, HOST)
+    assert isinstance(got, ProblemError)
+    assert type(got) is type(sent)
+    assert (got.detail, got.hint, got.errors, got.log) == (sent.detail, sent.hint, sent.errors, sent.log)
+    assert (got.status, got.request_id, got.host, got.retry_after_s) == (sent.status, "r-1", HOST, 4.0)
+    assert got.code == code
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(404, NotFoundError), (422, RequestError), (503, UnavailableError), (500, ProblemError)]
+)
+def test_a_code_of_a_newer_agent_keeps_its_name_and_gets_the_class_of_its_status(
+    status: int, expected: type[ProblemError]
+) -> None:
+    body = {"type": "t", "title": "T", "status": status, "detail": "d", "code": "of_tomorrow", "new_field": 1}
+    error = build_error(Answer(status, {}, json.dumps(body).encode()), GET, HOST)
+    assert isinstance(error, ProblemError)
+    assert type(error) is expected
+    assert error.code == "of_tomorrow"
+
+
+def test_an_error_page_of_a_proxy_is_shown_in_part_and_named_as_such() -> None:
+    error = build_error(
+        Answer(502, {"content-type": "text/html", "x-request-id": "p"}, b"<h1>Bad</h1>" * 99), GET, HOST
+    )
+    assert isinstance(error, ProblemError)
+    assert (error.status, error.code, error.request_id) == (502, "", "p")
+    assert "<h1>Bad</h1>" in str(error)
+    assert "proxy" in error.hint
+    assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize("kind", ["refused", "timeout", "lost", "stale"])
+def test_a_failure_says_what_was_asked_where_and_what_to_do(kind: FailureKind) -> None:
+    error = build_error(Failure(kind, "why"), GET, HOST)
+    assert isinstance(error, AgentConnectionError)
+    assert isinstance(error, AgentTimeoutError) == (kind == "timeout")
+    assert error.hint
+    for part in ("GET /devices", HOST, "why"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"schema_version": "1"}', b"\xff\xfe"])
+def test_an_answer_that_is_no_reply_is_a_connection_error_that_doubts_the_address(body: bytes) -> None:
+    with pytest.raises(AgentConnectionError, match="is the address"):
+        read_reply(Health, Answer(200, {}, body), GET, HOST)
+
+
+def test_a_reply_of_a_newer_version_that_cannot_be_read_says_to_upgrade() -> None:
+    with pytest.raises(AgentConnectionError, match=r'"9".*upgrade the client'):
+        read_reply(Health, Answer(200, {}, b'{"schema_version": "9", "parts": []}'), GET, HOST)
+
+
+def test_a_reply_keeps_fields_that_this_release_does_not_know() -> None:
+    body = b'{"schema_version": "1.4", "state": "healthy", "components": [], "mood": "fine"}'
+    assert read_reply(Health, Answer(200, {}, body), GET, HOST).model_extra == {"mood": "fine"}
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"),
+    [("1", None), ("1.9", None), ("0", None), ("2", "2"), ("2.1", "2.1"), ("x", None), (3, None), (None, None)],
+)
+def test_only_a_higher_major_version_is_newer(version: object, newer: str | None) -> None:
+    assert find_newer_major(version) == newer
+
+
+def test_a_wrong_argument_is_named_by_its_field_as_the_agent_would() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        build_request_model(PlanRequest, {"mesh": "dp:2", "allow_unused": "yes", "memory_strategy": "wild"})
+    assert [error["field"] for error in caught.value.errors] == ["allow_unused", "memory_strategy"]
+
+
+def test_a_mesh_that_is_none_is_an_invalid_mesh_and_named_once() -> None:
+    with pytest.raises(InvalidMeshError) as caught:
+        build_request_model(PlanRequest, {"mesh": 3.5})
+    assert [error["field"] for error in caught.value.errors] == ["mesh"]

@@ -1,0 +1,109 @@
+"""Where the agent is: arguments, environment, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright._calls.settings import DEFAULT_URL, parse_address, read_settings
+from meshwright.errors import MeshwrightError, SettingsError
+
+
+def test_without_anything_the_agent_of_this_host_is_meant() -> None:
+    address = read_settings(None, None, {}).address
+    assert (address.url, address.socket, address.is_local) == (DEFAULT_URL, None, True)
+
+
+def test_an_argument_wins_over_the_environment() -> None:
+    environ = {"MESHWRIGHT_URL": "http://b:1", "MESHWRIGHT_TOKEN": "from-environment"}
+    settings = read_settings("http://a:1/", "given", environ)
+    assert settings.address.url == "http://a:1"
+    assert settings.headers == {"Authorization": "Bearer given"}
+
+
+def test_the_environment_is_used_when_nothing_is_given() -> None:
+    settings = read_settings(None, None, {"MESHWRIGHT_URL": "https://gpu7:8790", "MESHWRIGHT_TOKEN": "abc"})
+    assert (settings.address.url, settings.address.is_local) == ("https://gpu7:8790", False)
+    assert settings.token == "abc"
+
+
+def test_a_token_file_is_read_and_its_line_end_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    assert read_settings(None, None, {"MESHWRIGHT_TOKEN_FILE": str(file)}).token == "secret"
+
+
+@pytest.mark.parametrize("variable", ["MESHWRIGHT_TOKEN_FILE", "MESHWRIGHT_CA_FILE"])
+def test_a_file_that_is_not_there_is_refused_by_its_variables_name(variable: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=variable):
+        read_settings(None, None, {variable: str(tmp_path / "absent")})
+
+
+@pytest.mark.parametrize("token", ["two words", "line\nbreak", "schlüssel", "nul\0"])
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(None, token, {})
+    assert token not in str(caught.value)
+
+
+def test_the_token_does_not_stand_in_the_settings_representation() -> None:
+    assert "hunter2" not in repr(read_settings(None, "hunter2", {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "socket"), [("unix:///run/mw.sock", "/run/mw.sock"), ("unix:///tmp/a%20b.sock", "/tmp/a b.sock")]
+)
+def test_a_unix_socket_is_named_by_its_path(text: str, socket: str) -> None:
+    address = parse_address(text)
+    assert (address.socket, address.shown, address.is_local) == (socket, f"unix://{socket}", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:8790",
+        "127.0.0.1",
+        "ftp://a",
+        "unix://relative/path",
+        "unix:///",
+        "http://",
+        "http://a:99999",
+        "http://a:0",
+        "http://user:pass@a",
+        "http://a/?x=1",
+        "http://a/#b",
+        "http://[::1",
+        " ",
+    ],
+)
+def test_what_is_no_address_is_refused_with_one_that_works(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"http://127\.0\.0\.1:8790") as caught:
+        parse_address(text)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, MeshwrightError)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_local"),
+    [
+        ("http://localhost:1", True),
+        ("http://[::1]:1", True),
+        ("http://127.9.9.9", True),
+        ("http://10.0.0.1", False),
+        ("https://agent.example", False),
+    ],
+)
+def test_only_loopback_and_sockets_are_local(text: str, is_local: bool) -> None:
+    assert parse_address(text).is_local is is_local
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_address_or_a_settings_error(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except SettingsError:
+        return
+    assert address.url.startswith(("http://", "https://"))

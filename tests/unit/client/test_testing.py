@@ -1,0 +1,188 @@
+"""The fake agent is a truthful fake: its hosts are topologies, its answers those of the models, its faults real."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from meshwright._calls.endpoints import ENDPOINTS
+from meshwright.errors import BY_CODE, IdempotencyConflictError, InvalidMeshError
+from meshwright.planning.mesh import plan_mesh
+from meshwright.testing import FakeAgent, build_devices
+from meshwright.testing.agent import _ROUTES
+from meshwright.testing.hardware import MODELS
+from meshwright.testing.runs import RunBook, build_result
+from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.model import Topology
+from meshwright.wire.bench import BenchCase, BenchRequest
+from meshwright.wire.devices import Devices
+from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.problem import Problem
+from meshwright.wire.runs import FINAL_STATES
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@given(st.sampled_from(sorted(MODELS)), st.integers(1, 16))
+def test_every_fake_host_is_a_topology_that_can_be_planned_on_and_survives_json(kind: str, count: int) -> None:
+    devices = build_devices(f"{kind}:{count}", at=NOW)
+    assert Devices.model_validate_json(devices.model_dump_json()) == devices
+    plans = plan_mesh(PlanRequest(mesh="dp:-1"), Topology.of(devices))
+    assert plans.plans[0].mesh_shape == {"dp": count}
+    uuids = [device.uuid for device in devices.devices if device.uuid]
+    assert len(set(uuids)) == len(uuids)
+
+
+@pytest.mark.parametrize("kind", sorted(set(MODELS) - {"cpu"}))
+def test_a_fake_accelerator_is_one_of_the_chip_table(kind: str) -> None:
+    chip = find_chip_by_kind(MODELS[kind].kind)
+    assert chip is not None
+    assert chip.platform == MODELS[kind].platform
+
+
+def test_a_slice_of_eight_has_the_links_of_a_two_by_four_grid() -> None:
+    devices = build_devices("v5e:8")
+    assert {device.coords for device in devices.devices} == {(x, y, 0) for x in range(2) for y in range(4)}
+    assert len(devices.links) == 10
+
+
+@pytest.mark.parametrize("name", ["h100", "h100:0", "h100:257", "b9000:8", "h100:x", ""])
+def test_a_host_that_cannot_be_faked_is_refused_with_one_that_can(name: str) -> None:
+    with pytest.raises(ValueError, match="cpu:8"):
+        build_devices(name)
+
+
+def test_every_route_of_the_client_is_answered() -> None:
+    assert set(_ROUTES) == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+
+
+def test_answers_have_the_shape_that_the_routes_promise() -> None:
+    fake = FakeAgent("cpu:4")
+    with fake.http_client() as http:
+        run_id = http.post("/placement/bench", json={}).json()["id"]
+        fingerprint = http.post("/mesh/plan", json={"mesh": "dp:4"}).json()["plans"][0]["fingerprint"]
+        for endpoint in ENDPOINTS:
+            if not issubclass(endpoint.reply, BaseModel) or endpoint.request is not None:
+                continue
+            path = endpoint.path.format(run_id=run_id, fingerprint=fingerprint)
+            response = http.request(endpoint.method, path)
+            assert response.headers["content-type"] == "application/json"
+            assert response.status_code in endpoint.statuses, path
+            endpoint.reply.model_validate_json(response.content)
+
+
+def test_a_bench_is_accepted_with_its_location() -> None:
+    with FakeAgent().http_client() as http:
+        response = http.post("/placement/bench", json={"cases": ["matmul"]})
+        assert response.status_code == 202
+        assert http.get(response.headers["location"]).json()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("GET", "/nowhere", None, "route_not_found"),
+        ("PUT", "/devices", None, "method_not_allowed"),
+        ("POST", "/mesh/plan", {"mesh": "dp:2", "colour": "red"}, "invalid_request"),
+        ("POST", "/mesh/plan", {"mesh": 7}, "invalid_mesh"),
+        ("POST", "/placement/bench", {"samples": 1}, "invalid_request"),
+        ("GET", "/runs/none", None, "run_not_found"),
+        ("GET", "/mesh/plan/none", None, "plan_not_found"),
+        ("GET", "/placement/bench?format=csv", None, "not_acceptable"),
+        ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
+    ],
+)
+def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, body: Any, code: str) -> None:
+    with FakeAgent().http_client() as http:
+        response = http.request(method, path, json=body)
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert (problem.code, problem.status) == (code, response.status_code)
+    assert response.status_code == BY_CODE[code].default_status
+
+
+def test_a_transport_serves_a_client_of_ones_own_in_both_ways() -> None:
+    fake = FakeAgent()
+
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=fake.transport(), base_url="http://mine") as http:
+            return (await http.get("/healthz")).status_code
+
+    assert asyncio.run(ask()) == 200
+    with httpx.Client(transport=fake.transport(), base_url="http://mine") as http:
+        assert http.get("/healthz").status_code == 200
+
+
+def test_a_route_can_be_given_another_answer_or_an_error() -> None:
+    fake = FakeAgent()
+    fake.answer("GET", "/health", {"state": "degraded", "components": []})
+    fake.answer("GET", "/metrics", "x 1\n")
+    fake.answer("POST", "/mesh/plan", InvalidMeshError("not today"))
+    with fake.client() as client:
+        assert client.health().state == "degraded"
+        assert client.metrics() == "x 1\n"
+        with pytest.raises(InvalidMeshError, match="not today"):
+            client.plan("dp:8")
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"), [("/nowhere", {}), ("/health", {"state": "splendid"}), ("/metrics", {"x": 1})]
+)
+def test_an_answer_that_no_agent_gives_is_refused_when_it_is_set(path: str, reply: object) -> None:
+    with pytest.raises(ValueError):
+        FakeAgent().answer("GET", path, reply)
+
+
+def test_a_fault_for_one_path_waits_for_that_path() -> None:
+    fake = FakeAgent()
+    fake.fail_next(503, "not_ready", path="/devices")
+    with fake.client(max_retries=0) as client:
+        assert client.health().state == "healthy"
+        assert not fake.pauses_s
+        with pytest.raises(BY_CODE["not_ready"]):
+            client.devices()
+        assert client.devices().platform == "cpu"
+
+
+def test_a_release_cancels_what_runs_and_stops_the_worker() -> None:
+    fake = FakeAgent()
+    fake.runs.held = True
+    with fake.client() as client:
+        run = client.submit_bench()
+        assert client.release().cancelled_runs == (run.id,)
+        assert client.run(run.id).state == "cancelled"
+        assert client.devices().worker.state == "stopped"
+
+
+def test_a_key_makes_one_run_and_is_refused_for_another_request() -> None:
+    book, devices = RunBook(lambda: NOW), build_devices("cpu:2", at=NOW)
+    first = book.submit(BenchRequest(), "k", devices)
+    assert book.submit(BenchRequest(), "k", devices) == first
+    with pytest.raises(IdempotencyConflictError):
+        book.submit(BenchRequest(suite="full"), "k", devices)
+    assert book.submit(BenchRequest(), None, devices).id != first.id
+
+
+def test_events_count_from_one_and_end_with_the_final_state() -> None:
+    book = RunBook(lambda: NOW)
+    run = book.submit(BenchRequest(), None, build_devices("cpu:2", at=NOW))
+    events = book.events(run.id, 0)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert [event.state in FINAL_STATES for event in events] == [False] * (len(events) - 1) + [True]
+
+
+@given(st.sets(st.sampled_from(get_args(BenchCase)), min_size=1), st.integers(1, 8))
+def test_made_up_records_keep_the_definitions_of_bandwidth(cases: set[BenchCase], count: int) -> None:
+    result = build_result(BenchRequest(cases=tuple(sorted(cases))), build_devices(f"cpu:{count}", at=NOW), NOW)
+    assert {record.case for record in result.records} == cases
+    for record in result.records:
+        assert record.algbw_bytes_per_s == record.size_bytes / record.median_s
+        if record.busbw_factor is not None:
+            assert record.busbw_bytes_per_s == record.algbw_bytes_per_s * record.busbw_factor

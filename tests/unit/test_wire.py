@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from meshwright.wire.base import SCHEMA_VERSION, parse_version
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.health import Health
+from meshwright.wire.mesh import PlanRequest
+
+
+def test_an_unknown_field_of_a_client_of_our_version_is_refused() -> None:
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        PlanRequest.model_validate({"mesh": "dp:2", "colour": "red"})
+
+
+def test_unknown_fields_of_a_newer_client_are_dropped_and_named_at_every_depth() -> None:
+    body = {"mesh": "dp:2", "schema_version": "1.1", "colour": "red", "devices": {"count": 2, "mood": "blue"}}
+    request = PlanRequest.model_validate(body)
+    assert request.ignored_fields == ("colour", "devices.mood")
+    assert request.devices is not None
+    assert request.model_dump()["devices"]["count"] == 2
+
+
+def test_a_newer_client_is_still_held_to_the_fields_that_we_know() -> None:
+    with pytest.raises(ValidationError):
+        PlanRequest.model_validate({"mesh": 7, "schema_version": "2"})
+
+
+@pytest.mark.parametrize("version", ["", "one", "1.2.3", "-1", "1.", "٣"])
+def test_a_version_that_is_none_is_refused(version: str) -> None:
+    with pytest.raises(ValidationError):
+        PlanRequest.model_validate({"mesh": "dp:2", "schema_version": version})
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert parse_version("1.10") > parse_version("1.9") > parse_version(SCHEMA_VERSION)
+
+
+def test_a_reply_keeps_what_a_newer_agent_adds() -> None:
+    document = {"state": "healthy", "components": [], "colour": "red"}
+    assert json.loads(Health.model_validate(document).model_dump_json())["colour"] == "red"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_s": float("nan")},
+        {"max_s": float("inf")},
+        {"max_s": 0},
+        {"sizes_bytes": [2**60]},
+        {"sizes_bytes": []},
+        {"sizes_bytes": [True]},
+        {"cases": ["teleport"]},
+        {"samples": 2},
+        {"devices": ["0"]},
+    ],
+)
+def test_a_bench_out_of_bounds_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        BenchRequest.model_validate(wrong)
+
+
+def test_what_crosses_is_immutable() -> None:
+    request = BenchRequest()
+    with pytest.raises(ValidationError, match="frozen"):
+        request.suite = "full"  # type: ignore[misc]

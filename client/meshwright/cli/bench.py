@@ -1,0 +1,175 @@
+"""`meshwright bench`: measures, with a progress bar on stderr; shows the records, or another tool's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from meshwright.cli.arguments import parse_case, parse_indices, parse_size
+from meshwright.cli.output import (
+    Column,
+    build_table,
+    clean,
+    format_bytes,
+    format_rate,
+    format_time,
+    print_notices,
+    print_warning,
+)
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.wire.bench import BenchRecord, BenchResult, Dtype, LatestBench, Skipped
+from meshwright.wire.runs import Progress as RunProgress
+
+if TYPE_CHECKING:
+    from meshwright._client import Client
+
+Format = Literal["table", "json", "nccl-tests", "nvbandwidth"]
+
+
+def run_bench(
+    session: Session,
+    suite: Annotated[Literal["quick", "full"], typer.Option(help="quick is within 20 s.")] = "quick",
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CASE", help="Only this, as in all_reduce; may stand several times."),
+    ] = None,
+    devices: Annotated[str | None, typer.Option(metavar="0,1", help="Local indices; without: all.")] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="MESH", help='Mesh of the collectives, "dp:2,tp:4".')] = None,
+    axis: Annotated[str | None, typer.Option(metavar="NAME", help="Only over this axis of it.")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(metavar="SIZE", help="1MiB, 64KiB, …; may stand several times.")
+    ] = None,
+    matmul_size: Annotated[int | None, typer.Option(metavar="N", help="n of the n×n×n matmul.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Without: float32 on CPU, bfloat16 elsewhere.")] = None,
+    samples: Annotated[int | None, typer.Option(metavar="N", help="Samples of each, at least 3.")] = None,
+    max_s: Annotated[float | None, typer.Option("--max-s", metavar="S", help="Limit of the whole run.")] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Measure nothing; show the newest records.")] = False,
+    format_: Annotated[
+        Format, typer.Option("--format", help="nccl-tests, nvbandwidth: all newest records as their JSON.")
+    ] = "table",
+) -> int:
+    """Measure transfers, collectives, matmul and memory.
+
+    Runs on the host's devices, one run at a time; an interrupt cancels it.
+
+    Exit codes: 0 measured, and every result was right · 1 failed, cancelled, a wrong result, or nothing could
+    be measured · 2 usage, queue full, or no answer.
+    """
+    with session.open() as client:
+        answer: BenchResult | LatestBench
+        if latest:
+            answer = client.latest_bench()
+        else:
+            asked = {
+                "suite": suite,
+                "cases": [parse_case(text) for text in case] if case else None,
+                "devices": None if devices is None else parse_indices(devices),
+                "mesh": mesh,
+                "axis": axis,
+                "sizes_bytes": [parse_size(text) for text in size] if size else None,
+                "matmul_size": matmul_size,
+                "dtype": dtype,
+                "samples": samples,
+                "max_s": max_s,
+            }
+            answer = _measure(session, client, asked)
+        _print_answer(session, client, answer, format_)
+    return judge(answer.records)
+
+
+def judge(records: Iterable[BenchRecord]) -> int:
+    """Returns the exit code of records: 0 only where there are some and all are right."""
+    verdicts = [record.correct and record.nwrong == 0 for record in records]
+    return OK if verdicts and all(verdicts) else FAILED
+
+
+def _measure(session: Session, client: Client, asked: dict[str, Any]) -> BenchResult:
+    with _show_progress(session) as on_progress:
+        return client.bench(**asked, on_progress=on_progress)
+
+
+@contextmanager
+def _show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
+    """A bar on stderr where a person looks on, nothing elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    visible = session.err.is_terminal and not session.as_json
+    with Progress(*columns, console=session.err, transient=True, disable=not visible) as bar:
+        task = bar.add_task("queued", total=None)
+
+        def show(progress: RunProgress) -> None:
+            bar.update(task, completed=progress.done, total=progress.total, description=clean(progress.message))
+
+        yield show
+
+
+def _print_answer(session: Session, client: Client, answer: BenchResult | LatestBench, format_: Format) -> None:
+    match format_:
+        case "nccl-tests" | "nvbandwidth":
+            session.print_lines(json.dumps(client.latest_bench_as(format_), ensure_ascii=False, separators=(",", ":")))
+        case "json":
+            session.print_json(answer)
+        case _ if session.as_json:
+            session.print_json(answer)
+        case _:
+            _print_records(session, answer)
+
+
+def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:
+    if isinstance(answer, BenchResult):
+        session.out.print(_describe_run(answer), soft_wrap=True)
+        session.out.print()
+    if answer.records:
+        session.out.print(build_table(COLUMNS, answer.records))
+    else:
+        print_warning(session, "nothing was measured")
+    if isinstance(answer, BenchResult):
+        _print_skipped(session, answer.skipped)
+        print_notices(session, answer.warnings)
+
+
+def _describe_run(result: BenchResult) -> Text:
+    where = f"{result.device_count} × {result.device_kind} ({result.platform})"
+    return Text(clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.took_s)}"), "bold")
+
+
+def _print_skipped(session: Session, skipped: Iterable[Skipped]) -> None:
+    for entry in skipped:
+        session.out.print(Text(f"skipped {entry.case}: ", "yellow") + Text(clean(entry.reason)), soft_wrap=True)
+
+
+def _describe_axis(record: BenchRecord) -> str:
+    return "" if record.axis is None else f"{record.axis}:{record.axis_size}"
+
+
+def _describe_result(record: BenchRecord) -> Text:
+    return Text("ok", "green") if judge([record]) == OK else Text(f"{record.nwrong} wrong", "bold red")
+
+
+def _describe_spread(record: BenchRecord) -> str:
+    return f"{format_time(record.p10_s)} … {format_time(record.p90_s)}"
+
+
+COLUMNS: Final[tuple[Column[BenchRecord], ...]] = (
+    Column("case", lambda record: record.case),
+    Column("axis", _describe_axis),
+    Column("size", lambda record: format_bytes(record.size_bytes), "right"),
+    Column("dtype", lambda record: record.dtype),
+    Column("median", lambda record: format_time(record.median_s), "right"),
+    Column("p10 … p90", _describe_spread, "right"),
+    Column("n", lambda record: str(len(record.samples_s)), "right"),
+    Column("algbw", lambda record: format_rate(record.algbw_bytes_per_s, "B/s"), "right"),
+    Column("busbw", lambda record: format_rate(record.busbw_bytes_per_s, "B/s"), "right"),
+    Column("compute", lambda record: format_rate(record.flops_per_s, "FLOP/s"), "right"),
+    Column(
+        "overlap",
+        lambda record: "" if record.overlap_ratio is None else f"{record.overlap_ratio:.2f}×",
+        "right",
+    ),
+    Column("result", _describe_result),
+)

@@ -1,0 +1,166 @@
+"""Output: base units as people read them, tables, and what goes to stderr. Only here stand GiB, GB/s and ms.
+
+Memory is in GiB (2^30), bandwidth in GB/s (1e9), as in the field's own tools. Every text that an agent sent
+goes through `clean` before it reaches a terminal. Knows no command.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeVar
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.cli.session import Session
+from meshwright.errors import MeshwrightError, ProblemError
+from meshwright.wire.base import Notice
+from meshwright.wire.problem import build_problem
+
+T = TypeVar("T")
+
+STATE_STYLES: Final = {
+    "healthy": "green",
+    "degraded": "yellow",
+    "unhealthy": "bold red",
+    "unknown": "magenta",
+    "initializing": "cyan",
+    "ready": "green",
+    "busy": "green",
+    "backoff": "yellow",
+    "failed": "bold red",
+    "succeeded": "green",
+    "running": "cyan",
+    "cancelled": "yellow",
+}
+LOG_LINES: Final = 20
+NO_ANSWER_CODE: Final = "no_answer"
+"""Stands where an agent's problem has its code, when no agent said anything."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
+_TIMES: Final = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def clean(text: object) -> str:
+    """Returns text that cannot steer a terminal: control characters (a process's name may hold them) as �."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """Returns a size in binary units: 85899345920 → "80 GiB"; "" where it is not known."""
+    if size_bytes is None:
+        return ""
+    unit = 0
+    while abs(size_bytes) >= 1024 and unit < len(_BINARY) - 1:
+        size_bytes, unit = size_bytes / 1024, unit + 1
+    return f"{_shorten(size_bytes)} {_BINARY[unit]}"
+
+
+def format_rate(per_s: float | None, unit: Literal["B/s", "FLOP/s"]) -> str:
+    """Returns a rate in decimal units: 1.25e10 B/s → "12.5 GB/s"; "" where it is not known."""
+    if per_s is None:
+        return ""
+    step = 0
+    while abs(per_s) >= 1000 and step < len(_DECIMAL) - 1:
+        per_s, step = per_s / 1000, step + 1
+    return f"{_shorten(per_s)} {_DECIMAL[step]}{unit}"
+
+
+def format_time(time_s: float | None) -> str:
+    """Returns a duration in the unit that suits it: 0.00125 → "1.25 ms"; "" where it is not known."""
+    if time_s is None:
+        return ""
+    size, unit = next((entry for entry in _TIMES if abs(time_s) >= entry[0]), (1.0, "s"))
+    return f"{_shorten(time_s / size)} {unit}"
+
+
+def _shorten(value: float) -> str:
+    """Three digits, and no trailing zeros."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
+
+
+def style_state(state: str) -> Text:
+    """Returns a state in its colour."""
+    return Text(clean(state), STATE_STYLES.get(state, ""))
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One column of a table: its heading, and what it shows of a row ("" for nothing)."""
+
+    heading: str
+    read: Callable[[T], str | Text]
+    justify: Literal["left", "right"] = "left"
+
+
+def build_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> Table:
+    """Returns a table of the rows, without the columns in which no row has anything to show."""
+    lines = [[_build_cell(column.read(row)) for column in columns] for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    shown = [index for index in range(len(columns)) if any(line[index] for line in lines)]
+    for index in shown:
+        table.add_column(columns[index].heading, justify=columns[index].justify)
+    for line in lines:
+        table.add_row(*(line[index] for index in shown))
+    return table
+
+
+def _build_cell(content: str | Text) -> Text:
+    return content if isinstance(content, Text) else Text(clean(content))
+
+
+def print_notices(session: Session, notices: Iterable[Notice]) -> None:
+    """Says on stderr what is not refused but should be known."""
+    for notice in notices:
+        print_warning(session, notice.message, notice.hint)
+
+
+def print_warning(session: Session, message: str, hint: str = "") -> None:
+    """Says one warning on stderr."""
+    _print_marked(session, "warning", "yellow", message)
+    _print_part(session, "hint", hint)
+
+
+def print_error(session: Session, error: MeshwrightError) -> None:
+    """Says on stderr what was asked, what was there, the rule, and what works; --json: a problem document."""
+    if session.as_json:
+        typer.echo(_dump_error(error), err=True)
+        return
+    if not isinstance(error, ProblemError):
+        _print_marked(session, "error", "bold red", str(error))
+        return
+    _print_marked(session, "error", "bold red", error.detail)
+    for entry in error.errors:
+        message = str(entry.get("message", ""))
+        if message not in error.detail:
+            _print_part(session, str(entry.get("field", "?")), message)
+    for line in error.log[-LOG_LINES:]:
+        _print_part(session, "log", line)
+    _print_part(session, "hint", error.hint)
+    _print_part(session, "code", " · ".join(part for part in (error.code, error.host, error.request_id) if part))
+
+
+def _dump_error(error: MeshwrightError) -> str:
+    if isinstance(error, ProblemError):
+        return build_problem(error).model_dump_json()
+    detail, _, hint = str(error).partition("\n  hint: ")
+    said = {"title": type(error).__name__, "detail": detail, "code": NO_ANSWER_CODE, "hint": hint}
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _print_marked(session: Session, word: str, style: str, message: str) -> None:
+    session.err.print(Text(f"{word}: ", style) + Text(clean(message)), soft_wrap=True)
+
+
+def _print_part(session: Session, name: str, message: str) -> None:
+    if message:
+        session.err.print(Text(f"  {clean(name)}: ", "bold") + Text(clean(message)), soft_wrap=True)

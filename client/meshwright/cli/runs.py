@@ -1,0 +1,72 @@
+"""`meshwright runs` and `meshwright cancel`: what the agent was asked to do, and an end to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+
+from meshwright.cli.output import Column, build_table, clean, format_time, style_state
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.wire.runs import FINAL_STATES, Run, RunState
+
+
+def show_runs(
+    session: Session,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")] = None,
+    state: Annotated[RunState | None, typer.Option(help="Only those in this state.")] = None,
+) -> int:
+    """List the agent's runs, newest first."""
+    with session.open() as client:
+        reply = client.runs(limit, state)
+    if session.as_json:
+        session.print_json(reply)
+    elif reply.runs:
+        session.out.print(build_table(COLUMNS, reply.runs))
+    else:
+        session.out.print("no runs")
+    return OK
+
+
+def cancel_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]) -> int:
+    """Cancel a run. One that is over stays as it is.
+
+    Exit codes: 0 it is over · 1 it still runs, or there is no such run · 2 usage, or no answer.
+    """
+    with session.open() as client:
+        run = client.cancel_run(run_id)
+    if session.as_json:
+        session.print_json(run)
+    else:
+        session.out.print(
+            Text.assemble(clean(run.id), " ", style_state(run.state), clean(_explain(run))), soft_wrap=True
+        )
+    return OK if run.state in FINAL_STATES else FAILED
+
+
+def _explain(run: Run) -> str:
+    return f": {run.error.detail}" if run.error else ""
+
+
+def _describe_time(run: Run) -> str:
+    if run.started_at is None or run.finished_at is None:
+        return ""
+    return format_time((run.finished_at - run.started_at).total_seconds())
+
+
+def _describe_progress(run: Run) -> str:
+    if run.error is not None:
+        return run.error.detail
+    progress = run.progress
+    return "" if progress is None else f"{progress.done}/{progress.total} {progress.message}".rstrip()
+
+
+COLUMNS: Final[tuple[Column[Run], ...]] = (
+    Column("run", lambda run: run.id),
+    Column("kind", lambda run: run.kind),
+    Column("state", lambda run: style_state(run.state)),
+    Column("created", lambda run: f"{run.created_at:%Y-%m-%d %H:%M:%S %Z}"),
+    Column("took", _describe_time, "right"),
+    Column("progress", _describe_progress),
+)

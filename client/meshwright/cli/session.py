@@ -1,0 +1,112 @@
+"""Session: what every command is given: the options that all share, a client, and the two consoles.
+
+Opens no connection until a command asks for the client. Knows no command.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from meshwright._client import Client
+
+OK: Final = 0
+FAILED: Final = 1
+NO_ANSWER: Final = 2
+
+PIPE_WIDTH: Final = 200
+"""Columns where nobody looks on: wide enough that no table is folded."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that every command takes, before or after its name."""
+
+    url: str | None = None
+    timeout_s: float | None = None
+    as_json: bool = False
+    no_color: bool = False
+
+    def merge(self, nearer: Options) -> Options:
+        """Returns these options with those that stand nearer to the command's end put over them."""
+        return Options(
+            url=nearer.url if nearer.url is not None else self.url,
+            timeout_s=nearer.timeout_s if nearer.timeout_s is not None else self.timeout_s,
+            as_json=nearer.as_json or self.as_json,
+            no_color=nearer.no_color or self.no_color,
+        )
+
+
+class Connect(Protocol):
+    """Opens a client. None for `timeout_s` is the client's own limit."""
+
+    def __call__(self, url: str | None, timeout_s: float | None, max_retries: int) -> Client:
+        """Returns the client; the session closes it."""
+
+
+def open_client(url: str | None, timeout_s: float | None, max_retries: int) -> Client:
+    """Returns a client of the agent at `url`, or where the environment says.
+
+    Raises:
+        SettingsError: the address or the token cannot be used.
+    """
+    from meshwright._client import Client  # here, so that --help need not wait for the HTTP library
+
+    given: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+    return Client(url, max_retries=max_retries, **given)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of one command."""
+
+    options: Options
+    connect: Connect
+
+    def open(self, *, timeout_s: float | None = None, max_retries: int = 2) -> Client:
+        """Returns a client; `timeout_s` holds where the person named no limit.
+
+        Raises:
+            SettingsError: the address or the token cannot be used.
+        """
+        limit_s = timeout_s if self.options.timeout_s is None else self.options.timeout_s
+        return self.connect(self.options.url, limit_s, max_retries)
+
+    @property
+    def as_json(self) -> bool:
+        """Whether stdout gets the agent's JSON and nothing else."""
+        return self.options.as_json
+
+    @cached_property
+    def out(self) -> Console:
+        """The answer."""
+        return _build_console(stderr=False, no_color=self.options.no_color)
+
+    @cached_property
+    def err(self) -> Console:
+        """What is said about the answer."""
+        return _build_console(stderr=True, no_color=self.options.no_color)
+
+    def print_json(self, reply: BaseModel) -> None:
+        """Prints a reply as the agent sent it: no field more, no field less."""
+        typer.echo(reply.model_dump_json(exclude_unset=True))
+
+    def print_lines(self, *lines: str) -> None:
+        """Prints lines as they are, never folded: for what is piped on or pasted."""
+        typer.echo("\n".join(lines))
+
+
+def _build_console(*, stderr: bool, no_color: bool) -> Console:
+    """Text from the agent is never read as markup. NO_COLOR and COLUMNS are rich's to heed."""
+    console = Console(stderr=stderr, no_color=no_color or None, markup=False, emoji=False, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console

@@ -1,0 +1,62 @@
+"""A command line on a fake agent: `meshwright("plan", "x:8")` returns what was printed, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from meshwright import _client
+from meshwright.cli import main
+from meshwright.testing import FakeAgent
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class CommandLine:
+    """`meshwright` on `fake`; `asked` keeps how each client was opened."""
+
+    capture: pytest.CaptureFixture[str]
+    fake: FakeAgent = field(default_factory=FakeAgent)
+    pause: Callable[[float], None] | None = None
+    asked: list[tuple[str | None, float | None, int]] = field(default_factory=list)
+
+    def __call__(self, *arguments: str) -> Printed:
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments, connect=self.connect)
+        captured = self.capture.readouterr()
+        code = stopped.value.code or 0
+        assert isinstance(code, int)
+        assert "Traceback" not in captured.err or code == 70
+        return Printed(code, captured.out, captured.err)
+
+    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> _client.Client:
+        self.asked.append((url, timeout_s, max_retries))
+        pause = self.pause or self.fake.pauses_s.append
+        return _client.Client(http_client=self.fake.http_client(), max_retries=max_retries, pause=pause)
+
+    def body(self, index: int = -1) -> Any:
+        """What was sent in a request."""
+        return json.loads(self.fake.requests[index].body or b"null")
+
+
+@pytest.fixture
+def meshwright(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    for name in ("COLUMNS", "MESHWRIGHT_URL", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return CommandLine(capsys)

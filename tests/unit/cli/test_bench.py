@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from meshwright import errors
+from meshwright.cli.bench import judge
+from meshwright.testing.runs import build_record
+from meshwright.wire.base import Notice
+from meshwright.wire.bench import BenchRecord, BenchResult, Skipped
+from tests.unit.cli.conftest import CommandLine
+
+
+def _build_result(meshwright: CommandLine, *records: BenchRecord, **changes: Any) -> BenchResult:
+    return BenchResult(
+        suite="quick",
+        platform="cpu",
+        device_kind="cpu",
+        device_count=8,
+        jax="0.10.0",
+        jaxlib="0.10.0",
+        started_at=datetime.now(UTC),
+        took_s=12.0,
+        records=records,
+        **changes,
+    )
+
+
+def _build_record(meshwright: CommandLine, **changes: Any) -> BenchRecord:
+    return build_record("all_reduce", meshwright.fake.devices, datetime.now(UTC)).model_copy(update=changes)
+
+
+def test_records_show_bandwidth_spread_and_whether_they_were_right(meshwright: CommandLine) -> None:
+    printed = meshwright("bench", "--case", "all-reduce", "--case", "matmul")
+    assert (printed.code, printed.err) == (0, "")
+    rows = {line.split()[0]: line for line in printed.out.splitlines() if "MiB" in line}
+    assert set(rows) == {"all_reduce", "matmul"}
+    assert "x:8" in rows["all_reduce"]
+    assert "900 µs … 1.1 ms" in rows["all_reduce"]
+    assert "1.84 GB/s" in rows["all_reduce"]
+    assert "1 TFLOP/s" in rows["matmul"]
+    assert all(row.rstrip().endswith("ok") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (("--suite", "full"), "suite", "full"),
+        (("--case", "matmul"), "cases", ["matmul"]),
+        (("--devices", "0,1"), "devices", [0, 1]),
+        (("--mesh", "dp:2,tp:4", "--axis", "tp"), "mesh", "dp:2,tp:4"),
+        (("--mesh", "dp:2,tp:4", "--axis", "tp"), "axis", "tp"),
+        (("--size", "1MiB", "--size", "64KiB"), "sizes_bytes", [2**20, 2**16]),
+        (("--matmul-size", "256"), "matmul_size", 256),
+        (("--dtype", "bfloat16"), "dtype", "bfloat16"),
+        (("--samples", "5"), "samples", 5),
+        (("--max-s", "3.5"), "max_s", 3.5),
+    ],
+)
+def test_every_option_reaches_the_agent(
+    meshwright: CommandLine, arguments: tuple[str, ...], field: str, value: object
+) -> None:
+    meshwright("bench", *arguments)
+    assert meshwright.body(0)[field] == value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--case", "sums"), ("--size", "1M"), ("--samples", "1"), ("--devices", "a"), ("--max-s", "nan")],
+)
+def test_a_wrong_value_is_2_and_starts_nothing(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
+    assert meshwright("bench", *arguments).code == 2
+    assert meshwright.fake.requests == []
+
+
+def test_a_wrong_result_is_1_and_says_how_many(meshwright: CommandLine) -> None:
+    wrong = _build_record(meshwright, nwrong=3, correct=False)
+    meshwright.fake.runs.outcome = _build_result(meshwright, wrong)
+    printed = meshwright("bench")
+    assert printed.code == 1
+    assert "3 wrong" in printed.out
+
+
+def test_what_was_skipped_is_told_and_nothing_measured_is_1(meshwright: CommandLine) -> None:
+    skipped = Skipped(case="all_reduce", reason="one device has nobody to reduce with")
+    meshwright.fake.runs.outcome = _build_result(meshwright, skipped=(skipped,))
+    printed = meshwright("bench")
+    assert printed.code == 1
+    assert "skipped all_reduce: one device has nobody to reduce with" in printed.out
+    assert "warning: nothing was measured" in printed.err
+
+
+def test_a_record_counts_as_right_only_if_nothing_was_wrong(meshwright: CommandLine) -> None:
+    good = _build_record(meshwright)
+    assert judge([good, good]) == 0
+    assert judge([]) == 1
+    assert judge([good, _build_record(meshwright, correct=False)]) == 1
+    assert judge([good, _build_record(meshwright, nwrong=1)]) == 1
+
+
+def test_warnings_of_the_run_go_to_stderr(meshwright: CommandLine) -> None:
+    notice = Notice(code="noisy", message="the host was busy")
+    record = _build_record(meshwright)
+    meshwright.fake.runs.outcome = _build_result(meshwright, record, warnings=(notice,))
+    assert meshwright("bench").err == "warning: the host was busy\n"
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("--format", "json")])
+def test_json_is_the_result_of_the_run(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
+    printed = meshwright("bench", *arguments)
+    with meshwright.fake.client() as client:
+        assert printed.json == client.runs().runs[0].result
+
+
+@pytest.mark.parametrize("format_", ["nccl-tests", "nvbandwidth"])
+def test_the_json_of_other_tools_is_the_agents(meshwright: CommandLine, format_: str) -> None:
+    meshwright.fake.exports[format_] = {"version": "é", "results": [1]}
+    printed = meshwright("bench", "--format", format_)
+    assert printed.json == {"version": "é", "results": [1]}
+    assert meshwright.fake.requests[-1].path == f"/placement/bench?format={format_}"
+
+
+def test_latest_measures_nothing(meshwright: CommandLine) -> None:
+    assert meshwright("bench", "--case", "permute").code == 0
+    before = len(meshwright.fake.requests)
+    printed = meshwright("bench", "--latest")
+    assert [request.method for request in meshwright.fake.requests[before:]] == ["GET"]
+    assert "permute" in printed.out
+
+
+def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
+    assert meshwright("bench", "--latest").code == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (errors.WorkerCrashedError("it died", log=["Fatal Python error"]), 1),
+        (errors.RunCancelledError("released"), 1),
+        (errors.WorkerTimeoutError("it hung"), 1),
+    ],
+)
+def test_a_run_that_failed_or_was_cancelled_is_1(
+    meshwright: CommandLine, outcome: errors.ProblemError, code: int
+) -> None:
+    meshwright.fake.runs.outcome = outcome
+    printed = meshwright("bench")
+    assert (printed.code, printed.out) == (code, "")
+    assert outcome.detail in printed.err
+    assert all(f"  log: {line}" in printed.err for line in outcome.log)
+
+
+def test_a_full_queue_is_2(meshwright: CommandLine) -> None:
+    meshwright.fake.fail_next(429, "queue_full", times=3, path="/placement/bench")
+    assert meshwright("bench").code == 2
+
+
+def test_an_interrupt_cancels_the_run_and_is_130(meshwright: CommandLine) -> None:
+    def interrupt(delay_s: float) -> None:
+        raise KeyboardInterrupt
+
+    meshwright.fake.runs.held = True
+    meshwright.pause = interrupt
+    printed = meshwright("bench")
+    assert printed.code == 130
+    assert [run.state for run in meshwright.fake.runs.list(9, None).runs] == ["cancelled"]
+
+
+def test_the_progress_bar_is_for_terminals_and_goes_to_stderr(
+    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    printed = meshwright("bench", "--case", "permute")
+    assert "permute" in printed.err
+    assert "1/1" in printed.err
+    assert "1/1" not in printed.out
+    assert meshwright("bench", "--case", "permute", "--json").err == ""

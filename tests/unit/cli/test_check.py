@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cli.check import EXIT_CODES, NPD_BYTES, ExitStyle, Finding, format_line, summarize
+from meshwright.wire.health import Component, Health, State
+from tests.unit.cli.conftest import CommandLine
+
+STATES: tuple[State, ...] = get_args(State)
+STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
+
+
+def _build_health(state: Any, reason: str = "it broke") -> Health:
+    parts = (Component(name="store", state="healthy"), Component(name="worker", state=state, reason=reason))
+    return Health(state=state, components=parts)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_has_the_code_of_the_style(meshwright: CommandLine, style: ExitStyle, state: State) -> None:
+    meshwright.fake.health = _build_health(state)
+    assert meshwright("check", "--exit-style", style).code == EXIT_CODES[style][state]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, style: ExitStyle) -> None:
+    meshwright.fake.drop_next(kind="refused")
+    printed = meshwright("check", "--exit-style", style)
+    assert printed.code == EXIT_CODES[style]["no_answer"]
+    assert ("no answer" in printed.out, printed.err.startswith("error:")) == (
+        style != "verdict",
+        style == "verdict",
+    )
+
+
+def test_the_table_is_what_the_four_worlds_expect() -> None:
+    wanted: dict[ExitStyle, dict[int, set[Finding]]] = {
+        "verdict": {
+            0: {"healthy", "degraded"},
+            1: {"unhealthy", "unknown", "initializing"},
+            2: {"no_answer"},
+        },
+        "nagios": {
+            0: {"healthy"},
+            1: {"degraded"},
+            2: {"unhealthy"},
+            3: {"unknown", "initializing", "no_answer"},
+        },
+        "npd": {0: {"healthy"}, 1: {"degraded", "unhealthy"}, 2: {"unknown", "initializing", "no_answer"}},
+        "slurm": {0: {"healthy", "degraded", "unknown", "initializing", "no_answer"}, 1: {"unhealthy"}},
+    }
+    for style, codes in wanted.items():
+        assert EXIT_CODES[style] == {state: code for code, states in codes.items() for state in states}
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "slurm"])
+def test_only_healthy_and_degraded_can_pass_outside_slurm(style: ExitStyle) -> None:
+    assert {state for state, code in EXIT_CODES[style].items() if code == 0} <= {"healthy", "degraded"}
+
+
+def test_the_verdict_shows_each_part_with_reason_and_action(meshwright: CommandLine) -> None:
+    part = Component(name="device:3", state="unhealthy", reason="no answer", action="reboot", age_s=90.0)
+    meshwright.fake.health = Health(state="unhealthy", components=(part, Component(name="new", state="initializing")))
+    out = meshwright("check").out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+    assert rows["device:3"] == ["unhealthy", "1.5", "min", "ago", "no", "answer", "reboot"]
+    assert rows["new"] == ["initializing", "never"]
+    assert rows["host"] == ["unhealthy"]
+
+
+def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine) -> None:
+    meshwright.fake.health = _build_health("unhealthy", "a | b\nc")
+    assert meshwright("check", "--exit-style", "nagios").out == (
+        "MESHWRIGHT CRITICAL - worker unhealthy: a / b c | initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0\n"
+    )
+
+
+def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> None:
+    meshwright.fake.drop_next(kind="refused")
+    out = meshwright("check", "--exit-style", "nagios").out
+    assert out.startswith("MESHWRIGHT UNKNOWN - no answer: GET /health")
+    assert "|" not in out
+
+
+def test_slurm_is_told_to_drain_only_what_is_known_to_be_broken(meshwright: CommandLine) -> None:
+    meshwright.fake.health = _build_health("unhealthy")
+    assert meshwright("check", "--exit-style", "slurm").out == "drain: worker unhealthy: it broke\n"
+    meshwright.fake.health = _build_health("unknown", "old")
+    assert meshwright("check", "--exit-style", "slurm").out == "keep: worker unknown: old\n"
+
+
+@given(st.sampled_from(STATES), st.text(max_size=200))
+def test_one_line_stays_one_line_and_npd_gets_at_most_80_bytes(state: State, reason: str) -> None:
+    summary = summarize(_build_health(state, reason))
+    for style in STYLES:
+        line = format_line(style, state, summary, {})
+        assert len(line.splitlines()) == 1
+        assert style != "npd" or len(line.encode()) <= NPD_BYTES
+
+
+def test_npd_gets_a_long_reason_cut_and_in_ascii() -> None:
+    line = format_line("npd", "unhealthy", "worker unhealthy: " + "é" * 200, {})
+    assert line == "worker unhealthy: " + "?" * 59 + "..."
+
+
+def test_a_healthy_host_says_how_many_parts_were_looked_at() -> None:
+    assert summarize(_build_health("healthy", "fine")) == "2 components, healthy"
+
+
+def test_a_check_asks_once_and_briefly_unless_told_otherwise(meshwright: CommandLine) -> None:
+    meshwright.fake.fail_next(503, "not_ready", times=9)
+    assert meshwright("check").code == 2
+    meshwright("check", "--timeout", "3")
+    assert meshwright.asked == [(None, 10.0, 0), (None, 3.0, 0)]
+    assert len(meshwright.fake.requests) == 2
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_json_is_the_agents_answer_with_the_code_of_the_style(meshwright: CommandLine, style: ExitStyle) -> None:
+    meshwright.fake.health = _build_health("degraded")
+    printed = meshwright("check", "--json", "--exit-style", style)
+    assert printed.json["state"] == "degraded"
+    assert printed.code == EXIT_CODES[style]["degraded"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_json_without_an_answer_prints_no_line_on_stdout_and_keeps_the_code(
+    meshwright: CommandLine, style: ExitStyle
+) -> None:
+    meshwright.fake.drop_next(kind="refused")
+    printed = meshwright("check", "--json", "--exit-style", style)
+    assert (printed.out, printed.code) == ("", EXIT_CODES[style]["no_answer"])
+
+
+def test_a_verdict_that_could_not_be_had_is_2_whatever_the_error(meshwright: CommandLine) -> None:
+    meshwright.fake.fail_next(500, "internal")
+    assert meshwright("check").code == 2
+
+
+def test_an_unknown_style_is_a_usage_error(meshwright: CommandLine) -> None:
+    assert meshwright("check", "--exit-style", "zabbix").code == 2

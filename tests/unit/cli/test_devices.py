@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from meshwright.cli.devices import build_matrix, describe_processes
+from meshwright.testing import FakeAgent, build_devices
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import DeviceProcess, Devices, Holder, JaxView, Mig, Release
+from tests.unit.cli.conftest import CommandLine
+
+
+def _change_first(devices: Devices, **changes: Any) -> Devices:
+    first, *others = devices.devices
+    return devices.model_copy(update={"devices": (first.model_copy(update=changes), *others)})
+
+
+def _show_first(meshwright: CommandLine, **changes: Any) -> str:
+    meshwright.fake = FakeAgent(_change_first(build_devices("h100:2"), **changes))
+    return next(line for line in meshwright("devices").out.splitlines() if line.startswith("0 "))
+
+
+def test_every_device_has_a_line_with_memory_place_holder_and_basis(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("h100:8")
+    printed = meshwright("devices")
+    lines = [line.split() for line in printed.out.splitlines() if "NVIDIA" in line]
+    assert [line[0] for line in lines] == [str(index) for index in range(8)]
+    assert " ".join(lines[0]) == "0 NVIDIA H100 80GB HBM3 0 B / 80 GiB 00000000:1A:00.0 0 free passive, 0 s"
+    assert (printed.code, printed.err) == (0, "")
+
+
+def test_the_head_says_host_software_and_worker(meshwright: CommandLine) -> None:
+    lines = meshwright("devices").out.splitlines()
+    assert lines[0] == "fake-host · 8 cpu devices"
+    assert "jax 0.10.0" in lines[2]
+    assert lines[3] == "worker ready, generation 1, pid 4242"
+
+
+def test_the_last_error_of_the_worker_is_shown(meshwright: CommandLine) -> None:
+    devices = build_devices("cpu:2")
+    worker = devices.worker.model_copy(update={"state": "failed", "pid": None, "last_error": "no libtpu"})
+    meshwright.fake = FakeAgent(devices.model_copy(update={"worker": worker}))
+    assert "worker failed, generation 1\n  last error: no libtpu\n" in meshwright("devices").out
+
+
+def test_a_tpu_stands_at_its_coordinates(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("v5e:4")
+    lines = [line for line in meshwright("devices").out.splitlines() if "TPU v5 lite" in line]
+    assert ["(0,0,0)" in lines[0], "(1,1,0)" in lines[3]] == [True, True]
+
+
+def test_what_is_not_known_is_not_a_nought(meshwright: CommandLine) -> None:
+    memory = build_devices("h100:1").devices[0].memory
+    assert memory is not None
+    line = _show_first(meshwright, memory=memory.model_copy(update={"used_bytes": None}), processes=None)
+    assert "? / 80 GiB" in line
+    assert " ?  " in line
+
+
+def test_mig_compute_mode_and_jax_id_are_shown_where_there_are_any(meshwright: CommandLine) -> None:
+    jax = JaxView(
+        id=2048,
+        kind="H100",
+        platform="gpu",
+        generation=1,
+        basis="live",
+        observed_at=datetime.now(UTC),
+        age_s=0.0,
+    )
+    line = _show_first(
+        meshwright, jax=jax, mig=Mig(parent_uuid="GPU-0", profile="1g.10gb"), compute_mode="exclusive_process"
+    )
+    assert "NVIDIA H100 80GB HBM3 MIG 1g.10gb [exclusive_process]" in line
+    assert " 2048 " in line
+
+
+def test_holders_are_named_and_the_agents_own_worker_is_marked() -> None:
+    own = DeviceProcess(pid=7, name="python", own=True)
+    assert describe_processes([own, DeviceProcess(pid=8)]) == "7 python (agent), 8"
+    assert (describe_processes([]), describe_processes(None)) == ("free", "?")
+
+
+def test_links_are_a_symmetric_matrix_with_its_legend(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("v5e:4")
+    out = meshwright("devices", "--links").out
+    rows = [line.split() for line in out.splitlines()[-5:-1]]
+    assert rows == [
+        ["0", "X", "ICI", "ICI", "-"],
+        ["1", "ICI", "X", "-", "ICI"],
+        ["2", "ICI", "-", "X", "ICI"],
+        ["3", "-", "ICI", "ICI", "X"],
+    ]
+    assert out.splitlines()[-1] == "X: itself · ICI: a link of the TPU torus"
+
+
+def test_the_matrix_needs_no_more_than_100_columns_for_8_devices(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("h100:8")
+    assert max(map(len, meshwright("devices", "--links").out.splitlines())) <= 100
+
+
+def test_links_are_found_by_position_not_by_number() -> None:
+    devices = build_devices("v5e:2")
+    swapped = devices.model_copy(update={"devices": devices.devices[::-1]})
+    table = build_matrix(swapped)
+    assert [str(column.header) for column in table.columns] == ["", "1", "0"]
+
+
+def test_a_host_without_known_links_says_so(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("cpu:1")
+    assert meshwright("devices", "--links").out.endswith("links: none known\n")
+
+
+def test_warnings_go_to_stderr(meshwright: CommandLine) -> None:
+    notice = Notice(code="stale", message="old facts", hint="wait")
+    meshwright.fake.devices = meshwright.fake.devices.model_copy(update={"warnings": (notice,)})
+    assert meshwright("devices").err == "warning: old facts\n  hint: wait\n"
+
+
+def test_json_is_the_agents_answer(meshwright: CommandLine) -> None:
+    assert meshwright("devices", "--json").json == meshwright.fake.devices.model_dump(mode="json")
+
+
+def test_a_release_says_how_long_it_took(meshwright: CommandLine) -> None:
+    printed = meshwright("release")
+    assert (printed.code, printed.out) == (0, "released after 10 ms: its worker let go\n")
+
+
+def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: CommandLine) -> None:
+    meshwright.fake.answer(
+        "POST",
+        "/devices/release",
+        Release(
+            released=False,
+            took_s=2.0,
+            killed=True,
+            cancelled_runs=("run-1",),
+            held=(Holder(pid=99, name="train", devices=("GPU-1",), own=True),),
+            worker=meshwright.fake.devices.worker,
+        ),
+    )
+    printed = meshwright("release")
+    assert printed.code == 1
+    assert "not released after 2 s: its worker had to be killed\ncancelled run-1\n" in printed.out
+    assert printed.out.splitlines()[-1].split() == ["99", "(agent)", "train", "GPU-1"]
+
+
+def test_holders_that_nobody_could_look_up_are_not_called_none(meshwright: CommandLine) -> None:
+    worker = meshwright.fake.devices.worker
+    reply = Release(released=True, took_s=0.1, killed=False, held=None, worker=worker)
+    meshwright.fake.answer("POST", "/devices/release", reply)
+    assert "nobody could look" in meshwright("release").err

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from meshwright import errors
+from meshwright.cli import EXIT_CODES, main
+from meshwright.cli.session import FAILED, NO_ANSWER
+from tests.unit.cli.conftest import CommandLine
+
+COMMANDS = ("devices", "plan", "batch-size", "bench", "check", "environment", "runs", "cancel", "release")
+
+
+def _leaves(kind: type[errors.MeshwrightError]) -> set[type[errors.MeshwrightError]]:
+    return {kind}.union(*map(_leaves, kind.__subclasses__()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.PlanInfeasibleError, FAILED),
+        (errors.DevicesUnusedError, FAILED),
+        (errors.BenchTooLargeError, FAILED),
+        (errors.DeviceBusyError, FAILED),
+        (errors.RunNotFoundError, FAILED),
+        (errors.WorkerCrashedError, FAILED),
+        (errors.InvalidMeshError, NO_ANSWER),
+        (errors.InvalidRequestError, NO_ANSWER),
+        (errors.UnknownHardwareError, NO_ANSWER),
+        (errors.QueueFullError, NO_ANSWER),
+        (errors.NotReadyError, NO_ANSWER),
+        (errors.RouteNotFoundError, NO_ANSWER),
+    ],
+)
+def test_infeasible_is_1_and_a_wrong_value_or_no_answer_2(
+    meshwright: CommandLine, kind: type[errors.ProblemError], code: int
+) -> None:
+    meshwright.fake.fail_next(kind.default_status, kind.code, times=3)
+    assert meshwright("devices").code == code
+
+
+def test_every_error_there_is_has_an_exit_code() -> None:
+    for kind in _leaves(errors.MeshwrightError):
+        assert any(issubclass(kind, entry) for entry, _ in EXIT_CODES)
+
+
+@pytest.mark.parametrize("kind", ["refused", "timeout", "lost"])
+def test_nobody_there_is_2_with_a_hint_and_no_traceback(meshwright: CommandLine, kind: Any) -> None:
+    meshwright.fake.drop_next(kind=kind, times=3)
+    printed = meshwright("devices")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err.startswith("error: GET /devices")
+    assert "  hint: " in printed.err
+
+
+def test_an_error_says_detail_fields_log_hint_and_where_it_came_from(meshwright: CommandLine) -> None:
+    meshwright.fake.answer(
+        "GET",
+        "/devices",
+        errors.InvalidRequestError(
+            "mesh dp:3 needs 3", hint="use dp:4", errors=[{"field": "mesh", "message": "odd"}], log=["boom"]
+        ),
+    )
+    lines = meshwright("devices").err.splitlines()
+    assert lines[:4] == ["error: mesh dp:3 needs 3", "  mesh: odd", "  log: boom", "  hint: use dp:4"]
+    assert lines[4].startswith("  code: invalid_request · http://fake-agent")
+
+
+def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandLine) -> None:
+    meshwright.fake.fail_next(422, "plan_infeasible", detail="too many", hint="use dp:2")
+    printed = meshwright("--json", "devices")
+    problem = json.loads(printed.err)
+    assert (printed.code, printed.out) == (1, "")
+    assert (problem["code"], problem["detail"], problem["hint"]) == (
+        "plan_infeasible",
+        "too many",
+        "use dp:2",
+    )
+
+
+def test_with_json_no_answer_is_a_document_too(meshwright: CommandLine) -> None:
+    meshwright.fake.drop_next(kind="refused", times=3)
+    problem = json.loads(meshwright("devices", "--json").err)
+    assert problem["code"] == "no_answer"
+    assert "hint" not in problem["detail"]
+    assert problem["hint"].startswith("start one")
+
+
+def test_text_of_an_agent_cannot_steer_the_terminal(meshwright: CommandLine) -> None:
+    meshwright.fake.fail_next(422, "plan_infeasible", detail="\x1b]0;pwned\x07[red]", hint="\x9b2J")
+    printed = meshwright("devices")
+    assert "[red]" in printed.err
+    assert not set(printed.err) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_options_may_stand_before_or_after_the_command_and_the_later_wins(meshwright: CommandLine) -> None:
+    meshwright("--url", "http://a", "--timeout", "5", "devices", "--json")
+    meshwright("--url", "http://a", "devices", "--url", "http://b", "--timeout", "7")
+    meshwright("devices")
+    assert meshwright.asked == [("http://a", 5.0, 2), ("http://b", 7.0, 2), (None, None, 2)]
+
+
+@pytest.mark.parametrize("timeout_s", ["0", "nan", "inf", "soon"])
+def test_a_time_limit_that_is_none_is_a_usage_error(meshwright: CommandLine, timeout_s: str) -> None:
+    printed = meshwright("devices", "--timeout", timeout_s)
+    assert printed.code == 2
+    assert "--timeout" in printed.err
+    assert meshwright.fake.requests == []
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("devices", "--nonsense"), ("plan",), ("cancel",)])
+def test_usage_errors_are_2_and_ask_nobody(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
+    assert meshwright(*arguments).code == 2
+    assert meshwright.fake.requests == []
+
+
+def test_help_names_every_command_and_every_exit_code(meshwright: CommandLine) -> None:
+    text = meshwright("--help").out
+    assert all(f"\n  {command} " in text for command in COMMANDS)
+    assert all(f"\n    {code} " in text for code in (0, 1, 2, 70, 130))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_the_shared_options(meshwright: CommandLine, command: str) -> None:
+    text = meshwright(command, "--help").out
+    assert all(option in text for option in ("--url", "--timeout", "--json", "--no-color"))
+
+
+def test_the_version_is_that_of_the_distribution(meshwright: CommandLine) -> None:
+    assert meshwright("--version").out == f"meshwright {metadata.version('meshwright')}\n"
+
+
+def test_colours_are_for_terminals_only_and_can_be_switched_off(
+    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\x1b[" not in meshwright("check").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[32m" in meshwright("check").out
+    assert "\x1b[32m" not in meshwright("check", "--no-color").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in meshwright("check").out
+
+
+def test_an_agent_of_a_newer_major_version_is_a_warning_on_stderr(meshwright: CommandLine) -> None:
+    newer = meshwright.fake.health.model_copy(update={"schema_version": "2"})
+    meshwright.fake.health = newer
+    printed = meshwright("check")
+    assert printed.code == 0
+    assert printed.err.startswith("warning: the agent at http://fake-agent speaks schema version")
+
+
+def test_a_bug_of_the_command_is_70_with_its_traceback(
+    meshwright: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(url: str | None, timeout_s: float | None, max_retries: int) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["devices"], connect=connect)
+    assert stopped.value.code == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["devices", "--url", "ftp://x"])
+    assert stopped.value.code == 2
+    assert "http://127.0.0.1:8790" in capsys.readouterr().err
+
+
+def test_the_command_line_loads_neither_jax_nor_numpy_nor_the_service() -> None:
+    names = "{'jax', 'numpy', 'fastapi', 'meshwright_agent', 'httpx'}"
+    code = f"import sys, meshwright.cli; sys.exit(str({names} & set(sys.modules) or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "\n"), done.stderr
+
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "environment": (
+        "/environment",
+        {
+            "memory_strategy": "balanced",
+            "memory_fraction": 0.75,
+            "variables": {"É": "1"},
+            "exports": [],
+            "since": [1],
+        },
+    ),
+    "runs": ("/runs", {"schema_version": "1.9", "runs": []}),
+    "check": (
+        "/health",
+        {"state": "healthy", "components": [{"name": "store", "state": "healthy", "extra": None}]},
+    ),
+    "batch-size": (
+        "/batch-size",
+        {
+            "hardware_type": "cpu",
+            "basis": "live",
+            "table": {"min_batch_size": 1, "optimal_batch_size": 32, "critical_batch_size": 16, "why": "new"},
+        },
+    ),
+    "release": (
+        "/devices/release",
+        {
+            "released": True,
+            "took_s": 0.5,
+            "killed": False,
+            "worker": {
+                "state": "stopped",
+                "generation": 3,
+                "since": datetime(2026, 11, 1, tzinfo=UTC).isoformat(),
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("command", BODIES)
+def test_json_is_what_the_agent_sent_with_fields_of_newer_ones_and_without_defaults(
+    meshwright: CommandLine, command: str
+) -> None:
+    path, body = BODIES[command]
+    meshwright.fake.answer_next(200, json.dumps(body).encode(), media_type="application/json", path=path)
+    printed = meshwright(command, "--json")
+    sent = json.loads(json.dumps(body).replace("+00:00", "Z"))
+    assert (printed.json, printed.err, printed.code) == (sent, "", 0)

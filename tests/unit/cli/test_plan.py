@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.testing import FakeAgent
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import Plan, Plans, Rejected
+from tests.unit.cli.conftest import CommandLine
+
+
+def _plan(meshwright: CommandLine, mesh: str = "dp:2,tp:4") -> Plan:
+    with meshwright.fake.client() as client:
+        return client.plan(mesh)
+
+
+def test_a_plan_is_drawn_with_each_device_in_its_place(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "dp:2,tp:-1", "--order", "given")
+    grid = "      tp=0  tp=1  tp=2  tp=3\ndp=0     0     1     2     3\ndp=1     4     5     6     7\n"
+    assert grid in printed.out
+    assert (printed.code, printed.err) == (0, "")
+
+
+def test_a_plan_shows_its_fingerprint_and_what_each_axis_runs_over(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("h100:8")
+    out = meshwright("plan", "dp:2,tp:4", "--axis-types", "dp:explicit").out
+    assert out.startswith("dp:2 × tp:4  gpu  mw1-")
+    rows = [line.split() for line in out.splitlines() if line.startswith(("dp ", "tp "))]
+    assert [row[:4] for row in rows] == [["dp", "2", "explicit", "nvlink"], ["tp", "4", "auto", "nvlink"]]
+    assert "450 GB/s" in out
+
+
+def test_a_job_is_told_its_environment_and_where_its_plan_is(meshwright: CommandLine) -> None:
+    out = meshwright("plan", "x:8").out
+    plan = _plan(meshwright, "x:8")
+    assert f"  export MESHWRIGHT_URL=http://fake-agent\n  export MESHWRIGHT_PLAN={plan.fingerprint}\n" in out
+    assert all(f"  export {name}={value}\n" in out for name, value in plan.environment.items())
+    assert "mesh = build_mesh(load_plan())" in out
+
+
+def test_a_kept_plan_is_the_agents_json_and_the_job_is_pointed_at_the_file(
+    meshwright: CommandLine, tmp_path: Path
+) -> None:
+    path = tmp_path / "my plan.json"
+    out = meshwright("plan", "x:8", "-o", str(path)).out
+    assert f"export MESHWRIGHT_PLAN='{path}'\n" in out
+    assert "MESHWRIGHT_URL" not in out
+    assert Plans.model_validate_json(path.read_text()).plans == (_plan(meshwright, "x:8"),)
+
+
+def test_a_file_that_cannot_be_written_is_2(meshwright: CommandLine, tmp_path: Path) -> None:
+    printed = meshwright("plan", "x:8", "-o", str(tmp_path / "none" / "plan.json"))
+    assert printed.code == 2
+    assert "cannot be written: No such file or directory" in printed.err
+
+
+def test_an_infeasible_plan_leaves_the_file_alone(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    assert meshwright("plan", "x:9", "-o", str(path)).code == 1
+    assert path.read_text() == "old"
+
+
+def test_code_alone_can_be_run(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "x:8", "--code")
+    assert printed.out.rstrip("\n") == _plan(meshwright, "x:8").code.rstrip("\n")
+    compile(printed.out, "<plan>", "exec")
+
+
+def test_code_and_json_exclude_each_other(meshwright: CommandLine) -> None:
+    assert meshwright("plan", "x:8", "--code", "--json").code == 2
+
+
+def test_json_is_all_the_plans(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "x:8", "--json")
+    assert Plans.model_validate(printed.json).plans == (_plan(meshwright, "x:8"),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (("--devices", "1,0"), "devices", [1, 0]),
+        (("--count", "4"), "devices", {"count": 4}),
+        (
+            ("--count", "4", "--policy", "spread", "--exclude", "0,1"),
+            "devices",
+            {"count": 4, "policy": "spread", "exclude": [0, 1]},
+        ),
+        (("--axis-types", "explicit"), "axis_types", "explicit"),
+        (("--axis-types", "x:manual"), "axis_types", {"x": "manual"}),
+        (("--allow-unused",), "allow_unused", True),
+        (("--order", "given"), "device_order", "given"),
+        (("--memory-strategy", "aggressive"), "memory_strategy", "aggressive"),
+    ],
+)
+def test_every_option_reaches_the_agent(
+    meshwright: CommandLine, arguments: tuple[str, ...], field: str, value: object
+) -> None:
+    meshwright("plan", "x:-1", *arguments)
+    assert meshwright.body()[field] == value
+
+
+def test_a_subset_draws_the_devices_that_were_named(meshwright: CommandLine) -> None:
+    out = meshwright("plan", "x:2", "--devices", "5,3", "--order", "given").out
+    assert "  x=0  x=1\n    5    3\n" in out
+
+
+@pytest.mark.parametrize(("mesh", "code"), [("x:9", 1), ("x:2", 1), ("x:0", 2), ("x", 2), ("x:-1,y:-1", 2)])
+def test_a_mesh_that_is_infeasible_is_1_and_one_that_is_none_is_2(
+    meshwright: CommandLine, mesh: str, code: int
+) -> None:
+    printed = meshwright("plan", mesh)
+    assert (printed.code, printed.out) == (code, "")
+    assert printed.err.startswith("error: ")
+    assert "  hint: " in printed.err
+
+
+def test_devices_are_named_or_counted_not_both(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "x:2", "--devices", "0,1", "--count", "2")
+    assert printed.code == 2
+    assert meshwright.fake.requests == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_a_plan_that_does_not_fit_in_memory_is_1(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
+    memory = {"per_device_bytes": 90 * 2**30, "capacity_bytes": 80 * 2**30, "fits": False}
+    plan = _plan(meshwright).model_copy(update={"memory": memory})
+    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan,)))
+    printed = meshwright("plan", "dp:2,tp:4", *arguments)
+    assert printed.code == 1
+    assert arguments or "memory a device: 90 GiB of 80 GiB: does not fit" in printed.out
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_no_plan_at_all_is_1_and_says_why(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
+    rejected = Rejected(mesh_shape={"x": 8}, reason="memory", message="x:8 needs 90 GiB")
+    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(), rejected=(rejected,)))
+    printed = meshwright("plan", "x:8", *arguments)
+    assert printed.code == 1
+    assert "x:8 needs 90 GiB" in (printed.out if arguments else printed.err)
+
+
+def test_warnings_on_the_plan_and_on_the_request_go_to_stderr(meshwright: CommandLine) -> None:
+    first, second = (
+        Notice(code="a", message="slow link", hint="use tp inside"),
+        Notice(code="b", message="newer"),
+    )
+    plan = _plan(meshwright).model_copy(update={"warnings": (first,)})
+    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan,), warnings=(second,)))
+    printed = meshwright("plan", "dp:2,tp:4", "--code")
+    assert printed.err == "warning: slow link\n  hint: use tp inside\nwarning: newer\n"
+
+
+def test_devices_of_several_hosts_are_drawn_with_their_host(meshwright: CommandLine) -> None:
+    plan = _plan(meshwright, "x:8")
+    assert plan.devices is not None
+    devices = tuple(each.model_copy(update={"host": "ab"[place // 4]}) for place, each in enumerate(plan.devices))
+    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan.model_copy(update={"devices": devices}),)))
+    assert "  a/0  a/1  a/2  a/3  b/4  b/5  b/6  b/7\n" in meshwright("plan", "x:8").out
+
+
+def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine) -> None:
+    plan = _plan(meshwright, "x:8")
+    assert plan.devices is not None
+    many = plan.model_copy(update={"mesh_shape": {"x": 800}, "devices": plan.devices * 100})
+    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(many,)))
+    out = meshwright("plan", "x:800").out
+    assert "800 devices: too many to draw" in out
+    assert "x=0" not in out

@@ -1,4 +1,4 @@
-"""Time as an argument: a wall clock for what people read, a steady one for deadlines and ages. Tests bring their own."""
+"""Time as an argument: a wall clock for what people read, a steady one for deadlines. Tests bring their own."""
 
 from __future__ import annotations
 

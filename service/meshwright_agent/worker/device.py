@@ -1,0 +1,100 @@
+"""The device worker: owns JAX on this host's devices. `python -m meshwright_agent.worker.device`, a child.
+
+Rule: JAX is imported, and the devices are taken, before hello; from then on they are held until the process
+ends. What the environment says (platform, memory, virtual devices) was decided by the agent. The only module
+of this room that knows jax.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any, Final
+
+from meshwright_agent.worker.child import CallContext, serve
+
+KIND: Final = "device"
+
+_PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
+"""JAX's platform names that the wire calls otherwise."""
+
+
+def read_hello() -> dict[str, Any]:
+    """Returns versions, platform and device count; imports JAX and takes the devices."""
+    import jax
+
+    devices = jax.local_devices()
+    return {
+        "jax": jax.__version__,
+        "jaxlib": read_version("jaxlib"),
+        "platform": parse_platform(devices[0].platform),
+        "device_count": len(devices),
+    }
+
+
+def read_version(distribution: str) -> str | None:
+    """Returns the installed version of a distribution; None when it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def parse_platform(name: str) -> str:
+    """Returns cpu, gpu or tpu for JAX's name of a platform; any other name as it is."""
+    return _PLATFORMS.get(name, name)
+
+
+def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    """Returns the devices as JAX shows them, in the order of `jax.devices()`, with `JaxView`'s fields."""
+    import jax
+
+    return {
+        "platform": parse_platform(jax.default_backend()),
+        "jax": jax.__version__,
+        "jaxlib": read_version("jaxlib"),
+        "libtpu": read_version("libtpu"),
+        "process_index": jax.process_index(),
+        "process_count": jax.process_count(),
+        "devices": [
+            {"position": position, "generation": context.generation, **read_device(device)}
+            for position, device in enumerate(jax.devices())
+        ],
+    }
+
+
+def read_device(device: Any) -> dict[str, Any]:
+    """Returns one `jax.Device` as JSON; what this platform's devices do not have is None."""
+    coords = getattr(device, "coords", None)
+    return {
+        "id": device.id,
+        "kind": device.device_kind,
+        "platform": parse_platform(device.platform),
+        "process_index": device.process_index,
+        "local_hardware_id": getattr(device, "local_hardware_id", None),
+        "coords": None if coords is None else list(coords),
+        "core_on_chip": getattr(device, "core_on_chip", None),
+        "slice_index": getattr(device, "slice_index", None),
+        "memory_stats": read_memory_stats(device),
+    }
+
+
+def read_memory_stats(device: Any) -> dict[str, int] | None:
+    """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform has none."""
+    try:
+        stats = device.memory_stats()
+    except RuntimeError:  # JaxRuntimeError: UNIMPLEMENTED
+        return None
+    return {name: int(value) for name, value in stats.items()} if stats else None
+
+
+def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    """Runs the bench suite: a BenchRequest as JSON in, a BenchResult as JSON out."""
+    from meshwright.wire.bench import BenchRequest
+    from meshwright_agent.bench.suite import run_suite
+
+    request = BenchRequest.model_validate(arguments)
+    return run_suite(request, progress=context.progress, check=context.check).model_dump(mode="json")
+
+
+if __name__ == "__main__":
+    serve(KIND, read_hello, {"describe": describe, "bench": bench})

@@ -1,0 +1,423 @@
+"""Supervisor: owns one child process, hands it calls one at a time, and survives whatever it does.
+
+Rule: carries out `states.TABLE` and decides nothing that stands there. Every caller gets exactly one answer:
+a result, the child's own error, `WorkerCrashedError`, `WorkerTimeoutError`, `WorkerFailedError` or
+`CallCancelled`. Lives on the agent's event loop and never blocks it. Knows nothing of what the calls do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.wire.devices import Worker
+from meshwright_agent.clock import Clock
+from meshwright_agent.worker.faults import Fault, build_fault_error, build_spent_error
+from meshwright_agent.worker.jobs import Answer, CallCancelled, Job, OnProgress
+from meshwright_agent.worker.machine import Machine
+from meshwright_agent.worker.process import Child, ChildSpec, Spawn, spawn_child
+from meshwright_agent.worker.protocol import (
+    Call,
+    Cancel,
+    Failure,
+    Frame,
+    FrameError,
+    Hello,
+    Progress,
+    Refusal,
+    Result,
+    Stopped,
+    build_error,
+    format_frame,
+)
+from meshwright_agent.worker.states import LIVE, Action, CrashHistory, CrashRule, Event, State
+from meshwright_agent.worker.tenure import Tenure
+
+__all__ = ["Answer", "CallCancelled", "ChildSpec", "ReleaseOutcome", "Supervisor"]
+
+_log = logging.getLogger("meshwright.worker")
+
+
+@dataclass(frozen=True)
+class ReleaseOutcome:
+    """What became of a release.
+
+    Attributes:
+        took_s: seconds until the process was gone (or abandoned).
+        killed: it did not go by itself: a signal was needed.
+        was_running: there was a process.
+        abandoned_pids: processes that even SIGKILL did not end, now or earlier: they may still hold devices.
+    """
+
+    took_s: float
+    killed: bool
+    was_running: bool
+    abandoned_pids: tuple[int, ...] = ()
+
+
+class Supervisor:
+    """One child process, started on demand.
+
+    Args:
+        spec: what to run.
+        clock: for `since`, durations and the crash window. Timers are the event loop's.
+        on_change: called after each change of state, on the event loop.
+        spawn: how to start a process.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        clock: Clock,
+        on_change: Callable[[], None] | None = None,
+        spawn: Spawn = spawn_child,
+    ) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._spawn = spawn
+        self._rule = CrashRule(spec.crash_budget, spec.crash_window_s, spec.backoff_initial_s, spec.backoff_max_s)
+        self._crashes = CrashHistory()
+        self._tenure: Tenure | None = None
+        self._waiting: deque[Job] = deque()
+        self._current: Job | None = None
+        self._abandoned: dict[int, asyncio.Task[None]] = {}
+        self._generation = self._call_count = 0
+        self._last_error: str | None = None
+        self._last_log: tuple[str, ...] = ()
+        self._is_closed = False
+        actions: dict[Action, Callable[[], None]] = {
+            "spawn": self._begin_tenure,
+            "offer": self._offer,
+            "send_call": self._send_call,
+            "send_cancel": self._send_cancel,
+            "stop": lambda: self._begin_teardown(gently=True),
+            "kill": lambda: self._begin_teardown(gently=False),
+            "time_start": lambda: self._machine.arm(spec.start_timeout_s),
+            "time_call": lambda: self._machine.arm(self._current.deadline_s if self._current else None),
+            "time_grace": lambda: self._machine.arm(spec.cancel_grace_s),
+            "time_idle": lambda: self._machine.arm(spec.idle_release_s),
+            "time_pause": lambda: self._machine.arm(self._crashes.pause_s(self._rule)),
+            "resume": self._resume,
+            "refuse": self._refuse,
+            "forget": self._forget,
+        }
+        self._machine = Machine(spec.name, actions, on_timeout=self._on_timeout, clock=clock, on_change=on_change)
+
+    # what it is like now
+
+    @property
+    def state(self) -> State:
+        """Where in `states.TABLE` the child is."""
+        return self._machine.state
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest process, counted from 1; 0 before the first."""
+        return self._generation
+
+    @property
+    def since(self) -> datetime:
+        """When the state last changed, UTC."""
+        return self._machine.since
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None without a process."""
+        return self._tenure.pid if self._tenure else None
+
+    @property
+    def hello(self) -> dict[str, Any] | None:
+        """What the child told about itself (versions, platform, device count); None without one that did."""
+        return self._tenure.hello if self._tenure else None
+
+    @property
+    def last_error(self) -> str | None:
+        """The last thing that went wrong; kept after a recovery, until `reset`."""
+        return self._last_error
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that this child, or else the one before, wrote to stdout and stderr."""
+        return self._tenure.log if self._tenure else self._last_log
+
+    @property
+    def abandoned_pids(self) -> tuple[int, ...]:
+        """Processes that SIGKILL did not end (state D) and that have not ended since."""
+        return tuple(self._abandoned)
+
+    def view(self) -> Worker:
+        """Returns the state as it goes over the wire."""
+        return Worker(
+            state=self._machine.state,
+            generation=self._generation,
+            pid=self.pid,
+            since=self._machine.since,
+            last_error=self._last_error,
+        )
+
+    # what can be asked of it
+
+    async def start(self) -> None:
+        """Brings the child to ready, starting one if there is none; waits out a pause after a crash.
+
+        Raises:
+            WorkerFailedError: it cannot start (its own reason and log), or has crashed too often.
+            WorkerTimeoutError: it did not say hello in time.
+            CallCancelled: it was released or closed meanwhile.
+        """
+        if self._machine.state not in ("ready", "busy"):
+            await self._submit(Job())
+
+    async def call(
+        self, op: str, arguments: dict[str, Any], *, deadline_s: float, on_progress: OnProgress | None = None
+    ) -> Answer:
+        """Returns the child's answer; starts one if there is none. Calls are served in the order they came.
+
+        Cancelling the task cancels the call: the child is asked to stop and, after the grace, killed; the
+        task ends when the child has stopped.
+
+        Args:
+            op: which handler.
+            arguments: a JSON object.
+            deadline_s: how long the child may work on it, then it is killed; waiting does not count.
+            on_progress: gets what the handler tells.
+
+        Raises:
+            ProblemError: the handler raised one: the same class here. Other exceptions are a RunFailedError.
+            WorkerCrashedError: the child died while it worked; the log is its last lines.
+            WorkerTimeoutError: the deadline passed, or the child did not start in time.
+            WorkerFailedError: the child cannot start, or has crashed too often.
+            CallCancelled: the call was cancelled, or the child released or closed.
+            FrameError: JSON cannot say the arguments.
+        """
+        format_frame(Call(0, op, arguments))
+        return await self._submit(Job(op, arguments, deadline_s, on_progress))
+
+    async def cancel_current(self, reason: str) -> bool:
+        """Cancels the call under way, returns when it has ended (grace, then kill); False: there was none."""
+        job = self._current
+        if job is None:
+            return False
+        self._cancel(job, reason)
+        await asyncio.wait({job.future})
+        return True
+
+    async def release(self, *, reason: str = "released") -> ReleaseOutcome:
+        """Ends the process, whatever it does, in bounded time; who waits gets `CallCancelled(reason)`."""
+        began_s, tenure = self._clock.monotonic(), self._tenure
+        self._give_up(CallCancelled(reason))
+        self._end(reason, "released")
+        if tenure is None or tenure.teardown is None:
+            return ReleaseOutcome(0.0, killed=False, was_running=False, abandoned_pids=self.abandoned_pids)
+        await asyncio.wait({tenure.teardown})
+        killed = tenure.ending is not None and tenure.ending.killed
+        return ReleaseOutcome(self._clock.monotonic() - began_s, killed, True, self.abandoned_pids)
+
+    def reset(self) -> None:
+        """Forgets the crashes and the last error: an operator says that the host is mended."""
+        self._machine.apply("reset")
+
+    async def close(self) -> None:
+        """Releases the child for good; what is asked after that gets `CallCancelled("closing")`."""
+        self._is_closed = True
+        await self.release(reason="closing")
+        self._machine.disarm()
+        for task in self._abandoned.values():
+            task.cancel()
+
+    # callers
+
+    async def _submit(self, job: Job) -> Answer:
+        if self._is_closed:
+            raise CallCancelled("closing")
+        self._waiting.append(job)
+        self._machine.apply("wanted")
+        try:
+            return await asyncio.shield(job.future)
+        except asyncio.CancelledError:
+            await self._abort(job)
+            raise
+
+    async def _abort(self, job: Job) -> None:
+        """Takes the job of a caller who has left out of the queue, or stops the child's work on it."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(job)
+        if job is self._current:
+            self._cancel(job, "cancelled")
+            await asyncio.wait({job.future})
+
+    def _cancel(self, job: Job, reason: str) -> None:
+        if job.cancel_reason is None:
+            job.cancel_reason = reason
+            self._machine.apply("cancelled")
+
+    def _give_up(self, error: MeshwrightError) -> None:
+        while self._waiting:
+            self._waiting.popleft().fail(error)
+
+    # actions of the table
+
+    def _offer(self) -> None:
+        """Hands the next call to the child; those who only wanted it ready are answered on the way."""
+        while self._waiting and self._current is None:
+            job = self._waiting.popleft()
+            if job.op is None:
+                job.succeed(Answer({}, self._generation))
+            else:
+                self._current = job
+                self._machine.apply("dispatched")
+
+    def _send_call(self) -> None:
+        job = self._current
+        assert job is not None
+        assert job.op is not None
+        self._call_count += 1
+        job.id, job.sent_s = self._call_count, self._clock.monotonic()
+        self._send(Call(job.id, job.op, job.arguments))
+
+    def _send_cancel(self) -> None:
+        assert self._current is not None
+        self._send(Cancel(self._current.id, self._current.cancel_reason or "cancelled"))
+
+    def _send(self, frame: Call | Cancel) -> None:
+        assert self._tenure is not None
+        assert self._tenure.child is not None
+        self._tenure.child.send(format_frame(frame))
+
+    def _resume(self) -> None:
+        if self._waiting:
+            self._machine.apply("wanted")
+
+    def _refuse(self) -> None:
+        count, window_s = len(self._crashes.at_s), self.spec.crash_window_s
+        self._give_up(
+            build_spent_error(self.spec.name, self._last_error, self._last_log, count=count, window_s=window_s)
+        )
+
+    def _forget(self) -> None:
+        self._crashes, self._last_error = CrashHistory(), None
+
+    # from spawn …
+
+    def _begin_tenure(self) -> None:
+        self._generation += 1
+        tenure = self._tenure = Tenure(self.spec, self._generation, self._clock.monotonic())
+        begin = tenure.begin(self._spawn, partial(self._on_frame, tenure), partial(self._on_lost, tenure))
+        tenure.spawning = asyncio.create_task(begin)
+
+    def _on_frame(self, tenure: Tenure, frame: Frame) -> None:
+        """Takes a frame of the child.
+
+        Raises:
+            FrameError: it is not what this state and this call expect.
+        """
+        if not self._is_living(tenure):
+            return
+        match frame:
+            case Hello() if self._machine.state == "starting":
+                tenure.greet(frame)
+                self._machine.apply("hello")
+            case Refusal() if self._machine.state == "starting":
+                words = f"{frame.name}: {frame.message}"
+                self._end(Fault("refused", words, tuple(frame.traceback.splitlines())), "lost")
+            case Progress() if self._is_about_current(tenure, frame):
+                self._tell(frame.value)
+            case Result() | Failure() | Stopped() if self._is_about_current(tenure, frame):
+                self._settle(frame)
+            case _:
+                raise FrameError(f"a {type(frame).__name__} frame that nobody waits for")
+
+    def _is_living(self, tenure: Tenure) -> bool:
+        return tenure is self._tenure and self._machine.state in LIVE
+
+    def _is_about_current(self, tenure: Tenure, frame: Progress | Result | Failure | Stopped) -> bool:
+        job = self._current
+        return job is not None and (frame.id, frame.generation) == (job.id, tenure.generation)
+
+    def _tell(self, value: dict[str, Any]) -> None:
+        if self._current and self._current.on_progress:
+            try:
+                self._current.on_progress(value)
+            except Exception:
+                _log.exception("%s: a listener failed on progress %.200r", self.spec.name, value)
+
+    def _settle(self, frame: Result | Failure | Stopped) -> None:
+        job = self._current
+        assert job is not None
+        match frame:
+            case Result():
+                job.succeed(Answer(frame.result, frame.generation))
+            case Failure():
+                job.fail(build_error(frame))
+            case Stopped():
+                job.fail(CallCancelled(job.cancel_reason or "stopped by the child itself"))
+        self._current = None
+        self._machine.apply("reply")
+
+    # … to burial
+
+    def _on_lost(self, tenure: Tenure, words: str) -> None:
+        if self._is_living(tenure):
+            self._end(Fault("lost", words), "lost")
+
+    def _on_timeout(self) -> None:
+        match self._machine.state, self._current:
+            case "starting", _:
+                self._end(Fault("start_timeout"), "timeout")
+            case "busy", Job(cancel_reason=None):
+                self._end(Fault("call_timeout"), "timeout")
+            case "busy", Job(cancel_reason=str(reason)):
+                self._end(reason, "timeout")
+            case _:
+                self._end("idle", "timeout")
+
+    def _end(self, why: Fault | str, event: Event) -> None:
+        if self._tenure is not None and self._is_living(self._tenure):
+            self._tenure.end = why
+        self._machine.apply(event)
+
+    def _begin_teardown(self, *, gently: bool) -> None:
+        assert self._tenure is not None
+        self._tenure.teardown = asyncio.create_task(self._tear_down(self._tenure, gently=gently))
+
+    async def _tear_down(self, tenure: Tenure, *, gently: bool) -> None:
+        await tenure.finish(gently=gently)
+        self._last_log = tenure.log
+        if tenure.child is not None and tenure.abandoned_pid is not None:
+            self._abandoned[tenure.abandoned_pid] = asyncio.create_task(self._reap(tenure.child))
+        if tenure.has_crashed:
+            self._crashes = self._crashes.add(self._clock.monotonic(), self._rule)
+        self._answer_mourners(tenure)
+        self._tenure = None
+        spent = self._crashes.is_spent(self._rule)
+        self._machine.apply("gone" if not tenure.has_crashed else "crashed_out" if spent else "crashed")
+
+    def _answer_mourners(self, tenure: Tenure) -> None:
+        """Answers the call that died with the process; if it never got ready, all who waited for that."""
+        job, self._current = self._current, None
+        dead = tenure.build_obituary(job, self._clock.monotonic())
+        error: MeshwrightError
+        if isinstance(tenure.end, Fault):
+            error = build_fault_error(tenure.end, dead, retry_after_s=self._crashes.pause_s(self._rule))
+            self._last_error = error.detail
+            if tenure.hello is None:
+                self._give_up(error)
+        else:
+            error = CallCancelled(tenure.end)
+            if tenure.has_crashed:
+                self._last_error = f"{dead.who} was to be ended ({tenure.end}); it {dead.ending}"
+        if job is not None:
+            job.fail(error)
+
+    async def _reap(self, child: Child) -> None:
+        await child.reap()
+        self._abandoned.pop(child.pid, None)

@@ -1,1 +1,1 @@
-"""SQLite: runs, events, plans. One writer thread owns the file."""
+"""SQLite: runs, their events, bench records, plans, idempotency keys. One thread owns the connection."""

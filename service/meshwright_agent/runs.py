@@ -1,0 +1,360 @@
+"""The queue of runs: one at a time, a bounded number waiting, every end written down before it is told.
+
+Rule: only this module changes a run's state. Listeners read the store and are woken when it has grown, so a
+slow one costs nothing, and history and present are one path. Knows neither workers nor benches: how a run is
+done is the argument `execute`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+from meshwright.errors import (
+    DrainingError,
+    IdempotencyConflictError,
+    InternalError,
+    ProblemError,
+    QueueFullError,
+    RunNotFoundError,
+    StoreUnavailableError,
+)
+from meshwright.wire.problem import build_problem
+from meshwright.wire.runs import Run, RunEvent, RunKind, RunState
+from meshwright_agent.clock import Clock
+from meshwright_agent.live_run import LiveRun, Work, build_run_id
+from meshwright_agent.store.database import Store
+from meshwright_agent.store.idempotency import KeyUse
+from meshwright_agent.store.runs import build_cancelled
+
+Emit = Callable[[dict[str, Any]], None]
+"""Takes {"done", "total", "message"} or {"record": {…}}, on the event loop; never raises, never waits."""
+
+Execute = Callable[[Run, Emit], Coroutine[Any, Any, tuple[dict[str, Any], int]]]
+"""Does a run: returns its result as JSON and the generation of the worker that did it."""
+
+STOP_WAIT_S: Final = 5.0
+USUAL_RUN_S: Final = 20.0
+"""What a run is taken to need as long as none has succeeded: the time limit of the quick suite."""
+_UNSAVED_MAX: Final = 100
+
+log = logging.getLogger(__name__)
+
+
+class RunQueue:
+    """Runs of one agent: submitted, executed one at a time, listened to, cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        execute: Execute,
+        *,
+        clock: Clock,
+        queue_limit: int = 8,
+        cancelled_by: tuple[type[Exception], ...] = (),
+        stop_wait_s: float = STOP_WAIT_S,
+    ) -> None:
+        """Makes a queue; `start` begins to work it off.
+
+        Args:
+            store: what must survive; `finish_interrupted` has been called on it.
+            execute: does one run.
+            clock: dates runs and events.
+            queue_limit: runs that may wait beside the one that runs.
+            cancelled_by: exceptions of `execute` that mean "cancelled", their text the reason.
+            stop_wait_s: how long `cancel`, `cancel_all` and `close` wait for runs to stop.
+        """
+        self._store = store
+        self._execute = execute
+        self._clock = clock
+        self._queue_limit = queue_limit
+        self._cancelled_by = cancelled_by
+        self._stop_wait_s = stop_wait_s
+        self._live: dict[str, LiveRun] = {}
+        self._waiting: deque[LiveRun] = deque()
+        self._current: LiveRun | None = None
+        self._unsaved: dict[str, Run] = {}
+        self._last_id = ""
+        self._last_took_s = USUAL_RUN_S
+        self._draining = False
+        self._admission = asyncio.Lock()
+        self._work_here = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._worker: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> Run | None:
+        """The run that is being executed, None if none is."""
+        return None if self._current is None else self._current.run
+
+    @property
+    def queued_count(self) -> int:
+        """How many runs wait."""
+        return len(self._waiting)
+
+    # ---- life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begins to execute runs."""
+        self._worker = asyncio.create_task(self._work())
+
+    async def close(self, reason: str) -> None:
+        """Takes no more runs; ends those that run or wait as cancelled with the reason. May be repeated."""
+        self._draining = True
+        async with self._admission:  # a submission under way ends first, so that it is cancelled too
+            await self.cancel_all(reason)
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        if self._current is not None:
+            await self._end(self._current, build_cancelled(self._current.run, reason, self._clock.now()))
+            self._current = None
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- submit ----------------------------------------------------------------------------------------
+
+    async def submit(self, kind: RunKind, request: dict[str, Any], *, key: str | None = None) -> tuple[Run, bool]:
+        """Returns a queued run and True, or the run that this key made before and False.
+
+        A caller that is cancelled meanwhile leaves either a run that is stored and queued, or none.
+
+        Raises:
+            IdempotencyConflictError: the key was used for another request.
+            DrainingError: the queue is closing.
+            QueueFullError: as many runs wait as may; `retry_after_s` says when to come back.
+            StoreUnavailableError: the run cannot be stored, so it is not run.
+        """
+        use = None if key is None else KeyUse.of(key, kind, request)
+        return await asyncio.shield(self._spawn(self._admit(kind, request, use)))
+
+    async def _admit(self, kind: RunKind, request: dict[str, Any], use: KeyUse | None) -> tuple[Run, bool]:
+        async with self._admission:
+            if use is not None and (earlier := await self._recall(use)) is not None:
+                return earlier, False
+            self._require_room()
+            live = LiveRun(self._build_run(kind, request), self._clock)
+            await self._save_first(live, use)
+            self._live[live.run.id] = live
+            self._waiting.append(live)
+            self._work_here.set()
+            return live.run, True
+
+    async def _save_first(self, live: LiveRun, use: KeyUse | None) -> None:
+        try:
+            await self._store.save_run(live.run, events=live.take_events(), key=use)
+        except StoreUnavailableError as error:
+            # The disk may have written it after all, later than we waited: it must not seem to wait for ever.
+            self._keep_unsaved(self._build_failed(live.run, error))
+            raise
+
+    async def _recall(self, use: KeyUse) -> Run | None:
+        known = await self._store.recall_key(use.key)
+        if known is None:
+            return None
+        earlier, run_id = known
+        if earlier != use:
+            detail = f"the key {use.key!r} was used for another request, {run_id}; one key names one request"
+            raise IdempotencyConflictError(detail, hint="send a new Idempotency-Key with a new request")
+        return await self.get(run_id)
+
+    def _require_room(self) -> None:
+        if self._draining:
+            detail = "the agent is shutting down and takes no more runs"
+            raise DrainingError(detail, hint="try again after its restart")
+        if len(self._waiting) >= self._queue_limit:
+            detail = f"{len(self._waiting)} runs wait; at most {self._queue_limit} may, and one runs at a time"
+            hint = "try again after Retry-After, cancel a run, or raise MESHWRIGHT_QUEUE_LIMIT"
+            raise QueueFullError(detail, hint=hint, retry_after_s=self._estimate_wait_s())
+
+    def _estimate_wait_s(self) -> float:
+        """Returns the last run's time less the present one's so far, at least 1: a place may be free then."""
+        started_at = self._current.run.started_at if self._current else None
+        had_s = (self._clock.now() - started_at).total_seconds() if started_at else 0.0
+        return max(1.0, self._last_took_s - had_s)
+
+    def _build_run(self, kind: RunKind, request: dict[str, Any]) -> Run:
+        now = self._clock.now()
+        self._last_id = build_run_id(self._last_id, now, secrets.token_hex(10))
+        return Run(id=self._last_id, kind=kind, state="queued", created_at=now, request=request)
+
+    # ---- read ------------------------------------------------------------------------------------------
+
+    async def get(self, run_id: str) -> Run:
+        """Returns a run as it stands.
+
+        Raises:
+            RunNotFoundError: there is none with this id, or it is no longer kept.
+            StoreUnavailableError: the store does not answer, and the run is not under way.
+        """
+        run = self._in_memory(run_id) or await self._store.get_run(run_id)
+        if run is None:
+            detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
+            raise RunNotFoundError(detail, hint="GET /runs lists those that are there")
+        return run
+
+    async def list(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
+        """Returns at most `limit` runs, newest first, of one state if given."""
+        stored = await self._store.list_runs(limit=limit, state=state)
+        runs = (self._in_memory(run.id) or run for run in stored)
+        return tuple(run for run in runs if state is None or run.state == state)
+
+    def _in_memory(self, run_id: str) -> Run | None:
+        live = self._live.get(run_id)
+        return live.run if live is not None else self._unsaved.get(run_id)
+
+    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
+        """Yields a run's events numbered above `after`: those that were, then those that come, to its end.
+
+        Raises:
+            RunNotFoundError, StoreUnavailableError: as `get`.
+        """
+        await self.get(run_id)
+        while True:
+            changed, is_live = self._changed, run_id in self._live
+            events = await self._store.events_after(run_id, after)
+            for event in events:
+                after = event.seq
+                yield event
+            if not events and not is_live:
+                break
+            if not events:
+                await changed.wait()
+        if (run := self._unsaved.get(run_id)) is not None:
+            yield RunEvent(seq=after + 1, at=self._clock.now(), type="state", run_id=run_id, state=run.state)
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # ---- cancel ----------------------------------------------------------------------------------------
+
+    async def cancel(self, run_id: str, reason: str) -> Run:
+        """Cancels a run and returns it when it has stopped; one that has ended stays as it is.
+
+        One that does not stop within `stop_wait_s` is returned as it stands, and is cancelled when it stops.
+
+        Raises:
+            RunNotFoundError: there is none with this id.
+        """
+        if (live := self._live.get(run_id)) is not None:
+            self._stop(live, reason)
+            await self._wait_for_end((live,))
+        return await self.get(run_id)
+
+    async def cancel_all(self, reason: str) -> tuple[str, ...]:
+        """Cancels all that run or wait; returns their ids, oldest first, when they have stopped (in time)."""
+        stopping = tuple(self._live.values())
+        for live in stopping:
+            self._stop(live, reason)
+        await self._wait_for_end(stopping)
+        return tuple(live.run.id for live in stopping)
+
+    def _stop(self, live: LiveRun, reason: str) -> None:
+        live.stop(reason)
+        if live in self._waiting:
+            self._waiting.remove(live)
+            self._spawn(self._end(live, build_cancelled(live.run, reason, self._clock.now())))
+
+    async def _wait_for_end(self, stopping: tuple[LiveRun, ...]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_wait_s):
+                for live in stopping:
+                    await live.ended.wait()
+
+    # ---- execute ---------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            await self._work_here.wait()
+            self._work_here.clear()
+            while self._waiting:
+                self._current = self._waiting.popleft()
+                await self._run(self._current)
+                self._current = None
+
+    async def _run(self, live: LiveRun) -> None:
+        live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
+        live.note_state(live.run)
+        work = asyncio.create_task(self._execute(live.run, live.emit))
+        live.begin(work)
+        try:
+            await self._follow(live, work)
+            ended = self._judge(live, work)
+        except Exception as error:  # the store, most likely; the queue goes on whatever befalls one run
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            ended = self._build_failed(live.run, error)
+        await self._end(live, ended)
+
+    async def _follow(self, live: LiveRun, work: Work) -> None:
+        """Writes events as they come, until the work has ended."""
+        await self._write(live, live.run)
+        while not work.done():
+            await live.news.wait()
+            live.news.clear()
+            await self._write(live, live.run)
+
+    def _judge(self, live: LiveRun, work: Work) -> Run:
+        """Returns the run as it ended. Asked to stop, it is cancelled in whichever way it stopped."""
+        now = self._clock.now()
+        error = None if work.cancelled() else work.exception() or live.fault
+        if live.stop_reason is not None or work.cancelled():
+            return build_cancelled(live.run, live.stop_reason or "its work was cancelled", now)
+        if isinstance(error, self._cancelled_by):
+            return build_cancelled(live.run, str(error), now)
+        if error is not None:
+            return self._build_failed(live.run, error)
+        result, generation = work.result()
+        done = {"state": "succeeded", "finished_at": now, "result": result, "generation": generation}
+        return live.run.model_copy(update=done)
+
+    def _build_failed(self, run: Run, error: BaseException) -> Run:
+        if not isinstance(error, ProblemError):
+            log.error("%s failed by a bug", run.id, exc_info=error)
+            detail = f"{type(error).__name__} while executing {run.id}; this is a bug of the agent"
+            error = InternalError(detail, hint="report it with the run's id; the agent's log has the traceback")
+        failed = {"state": "failed", "finished_at": self._clock.now(), "error": build_problem(error)}
+        return run.model_copy(update=failed)
+
+    async def _end(self, live: LiveRun, ended: Run) -> None:
+        """Writes the final state, then tells it. If that fails, memory keeps it for the agent's life."""
+        live.note_state(ended)
+        try:
+            await self._write(live, ended)
+        except Exception as error:
+            log.error("%s ended as %s, which could not be stored: %s", ended.id, ended.state, error)
+            self._keep_unsaved(ended)
+        if ended.state == "succeeded" and ended.started_at and ended.finished_at:
+            self._last_took_s = (ended.finished_at - ended.started_at).total_seconds()
+        del self._live[ended.id]
+        live.run = ended
+        live.ended.set()
+        self._announce()
+
+    async def _write(self, live: LiveRun, run: Run) -> None:
+        events = live.take_events()
+        if not events:
+            return
+        try:
+            await self._store.save_run(run, events=events)
+        except BaseException:
+            live.put_back(events)
+            raise
+        self._announce()
+
+    def _keep_unsaved(self, ended: Run) -> None:
+        self._unsaved[ended.id] = ended
+        while len(self._unsaved) > _UNSAVED_MAX:
+            del self._unsaved[next(iter(self._unsaved))]
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

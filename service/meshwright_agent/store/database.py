@@ -1,0 +1,229 @@
+"""The store: what must survive a restart of the agent, behind async verbs.
+
+Rule: every verb is one job of the one thread that owns the file; what belongs together is written together or
+not at all; whatever the disk does, the caller gets an answer or a StoreUnavailableError in time. Knows rows
+and wire models; nothing of queues, workers or routes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.bench import BenchRecord, LatestBench
+from meshwright.wire.mesh import Plan
+from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunState
+from meshwright_agent.clock import Clock
+from meshwright_agent.store import events as event_rows
+from meshwright_agent.store import idempotency, plans, records
+from meshwright_agent.store import runs as run_rows
+from meshwright_agent.store.file import DatabaseFile, is_damage
+from meshwright_agent.store.idempotency import KeyUse
+from meshwright_agent.store.migrations import transaction
+from meshwright_agent.store.writer import Writer, WriterBusyError
+
+Result = TypeVar("Result")
+
+TIMEOUT_S: Final = 10.0
+KEEP_RUNS: Final = 1000
+KEEP_PLANS: Final = 10_000
+KEEP_RECORDS: Final = 10_000
+_CACHED_PLANS: Final = 256
+
+
+class Store:
+    """One open database. Make it with `Store.open`.
+
+    Attributes:
+        path: the file.
+        set_aside: where a damaged file was moved when this one was started anew, else None.
+    """
+
+    def __init__(
+        self,
+        file: DatabaseFile,
+        writer: Writer,
+        *,
+        clock: Clock,
+        keep_runs: int,
+        keep_plans: int,
+        keep_records: int,
+    ) -> None:
+        self.path = file.path
+        self._file = file
+        self._writer = writer
+        self._clock = clock
+        self._keep_runs = keep_runs
+        self._keep_plans = keep_plans
+        self._keep_records = keep_records
+        self._cached_plans: dict[str, Plan] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        clock: Clock,
+        keep_runs: int = KEEP_RUNS,
+        keep_plans: int = KEEP_PLANS,
+        keep_records: int = KEEP_RECORDS,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Store:
+        """Returns the store in `path`, made or brought to the newest schema; a damaged file is set aside.
+
+        Args:
+            path: the file; its directory is made (mode 0700) if it is not there.
+            clock: dates what is set aside, and ages records.
+            keep_runs: finished runs that are kept.
+            keep_plans: plans that are kept.
+            keep_records: newest bench records that are kept.
+            timeout_s: how long each verb may wait for the disk.
+
+        Raises:
+            StoreUnavailableError: another agent owns the file, a newer one wrote it, or it cannot be written.
+        """
+        file = DatabaseFile(path, now=clock.now())
+        writer = Writer(file.connect, file.disconnect, timeout_s=timeout_s)
+        store = cls(file, writer, clock=clock, keep_runs=keep_runs, keep_plans=keep_plans, keep_records=keep_records)
+        await store._translate(writer.start)
+        return store
+
+    @property
+    def set_aside(self) -> Path | None:
+        """Where a damaged file was moved when the store was opened; None if it was sound."""
+        return self._file.set_aside
+
+    async def close(self) -> None:
+        """Ends what waits, closes the file and lets another agent have it. May be called again."""
+        await self._translate(self._writer.close)
+
+    async def check(self) -> None:
+        """Proves that the store works: writes something new and reads it back, in the file that `path` names.
+
+        Raises:
+            StoreUnavailableError: it does not.
+        """
+        token = secrets.token_hex(8)
+
+        def job(connection: sqlite3.Connection) -> str:
+            self._file.verify_in_place()
+            with transaction(connection):
+                connection.execute("INSERT OR REPLACE INTO heartbeat (id, token) VALUES (1, ?)", (token,))
+            return str(connection.execute("SELECT token FROM heartbeat").fetchone()[0])
+
+        if await self._call(job) != token:
+            raise self._unavailable("what was written was not read back")
+
+    # ---- runs ------------------------------------------------------------------------------------------
+
+    async def save_run(self, run: Run, *, events: Sequence[RunEvent] = (), key: KeyUse | None = None) -> None:
+        """Writes a run's newest state with its new events, the records among them, and its idempotency key.
+
+        Raises:
+            StoreUnavailableError: nothing of it was written, or the disk has not answered in time.
+            ValidationError: an event's record is no BenchRecord.
+        """
+        found = [BenchRecord.model_validate(event.record) for event in events if event.record is not None]
+
+        def job(connection: sqlite3.Connection) -> None:
+            run_rows.save_run(connection, run)
+            event_rows.append_events(connection, events)
+            for record in found:
+                records.save_record(connection, run.id, record)
+            if key is not None:
+                idempotency.remember_key(connection, key, run.id)
+            if run.state in FINAL_STATES:
+                run_rows.prune_runs(connection, self._keep_runs)
+                records.prune_records(connection, self._keep_records)
+
+        await self._write(job)
+
+    async def get_run(self, run_id: str) -> Run | None:
+        """Returns a run, None if there is none."""
+        return await self._call(lambda connection: run_rows.get_run(connection, run_id))
+
+    async def list_runs(self, *, limit: int, state: RunState | None = None) -> tuple[Run, ...]:
+        """Returns at most `limit` runs, newest first, of one state if given."""
+        return await self._call(lambda connection: run_rows.list_runs(connection, limit, state))
+
+    async def events_after(self, run_id: str, seq: int, *, limit: int = 256) -> tuple[RunEvent, ...]:
+        """Returns the first `limit` events of a run whose number is above `seq`, in order."""
+        return await self._call(lambda connection: event_rows.events_after(connection, run_id, seq, limit))
+
+    async def finish_interrupted(self, reason: str) -> tuple[str, ...]:
+        """Cancels every stored run that waits or runs, and returns their ids: after a restart none does."""
+        now = self._clock.now()
+
+        def job(connection: sqlite3.Connection) -> tuple[str, ...]:
+            unfinished = run_rows.list_unfinished(connection)
+            for run in unfinished:
+                seq = event_rows.last_seq(connection, run.id) + 1
+                event = RunEvent(seq=seq, at=now, type="state", run_id=run.id, state="cancelled")
+                run_rows.save_run(connection, run_rows.build_cancelled(run, reason, now))
+                event_rows.append_events(connection, [event])
+            run_rows.prune_runs(connection, self._keep_runs)
+            return tuple(run.id for run in unfinished)
+
+        return await self._write(job)
+
+    async def recall_key(self, key: str) -> tuple[KeyUse, str] | None:
+        """Returns what an idempotency key was used for and the run that it made, None for a new key."""
+        return await self._call(lambda connection: idempotency.recall_key(connection, key))
+
+    # ---- benches and plans -----------------------------------------------------------------------------
+
+    async def latest_bench(self) -> LatestBench:
+        """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""
+        now = self._clock.now()
+        return await self._call(lambda connection: records.read_latest(connection, now))
+
+    async def put_plan(self, plan: Plan) -> None:
+        """Keeps a plan under its fingerprint; costs nothing when the same was put there lately."""
+        if self._cached_plans.get(plan.fingerprint) == plan:
+            return
+        await self._write(lambda connection: plans.put_plan(connection, plan, self._keep_plans))
+        if plan.devices is not None:
+            self._cache(plan)
+
+    def _cache(self, plan: Plan) -> None:
+        """Remembers what was written last; forgets in the table's order, so what is here is also there."""
+        self._cached_plans.pop(plan.fingerprint, None)
+        self._cached_plans[plan.fingerprint] = plan
+        while len(self._cached_plans) > min(_CACHED_PLANS, self._keep_plans):
+            del self._cached_plans[next(iter(self._cached_plans))]
+
+    async def get_plan(self, fingerprint: str) -> Plan | None:
+        """Returns the plan with this fingerprint, None if there is none (any more)."""
+        if fingerprint in self._cached_plans:
+            return self._cached_plans[fingerprint]
+        return await self._call(lambda connection: plans.get_plan(connection, fingerprint))
+
+    # ---- the thread ------------------------------------------------------------------------------------
+
+    async def _write(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
+        def whole(connection: sqlite3.Connection) -> Result:
+            with transaction(connection):
+                return job(connection)
+
+        return await self._call(whole)
+
+    async def _call(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
+        return await self._translate(lambda: self._writer.call(job))
+
+    async def _translate(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            return await work()
+        except (sqlite3.Error, OSError, WriterBusyError, ValidationError) as error:
+            raise self._unavailable(str(error), error) from error
+
+    def _unavailable(self, reason: str, error: Exception | None = None) -> StoreUnavailableError:
+        hint = f"look at the disk that holds {self.path}: is it full, read-only, or gone?"
+        if error is not None and is_damage(error):
+            hint = "restart the agent: it sets the damaged file aside and starts a new one"
+        return StoreUnavailableError(f"the store {self.path} does not answer: {reason}", hint=hint)

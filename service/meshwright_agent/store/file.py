@@ -1,0 +1,175 @@
+"""The database as a file: whose it is, whether it is sound, what happens when it is not.
+
+Rule: one agent a file (a lock that ends with its holder); a damaged file is set aside under a name that says
+so and a fresh one is started; one that a newer agent wrote is left alone and refused. Runs in the store's
+thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from meshwright.errors import StoreUnavailableError
+from meshwright_agent.store.migrations import SCHEMA, migrate, read_schema
+
+log = logging.getLogger(__name__)
+
+_SIDE_FILES: Final = ("", "-wal", "-shm")
+_PRAGMAS: Final = (
+    "PRAGMA journal_mode = WAL",
+    # A power cut may take the last commits, never the file (sqlite.org/pragma.html#pragma_synchronous).
+    "PRAGMA synchronous = NORMAL",
+    "PRAGMA foreign_keys = ON",
+)
+
+
+class DatabaseFile:
+    """A database file that this process owns. `set_aside` says where `connect` moved a damaged one."""
+
+    def __init__(self, path: Path, *, now: datetime) -> None:
+        self.path = path
+        self.set_aside: Path | None = None
+        self._now = now
+        self._lock: int | None = None
+        self._inode: tuple[int, int] | None = None
+
+    def connect(self) -> sqlite3.Connection:
+        """Returns a connection to a sound file with the newest schema.
+
+        Raises:
+            StoreUnavailableError: another agent has the file, a newer one wrote it, or it cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            connection = self._connect_or_set_aside()
+            self._inode = self._read_inode()
+        except (sqlite3.Error, OSError) as error:
+            self._release()
+            raise _unusable(self.path, str(error)) from error
+        except StoreUnavailableError:
+            self._release()
+            raise
+        return connection
+
+    def disconnect(self, connection: sqlite3.Connection) -> None:
+        """Closes the connection and lets another agent have the file."""
+        try:
+            connection.close()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def verify_in_place(self) -> None:
+        """Checks that the path still names the open file: SQLite goes on writing into one that was deleted.
+
+        Raises:
+            StoreUnavailableError: it does not.
+        """
+        try:
+            inode = self._read_inode()
+        except OSError as error:
+            raise _moved(self.path, str(error)) from error
+        if inode != self._inode:
+            raise _moved(self.path, "another file stands in its place")
+
+    def _read_inode(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_dev, status.st_ino
+
+    def _take_lock(self) -> None:
+        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            os.close(lock)
+            raise _in_use(self.path, holder or "unknown") from error
+        self._lock = lock
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _connect_or_set_aside(self) -> sqlite3.Connection:
+        try:
+            return _connect(self.path)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self.set_aside = move_aside(self.path, self._now)
+            log.error("%s is damaged (%s); kept as %s, started anew", self.path, error, self.set_aside.name)
+            return _connect(self.path)
+
+
+def is_damage(error: Exception) -> bool:
+    """Returns whether SQLite says that the file is no database, or a damaged one."""
+    # Errors of Python's module itself have no code; the low byte is the primary (sqlite.org/rescode.html).
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+        _verify_sound(connection)
+        _verify_not_newer(path, read_schema(connection))
+        migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _verify_sound(connection: sqlite3.Connection) -> None:
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(verdict)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def _verify_not_newer(path: Path, schema: int) -> None:
+    if schema > SCHEMA:
+        detail = f"{path} has schema {schema}, written by a newer agent; this one knows schemas up to {SCHEMA}"
+        raise StoreUnavailableError(detail, hint="start the newer agent again, or give this one its own --state-dir")
+
+
+def move_aside(path: Path, now: datetime) -> Path:
+    """Returns the new name of the file; a journal that SQLite left goes along, lest it be replayed into the next."""
+    stem = f"{path.name}.damaged-{now:%Y%m%dT%H%M%SZ}"
+    names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
+    target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    for side in _SIDE_FILES:
+        source = path.with_name(path.name + side)
+        if source.exists():
+            source.rename(target.with_name(target.name + side))
+    return target
+
+
+def _in_use(path: Path, holder: str) -> StoreUnavailableError:
+    detail = f"{path} is in use by another agent (process {holder}); one agent owns a state directory"
+    return StoreUnavailableError(detail, hint="stop that agent, or give this one its own --state-dir")
+
+
+def _unusable(path: Path, reason: str) -> StoreUnavailableError:
+    detail = f"{path} cannot be used as the agent's database: {reason}"
+    return StoreUnavailableError(
+        detail, hint="--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that the agent may write"
+    )
+
+
+def _moved(path: Path, reason: str) -> StoreUnavailableError:
+    detail = f"{path} was removed or replaced while the agent used it ({reason}); what is stored now would be lost"
+    return StoreUnavailableError(detail, hint="restart the agent: it makes a new file")

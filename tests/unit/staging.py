@@ -1,0 +1,111 @@
+"""A queue of runs on a stage: what it executes does what the test says, its store is real, its clock is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from meshwright.wire.runs import Run, RunEvent
+from meshwright_agent.runs import Emit, RunQueue
+from meshwright_agent.store.database import Store
+from tests.fakes.stored import ManualClock
+from tests.unit.store.opening import opened
+
+
+class ReleasedError(Exception):
+    """What a worker raises when its call was given up."""
+
+
+class Bench:
+    """An `execute` that does what the test says: each run waits until `finish` or `fail`."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.emits: dict[str, Emit] = {}
+        self.busy_count_max = 0
+        self.ignores_cancel = False
+        self.on_cancel: Callable[[], object] = lambda: None
+        self.generation = 7
+        self._busy_count = 0
+        self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    async def execute(self, run: Run, emit: Emit) -> tuple[dict[str, Any], int]:
+        self.begun.append(run.id)
+        self.emits[run.id] = emit
+        self._busy_count += 1
+        self.busy_count_max = max(self.busy_count_max, self._busy_count)
+        try:
+            return await self._wait(self.outcome(run.id)), self.generation
+        finally:
+            self._busy_count -= 1
+
+    async def _wait(self, outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        while True:
+            try:
+                return await asyncio.shield(outcome)
+            except asyncio.CancelledError:
+                self.on_cancel()
+                if not self.ignores_cancel:
+                    raise
+
+    def outcome(self, run_id: str) -> asyncio.Future[dict[str, Any]]:
+        return self._outcomes.setdefault(run_id, asyncio.get_running_loop().create_future())
+
+    def finish(self, run_id: str, **result: Any) -> None:
+        self.outcome(run_id).set_result(result)
+
+    def fail(self, run_id: str, error: BaseException) -> None:
+        self.outcome(run_id).set_exception(error)
+
+
+class Stage:
+    """A queue, what it executes, where it writes, and its clock."""
+
+    def __init__(self, queue: RunQueue, bench: Bench, store: Store, clock: ManualClock) -> None:
+        self.queue, self.bench, self.store, self.clock = queue, bench, store, clock
+
+    async def submit(self, **request: Any) -> str:
+        run, _ = await self.queue.submit("bench", request)
+        return run.id
+
+    async def submit_running(self) -> str:
+        run_id = await self.submit()
+        await until(lambda: run_id in self.bench.begun)
+        return run_id
+
+    async def ended(self, run_id: str) -> Run:
+        async for _ in self.queue.events(run_id):
+            pass
+        return await self.queue.get(run_id)
+
+    async def events(self, run_id: str, after: int = 0) -> list[RunEvent]:
+        return [event async for event in self.queue.events(run_id, after)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 -- conditions of several objects, none of which tells
+            await asyncio.sleep(0.001)
+
+
+def play(tmp_path: Path, act: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
+    """Runs `act` with a started queue, and closes it."""
+    store_options = {name: options.pop(name) for name in ("timeout_s", "keep_runs") if name in options}
+
+    async def main() -> None:
+        clock, bench = ManualClock(), Bench()
+        async with opened(tmp_path / "s.sqlite3", clock=clock, **store_options) as store:
+            known = {"clock": clock, "cancelled_by": (ReleasedError,)}
+            queue = RunQueue(store, bench.execute, **(known | options))
+            await queue.start()
+            async with asyncio.timeout(60):
+                await act(Stage(queue, bench, store, clock))
+                await queue.close("the test ended")
+
+    asyncio.run(main())
+
+
+def states(events: list[RunEvent]) -> list[str]:
+    return [event.state for event in events if event.type == "state"]

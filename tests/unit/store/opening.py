@@ -1,0 +1,62 @@
+"""Opens a store, or a bare database, for one test and closes it whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshwright.errors import StoreUnavailableError
+from meshwright_agent.store.database import Store
+from meshwright_agent.store.migrations import migrate
+from tests.fakes.stored import ManualClock
+
+Result = TypeVar("Result")
+
+
+@contextlib.asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[Store]:
+    store = await Store.open(path, **({"clock": ManualClock()} | options))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def run_with_store(path: Path, test: Callable[[Store], Awaitable[Result]], **options: Any) -> Result:
+    """Returns what `test` returns, given a store that is open while it runs."""
+
+    async def main() -> Result:
+        async with opened(path, **options) as store:
+            return await test(store)
+
+    return asyncio.run(main())
+
+
+@contextlib.contextmanager
+def migrated() -> Iterator[sqlite3.Connection]:
+    """Gives a database in memory with the newest schema."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        migrate(connection)
+        yield connection
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keeps every other connection from writing into the file, as a sick disk would."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.execute("ROLLBACK")
+
+
+async def recover(store: Store) -> None:
+    """Waits until the store works again."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(StoreUnavailableError):
+                return await store.check()

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from random import Random
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.runs import FINAL_STATES, RunState
+from meshwright_agent.store.database import Store
+from meshwright_agent.store.events import append_events, events_after, last_seq
+from meshwright_agent.store.idempotency import KeyUse
+from meshwright_agent.store.runs import (
+    build_cancelled,
+    get_run,
+    list_runs,
+    list_unfinished,
+    prune_runs,
+    save_run,
+)
+from tests.fakes.stored import EPOCH, ManualClock, build_event, build_record_json, build_run
+from tests.unit.store.opening import migrated, run_with_store
+
+STATES = get_args(RunState)
+
+
+def test_a_run_comes_back_as_it_was_saved_with_result_and_error(tmp_path: Path) -> None:
+    failed = build_cancelled(build_run(1), "because", EPOCH)
+    done = build_run(2, state="succeeded", result={"records": [1.5, None, "ü"]}, generation=3, finished_at=EPOCH)
+
+    async def main(store: Store) -> None:
+        for run in (failed, done):
+            await store.save_run(run)
+            assert await store.get_run(run.id) == run
+        assert await store.get_run("run-9999") is None
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
+def test_a_run_survives_a_restart_with_its_events_and_records(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+    run = build_run(state="succeeded")
+    events = [build_event(run, 1), build_event(run, 2, type="record", record=build_record_json())]
+
+    async def write(store: Store) -> None:
+        await store.save_run(run, events=events)
+
+    async def read(store: Store) -> None:
+        assert await store.get_run(run.id) == run
+        assert await store.events_after(run.id, 0) == tuple(events)
+        assert (await store.latest_bench()).runs == (run.id,)
+
+    run_with_store(path, write)
+    run_with_store(path, read)
+
+
+def test_nothing_is_written_when_a_part_cannot_be(tmp_path: Path) -> None:
+    use = KeyUse.of("key", "bench", {})
+
+    async def main(store: Store) -> None:
+        await store.save_run(build_run(1), key=use)
+        with pytest.raises(StoreUnavailableError):
+            await store.save_run(build_run(2), events=[build_event(build_run(2), 1)], key=use)
+        assert await store.get_run("run-0002") is None
+        assert await store.events_after("run-0002", 0) == ()
+        await store.check()
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
+def test_a_record_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    async def main(store: Store) -> None:
+        with pytest.raises(ValidationError):
+            await store.save_run(build_run(), events=[build_event(build_run(), 1, type="record", record={"no": 1})])
+        assert await store.get_run("run-0001") is None
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
+def test_a_row_that_cannot_be_read_is_an_error_of_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+
+    async def main(store: Store) -> None:
+        await store.save_run(build_run())
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("UPDATE runs SET body = '{}'")
+        with pytest.raises(StoreUnavailableError, match=r"s\.sqlite3"):
+            await store.get_run("run-0001")
+
+    run_with_store(path, main)
+
+
+def test_lists_are_newest_first_bounded_and_of_one_state_if_asked(tmp_path: Path) -> None:
+    async def main(store: Store) -> None:
+        for number in range(1, 7):
+            await store.save_run(build_run(number, state="queued" if number % 2 else "succeeded"))
+        await store.save_run(build_run(1, state="running"))
+        assert [run.id for run in await store.list_runs(limit=3)] == ["run-0006", "run-0005", "run-0004"]
+        assert [run.id for run in await store.list_runs(limit=9, state="queued")] == ["run-0005", "run-0003"]
+        assert [run.id for run in await store.list_runs(limit=9, state="running")] == ["run-0001"]
+        assert await store.list_runs(limit=9, state="failed") == ()
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
+def test_after_a_restart_nothing_waits_or_runs_and_the_reason_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+    waiting, running, done = build_run(1), build_run(2, state="running"), build_run(3, state="succeeded")
+
+    async def write(store: Store) -> None:
+        for run in (waiting, running, done):
+            await store.save_run(run, events=[build_event(run, seq) for seq in (1, 2)])
+
+    async def restart(store: Store) -> None:
+        assert await store.finish_interrupted("the agent was killed") == ("run-0001", "run-0002")
+        for run in (waiting, running):
+            ended = await store.get_run(run.id)
+            assert ended is not None
+            assert ended.error is not None
+            assert (ended.state, ended.finished_at) == ("cancelled", clock.now())
+            assert ended.error.code == "run_cancelled"
+            assert "the agent was killed" in ended.error.detail
+            assert [(event.seq, event.state) for event in await store.events_after(run.id, 2)] == [(3, "cancelled")]
+        assert await store.get_run("run-0003") == done
+        assert await store.finish_interrupted("again") == ()
+
+    run_with_store(path, write)
+    clock = ManualClock()
+    clock.advance(60)
+    run_with_store(path, restart, clock=clock)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ends=st.lists(st.sampled_from(STATES), max_size=12),
+    order=st.randoms(use_true_random=False),
+    keep=st.integers(min_value=1, max_value=5),
+)
+def test_pruning_keeps_what_is_under_way_and_exactly_the_last_that_ended(
+    ends: list[RunState], order: Random, keep: int
+) -> None:
+    with migrated() as connection:
+        runs = [build_run(number) for number in range(len(ends))]
+        for run in runs:
+            save_run(connection, run)
+            append_events(connection, [build_event(run, 1)])
+        indices = list(range(len(ends)))
+        order.shuffle(indices)
+        ended: list[str] = []
+        for index in indices:
+            run = runs[index].model_copy(update={"state": ends[index]})
+            for _ in range(2):  # saved twice, as a repeated write is
+                save_run(connection, run)
+            if ends[index] in FINAL_STATES:
+                ended.append(run.id)
+            prune_runs(connection, keep)
+        alive = {runs[index].id for index in indices if ends[index] not in FINAL_STATES}
+        assert {run.id for run in list_runs(connection, 100, None)} == alive | set(ended[-keep:])
+        assert {run.id for run in list_unfinished(connection)} == alive
+        for run in runs:
+            kept = get_run(connection, run.id) is not None
+            assert last_seq(connection, run.id) == (1 if kept else 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(0, 20), after=st.integers(0, 25), limit=st.integers(1, 10))
+def test_events_come_in_order_after_a_number_and_a_repeated_write_changes_nothing(
+    count: int, after: int, limit: int
+) -> None:
+    with migrated() as connection:
+        run = build_run()
+        save_run(connection, run)
+        events = [build_event(run, seq) for seq in range(1, count + 1)]
+        append_events(connection, events)
+        append_events(connection, events[count // 2 :])
+        assert events_after(connection, run.id, after, limit) == tuple(events[after : after + limit])
+        assert last_seq(connection, run.id) == count
+
+
+def test_a_cancelled_run_says_why_and_keeps_what_it_was_asked() -> None:
+    run = build_run(1, state="running", started_at=EPOCH)
+    cancelled = build_cancelled(run, "the devices were released", EPOCH)
+    assert cancelled.error is not None
+    assert "the devices were released" in cancelled.error.detail
+    assert cancelled.error.status == 409
+    assert (cancelled.request, cancelled.started_at) == (run.request, run.started_at)
+    assert run.state == "running"

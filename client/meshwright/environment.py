@@ -94,9 +94,7 @@ class DeviceConfiguration:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it is True or False")
         if isinstance(self.platform_priority, str):
-            raise ValueError(
-                f'platform_priority is {self.platform_priority!r}; it is a list, such as ["gpu", "cpu"]'
-            )
+            raise ValueError(f'platform_priority is {self.platform_priority!r}; it is a list, such as ["gpu", "cpu"]')
         _check_variables(self.environment_variables)
         _check_flags(self.environment_variables.get(XLA_FLAGS, ""))
 
@@ -109,9 +107,7 @@ class DeviceConfiguration:
         strategy = _parse_strategy(self.memory_strategy)
         fraction = strategy.fraction if self.memory_fraction is None else self.memory_fraction
         if fraction is None:
-            raise ValueError(
-                "memory_strategy is custom and memory_fraction is None; give one in (0, 1], such as 0.8"
-            )
+            raise ValueError("memory_strategy is custom and memory_fraction is None; give one in (0, 1], such as 0.8")
         if not _is_fraction(fraction):
             raise ValueError(f"memory_fraction is {fraction!r}; it must be a number in (0, 1], such as 0.8")
         return float(fraction)
@@ -203,9 +199,7 @@ def _is_fraction(value: object) -> bool:
 def _check_variables(variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise ValueError(
-                f"{name!r} is no environment variable; a name is letters, digits and _, such as MY_FLAG"
-            )
+            raise ValueError(f"{name!r} is no environment variable; a name is letters, digits and _, such as MY_FLAG")
         if not isinstance(value, str) or "\0" in value:
             raise ValueError(f"the variable {name} is {value!r}; a value is text without NUL, such as '1'")
 

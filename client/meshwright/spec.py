@@ -23,7 +23,10 @@ MAX_NAME_LENGTH: Final = 64
 MeshLike = str | Mapping[str, int] | Sequence[tuple[str, int]]
 """What `MeshSpec.parse` reads: "dp:2,tp:4", {"dp": 2, "tp": 4} or [("dp", 2), ("tp", 4)]."""
 
-_EXAMPLE: Final = 'write it as "dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; one size may be -1 (the rest of the devices)'
+_EXAMPLE: Final = (
+    'write it as "dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; '
+    "one size may be -1 (the rest of the devices)"
+)
 
 
 def _refuse(detail: str, hint: str = _EXAMPLE) -> InvalidMeshError:
@@ -129,12 +132,16 @@ def parse_axis_types(
         case Mapping():
             unknown = sorted(set(axis_types) - set(names))
             if unknown:
-                raise _refuse(f"axis_types names {unknown[0]!r}; the mesh has {', '.join(names)}", "name axes of the mesh")
+                raise _refuse(
+                    f"axis_types names {unknown[0]!r}; the mesh has {', '.join(names)}", "name axes of the mesh"
+                )
             words = [axis_types.get(name, "auto") for name in names]
         case _:
             words = list(axis_types) * (len(names) if len(axis_types) == 1 else 1)
             if len(words) != len(names):
-                raise _refuse(f"axis_types has {len(words)} entries for {len(names)} axes", "give one word, or one an axis")
+                raise _refuse(
+                    f"axis_types has {len(words)} entries for {len(names)} axes", "give one word, or one an axis"
+                )
     return tuple(_parse_axis_type(word) for word in words)
 
 
@@ -168,7 +175,9 @@ def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name.strip():
         raise _refuse(f"an axis is called {name!r}; a name is a word that is not empty")
     if len(name) > MAX_NAME_LENGTH or any(c in ":," or c.isspace() or not c.isprintable() for c in name):
-        raise _refuse(f"an axis is called {name[:80]!r}; a name has up to {MAX_NAME_LENGTH} characters, without space, ':' and ','")
+        raise _refuse(
+            f"an axis is called {name[:80]!r}; a name has up to {MAX_NAME_LENGTH} characters, no space, ':' or ','"
+        )
 
 
 def _check_size(name: str, size: object) -> None:

@@ -21,8 +21,9 @@ class FakeNvml:
     """Cards and MIG instances of a document; a handle is the card's own entry in it.
 
     Args:
-        document: {"driver", "cuda", "gpus": [...], "ancestors": {"0-1": level, else SYSTEM}}; each GPU has "name", "uuid", "bus_id",
-            "memory" [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
+        document: {"driver", "cuda", "gpus": [...], "ancestors": {"0-1": level}}, where pairs that are not listed
+            are SYSTEM apart; each GPU has "name", "uuid", "bus_id", "memory"
+            [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
             [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
             "instances" [entry or null for an empty slot].
         fail: function → error code; "function:uuid" for one card.

@@ -21,20 +21,16 @@ from meshwright._calls.messages import Answer, Failure, Outcome, Request
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
-    InvalidMeshError,
-    InvalidRequestError,
     MeshwrightError,
-    RequestError,
     class_for,
 )
 from meshwright.wire.base import SCHEMA_VERSION, parse_version
-from meshwright.wire.problem import Problem
+from meshwright.wire.problem import Problem, translate_validation
 
 INITIAL_DELAY_S: Final = 0.5
 MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
-_UNIONS: Final = frozenset({"mesh", "devices", "axis_types"})
 _REPEATABLE: Final = frozenset({408, 429})
 _HINTS: Final = {
     "refused": "start one with `meshwright-agent serve`, or name its address in MESHWRIGHT_URL",
@@ -158,27 +154,7 @@ def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
     try:
         return model(**{name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
-        raise translate_validation(error) from error
-
-
-def translate_validation(error: ValidationError) -> RequestError:
-    """Returns the refusal of a request that is not valid, with one entry per wrong field."""
-    wrong: dict[str, str] = {}
-    for entry in error.errors(include_url=False, include_input=False):
-        wrong.setdefault(_name_field(entry["loc"]), entry["msg"])
-    kind = InvalidMeshError if set(wrong) == {"mesh"} else InvalidRequestError
-    said = "; ".join(f"{field}: {message}" for field, message in wrong.items())
-    return kind(
-        f"the request is not valid: {said}",
-        errors=[{"field": field, "message": message} for field, message in wrong.items()],
-    )
-
-
-def _name_field(location: tuple[int | str, ...]) -> str:
-    """The dotted path; of a field that may be several things, its name alone, without pydantic's tags."""
-    if location and location[0] in _UNIONS:
-        return str(location[0])
-    return ".".join(str(part) for part in location) or "body"
+        raise translate_validation(error.errors()) from error
 
 
 def _build_connection_error(failure: Failure, request: Request, host: str) -> AgentConnectionError:

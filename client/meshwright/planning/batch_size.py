@@ -105,9 +105,7 @@ def derive_recommendation(chip: Chip) -> BatchSizeRecommendation:
     return BatchSizeRecommendation(1 << int(math.log2(optimal // 4)), optimal, critical, notes=notes)
 
 
-def validate_batch_size(
-    hardware_type: HardwareType, batch: int, warn_suboptimal: bool = True
-) -> tuple[bool, str]:
+def validate_batch_size(hardware_type: HardwareType, batch: int, warn_suboptimal: bool = True) -> tuple[bool, str]:
     """Returns whether the batch size per device is valid, and a sentence on where it stands in the table.
 
     Invalid is only what lies below the minimum; below the critical size is valid, and said if
@@ -123,9 +121,7 @@ def validate_batch_size(
     return level != "below_minimum", message
 
 
-def answer_batch_size(
-    request: BatchSizeRequest, *, platform: str | None, kind: str | None, basis: Basis
-) -> BatchSize:
+def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: str | None, basis: Basis) -> BatchSize:
     """Returns the whole answer: the table's row, the roofline with its derivation, the verdict on a batch.
 
     Args:

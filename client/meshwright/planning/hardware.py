@@ -110,9 +110,7 @@ def _refuse(name: str) -> UnknownHardwareError:
     known = [*sorted(_VALUES), *(word for chip in read_chips() for word in (*chip.aliases, *chip.kinds))]
     folded = {word.lower(): word for word in known}
     near = [folded[word] for word in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
-    detail = (
-        f"hardware {name!r} is in no table; a name is a hardware type, a chip's alias or a JAX device kind"
-    )
+    detail = f"hardware {name!r} is in no table; a name is a hardware type, a chip's alias or a JAX device kind"
     hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(_VALUES))}"
     return UnknownHardwareError(
         detail,

@@ -16,10 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright._calls.endpoints import ENDPOINTS, Endpoint
 from meshwright._calls.messages import Answer, Request
-from meshwright._calls.outcomes import translate_validation
 from meshwright._http import BrokenError
 from meshwright.errors import MethodNotAllowedError, ProblemError, RouteNotFoundError
-from meshwright.wire.problem import build_problem
+from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import RunEvent
 
 Served = tuple[Answer, Iterator[bytes]]
@@ -63,7 +62,7 @@ def _read_body(endpoint: Endpoint[Any], request: Request) -> BaseModel | None:
     try:
         return endpoint.request.model_validate_json(request.body or b"{}")
     except ValidationError as error:
-        raise translate_validation(error) from error
+        raise translate_validation(error.errors()) from error
 
 
 def write(reply: Any) -> Served:

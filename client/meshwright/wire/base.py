@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 SCHEMA_VERSION: Final = "1"
 """The version of requests and replies that this release speaks: "major" or "major.minor"."""
@@ -29,7 +37,9 @@ def parse_version(text: str) -> tuple[int, int]:
     """
     parts = text.split(".")
     if not 1 <= len(parts) <= 2 or not all(p.isascii() and p.isdigit() and len(p) <= 6 for p in parts):
-        raise ValueError(f'schema_version {text!r} is not "major" or "major.minor"; this agent speaks "{SCHEMA_VERSION}"')
+        raise ValueError(
+            f'schema_version {text!r} is not "major" or "major.minor"; this agent speaks "{SCHEMA_VERSION}"'
+        )
     return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
 
 
@@ -88,7 +98,9 @@ def _is_newer(version: object) -> bool:
         return False
 
 
-def _prune(model: type[BaseModel], data: Mapping[str, Any], drop: Callable[[str], None], *, prefix: str) -> dict[str, Any]:
+def _prune(
+    model: type[BaseModel], data: Mapping[str, Any], drop: Callable[[str], None], *, prefix: str
+) -> dict[str, Any]:
     kept = {}
     for name, value in data.items():
         field = model.model_fields.get(name)

@@ -6,13 +6,15 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Basis, Reply, Request, Notice
+from meshwright.wire.base import SCHEMA_VERSION, Basis, Notice, Reply, Request
 
 
 class BatchSizeRequest(Request):
     """`POST /batch-size`. Without `hardware`, the host's own."""
 
-    hardware: StrictStr | None = Field(default=None, description='"h100", "tpu_v5e", a JAX device kind, …', max_length=128)
+    hardware: StrictStr | None = Field(
+        default=None, description='"h100", "tpu_v5e", a JAX device kind, …', max_length=128
+    )
     batch: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(default=None, description="a batch size to judge")
 
 
@@ -54,6 +56,8 @@ class BatchSize(Reply):
     chip: str | None = Field(default=None, description="the row of the chip table that the roofline was taken from")
     basis: Basis = Field(description="declared: named in the request; passive, cached or live: detected")
     table: BatchSizeTable
-    roofline: Roofline | None = Field(default=None, description="null where no figure is known: never a guess at a neighbour")
+    roofline: Roofline | None = Field(
+        default=None, description="null where no figure is known: never a guess at a neighbour"
+    )
     validation: BatchSizeValidation | None = None
     warnings: tuple[Notice, ...] = ()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Evidence, Reply, Request, Notice
+from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply, Request
 
 BenchCase = Literal[
     "host_to_device",
@@ -37,7 +37,9 @@ MAX_SIZE_BYTES = 2**40
 class BenchRequest(Request):
     """`POST /placement/bench`. `{}` is the quick suite on all devices."""
 
-    suite: Literal["quick", "full"] = Field(default="quick", description="quick: within 20 s; full: more sizes and samples")
+    suite: Literal["quick", "full"] = Field(
+        default="quick", description="quick: within 20 s; full: more sizes and samples"
+    )
     cases: Annotated[tuple[BenchCase, ...], Field(min_length=1)] | None = Field(default=None, description="null: all")
     devices: Annotated[tuple[StrictInt, ...], Field(min_length=1)] | None = Field(
         default=None, description="local indices; null: all"
@@ -47,9 +49,7 @@ class BenchRequest(Request):
     )
     axis: StrictStr | None = Field(default=None, description="the axis to run over; null: each in turn", max_length=64)
     sizes_bytes: (
-        Annotated[
-            tuple[Annotated[StrictInt, Field(ge=4, le=MAX_SIZE_BYTES)], ...], Field(min_length=1, max_length=32)
-        ]
+        Annotated[tuple[Annotated[StrictInt, Field(ge=4, le=MAX_SIZE_BYTES)], ...], Field(min_length=1, max_length=32)]
         | None
     ) = Field(default=None, description="S of transfers and collectives; null: the suite's")
     matmul_size: Annotated[StrictInt, Field(ge=8, le=131072)] | None = Field(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Evidence, Reply, Notice
+from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply
 
 Platform = Literal["cpu", "gpu", "tpu"]
 WorkerState = Literal["stopped", "starting", "ready", "busy", "stopping", "backoff", "failed"]
@@ -63,7 +63,8 @@ class Mig(Reply):
 class Device(Evidence):
     """One device that JAX can put on a mesh (or would, were it free).
 
-    Identity, strongest first: `uuid` (GPU, MIG) · `slice_index`, `coords`, `core_on_chip` (TPU) · `granule`, `position`.
+    Identity, strongest first: `uuid` (GPU, MIG) · `slice_index`, `coords`, `core_on_chip` (TPU);
+    `granule`, `position`.
     """
 
     host: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Reply, Notice
+from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply
 
 
 class Environment(Reply):

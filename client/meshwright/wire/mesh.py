@@ -1,4 +1,4 @@
-"""Mesh plans: what is asked of `/mesh/plan` and what it answers. Names as in the design; parts not asked for are null."""
+"""Mesh plans: what is asked of `/mesh/plan` and what it answers. Parts not asked for are null."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from meshwright.spec import AxisType
-from meshwright.wire.base import SCHEMA_VERSION, Reply, Request, RequestPart, Notice
+from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
 
 MeshShape = dict[str, int]
 """Axis name → size, outermost first."""
@@ -16,7 +16,9 @@ MeshShape = dict[str, int]
 class DeviceSelection(RequestPart):
     """Choose devices by number rather than by name."""
 
-    count: Annotated[StrictInt, Field(ge=1)] | None = Field(default=None, description="how many; null: all but `exclude`")
+    count: Annotated[StrictInt, Field(ge=1)] | None = Field(
+        default=None, description="how many; null: all but `exclude`"
+    )
     policy: Literal["packed", "spread"] = Field(
         default="packed", description="packed: as few slow links between them as can be; spread: the reverse"
     )
@@ -29,7 +31,7 @@ class PlanRequest(Request):
     mesh: Annotated[
         StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...],
         Field(
-            description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; outermost first; one size may be -1',
+            description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; one size may be -1',
             examples=["dp:2,tp:4", {"dp": 2, "tp": -1}],
         ),
     ]
@@ -37,12 +39,15 @@ class PlanRequest(Request):
         default=None, description="local indices, uuids or PCI bus ids; or a selection; null: all healthy and free ones"
     )
     device_order: Literal["planned", "given"] = Field(
-        default="planned", description="planned: the order with the best score; given: as listed in `devices`, row-major"
+        default="planned",
+        description="planned: the order with the best score; given: as listed in `devices`, row-major",
     )
     axis_types: StrictStr | dict[StrictStr, StrictStr] | tuple[StrictStr, ...] | None = Field(
         default=None, description='"auto" (default), "explicit" or "manual": one for all, one an axis, or by name'
     )
-    allow_unused: StrictBool = Field(default=False, description="a mesh smaller than the host is a warning, not an error")
+    allow_unused: StrictBool = Field(
+        default=False, description="a mesh smaller than the host is a warning, not an error"
+    )
     include_devices: StrictBool = Field(default=True, description="false leaves the list of devices out of the reply")
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
         default="balanced", description="how much memory the job's JAX may take: goes into `environment`"
@@ -79,8 +84,12 @@ class PlanAxis(Reply):
 
     name: str
     size: int
-    link: str | None = Field(default=None, description='slowest link between neighbours: "ici", "nvlink", "pcie", "host"')
-    group_shape: tuple[int, ...] | None = Field(default=None, description="extent of a group in the torus, where there is one")
+    link: str | None = Field(
+        default=None, description='slowest link between neighbours: "ici", "nvlink", "pcie", "host"'
+    )
+    group_shape: tuple[int, ...] | None = Field(
+        default=None, description="extent of a group in the torus, where there is one"
+    )
     neighbour_hops_max: int | None = None
     rings: int | None = None
     bandwidth_bytes_per_s: float | None = Field(default=None, description="of that link, one way")

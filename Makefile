@@ -1,0 +1,40 @@
+# Two commands do all: `make run` and `make test`. Everything is installed into .venv; PYTHON=python3.13 chooses another.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEVICES ?= 8
+PORT ?= 8790
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help run test lint unit bench snapshot schemathesis clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
+	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
+
+test: lint unit ## lint, types, import rules, all tests
+
+lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
+	$(BIN)/ruff check client service tests
+	$(BIN)/ruff format --check client service tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+unit: $(VENV)/.installed ## the tests alone (ARGS="-k mesh")
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.installed ## the budgets of the design, measured in one run
+	$(BIN)/python -m tests.bench $(ARGS)
+
+snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
+	$(BIN)/python -m tests.contract.openapi --write
+
+clean: ## remove what was installed and kept
+	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,205 @@
+"""A host's devices as text for a terminal: one line a device, as in gpustat, and a matrix as in nvidia-smi topo.
+
+Rule: plain text of at most `WIDTH` columns, the same wherever it is printed; people's units (GiB, minutes) live
+here. Says nothing that the reply does not say.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from meshwright.wire.devices import Device, DeviceProcess, Devices
+
+WIDTH: Final = 100
+MOST_IN_MATRIX: Final = 16
+
+_LEGEND: Final = (
+    ("NV", "NV#   # NVLinks, directly or through switches"),
+    ("PIX", "PIX   one PCIe switch"),
+    ("PXB", "PXB   several PCIe switches, no host bridge"),
+    ("PHB", "PHB   a PCIe host bridge (the CPU)"),
+    ("NODE", "NODE  host bridges of one NUMA node"),
+    ("SYS", "SYS   between NUMA nodes"),
+    ("ICI", "ICI   TPU chips side by side"),
+    ("HOST", "HOST  the host's memory"),
+)
+
+Cell = Callable[[Device], str]
+
+
+def format_devices(devices: Devices, *, links: bool = True) -> str:
+    """Returns the host, one line a device, the link matrix (unless `links` is false) and the warnings.
+
+    Columns and lines of which nothing is known are left out. Ends with a line feed.
+    """
+    parts = [_format_head(devices), _format_rows(devices.devices)]
+    if links:
+        parts.append(_format_links(devices))
+    parts.append(_format_warnings(devices))
+    lines = [line for part in parts if part for line in ("", *part)][1:]
+    return "".join(f"{clip(line)}\n" for line in lines)
+
+
+def clip(line: str) -> str:
+    """Returns a line cut to `WIDTH` columns, an ellipsis for what is lost."""
+    line = line.rstrip()
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+
+
+def format_gib(count_bytes: int | None) -> str:
+    """Returns bytes in GiB with one decimal; "?" for what is not known."""
+    return "?" if count_bytes is None else f"{count_bytes / 2**30:.1f}"
+
+
+def format_age(age_s: float) -> str:
+    """Returns an age as people say it: "3 s", "12 min", "5 h", "4 d"."""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * length_s:
+            return f"{age_s / length_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def _format_head(devices: Devices) -> list[str]:
+    host, cpu, software = devices.host, devices.cpu, devices.software
+    driver = software.driver and f"{software.driver} (CUDA {software.cuda_driver or '?'})"
+    facts = [
+        ("host", _join(host.name, host.operating_system, _label("kernel", host.kernel), host.container)),
+        ("cpu", _join(cpu.model, _format_memory(devices), *_count_processors(devices))),
+        ("driver", driver or ""),
+        ("jax", _join(software.jax or "not seen yet", _format_worker(devices), _format_seen(devices))),
+    ]
+    return [f"{name:<8}{text}" for name, text in facts if text]
+
+
+def _join(*parts: str | None) -> str:
+    return " · ".join(part for part in parts if part)
+
+
+def _label(name: str, value: object) -> str | None:
+    return None if value is None else f"{name} {value}"
+
+
+def _count_processors(devices: Devices) -> Iterable[str | None]:
+    cpu = devices.cpu
+    yield _count(cpu.sockets, "socket")
+    yield _count(cpu.cores, "core")
+    yield _count(cpu.threads, "thread")
+    if cpu.usable_threads is not None and cpu.usable_threads != cpu.threads:
+        yield f"{cpu.usable_threads} usable"
+
+
+def _count(number: int | None, name: str) -> str | None:
+    return None if number is None else f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _format_memory(devices: Devices) -> str | None:
+    total = devices.cpu.memory_bytes
+    return None if total is None else f"{format_gib(total)} GiB"
+
+
+def _format_worker(devices: Devices) -> str:
+    worker = devices.worker
+    return f"worker {worker.state}" + (f", generation {worker.generation}" if worker.generation else "")
+
+
+def _format_seen(devices: Devices) -> str | None:
+    seen = next((device.jax for device in devices.devices if device.jax is not None), None)
+    return None if seen is None else f"{seen.basis}, seen {format_age(seen.age_s)} ago"
+
+
+def _format_rows(devices: Sequence[Device]) -> list[str]:
+    columns = [[cell(device) for device in devices] for cell in _CELLS]
+    kept = [column for column in columns if any(column)]
+    widths = [max(map(len, column)) for column in kept]
+    number_width = len(str(max((device.local_index for device in devices), default=0)))
+    return [
+        f"[{device.local_index:>{number_width}}] "
+        + " | ".join(f"{column[row]:<{width}}" for column, width in zip(kept, widths, strict=True)).rstrip(" |")
+        for row, device in enumerate(devices)
+    ]
+
+
+def _show_kind(device: Device) -> str:
+    return f"{device.kind.removeprefix('NVIDIA ')}{' (virtual)' if device.virtual else ''}"
+
+
+def _show_memory(device: Device) -> str:
+    memory = device.memory
+    if memory is None:
+        return ""
+    total = memory.capacity_bytes if memory.capacity_bytes is not None else memory.limit_bytes
+    used = "" if memory.used_bytes is None else f"{format_gib(memory.used_bytes):>5} / "
+    return f"{used}{format_gib(total):>5} GiB"
+
+
+def _show_coords(device: Device) -> str:
+    if device.coords is None:
+        return ""
+    core = f" core {device.core_on_chip}" if device.core_on_chip else ""
+    return f"({','.join(map(str, device.coords))}){core}"
+
+
+def _show_mode(device: Device) -> str:
+    return "" if device.compute_mode in {None, "default"} else str(device.compute_mode)
+
+
+def _show_processes(device: Device) -> str:
+    if device.processes is None:
+        return "holders unknown"
+    return ", ".join(_show_process(process) for process in device.processes)
+
+
+def _show_process(process: DeviceProcess) -> str:
+    used = "" if process.used_bytes is None else f" ({format_gib(process.used_bytes)} GiB)"
+    return f"{'agent' if process.own else process.name or '?'}/{process.pid}{used}"
+
+
+_CELLS: Final[tuple[Cell, ...]] = (
+    _show_kind,
+    _show_coords,
+    lambda device: device.pci_bus_id or "",
+    lambda device: "" if device.numa_node is None else f"NUMA {device.numa_node}",
+    _show_memory,
+    _show_mode,
+    lambda device: "" if device.jax is None else f"jax {device.jax.id}",
+    _show_processes,
+)
+
+
+def _format_links(devices: Devices) -> list[str]:
+    if not devices.links:
+        return []
+    if len(devices.devices) > MOST_IN_MATRIX:
+        kinds = Counter(link.kind for link in devices.links)
+        counts = ", ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
+        return [f"links   {counts}"]
+    return [*_format_matrix(devices), "", *_format_legend(devices)]
+
+
+def _format_matrix(devices: Devices) -> list[str]:
+    size = len(devices.devices)
+    cells = [["X" if row == column else "-" for column in range(size)] for row in range(size)]
+    for link in devices.links:
+        cells[link.a][link.b] = cells[link.b][link.a] = link.kind
+    names = [str(device.local_index) for device in devices.devices]
+    nodes = ["" if device.numa_node is None else str(device.numa_node) for device in devices.devices]
+    width = max(len(text) for row in (names, *cells) for text in row)
+    head = " " * 4 + " ".join(f"{name:^{width}}" for name in names) + ("  NUMA" if any(nodes) else "")
+    rows = (
+        f"{name:>3} " + " ".join(f"{text:^{width}}" for text in row) + f"  {node:^4}"
+        for name, row, node in zip(names, cells, nodes, strict=True)
+    )
+    return [head.rstrip(), *(row.rstrip() for row in rows)]
+
+
+def _format_legend(devices: Devices) -> list[str]:
+    kinds = {link.kind.rstrip("0123456789") for link in devices.links}
+    return [text for kind, text in _LEGEND if kind in kinds]
+
+
+def _format_warnings(devices: Devices) -> list[str]:
+    texts = (f"warning: {_join(notice.message, notice.hint)}" for notice in devices.warnings)
+    return [line for text in texts for line in textwrap.wrap(text, WIDTH, subsequent_indent="         ")]

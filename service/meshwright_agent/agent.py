@@ -1,0 +1,409 @@
+"""The agent: the one place where its parts are made and joined. Routes call these verbs and know nothing behind them.
+
+Rule: this process touches no device and imports no jax; whatever may block runs in a child or in the store's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
+from meshwright.errors import (
+    DrainingError,
+    InvalidRequestError,
+    MeshwrightError,
+    PlanNotFoundError,
+    ProblemError,
+    StoreUnavailableError,
+)
+from meshwright.planning.batch_size import answer_batch_size
+from meshwright.planning.mesh import plan_mesh
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Basis, Notice, Request
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
+from meshwright.wire.devices import Devices, Holder, Release
+from meshwright.wire.environment import Environment
+from meshwright.wire.health import Health
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.runs import Run, RunEvent, RunState
+from meshwright_agent.bench.limits import check_bench
+from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerator_files, read_roots
+from meshwright_agent.clock import Clock, SystemClock
+from meshwright_agent.health import HealthBoard
+from meshwright_agent.runs import RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+from meshwright_agent.watch import HostWatch
+from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+
+log = logging.getLogger(__name__)
+
+STORE: Final = "store"
+RELEASE_BOUND_S: Final = 2.0
+STOP_WAIT_S: Final = 1.5
+"""How long a cancel waits for a run to stop: within a release's bound."""
+BENCH_GRACE_S: Final = 60.0
+"""Beyond a bench's own time limit: compiling the case under way, and stopping."""
+
+
+class Agent:
+    """Owns the children, the store and the queue of one host."""
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.draining = False
+        self.started_at = self.clock.now()
+        self._environ = dict(os.environ if environ is None else environ)
+        self.board = HealthBoard(stale_after_s=settings.stale_after_s)
+        stays = settings.cpu_devices is not None or not has_accelerator_files(settings)
+        self.device = Supervisor(
+            build_device_spec(settings, self._environ, stays=stays),
+            clock=self.clock,
+            on_change=self._on_worker_change,
+        )
+        self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
+        self.watch = HostWatch(
+            probe=self.probe,
+            device=self.device,
+            board=self.board,
+            settings=settings,
+            clock=self.clock,
+            stays=stays,
+        )
+        self.board.expect((STORE,))
+        self._store: Store | None = None
+        self._runs: RunQueue | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rendered: tuple[object, bytes, str] | None = None
+        self._latest = LatestBench(records=())
+        self._topology: tuple[object, Topology] | None = None
+        self.version = 0
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens the store, then starts looking at the host; returns before the first look has ended. May be repeated.
+
+        Raises:
+            StoreUnavailableError: the state directory cannot be used, or another agent uses it.
+        """
+        if self._store is not None:
+            return
+        self._store = await Store.open(
+            self.settings.state_dir / "meshwright.sqlite3",
+            clock=self.clock,
+            keep_runs=self.settings.keep_runs,
+            keep_plans=self.settings.keep_plans,
+        )
+        await self._store.finish_interrupted("the agent stopped while this run was under way")
+        self._runs = RunQueue(
+            self._store,
+            self._execute,
+            clock=self.clock,
+            queue_limit=self.settings.queue_limit,
+            cancelled_by=(CallCancelled,),
+            stop_wait_s=STOP_WAIT_S,
+        )
+        await self._runs.start()
+        self._latest = await self._store.latest_bench()
+        self._spawn(self.watch.run())
+        self._spawn(self._check_store())
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self) -> None:
+        """Takes no more work, and ends what is under way as cancelled; reads go on being answered."""
+        if self.draining:
+            return
+        self.draining = True
+        self._touch()
+        if self._runs:
+            await self._runs.close("the agent is shutting down")
+
+    async def close(self) -> None:
+        """Drains, then ends the children and closes the store."""
+        await self.drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self.device.close(), self.probe.close())
+        if self._store:
+            await self._store.close()
+
+    async def _check_store(self) -> None:
+        while True:
+            now = self.clock.now()
+            try:
+                await self.store.check()
+                self._report_store(self.store, now)
+            except (MeshwrightError, OSError) as error:
+                self.board.report(STORE, "unhealthy", str(error), at=now, action=f"look at {self.settings.state_dir}")
+            await asyncio.sleep(self.settings.probe_interval_s)
+
+    def _report_store(self, store: Store, now: datetime) -> None:
+        if store.set_aside is None:
+            self.board.report(STORE, "healthy", "writes and reads", at=now)
+            return
+        reason = f"writes and reads, but the file of before was damaged and set aside as {store.set_aside}"
+        self.board.report(
+            STORE, "degraded", reason, at=now, action="look at that file; restart the agent to clear this"
+        )
+
+    def _on_worker_change(self) -> None:
+        self.watch.note_worker()
+        self._touch()
+
+    def _touch(self) -> None:
+        self.version += 1
+
+    @property
+    def store(self) -> Store:
+        """The store.
+
+        Raises:
+            StoreUnavailableError: the agent has not started, or has stopped.
+        """
+        if self._store is None:
+            raise StoreUnavailableError("the store is not open", hint="wait until GET /readyz answers 200")
+        return self._store
+
+    @property
+    def runs(self) -> RunQueue:
+        """The queue of runs.
+
+        Raises:
+            StoreUnavailableError: the agent has not started.
+        """
+        if self._runs is None:
+            raise StoreUnavailableError("the queue of runs is not open", hint="wait until GET /readyz answers 200")
+        return self._runs
+
+    # ---- what is here ------------------------------------------------------------------------------------------
+
+    def readiness(self) -> tuple[bool, str]:
+        """Returns whether plans can be answered, and why not in one short line."""
+        if self.draining:
+            return False, "draining: the agent is shutting down"
+        if self.device.state == "failed":
+            return False, f"worker failed: {self.device.last_error}"[:200]
+        if not self.watch.knows_topology:
+            return False, f"starting: devices not seen yet, worker {self.device.state}"
+        return True, "ready"
+
+    def health(self) -> Health:
+        """Returns every component's state."""
+        return self.board.view(self.clock.now())
+
+    def devices(self) -> Devices:
+        """Returns the host's topology with its facts.
+
+        Raises:
+            NotReadyError: neither the probe nor the worker has answered yet.
+        """
+        if self.watch.sight.facts is None:
+            self.watch.require_topology()
+        return self.watch.devices(self.clock.now())
+
+    def devices_json(self) -> tuple[bytes, str]:
+        """Returns `/devices` as bytes and its weak ETag; made anew when something changed, else once a second."""
+        key = (self.watch.sight, self.version, int(self.clock.monotonic()))
+        if self._rendered is None or self._rendered[0] != key:
+            devices = self.devices()
+            self._rendered = (key, devices.model_dump_json().encode(), _build_etag(devices))
+        return self._rendered[1], self._rendered[2]
+
+    def topology(self) -> Topology:
+        """Returns what the planner sees.
+
+        Raises:
+            NotReadyError, WorkerFailedError: no device is known.
+        """
+        self.watch.require_topology()
+        key = (self.watch.sight, self.version)
+        if self._topology is None or self._topology[0] != key:
+            self._topology = (key, Topology.of(self.devices()))
+        return self._topology[1]
+
+    async def release(self) -> Release:
+        """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded."""
+        started_s = self.clock.monotonic()
+        reason = "the devices were released (POST /devices/release)"
+        outcome, cancelled = await asyncio.gather(self.device.release(reason=reason), self.runs.cancel_all(reason))
+        held = await self._look_for_holders(RELEASE_BOUND_S - (self.clock.monotonic() - started_s))
+        return Release(
+            released=not outcome.abandoned_pids,
+            took_s=self.clock.monotonic() - started_s,
+            killed=outcome.killed,
+            cancelled_runs=cancelled,
+            held=held,
+            worker=self.watch.worker(),
+        )
+
+    async def _look_for_holders(self, bound_s: float) -> tuple[Holder, ...] | None:
+        try:
+            answer = await self.probe.call("holders", read_roots(self.settings), deadline_s=max(0.1, bound_s))
+        except (ProblemError, CallCancelled):
+            return None
+        return tuple(Holder.model_validate(holder) for holder in answer.result["holders"])
+
+    # ---- plans and batch sizes ---------------------------------------------------------------------------------
+
+    async def plan(self, request: PlanRequest) -> Plans:
+        """Returns the plan for an explicit mesh on this host, and keeps it under its fingerprint."""
+        topology = self.topology()
+        now = self.clock.now()
+        health = {d.local_index: self.board.state(f"device:{d.local_index}", now) for d in topology.devices}
+        plans = plan_mesh(request.model_copy(update={"include_devices": True}), topology, health=health)
+        kept = tuple([await self._keep(plan) for plan in plans.plans])
+        return _shape_reply(plans.model_copy(update={"plans": kept}), request)
+
+    async def _keep(self, plan: Plan) -> Plan:
+        """Stores a plan; a store that does not answer costs the storing, not the plan."""
+        try:
+            await self.store.put_plan(plan)
+        except StoreUnavailableError as error:
+            message = f"the plan is right but was not stored, its fingerprint finds nothing: {error.detail}"
+            notice = Notice(code="plan_not_stored", message=message, hint="keep this reply in a file (MESHWRIGHT_PLAN)")
+            return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
+        return plan
+
+    async def stored_plan(self, fingerprint: str) -> Plans:
+        """Returns a plan made earlier.
+
+        Raises:
+            PlanNotFoundError: none has this fingerprint.
+        """
+        plan = await self.store.get_plan(fingerprint)
+        if plan is None:
+            detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
+            raise PlanNotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
+        return Plans(plans=(plan,))
+
+    def batch_size(self, request: BatchSizeRequest) -> BatchSize:
+        """Returns the table, the roofline and the verdict for the named hardware, else for this host's."""
+        named: tuple[None, None, Basis] = (None, None, "declared")
+        platform, kind, basis = self._hardware() if request.hardware is None else named
+        answer = answer_batch_size(request, platform=platform, kind=kind, basis=basis)
+        return answer.model_copy(update={"warnings": (*answer.warnings, *notices_of(request))})
+
+    def _hardware(self) -> tuple[str, str, Basis]:
+        first = self.topology().devices[0]
+        return first.platform, first.kind, first.jax.basis if first.jax else first.basis
+
+    def environment(self, strategy: str, fraction: float | None) -> Environment:
+        """Returns the variables that a job here should start with.
+
+        Raises:
+            InvalidRequestError: a strategy or fraction that is none.
+        """
+        try:
+            config = DeviceConfiguration(memory_strategy=MemoryStrategy(strategy), memory_fraction=fraction)
+            variables = build_environment(config, self._environ)
+        except ValueError as error:
+            message = str(error)
+            raise InvalidRequestError(
+                message,
+                hint="custom needs a memory_fraction in (0, 1]: ?memory_strategy=custom&memory_fraction=0.8",
+                errors=[{"field": "memory_fraction", "message": message}],
+            ) from error
+        if self.settings.cpu_devices:
+            variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.settings.cpu_devices)}
+        return Environment(
+            memory_strategy=strategy,
+            memory_fraction=config.resolve_memory_fraction(),
+            variables=variables,
+            exports=format_exports(variables),
+        )
+
+    # ---- runs --------------------------------------------------------------------------------------------------
+
+    async def submit_bench(self, request: BenchRequest, key: str | None) -> Run:
+        """Queues a bench after checking that it can be done here; the same key gives the same run."""
+        if self.draining:
+            raise DrainingError("the agent is shutting down and takes no new runs", hint="try again after its restart")
+        self.watch.require_topology()
+        check_bench(request, self.devices())
+        run, _created = await self.runs.submit("bench", request.model_dump(mode="json"), key=key)
+        return run
+
+    async def _execute(self, run: Run, emit: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any], int]:
+        request = BenchRequest.model_validate(run.request)
+        limit_s = request.max_s or (20.0 if request.suite == "quick" else 300.0)
+        deadline_s = limit_s + BENCH_GRACE_S + self.settings.start_timeout_s
+        answer = await self.device.call("bench", run.request, deadline_s=deadline_s, on_progress=emit)
+        self._spawn(self.watch.look_at_jax())
+        return answer.result, answer.generation
+
+    async def latest_bench(self) -> LatestBench:
+        """Returns the newest record of each case."""
+        self._latest = await self.store.latest_bench()
+        return self._latest
+
+    def newest_records(self) -> tuple[BenchRecord, ...]:
+        """Returns the newest records that the agent has in memory: what a scrape may see without asking the store."""
+        return self._latest.records
+
+    async def run(self, run_id: str) -> Run:
+        """Returns one run; RunNotFoundError if there is none."""
+        return await self.runs.get(run_id)
+
+    async def run_list(self, limit: int, state: RunState | None) -> tuple[Run, ...]:
+        """Returns runs, newest first."""
+        return await self.runs.list(limit=limit, state=state)
+
+    async def cancel_run(self, run_id: str) -> Run:
+        """Cancels a run; one that has ended is returned as it is."""
+        return await self.runs.cancel(run_id, "cancelled by request (DELETE)")
+
+    def run_events(self, run_id: str, after: int) -> AsyncIterator[RunEvent]:
+        """Returns a run's events, from the first after `after` to its end."""
+        return self.runs.events(run_id, after)
+
+
+def notices_of(request: Request) -> tuple[Notice, ...]:
+    """Returns the warning about fields that a newer client sent and this agent does not know."""
+    if not request.ignored_fields:
+        return ()
+    names = ", ".join(request.ignored_fields)
+    message = f"the request speaks schema_version {request.schema_version}; these fields were ignored: {names}"
+    return (Notice(code="fields_ignored", message=message, hint="upgrade the agent to have them taken into account"),)
+
+
+def _shape_reply(plans: Plans, request: PlanRequest) -> Plans:
+    """Returns what is sent: without the list of devices if it was not wanted, with the notice on ignored fields."""
+    changes: dict[str, Any] = {}
+    if not request.include_devices:
+        changes["plans"] = tuple(plan.model_copy(update={"devices": None}) for plan in plans.plans)
+    if notices := notices_of(request):
+        changes["warnings"] = (*plans.warnings, *notices)
+    return plans.model_copy(update=changes) if changes else plans
+
+
+def _build_etag(devices: Devices) -> str:
+    """Returns a weak ETag over what is said, not over when it was seen."""
+    document = _without_times(devices.model_dump(mode="json"))
+    return f'W/"{hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]}"'
+
+
+def _without_times(value: Any) -> Any:
+    match value:
+        case dict():
+            return {k: _without_times(v) for k, v in value.items() if k not in {"observed_at", "age_s"}}
+        case list():
+            return [_without_times(v) for v in value]
+        case _:
+            return value

@@ -1,0 +1,118 @@
+"""The app: routes, problem handlers, the contract's document. One function that joins them to an agent.
+
+Knows which routes there are; what they answer stands in their modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.problem import Problem
+from meshwright_agent.agent import Agent
+from meshwright_agent.api import batch_size, bench, devices, environment, health, mesh, metrics, pages, runs
+from meshwright_agent.api.gate import Gate
+from meshwright_agent.api.problem import MEDIA_TYPE, install_handlers
+
+API_VERSION: Final = "1.0.0"
+"""The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
+
+_DESCRIPTION: Final = (
+    "What devices are here, which mesh, how large a batch, and how fast it really is. "
+    "Every error is application/problem+json (RFC 9457) with a stable `code` and a `hint`."
+)
+_ROUTERS: Final = (
+    health.router,
+    mesh.router,
+    batch_size.router,
+    bench.router,
+    runs.router,
+    environment.router,
+    devices.router,
+)
+_PLAIN_ROUTES: Final = (
+    *health.PLAIN_ROUTES,
+    *devices.PLAIN_ROUTES,
+    *mesh.PLAIN_ROUTES,
+    *metrics.PLAIN_ROUTES,
+    *pages.PLAIN_ROUTES,
+)
+
+
+DOCUMENTED: Final = (Problem, PlanRequest)
+"""Models that stand in the document though no FastAPI signature names them."""
+
+
+def build_api(agent: Agent) -> FastAPI:
+    """Returns the FastAPI application on an agent, whose life it leads (lifespan)."""
+    app = FastAPI(
+        title="meshwright agent",
+        version=API_VERSION,
+        description=_DESCRIPTION,
+        lifespan=_lead,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        separate_input_output_schemas=False,
+    )
+    app.openapi_version = "3.2.0"
+    app.state.agent = agent
+    app.state.meters = metrics.Meters(agent)
+    app.router.routes[:0] = list(_PLAIN_ROUTES)
+    for router in _ROUTERS:
+        app.include_router(router)
+    install_handlers(app)
+    _document_problems(app)
+    return app
+
+
+def build_app(agent: Agent) -> ASGIApp:
+    """Returns what the server runs: the API behind the gate."""
+    api = build_api(agent)
+    meters: metrics.Meters = api.state.meters
+    return Gate(api, observe=meters.observe, plain=_PLAIN_ROUTES)
+
+
+@asynccontextmanager
+async def _lead(app: FastAPI) -> AsyncIterator[None]:
+    agent: Agent = app.state.agent
+    await agent.start()
+    try:
+        yield
+    finally:
+        await agent.close()
+
+
+def _document_problems(app: FastAPI) -> None:
+    """Puts our own models into the document's schemas, and Problem in the place of FastAPI's own form of a 422."""
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        document = build()
+        schemas = document["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        for model in DOCUMENTED:
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[model.__name__] = schema
+        for operation in _operations(document):
+            response = operation["responses"].get("422")
+            if response and "application/json" in response.get("content", {}):
+                response["description"] = "the request is not valid"
+                response["content"] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    methods = {"get", "post", "put", "patch", "delete"}
+    return [op for path in document["paths"].values() for method, op in path.items() if method in methods]

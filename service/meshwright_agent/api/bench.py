@@ -1,0 +1,54 @@
+"""Bench routes: start a run, read the latest records, also in the formats of nccl-tests and nvbandwidth."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from starlette.responses import JSONResponse, Response
+
+from meshwright.wire.bench import BenchRequest, LatestBench
+from meshwright.wire.runs import Run
+from meshwright_agent.api.dependencies import AgentHere, IdempotencyKey, problems
+from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
+
+router = APIRouter(tags=["bench"], route_class=JsonRoute)
+
+_QUICK: Final = BenchRequest()
+_REFUSALS = problems(
+    s409="idempotency_conflict: the key was used for another request",
+    s422="invalid_request, or bench_too_large for the memory that is there",
+    s429="queue_full: try again after Retry-After",
+    s503="no device is known yet, or the agent is shutting down",
+)
+
+
+@router.post("/placement/bench", status_code=202, summary="Measure", response_model=Run, responses=_REFUSALS)
+async def start_bench(
+    agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Queues a bench: `{}` is the quick suite on all devices, within 20 s. Follow `Location` for the run."""
+    run = await agent.submit_bench(request, idempotency_key)
+    headers = {"Location": f"/runs/{run.id}"}
+    return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
+
+
+@router.get("/placement/bench", summary="The latest measurements", response_model=LatestBench)
+async def read_bench(
+    agent: AgentHere,
+    form: Annotated[Literal["json", "nccl-tests", "nvbandwidth"], Query(alias="format")] = "json",
+) -> Response:
+    """The newest record of each case, axis, size, dtype and set of devices."""
+    latest = await agent.latest_bench()
+    match form:
+        case "nccl-tests":
+            return _reply(format_nccl_tests(latest.records))
+        case "nvbandwidth":
+            return _reply(format_nvbandwidth(latest.records))
+        case _:
+            return Response(latest.model_dump_json(), media_type="application/json")
+
+
+def _reply(document: dict[str, Any]) -> Response:
+    return JSONResponse(document)

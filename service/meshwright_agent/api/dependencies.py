@@ -1,0 +1,47 @@
+"""What routes share: the agent behind them, the idempotency key, and how they are documented."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Header, Request
+from pydantic import BaseModel
+
+from meshwright_agent.agent import Agent
+from meshwright_agent.api.problem import MEDIA_TYPE
+
+
+async def _find_agent(request: Request) -> Agent:
+    agent: Agent = request.app.state.agent
+    return agent
+
+
+AgentHere = Annotated[Agent, Depends(_find_agent)]
+
+_KEY_WORDS: Final = "any unique text: repeating a request with it gives the first answer again"
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", description=_KEY_WORDS, min_length=1, max_length=255)
+]
+IDEMPOTENCY_PARAMETER: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "description": "accepted and not needed: equal requests give equal answers",
+}
+
+
+def document_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Returns a plain route's request body for the document; `app.DOCUMENTED` must hold the model."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def problems(**statuses: str) -> dict[int | str, dict[str, Any]]:
+    """Returns the documented failures of a route: `problems(s422="what is wrong")`."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {int(status[1:]): {"description": text, "content": content} for status, text in statuses.items()}
+
+
+TEXT: Final[dict[str, Any]] = {"text/plain": {"schema": {"type": "string"}}}
+"""How an answer for people is documented: `responses={200: {"content": TEXT}}`."""

@@ -1,0 +1,95 @@
+"""Device routes: the host's topology, as JSON from a cache of bytes or as text, and giving the devices back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from meshwright.errors import InvalidRequestError
+from meshwright.topology.text import format_devices
+from meshwright.wire.devices import Devices, Release
+from meshwright_agent.agent import Agent
+from meshwright_agent.api.dependencies import TEXT, AgentHere, IdempotencyKey, problems
+from meshwright_agent.api.gate import JsonRoute, PlainRoute
+
+router = APIRouter(tags=["devices"], route_class=JsonRoute)
+
+_FORMATS: Final = ("json", "text")
+
+
+async def read_devices(request: Request) -> Response:
+    """The host's topology: devices, links, granules, each fact with its basis and age. `?format=text` for people."""
+    agent: Agent = request.app.state.agent
+    if request.scope["query_string"] and _read_format(request) == "text":
+        return PlainTextResponse(format_devices(agent.devices()))
+    body, etag = agent.devices_json()
+    headers = {"etag": etag, "cache-control": "no-cache"}
+    if _matches(request, etag):
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _read_format(request: Request) -> str:
+    unknown = sorted(set(request.query_params) - {"format"})
+    form = request.query_params.get("format", "json")
+    if unknown:
+        message = f"unknown query parameter {unknown[0]!r}; /devices takes format"
+        raise InvalidRequestError(
+            message, hint="/devices?format=text", errors=[{"field": unknown[0], "message": message}]
+        )
+    if form not in _FORMATS:
+        message = f"format {form[:80]!r} is none of {', '.join(_FORMATS)}"
+        raise InvalidRequestError(
+            message, hint="/devices?format=text", errors=[{"field": "format", "message": message}]
+        )
+    return form
+
+
+def _matches(request: Request, etag: str) -> bool:
+    """RFC 9110 §13.1.2: weak comparison, `*` matches whatever is there."""
+    asked = request.headers.get("if-none-match")
+    if asked is None:
+        return False
+    return asked.strip() == "*" or etag.removeprefix("W/") in {
+        tag.strip().removeprefix("W/") for tag in asked.split(",")
+    }
+
+
+@router.post("/devices/release", summary="Give the devices back")
+async def release_devices(agent: AgentHere, idempotency_key: IdempotencyKey = None) -> Release:
+    """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device."""
+    return await agent.release()
+
+
+_PARAMETERS: Final[list[dict[str, Any]]] = [
+    {
+        "name": "format",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "string", "enum": list(_FORMATS), "default": "json"},
+        "description": "text: one line per device and the link matrix, for a terminal",
+    },
+    {
+        "name": "If-None-Match",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string"},
+        "description": "an ETag of before: 304 if only ages have changed since",
+    },
+]
+
+PLAIN_ROUTES = (
+    PlainRoute(
+        "/devices",
+        read_devices,
+        tags=["devices"],
+        summary="What is here",
+        response_model=Devices,
+        openapi_extra={"parameters": _PARAMETERS},
+        responses={200: {"content": TEXT}, 304: {"description": "not modified"}}
+        | problems(s422="unknown format", s503="nothing is known yet"),
+    ),
+)

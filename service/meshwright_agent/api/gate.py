@@ -1,0 +1,197 @@
+"""The gate: what every request passes before its route, as plain ASGI. A request id, and a count for /metrics.
+
+Rule: a few microseconds, no copying of bodies. Bodies are read by `JsonRoute`: bounded, and as strict JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, NoReturn, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request as PlainRequest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from meshwright.errors import BodyTooLargeError, ProblemError, UnsupportedMediaTypeError
+from meshwright.wire.problem import translate_validation
+from meshwright_agent.api.problem import answer_bug, build_response, request_id_of
+
+Model = TypeVar("Model", bound=BaseModel)
+PlainEndpoint = Callable[[PlainRequest], Coroutine[Any, Any, Response]]
+Observe = Callable[[str, str, int, float], None]
+"""(route template, method, status, seconds)"""
+
+_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class Gate:
+    """Gives each request an id (the caller's `X-Request-ID` if it is sane), and reports its status and duration.
+
+    A plain route is served here, past the framework: `/devices` and `/mesh/plan` are asked most.
+    """
+
+    def __init__(self, app: FastAPI, *, observe: Observe, plain: Iterable[PlainRoute]) -> None:
+        self._app = app
+        self._observe = observe
+        self._plain = {(method, route.path): route for route in plain for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one ASGI scope."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _read_request_id(scope)
+        scope["meshwright.request_id"] = request_id.decode()
+        status = 500
+        started_s = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        plain = self._plain.get((scope["method"], scope["path"]))
+        try:
+            if plain is None:
+                await self._app(scope, receive, send_with_id)
+            else:
+                scope["app"], scope["route"] = self._app, plain
+                await plain.serve(scope, receive, send_with_id)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._observe(route, scope["method"], status, time.perf_counter() - started_s)
+
+
+def _read_request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _ID.fullmatch(value):
+            return bytes(value)
+    return secrets.token_hex(8).encode()
+
+
+class StrictJsonRequest(Request):
+    """Reads JSON as RFC 8259 has it, and refuses what `json` lets through: doubled names, NaN, Infinity."""
+
+    async def read_body(self, limit_bytes: int) -> None:
+        """Reads the whole body, to be had by `body()` and `json()`.
+
+        Raises:
+            BodyTooLargeError: it is larger than the limit; what is beyond is not kept.
+        """
+        announced = self.headers.get("content-length", "0")
+        size = int(announced) if announced.isascii() and announced.isdigit() else 0
+        chunks: list[bytes] = []
+        if size <= limit_bytes:
+            size = 0
+            async for chunk in self.stream():
+                size += len(chunk)
+                if size > limit_bytes:
+                    break
+                chunks.append(chunk)
+        if size > limit_bytes:
+            detail = f"the body has {size} bytes or more; this agent takes {limit_bytes}"
+            raise BodyTooLargeError(detail, hint="send less, or raise MESHWRIGHT_BODY_LIMIT_BYTES on the agent")
+        self._body = b"".join(chunks)
+
+    async def json(self) -> Any:
+        """Returns the body's value.
+
+        Raises:
+            json.JSONDecodeError: not JSON, a name twice in one object, a number that is none, or nested too deep.
+        """
+        text = (await self.body()).decode("utf-8", errors="replace")
+        try:
+            return json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
+        except json.JSONDecodeError:
+            raise
+        except RecursionError as error:
+            raise json.JSONDecodeError("nested too deep", "", 0) from error
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {doubled[:80]!r} stands twice in one object; the first value would be lost")
+    return built
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a JSON number; numbers are finite")
+
+
+class JsonRoute(APIRoute):
+    """A route whose bodies are strict JSON, announced as such."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns FastAPI's handler behind the strict reader."""
+        answer = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            strict = StrictJsonRequest(request.scope, request.receive)
+            if request.method in {"POST", "PUT", "PATCH"}:
+                _check_media_type(request)
+                await strict.read_body(request.app.state.agent.settings.body_limit_bytes)
+            return await answer(strict)
+
+        return handle
+
+
+def _check_media_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    if has_body and content_type != "application/json" and not content_type.endswith("+json"):
+        said = f"Content-Type {content_type!r}" if content_type else "no Content-Type"
+        hint = "curl: add -H 'Content-Type: application/json' (or use --json)"
+        raise UnsupportedMediaTypeError(f"the body came with {said}; it must be application/json", hint=hint)
+
+
+async def read_model(request: PlainRequest, model: type[Model]) -> Model:
+    """Returns the request's body as a model: for a plain route, the same reading and refusals as elsewhere.
+
+    Raises:
+        RequestError: not JSON by its type, too large, no JSON, or not what the model takes.
+    """
+    strict = StrictJsonRequest(request.scope, request.receive)
+    _check_media_type(strict)
+    await strict.read_body(request.app.state.agent.settings.body_limit_bytes)
+    try:
+        return model.model_validate(await strict.json())
+    except json.JSONDecodeError as error:
+        raise translate_validation(
+            [{"type": "json_invalid", "loc": (), "msg": error.msg, "ctx": {"error": error.msg}}]
+        ) from error
+    except ValidationError as error:
+        raise translate_validation(error.errors(include_url=False)) from error
+
+
+class PlainRoute(APIRoute):
+    """A route that is documented by FastAPI and served by its bare function: where the framework would cost most."""
+
+    def __init__(self, path: str, endpoint: PlainEndpoint, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.plain_endpoint = endpoint
+        self.app = self.serve
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; a problem and a bug become what they become elsewhere."""
+        request = PlainRequest(scope, receive, send)
+        try:
+            response = await self.plain_endpoint(request)
+        except ProblemError as error:
+            response = build_response(error, request_id=request_id_of(request))
+        except Exception as error:
+            response = answer_bug(request, error)
+        await response(scope, receive, send)

@@ -1,0 +1,210 @@
+"""/metrics: Prometheus text from an own registry. Prefix meshwright_, base units; unknown is an absent series.
+
+Labels are dcgm-exporter's where they mean the same (gpu, UUID, pci_bus_id, modelName, Hostname), so that both join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+import meshwright_agent
+from meshwright.errors import ProblemError
+from meshwright.wire.devices import Device
+from meshwright_agent.agent import Agent
+from meshwright_agent.api.gate import PlainRoute
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+HEALTH_STATES: Final = ("initializing", "healthy", "degraded", "unhealthy", "unknown")
+WORKER_STATES: Final = ("stopped", "starting", "ready", "busy", "stopping", "backoff", "failed")
+_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "modelName", "Hostname", "platform")
+
+METRICS: Final = {
+    "meshwright_build_info": "1, with the agent's version",
+    "meshwright_http_requests_total": "requests answered, by route template, method and status",
+    "meshwright_http_request_duration_seconds": "time from request to the last byte of the answer, by route template",
+    "meshwright_ready": "1 when /readyz answers 200",
+    "meshwright_device_health": "1 for the state that the component is in, 0 for the others",
+    "meshwright_device_info": "1 a device, with its identity",
+    "meshwright_device_memory_capacity_bytes": "memory of the device",
+    "meshwright_device_memory_used_bytes": "memory in use",
+    "meshwright_worker_state": "1 for the state that the device worker is in, 0 for the others",
+    "meshwright_worker_generation": "how many workers have been started",
+    "meshwright_runs_queued": "runs that wait",
+    "meshwright_runs_running": "runs under way: 0 or 1",
+    "meshwright_bench_bus_bandwidth_bytes_per_second": "busbw of the newest record, by nccl-tests' definition",
+    "meshwright_bench_flops_per_second": "matmul FLOP/s of the newest record",
+    "meshwright_bench_age_seconds": "age of the newest record",
+}
+"""Every metric of ours, and what it means; the README's table and a test are made from it."""
+
+
+class Meters:
+    """The registry of one app: counters fed by the gate, and a collector that asks the agent when scraped."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "meshwright_http_requests",
+            METRICS["meshwright_http_requests_total"],
+            ("route", "method", "status"),
+            registry=self.registry,
+        )
+        self._durations = Histogram(
+            "meshwright_http_request_duration_seconds",
+            METRICS["meshwright_http_request_duration_seconds"],
+            ("route",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._counts: dict[tuple[str, str, int], Counter] = {}
+        self._timers: dict[str, Histogram] = {}
+        info = Gauge("meshwright_build_info", METRICS["meshwright_build_info"], ("version",), registry=self.registry)
+        info.labels(version=meshwright_agent.__version__).set(1)
+        self.registry.register(AgentCollector(agent))
+        ProcessCollector(registry=self.registry)
+
+    def observe(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts one answered request."""
+        method = method if method in _METHODS else "other"
+        key = (route, method, status)
+        if key not in self._counts:
+            self._counts[key] = self._requests.labels(route, method, str(status))
+            self._timers.setdefault(route, self._durations.labels(route))
+        self._counts[key].inc()
+        self._timers[route].observe(seconds)
+
+
+disable_created_metrics()
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class AgentCollector(Collector):
+    """Reads the agent's memory at scrape time; asks no child and no driver."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the families of this moment."""
+        agent = self._agent
+        yield _gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
+        yield from self._collect_health()
+        yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
+        yield _gauge("meshwright_worker_generation", agent.device.generation)
+        yield _gauge("meshwright_runs_queued", agent.runs.queued_count)
+        yield _gauge("meshwright_runs_running", 0 if agent.runs.running is None else 1)
+        yield from self._collect_devices()
+        yield from self._collect_bench()
+
+    def describe(self) -> list[Metric]:
+        """Returns nothing: the families depend on what is here."""
+        return []
+
+    def _collect_health(self) -> Iterator[Metric]:
+        now = self._agent.clock.now()
+        states: dict[tuple[str, ...], str] = {
+            (name,): self._agent.board.state(name, now) for name in self._agent.board.names()
+        }
+        yield _one_hot("meshwright_device_health", ("component", "state"), states, HEALTH_STATES)
+
+    def _collect_devices(self) -> Iterator[Metric]:
+        try:
+            devices = self._agent.devices().devices
+        except ProblemError:
+            return
+        info = _family("meshwright_device_info", _DEVICE_LABELS)
+        capacity = _family("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
+        used = _family("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
+        for device in devices:
+            labels = _labels_of(device)
+            info.add_metric(labels, 1)
+            if device.memory and device.memory.capacity_bytes is not None:
+                capacity.add_metric(labels, device.memory.capacity_bytes)
+            if device.memory and device.memory.used_bytes is not None:
+                used.add_metric(labels, device.memory.used_bytes)
+        yield from (info, capacity, used)
+
+    def _collect_bench(self) -> Iterator[Metric]:
+        names = ("case", "axis", "axis_size", "size_bytes", "dtype")
+        bandwidth = _family("meshwright_bench_bus_bandwidth_bytes_per_second", names)
+        flops = _family("meshwright_bench_flops_per_second", names)
+        age = _family("meshwright_bench_age_seconds", names)
+        now = self._agent.clock.now()
+        for record in self._agent.newest_records():
+            labels = [
+                record.case,
+                record.axis or "",
+                str(record.axis_size or ""),
+                str(record.size_bytes),
+                record.dtype,
+            ]
+            if record.busbw_bytes_per_s is not None:
+                bandwidth.add_metric(labels, record.busbw_bytes_per_s)
+            if record.flops_per_s is not None:
+                flops.add_metric(labels, record.flops_per_s)
+            age.add_metric(labels, max(0.0, (now - record.observed_at).total_seconds()))
+        yield from (bandwidth, flops, age)
+
+
+def _labels_of(device: Device) -> list[str]:
+    return [
+        str(device.local_index),
+        device.uuid or "",
+        device.pci_bus_id or "",
+        device.kind,
+        device.host,
+        device.platform,
+    ]
+
+
+def _family(name: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, METRICS[name], labels=labels)
+
+
+def _gauge(name: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, METRICS[name], value=value)
+
+
+def _one_hot(
+    name: str, labels: tuple[str, ...], states: dict[tuple[str, ...], str], all_states: tuple[str, ...]
+) -> GaugeMetricFamily:
+    family = _family(name, labels)
+    for key, state in states.items():
+        for one in all_states:
+            family.add_metric([*key, one], 1.0 if one == state else 0.0)
+    return family
+
+
+async def read_metrics(request: Request) -> Response:
+    """Prometheus text exposition."""
+    meters: Meters = request.app.state.meters
+    return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE)
+
+
+PLAIN_ROUTES = (
+    PlainRoute(
+        "/metrics",
+        read_metrics,
+        tags=["metrics"],
+        summary="Prometheus metrics",
+        response_class=PlainTextResponse,
+        responses={200: {"description": "text exposition", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    ),
+)

@@ -1,0 +1,36 @@
+"""Pages for people, from files in `web/`: `/docs`, which works without internet. No build step."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from meshwright_agent.api.gate import PlainRoute
+
+CONTENT_SECURITY_POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_MEDIA_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+
+def _read_file(name: str) -> bytes:
+    return (resources.files("meshwright_agent") / "web" / name).read_bytes()
+
+
+def _page(path: str, file: str, summary: str) -> PlainRoute:
+    body = _read_file(file)
+    media_type = _MEDIA_TYPES[file.rsplit(".", 1)[1]]
+
+    async def read(request: Request) -> Response:
+        headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
+        return Response(body, media_type=media_type, headers=headers)
+
+    return PlainRoute(path, read, summary=summary, include_in_schema=False, response_class=HTMLResponse)
+
+
+PLAIN_ROUTES = (
+    _page("/docs", "docs.html", "The routes, for people"),
+    _page("/web/docs.js", "docs.js", "its script"),
+    _page("/web/style.css", "style.css", "its style"),
+)

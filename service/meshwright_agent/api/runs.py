@@ -1,0 +1,66 @@
+"""Run routes: state, events as they happen (SSE), cancel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.responses import Response
+
+from meshwright.wire.runs import FINAL_STATES, Run, RunList, RunState
+from meshwright_agent.api.dependencies import AgentHere, problems
+from meshwright_agent.api.gate import JsonRoute
+
+router = APIRouter(tags=["runs"], route_class=JsonRoute)
+
+RunId = Annotated[str, Path(max_length=128)]
+_NOT_FOUND = problems(s404="no run has this id")
+
+
+@router.get("/runs", summary="Runs, newest first")
+async def list_runs(
+    agent: AgentHere,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    state: Annotated[RunState | None, Query()] = None,
+) -> RunList:
+    """The newest runs, of one state if asked; without their results, which `GET /runs/{id}` has."""
+    runs = await agent.run_list(limit, state)
+    return RunList(runs=tuple(run.model_copy(update={"result": None}) for run in runs))
+
+
+@router.get("/runs/{run_id}", summary="A run", responses=_NOT_FOUND)
+async def read_run(agent: AgentHere, run_id: RunId) -> Run:
+    """The run's state, progress, and in the end its result or error."""
+    return await agent.run(run_id)
+
+
+@router.delete("/runs/{run_id}", summary="Cancel a run", response_model=Run, responses=_NOT_FOUND)
+async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
+    """Cancels a run that waits or runs; one that has ended is returned as it is (200), else 202."""
+    run = await agent.cancel_run(run_id)
+    status = 200 if run.state in FINAL_STATES else 202
+    return Response(run.model_dump_json(), status_code=status, media_type="application/json")
+
+
+async def _find_run(agent: AgentHere, run_id: RunId) -> Run:
+    return await agent.run(run_id)
+
+
+@router.get(
+    "/runs/{run_id}/events",
+    summary="A run's events (SSE)",
+    response_class=EventSourceResponse,
+    responses=_NOT_FOUND,
+)
+async def stream_events(
+    agent: AgentHere,
+    run: Annotated[Run, Depends(_find_run)],
+    after: Annotated[int, Query(ge=0, le=2**53, description="only events after this seq")] = 0,
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `id` is seq, `event` is state, progress or record, `data` is RunEvent. Ends with the run."""
+    seen = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else 0
+    async for event in agent.run_events(run.id, max(after, seen)):
+        yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq))

@@ -1,0 +1,57 @@
+"""The children of this agent: how each is started, from the settings.
+
+Rule: a child's environment is complete before it imports jax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.supervisor import ChildSpec
+
+_ACCELERATOR_FILE: Final = re.compile(r"nvidia\d+|accel\d+|kfd")
+
+
+def has_accelerator_files(settings: Settings) -> bool:
+    """Returns whether device files of GPUs or TPUs are listed under /dev; none is opened."""
+    dev = settings.dev_root
+    names = [path.name for path in dev.iterdir()] if dev.is_dir() else []
+    return any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*"))
+
+
+def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:
+    """Returns how the device worker is started; one that `stays` is not released when idle."""
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
+    platform = "cpu" if settings.cpu_devices else None
+
+    def build() -> Mapping[str, str]:
+        return build_worker_environment(config, environ, platform=platform, cpu_devices=settings.cpu_devices)
+
+    return ChildSpec(
+        name="device",
+        module="meshwright_agent.worker.device",
+        environment=build,
+        start_timeout_s=settings.start_timeout_s,
+        idle_release_s=None if stays else settings.idle_release_s,
+        crash_budget=settings.crash_budget,
+    )
+
+
+def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
+    """Returns how the probe is started: for one question, then it goes."""
+    return ChildSpec(
+        name="probe",
+        module="meshwright_agent.worker.probe",
+        environment=lambda: dict(environ),
+        start_timeout_s=settings.probe_timeout_s,
+        idle_release_s=0.0,
+    )
+
+
+def read_roots(settings: Settings) -> dict[str, str]:
+    """Returns where the probe finds sysfs, /proc and /dev, as its handlers take them."""
+    return {name: str(getattr(settings, name)) for name in ("sysfs_root", "proc_root", "dev_root")}

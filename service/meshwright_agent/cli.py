@@ -1,0 +1,127 @@
+"""`meshwright-agent`: serve, and doctor. Flags are settings; a setting given neither way has its default.
+
+Exit codes: 0 stopped as asked, or nothing is wrong · 1 could not start, or something is wrong · 2 usage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+import meshwright_agent
+from meshwright.errors import StoreUnavailableError
+from meshwright_agent.settings import Settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…; service/README.md lists them.",
+)
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"meshwright-agent {meshwright_agent.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help='Address to listen on; "" for no TCP.')] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; 0 picks a free one.")] = None,
+    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on as well.")] = None,
+    cpu_devices: Annotated[int | None, typer.Option(help="Use N virtual CPU devices, not the accelerators.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where runs and plans are kept.")] = None,
+    memory_strategy: Annotated[str | None, typer.Option(help="conservative, balanced or aggressive.")] = None,
+    idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Run the agent until SIGTERM or SIGINT."""
+    settings = _read_settings(
+        host=host,
+        port=port,
+        uds=uds,
+        cpu_devices=cpu_devices,
+        state_dir=state_dir,
+        memory_strategy=memory_strategy,
+        idle_release_s=idle_release_s,
+        log_level=log_level,
+    )
+    raise typer.Exit(_serve(settings))
+
+
+@app.command()
+def doctor(
+    cpu_devices: Annotated[int | None, typer.Option(help="Check as the agent with N virtual CPU devices.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The agent's state directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say in plain words what is wrong with this host's JAX, and how to mend it."""
+    from meshwright_agent.doctor import examine, format_findings
+
+    findings = examine(_read_settings(cpu_devices=cpu_devices, state_dir=state_dir))
+    if as_json:
+        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+    else:
+        typer.echo(format_findings(findings))
+    raise typer.Exit(1 if any(finding.level == "wrong" for finding in findings) else 0)
+
+
+def _read_settings(**flags: Any) -> Settings:
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        for wrong in error.errors():
+            name = ".".join(str(part) for part in wrong["loc"])
+            flag = f"--{name.replace('_', '-')} / MESHWRIGHT_{name.upper()}"
+            typer.echo(f"{flag}: {wrong['msg']}, got {wrong['input']!r}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _serve(settings: Settings) -> int:
+    from meshwright_agent.agent import Agent
+    from meshwright_agent.api.app import build_app
+    from meshwright_agent.server import CannotListenError, serve
+
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    agent = Agent(settings)
+    try:
+        return serve(build_app(agent), agent, on_listening=_print_addresses)
+    except (CannotListenError, StoreUnavailableError) as error:
+        typer.echo(str(error), err=True)
+        return 1
+
+
+def _print_addresses(addresses: list[str]) -> None:
+    typer.echo(f"meshwright agent {meshwright_agent.__version__} listens on {', '.join(addresses)}")
+    if addresses[0].startswith("unix://"):
+        curl = f"curl -s --unix-socket {addresses[0].removeprefix('unix://')} http://agent"
+    else:
+        curl = f"curl -s {addresses[0]}"
+    quick = f"{curl}/placement/bench --json '{{}}'".replace("curl -s", "curl -s -i")
+    lines = (
+        f"{curl}/readyz",
+        f"{curl}/devices?format=text".replace("?", r"\?"),
+        f"{curl}/mesh/plan?mesh=dp:2,tp:-1".replace("?", r"\?"),
+        f"{curl}/batch-size?hardware=h100".replace("?", r"\?"),
+        quick,
+        f"MESHWRIGHT_URL={addresses[0]} meshwright plan dp:2,tp:-1",
+    )
+    typer.echo("try:\n" + "\n".join(f"  {line}" for line in lines))
+    sys.stdout.flush()

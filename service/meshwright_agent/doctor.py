@@ -1,0 +1,299 @@
+"""The doctor: gathers what is here (I/O, once), then judges it (pure checks), in plain words with a way to mend it.
+
+Knows what goes wrong between a host and its JAX; starts JAX only in the device worker, as the agent would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes.util
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any, Final, Literal
+
+from meshwright.errors import ProblemError
+from meshwright_agent.children import build_device_spec, build_probe_spec, read_roots
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.facts.model import HostFacts, parse_host_facts
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.supervisor import Supervisor
+
+Level = Literal["ok", "note", "wrong"]
+_MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
+_PACKAGES: Final = (
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "jax-cuda12-plugin",
+    "jax-cuda12-pjrt",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+)
+_CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
+"""Lowest NVIDIA driver branch. Source: JAX's installation guide, NVIDIA GPU: ≥ 525 for CUDA 12, ≥ 580 for CUDA 13."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    subject: str
+    seen: str
+    mend: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Returns the finding for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything that the checks look at."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    versions: Mapping[str, str]
+    facts: HostFacts | None
+    facts_error: str = ""
+    jax: Mapping[str, Any] | None = None
+    jax_error: str = ""
+    jax_log: tuple[str, ...] = field(default=())
+    state_error: str = ""
+    nvml_library: bool = False
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs that the driver lists."""
+        return len(self.facts.gpus) if self.facts else 0
+
+    @property
+    def tpu_count(self) -> int:
+        """TPU chips on the PCI bus."""
+        return len(self.facts.tpus) if self.facts else 0
+
+
+Check = Callable[[Surroundings], Finding | None]
+
+
+def examine(settings: Settings, environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """Returns the findings for this host, most basic first."""
+    return judge(asyncio.run(_gather(settings, os.environ if environ is None else environ)))
+
+
+def judge(here: Surroundings) -> list[Finding]:
+    """Returns what all checks say of the surroundings."""
+    return [finding for check in CHECKS if (finding := check(here)) is not None]
+
+
+def format_findings(findings: Iterable[Finding]) -> str:
+    """Returns the findings as text: one line each, and the way to mend it below."""
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]}  {finding.subject}: {finding.seen}")
+        lines += [f"       → {line}" for line in finding.mend.splitlines()]
+    return "\n".join(lines)
+
+
+async def _gather(settings: Settings, environ: Mapping[str, str]) -> Surroundings:
+    facts, facts_error = await _ask_probe(settings, environ)
+    jax, jax_error, jax_log = await _ask_worker(settings, environ)
+    return Surroundings(
+        settings=settings,
+        environ=environ,
+        versions=_read_versions(),
+        facts=facts,
+        facts_error=facts_error,
+        jax=jax,
+        jax_error=jax_error,
+        jax_log=jax_log,
+        state_error=_try_state_dir(settings),
+        nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
+    )
+
+
+async def _ask_probe(settings: Settings, environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
+    probe = Supervisor(build_probe_spec(settings, environ), clock=SystemClock())
+    try:
+        answer = await probe.call("facts", read_roots(settings), deadline_s=settings.probe_timeout_s)
+        return parse_host_facts(answer.result), ""
+    except ProblemError as error:
+        return None, error.detail
+    finally:
+        await probe.close()
+
+
+async def _ask_worker(
+    settings: Settings, environ: Mapping[str, str]
+) -> tuple[dict[str, Any] | None, str, tuple[str, ...]]:
+    worker = Supervisor(build_device_spec(settings, environ, stays=True), clock=SystemClock())
+    try:
+        answer = await worker.call("describe", {}, deadline_s=settings.start_timeout_s)
+        return answer.result, "", ()
+    except ProblemError as error:
+        return None, error.detail, tuple(error.log) or worker.log_tail
+    finally:
+        await worker.close()
+
+
+def _read_versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _try_state_dir(settings: Settings) -> str:
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.state_dir) as file:
+            file.write(b"x")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+# ---- checks: each looks at one thing ------------------------------------------------------------------------------
+
+
+def _check_versions(here: Surroundings) -> Finding | None:
+    jax, jaxlib = here.versions.get("jax"), here.versions.get("jaxlib")
+    if jax is None:
+        return Finding("wrong", "jax", "not installed", "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)")
+    if jaxlib is None or _minor(jaxlib) != _minor(jax):
+        return Finding("wrong", "jax", f"jax {jax} with jaxlib {jaxlib}", f"pip install 'jaxlib=={jax}'")
+    return Finding("ok", "jax", f"jax {jax}, jaxlib {jaxlib}")
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+def _check_probe(here: Surroundings) -> Finding | None:
+    if here.facts is None:
+        mend = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
+        return Finding("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", mend)
+    if here.facts.problems:
+        return Finding("note", "probe", "; ".join(here.facts.problems))
+    return Finding(
+        "ok",
+        "probe",
+        f"{here.gpu_count} GPUs, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads",
+    )
+
+
+def _check_driver_library(here: Surroundings) -> Finding | None:
+    if not (here.settings.dev_root / "nvidiactl").exists():
+        return None
+    if not here.nvml_library:
+        mend = (
+            "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
+        )
+        return Finding("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", mend)
+    return Finding("ok", "NVIDIA driver", f"version {here.facts.driver.version if here.facts else None}")
+
+
+def _check_cuda_plugin(here: Surroundings) -> Finding | None:
+    if not here.gpu_count or here.settings.cpu_devices:
+        return None
+    plugins = [name for name in here.versions if name.endswith("-plugin")]
+    if not plugins:
+        mend = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
+        return Finding(
+            "wrong",
+            "CUDA plugin",
+            f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU",
+            mend,
+        )
+    return _check_driver_floor(here, plugins[0])
+
+
+def _check_driver_floor(here: Surroundings, plugin: str) -> Finding:
+    version = (here.facts.driver.version if here.facts else None) or ""
+    branch = version.split(".")[0]
+    floor = _CUDA_DRIVER_FLOORS[plugin]
+    if branch.isdigit() and int(branch) < floor:
+        mend = f"upgrade the driver to branch {floor} or later, or install the plugin of an older CUDA"
+        return Finding("wrong", "CUDA plugin", f"{plugin} needs driver ≥ {floor}, this is {version}", mend)
+    return Finding("ok", "CUDA plugin", f"{plugin} {here.versions[plugin]}")
+
+
+def _check_libtpu(here: Surroundings) -> Finding | None:
+    if not here.tpu_count or here.settings.cpu_devices:
+        return None
+    if "libtpu" not in here.versions:
+        mend = "pip install 'meshwright[tpu]'"
+        return Finding("wrong", "libtpu", f"{here.tpu_count} TPU chips, but libtpu is not installed", mend)
+    return Finding("ok", "libtpu", f"libtpu {here.versions['libtpu']}")
+
+
+def _check_environment(here: Surroundings) -> Finding | None:
+    if here.settings.cpu_devices or not (here.gpu_count or here.tpu_count):
+        return None
+    platforms = here.environ.get("JAX_PLATFORMS", "")
+    if platforms == "cpu":
+        return Finding("wrong", "JAX_PLATFORMS", "is cpu, so JAX ignores the accelerators here", "unset JAX_PLATFORMS")
+    if here.gpu_count and here.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        seen = f"is {here.environ['CUDA_VISIBLE_DEVICES']!r}, which hides every GPU"
+        return Finding("wrong", "CUDA_VISIBLE_DEVICES", seen, "unset CUDA_VISIBLE_DEVICES")
+    return None
+
+
+def _check_worker(here: Surroundings) -> Finding | None:
+    if here.jax is None:
+        log = "\n".join(here.jax_log[-8:])
+        return Finding("wrong", "device worker", f"JAX does not start: {here.jax_error}", log)
+    found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
+    expected = here.gpu_count or here.tpu_count
+    if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:
+        return Finding(
+            "wrong", "device worker", f"{found}, the host has {expected} accelerators", "see the lines above"
+        )
+    if here.gpu_count and here.jax["platform"] == "gpu" and len(here.jax["devices"]) != here.gpu_count:
+        mend = "CUDA_VISIBLE_DEVICES or the container's device list leaves some out; that may be meant"
+        return Finding("note", "device worker", f"{found}, the driver lists {here.gpu_count}", mend)
+    return Finding("ok", "device worker", found)
+
+
+def _check_holders(here: Surroundings) -> Finding | None:
+    holders = [holder for holder in (here.facts.holders if here.facts else None) or () if not holder.own]
+    if not holders:
+        return None
+    names = ", ".join(f"{holder.pid} ({holder.name or '?'})" for holder in holders)
+    mend = "benches that need the devices wait for it; stop it if it should not be there"
+    return Finding("note", "devices", f"held by process {names}", mend)
+
+
+def _check_cpu_quota(here: Surroundings) -> Finding | None:
+    usable = here.facts.cpu.usable_threads if here.facts else None
+    if usable is None or usable >= 1:
+        return None
+    mend = "raise the container's CPU limit; 0.2 of a core makes importing jax take about 8 s"
+    return Finding("note", "CPU", "less than one CPU may be used", mend)
+
+
+def _check_state(here: Surroundings) -> Finding | None:
+    if here.state_error:
+        mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
+        return Finding("wrong", "state directory", here.state_error, mend)
+    return Finding("ok", "state directory", f"{here.settings.state_dir} is writable")
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    _check_versions,
+    _check_probe,
+    _check_driver_library,
+    _check_cuda_plugin,
+    _check_libtpu,
+    _check_environment,
+    _check_worker,
+    _check_holders,
+    _check_cpu_quota,
+    _check_state,
+)

@@ -1,0 +1,318 @@
+"""NVIDIA GPUs by NVML: cards, MIG instances, links, processes. Runs in the probe; makes no CUDA context.
+
+Rule: NVML is an argument, every call may fail by itself, and a failure costs one field and is named. "Not
+supported" is an answer: the card has no such thing. NVML is shut down after each read, since an open handle
+can block a reset. Knows nothing of JAX.
+
+Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api).
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final
+
+from meshwright_agent.facts.model import (
+    ComputeMode,
+    DriverFacts,
+    GpuFacts,
+    GpuLink,
+    MigFacts,
+    ProcessFacts,
+)
+from meshwright_agent.facts.sysfs import (
+    list_folder,
+    parse_pci_address,
+    read_numa_node,
+    read_pci_devices,
+    read_pcie_root,
+)
+
+PCI_VENDOR: Final = "0x10de"
+_DISPLAY_CLASS: Final = "0x03"
+"""Display controllers, 3D controllers among them. Source: PCI Code and ID Assignment Specification."""
+
+_DEVICE_FILE: Final = re.compile(r"nvidia\d+")
+_NOT_SUPPORTED: Final = 3
+_NOT_FOUND: Final = 6
+_INVALID_ARGUMENT: Final = 2
+"""NVML_ERROR_NOT_SUPPORTED, …_NOT_FOUND (an empty MIG slot), …_INVALID_ARGUMENT (beyond the last NVLink)."""
+
+_COMPUTE_MODES: Final[Mapping[int, ComputeMode]] = {
+    0: "default",
+    1: "exclusive_process",  # NVML_COMPUTEMODE_EXCLUSIVE_THREAD, which drivers since CUDA 8 treat as mode 3
+    2: "prohibited",
+    3: "exclusive_process",
+}
+_ARCHITECTURES: Final[Mapping[int, str]] = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada Lovelace",
+    9: "Hopper",
+    10: "Blackwell",
+}
+"""NVML_DEVICE_ARCH_…; a newer one is None."""
+
+_TOPOLOGY: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t → the word of nvidia-smi's matrix; GPUs of one board (0) are behind one switch."""
+
+_REMOTE_SWITCH: Final = 2
+_MIG_ENABLED: Final = 1
+
+
+@dataclass(frozen=True)
+class NvidiaFacts:
+    """What NVML said."""
+
+    gpus: tuple[GpuFacts, ...] = ()
+    links: tuple[GpuLink, ...] = ()
+    driver: DriverFacts = field(default_factory=DriverFacts)
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NvLinks:
+    """The active NVLinks of one card: to other cards by PCI address, and to switches."""
+
+    to_cards: Mapping[str, int] = field(default_factory=dict)
+    to_switches: int = 0
+    link_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _Card:
+    """A card while it is read."""
+
+    facts: GpuFacts
+    handle: Any
+    nvlinks: NvLinks | None
+    is_divided: bool
+
+
+Describe = Callable[[int, int | None], ProcessFacts]
+"""(process id, bytes of device memory) → what is known of the process."""
+
+
+def find_nvml() -> Any:
+    """Returns the module `pynvml` (package nvidia-ml-py); None where it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def read_nvidia(nvml: Any, *, sysfs: Path, dev: Path, describe: Describe) -> NvidiaFacts:
+    """Returns the GPUs of this host.
+
+    Args:
+        nvml: the module `pynvml`, or what behaves like it; None: there is none.
+        sysfs, dev: where the PCI bus and device files are listed; cards in either without NVML are a problem.
+        describe: names the processes that NVML lists.
+    """
+    if nvml is None:
+        return _tell_blind(sysfs, dev, "the package nvidia-ml-py is not installed")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return _tell_blind(sysfs, dev, f"NVML does not start: {error}")
+    reader = _Reader(nvml, sysfs, describe)
+    try:
+        return reader.read()
+    finally:
+        reader.ask("NVML", "nvmlShutdown")
+
+
+def _tell_blind(sysfs: Path, dev: Path, reason: str) -> NvidiaFacts:
+    """Returns no GPU; a host that has cards all the same has a problem."""
+    cards = [card.address for card in read_pci_devices(sysfs, PCI_VENDOR) if card.kind.startswith(_DISPLAY_CLASS)]
+    seen = cards or [f"/dev/{file.name}" for file in list_folder(dev) if _DEVICE_FILE.fullmatch(file.name)]
+    if not seen:
+        return NvidiaFacts()
+    return NvidiaFacts(problems=(f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}",))
+
+
+class _Reader:
+    """One read, between nvmlInit and nvmlShutdown."""
+
+    def __init__(self, nvml: Any, sysfs: Path, describe: Describe) -> None:
+        self._nvml = nvml
+        self._sysfs = sysfs
+        self._describe = describe
+        self._problems: list[str] = []
+
+    def ask(self, whom: str, function: str, *args: Any, none_on: Sequence[int] = (_NOT_SUPPORTED,)) -> Any:
+        """Returns what NVML answers; None if it cannot: a problem, unless its error is one of `none_on`."""
+        try:
+            return getattr(self._nvml, function)(*args)
+        except self._nvml.NVMLError as error:
+            if error.value not in none_on:
+                self._problems.append(f"{whom}: {function}: {error}")
+        except AttributeError:
+            self._problems.append(f"{whom}: {function}: this release of nvidia-ml-py does not have it")
+        return None
+
+    def read(self) -> NvidiaFacts:
+        """Returns everything."""
+        driver = DriverFacts(
+            version=_to_text(self.ask("driver", "nvmlSystemGetDriverVersion")),
+            cuda_version=parse_cuda_version(self.ask("driver", "nvmlSystemGetCudaDriverVersion_v2")),
+        )
+        count = self.ask("driver", "nvmlDeviceGetCount") or 0
+        cards = [card for index in range(count) if (card := self._read_card(index)) is not None]
+        gpus = tuple(gpu for card in cards for gpu in self._read_parts(card))
+        whole = [card for card in cards if not card.is_divided]
+        links = tuple(link for a, b in combinations(whole, 2) if (link := self._read_link(a, b)) is not None)
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems))
+
+    def _read_card(self, index: int) -> _Card | None:
+        whom = f"GPU {index}"
+        handle = self.ask(whom, "nvmlDeviceGetHandleByIndex", index, none_on=())
+        if handle is None:
+            return None
+        facts = self._read_gpu(whom, handle, GpuFacts(index=index))
+        mode = self.ask(whom, "nvmlDeviceGetMigMode", handle)
+        is_divided = bool(mode) and mode[0] == _MIG_ENABLED
+        return _Card(facts, handle, NvLinks() if is_divided else self._read_nvlinks(whom, handle), is_divided)
+
+    def _read_gpu(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
+        pci = self.ask(whom, "nvmlDeviceGetPciInfo", handle)
+        address = parse_pci_address(_to_text(pci.busId) or "") if pci is not None else None
+        folder = self._sysfs / "bus/pci/devices" / (address or "-")
+        architecture = self.ask(whom, "nvmlDeviceGetArchitecture", handle)
+        mode = self.ask(whom, "nvmlDeviceGetComputeMode", handle)
+        return replace(
+            self._read_common(whom, handle, base),
+            pci_bus_id=address,
+            pcie_root=read_pcie_root(folder),
+            numa_node=read_numa_node(folder),
+            architecture=_ARCHITECTURES.get(architecture),
+            compute_capability=_format_version(self.ask(whom, "nvmlDeviceGetCudaComputeCapability", handle)),
+            compute_mode=_COMPUTE_MODES.get(mode),
+        )
+
+    def _read_common(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
+        """Returns what cards and MIG instances both have."""
+        memory = self.ask(whom, "nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
+        return replace(
+            base,
+            kind=_to_text(self.ask(whom, "nvmlDeviceGetName", handle)),
+            uuid=_to_text(self.ask(whom, "nvmlDeviceGetUUID", handle)),
+            memory_bytes=None if memory is None else int(memory.total),
+            used_bytes=None if memory is None else int(memory.used),
+            processes=self._read_processes(whom, handle),
+        )
+
+    def _read_processes(self, whom: str, handle: Any) -> tuple[ProcessFacts, ...] | None:
+        running = self.ask(whom, "nvmlDeviceGetComputeRunningProcesses", handle)
+        if running is None:
+            return None
+        return tuple(self._describe(process.pid, process.usedGpuMemory) for process in running)
+
+    def _read_parts(self, card: _Card) -> Iterator[GpuFacts]:
+        """Yields the card, or its MIG instances."""
+        if not card.is_divided:
+            yield card.facts
+            return
+        whom = f"GPU {card.facts.index}"
+        slots = range(self.ask(whom, "nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0)
+        handles = [self._find_instance(whom, card, slot) for slot in slots]
+        if not any(handle is not None for handle in handles):
+            self._problems.append(f"{whom} ({card.facts.key}) is in MIG mode without instances: nothing can run there")
+        for handle in handles:
+            if handle is not None:
+                yield self._read_instance(whom, card, handle)
+
+    def _find_instance(self, whom: str, card: _Card, slot: int) -> Any:
+        none_on = (_NOT_FOUND, _INVALID_ARGUMENT)
+        return self.ask(whom, "nvmlDeviceGetMigDeviceHandleByIndex", card.handle, slot, none_on=none_on)
+
+    def _read_instance(self, whom: str, card: _Card, handle: Any) -> GpuFacts:
+        instance = self._read_common(f"MIG instance of {whom}", handle, card.facts)
+        return replace(
+            instance,
+            mig=MigFacts(
+                parent_uuid=card.facts.key,
+                profile=parse_profile(instance.kind),
+                gpu_instance_id=self.ask(whom, "nvmlDeviceGetGpuInstanceId", handle),
+                compute_instance_id=self.ask(whom, "nvmlDeviceGetComputeInstanceId", handle),
+            ),
+        )
+
+    def _read_nvlinks(self, whom: str, handle: Any) -> NvLinks | None:
+        """Returns a card's active links; None where one could not be read, since a count would be too low."""
+        before = len(self._problems)
+        cards: Counter[str] = Counter()
+        switches = 0
+        none_on = (_NOT_SUPPORTED, _INVALID_ARGUMENT)
+        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            state = self.ask(whom, "nvmlDeviceGetNvLinkState", handle, link, none_on=none_on)
+            if state is None:
+                break
+            if not state:
+                continue
+            remote = self.ask(whom, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            if remote == _REMOTE_SWITCH:
+                switches += 1
+            elif (pci := self.ask(whom, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) is not None:
+                cards[parse_pci_address(_to_text(pci.busId) or "")] += 1
+        if len(self._problems) > before:
+            return None
+        speed = self._read_link_speed(whom, handle) if cards or switches else None
+        return NvLinks(dict(cards), switches, speed)
+
+    def _read_link_speed(self, whom: str, handle: Any) -> float | None:
+        """Returns bytes/s of one link, one way. Source: nvml.h: the field is in MB/s, of active links."""
+        field_ids = [self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+        values = self.ask(whom, "nvmlDeviceGetFieldValues", handle, field_ids)
+        if not values or values[0].nvmlReturn != 0 or not values[0].value.uiVal:
+            return None
+        return float(values[0].value.uiVal * 10**6)
+
+    def _read_link(self, a: _Card, b: _Card) -> GpuLink | None:
+        if a.nvlinks is None or b.nvlinks is None:
+            return None
+        count = count_nvlinks(a.facts.pci_bus_id, a.nvlinks, b.facts.pci_bus_id, b.nvlinks)
+        if count:
+            speeds = [speed for speed in (a.nvlinks.link_bytes_per_s, b.nvlinks.link_bytes_per_s) if speed]
+            total = count * min(speeds) if len(speeds) == 2 else None
+            return GpuLink(a.facts.key, b.facts.key, f"NV{count}", count, total)
+        whom = f"GPU {a.facts.index} and {b.facts.index}"
+        level = self.ask(whom, "nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle)
+        kind = _TOPOLOGY.get(level)
+        return None if kind is None else GpuLink(a.facts.key, b.facts.key, kind)
+
+
+def count_nvlinks(a: str | None, links_a: NvLinks, b: str | None, links_b: NvLinks) -> int:
+    """Returns how many NVLinks join two cards: directly, else by switches, where the narrower side counts."""
+    direct = min(links_a.to_cards.get(b or "", 0), links_b.to_cards.get(a or "", 0))
+    return direct or min(links_a.to_switches, links_b.to_switches)
+
+
+def parse_cuda_version(number: int | None) -> str | None:
+    """Returns NVML's 12020 as "12.2"."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+def parse_profile(name: str | None) -> str | None:
+    """Returns "3g.20gb" of a MIG instance's name "NVIDIA A100-SXM4-40GB MIG 3g.20gb"; None: it has none."""
+    return (name or "").partition(" MIG ")[2].strip() or None
+
+
+def _format_version(pair: Sequence[int] | None) -> str | None:
+    return ".".join(str(part) for part in pair) if pair else None
+
+
+def _to_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,148 @@
+"""TPUs from the PCI bus and the environment. No device file is opened: only one process may have it open.
+
+Rule: what the bus does not show and no variable says is None. Knows neither JAX's order of devices nor
+coordinates: those are joined in the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from meshwright_agent.facts.model import ProcessFacts, SliceFacts, TpuFacts
+from meshwright_agent.facts.owners import OpenFiles, ProcessTable
+from meshwright_agent.facts.sysfs import (
+    PciDevice,
+    list_folder,
+    parse_int,
+    read_numa_node,
+    read_pci_devices,
+    read_pcie_root,
+)
+
+PCI_VENDOR: Final = "0x1ae0"
+"""Google; also of network and storage cards."""
+
+_KINDS: Final[Mapping[str, str | None]] = {
+    "0x0027": None,
+    "0x0056": None,
+    "0x005e": "TPU v4",
+    "0x0062": "TPU v5",
+    "0x0063": "TPU v5 lite",
+    "0x006f": "TPU v6 lite",
+    "0x0076": "TPU7x",
+}
+"""PCI device id → `jax.Device.device_kind`; 0x0027 is v2 and v3 alike, 0x0056 has no public name.
+
+Source: jax/_src/hardware_utils.py and jax/_src/tpu_info.py of jax 0.10.
+"""
+
+_TYPE_KINDS: Final = (("v2-", "TPU v2"), ("v3-", "TPU v3"))
+VARIABLES: Final = (
+    "TPU_NAME",
+    "TPU_ACCELERATOR_TYPE",
+    "TPU_TOPOLOGY",
+    "TPU_CHIPS_PER_HOST_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_HOST_BOUNDS",
+    "TPU_PROCESS_BOUNDS",
+    "TPU_WORKER_ID",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES",
+)
+"""Set by GKE and by users; libtpu reads them. Source: GKE, "About TPUs in GKE"; jax/_src/clusters."""
+
+
+_Processes = tuple[ProcessFacts, ...]
+
+
+@dataclass(frozen=True)
+class TpuFunction:
+    """A TPU on the bus, and its device file."""
+
+    device: PciDevice
+    file: str | None
+
+
+def read_chips(sysfs: Path) -> tuple[TpuFunction, ...]:
+    """Returns the TPUs on the PCI bus with their device files, by address."""
+    devices = [device for device in read_pci_devices(sysfs, PCI_VENDOR) if device.device in _KINDS]
+    return tuple(TpuFunction(device, read_device_file(device.path)) for device in devices)
+
+
+def read_device_file(path: Path) -> str | None:
+    """Returns the device file of a PCI function: of the accel driver, else of its VFIO group; else None."""
+    accel = [node.name for node in list_folder(path / "accel") if node.name.startswith("accel")]
+    if accel:
+        return f"/dev/{accel[0]}"
+    driver, group = (read_link_name(path / name) for name in ("driver", "iommu_group"))
+    return f"/dev/vfio/{group}" if driver and driver.startswith("vfio") and group else None
+
+
+def read_link_name(path: Path) -> str | None:
+    """Returns the last part of where a link leads; None where there is no link."""
+    try:
+        return path.readlink().name
+    except OSError:
+        return None
+
+
+def read_tpus(
+    chips: tuple[TpuFunction, ...], slice_: SliceFacts, open_files: OpenFiles, table: ProcessTable
+) -> tuple[TpuFacts, ...]:
+    """Returns the TPUs with what sysfs says of them and who holds them."""
+    return tuple(
+        TpuFacts(
+            pci_bus_id=chip.device.address,
+            pci_device_id=chip.device.device,
+            kind=_KINDS[chip.device.device] or parse_kind(slice_.accelerator_type),
+            pcie_root=read_pcie_root(chip.device.path),
+            numa_node=read_numa_node(chip.device.path),
+            device_file=chip.file,
+            processes=_describe(chip.file, open_files, table),
+        )
+        for chip in chips
+    )
+
+
+def _describe(file: str | None, open_files: OpenFiles, table: ProcessTable) -> _Processes | None:
+    pids = None if file is None else open_files.holders_of(file)
+    return None if pids is None else tuple(table.describe(pid) for pid in pids)
+
+
+def parse_kind(accelerator_type: str | None) -> str | None:
+    """Returns the kind that an accelerator type means where the PCI id means two: "v3-8" → "TPU v3"."""
+    return next((kind for start, kind in _TYPE_KINDS if (accelerator_type or "").startswith(start)), None)
+
+
+def parse_slice(environ: Mapping[str, str]) -> SliceFacts:
+    """Returns what the environment says of the slice; what it does not say, or says wrongly, is None."""
+    hosts = parse_shape(environ.get("TPU_HOST_BOUNDS") or environ.get("TPU_PROCESS_BOUNDS"))
+    names = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
+    return SliceFacts(
+        name=environ.get("TPU_NAME") or None,
+        accelerator_type=environ.get("TPU_ACCELERATOR_TYPE") or None,
+        topology=parse_shape(environ.get("TPU_TOPOLOGY")),
+        chips_per_host=parse_shape(
+            environ.get("TPU_CHIPS_PER_HOST_BOUNDS") or environ.get("TPU_CHIPS_PER_PROCESS_BOUNDS")
+        ),
+        worker_id=parse_int(environ.get("TPU_WORKER_ID")),
+        host_count=len(names) or (_product(hosts) if hosts else None),
+    )
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Returns "2x4" or "2,4,1" as three sizes, (2, 4, 1); None for what is no shape of one to three."""
+    parts = [parse_int(part) for part in (text or "").replace("x", ",").split(",")]
+    sizes = [size for size in parts if size is not None and size > 0]
+    if len(sizes) != len(parts) or len(sizes) > 3:
+        return None
+    return (*sizes, *[1] * (3 - len(sizes)))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    x, y, z = shape
+    return x * y * z

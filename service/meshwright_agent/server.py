@@ -1,0 +1,194 @@
+"""The server: sockets made as they must be, one uvicorn process, and a shutdown that says so first.
+
+Rule: SIGTERM flips /readyz, ends runs as cancelled, answers what is under way, and exits 0. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from meshwright.errors import MeshwrightError
+from meshwright_agent.agent import Agent
+from meshwright_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+BACKLOG = 2048
+
+
+class CannotListenError(MeshwrightError):
+    """An address that the agent cannot listen on."""
+
+
+def open_tcp(host: str, port: int) -> socket.socket:
+    """Returns a bound TCP socket.
+
+    Made with IPPROTO_TCP on purpose: asyncio sets TCP_NODELAY only on sockets that say their protocol, and without it
+    a kept-alive connection waits for delayed ACKs (183 requests/s instead of 10,000).
+
+    Raises:
+        CannotListenError: the address is taken, or is none of this host.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except OSError as error:
+        raise CannotListenError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        message = (
+            f"cannot listen on {host}:{port}: {error.strerror}; is an agent running already? --port 0 picks a free port"
+        )
+        raise CannotListenError(message) from error
+    return sock
+
+
+def open_unix(path: Path) -> socket.socket:
+    """Returns a bound unix socket; a stale file is removed, one that somebody listens on is not.
+
+    Raises:
+        CannotListenError: somebody listens there, or the path is something else, or cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _remove_stale(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(str(path))
+        path.chmod(0o660)
+    except OSError as error:
+        raise CannotListenError(f"cannot listen on unix:{path}: {error}") from error
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise CannotListenError(
+            f"cannot listen on unix:{path}: a file that is no socket stands there; choose another --uds"
+        )
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+        contextlib.suppress(ConnectionRefusedError),
+    ):
+        probe.settimeout(1.0)
+        probe.connect(str(path))
+        raise CannotListenError(
+            f"cannot listen on unix:{path}: another agent answers there; stop it or choose another --uds"
+        )
+    path.unlink()
+
+
+class AgentServer(uvicorn.Server):
+    """uvicorn, drained before it stops."""
+
+    def __init__(self, config: uvicorn.Config, agent: Agent, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._agent = agent
+        self._on_listening = on_listening
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the agent, then listens; the agent first, so that its error is raised here and not only logged."""
+        self._loop = asyncio.get_running_loop()
+        await self._agent.start()
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._on_listening()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain, then stop. Second: stop at once."""
+        if self._loop is None or self._draining is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        limit_s = self._agent.settings.drain_timeout_s
+        try:
+            await asyncio.wait_for(self._agent.drain(), limit_s)
+        except Exception:
+            log.exception("draining did not end within %s s", limit_s)
+        finally:
+            self.should_exit = True
+
+
+def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], None]) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status: 0, or 1 if the agent could not start.
+
+    `on_listening` gets the addresses once they answer.
+
+    Raises:
+        CannotListenError: an address is taken.
+        StoreUnavailableError: the state directory cannot be used.
+    """
+    settings = agent.settings
+    sockets = _open_sockets(settings)
+    addresses = [_describe(sock) for sock in sockets]
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
+    )
+    server = AgentServer(config, agent, lambda: on_listening(addresses))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
+    try:
+        server.run(sockets=sockets)
+    finally:
+        if settings.uds:
+            settings.uds.unlink(missing_ok=True)
+    sys.stdout.flush()
+    return 0 if server.started else 1
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler rather than SIG_IGN, which children would inherit."""
+
+
+def _open_sockets(settings: Settings) -> list[socket.socket]:
+    sockets = [open_tcp(settings.host, settings.port)] if settings.host else []
+    try:
+        sockets += [open_unix(settings.uds)] if settings.uds else []
+    except CannotListenError:
+        for sock in sockets:
+            sock.close()
+        raise
+    if not sockets:
+        raise CannotListenError("no address to listen on: --host is empty and --uds is not given; give one of them")
+    return sockets
+
+
+def _describe(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix://{os.fspath(sock.getsockname())}"
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,204 @@
+"""GPUs and MIG instances: NVML's facts, with JAX's view joined by uuid where that can be told.
+
+Rule: the driver says which devices there are; JAX says which of them it sees. A join that cannot be told for
+certain (see `meshwright.topology.visible`) is not made. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright.topology.visible import HostGpu, parse_visible
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Device, DeviceProcess, Link, Memory, Mig
+from meshwright_agent.facts.model import GpuFacts, HostFacts, ProcessFacts
+from meshwright_agent.view.sight import Look, Part
+
+JaxDevice = Mapping[str, Any]
+
+
+def build_gpus(look: Look) -> Part:
+    """Returns the GPUs that the driver lists, in its order; where it lists none, those that JAX shows."""
+    seen = look.jax.devices if look.jax and look.jax.platform == "gpu" else ()
+    if look.facts is None or not look.facts.gpus:
+        return Part(tuple(_build_unlisted(look, index, device) for index, device in enumerate(seen)))
+    facts = look.facts
+    found = match_devices(facts, seen)
+    devices = tuple(_build_gpu(look, facts, index, found.get(gpu.key)) for index, gpu in enumerate(facts.gpus))
+    places = {gpu.key: index for index, gpu in enumerate(facts.gpus)}
+    links = tuple(
+        Link(
+            a=places[link.a],
+            b=places[link.b],
+            kind=link.kind,
+            count=link.count,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+            **look.passive(),
+        )
+        for link in facts.links
+        if {link.a, link.b} <= set(places)
+    )
+    return Part(devices, links, _warn(look, facts, seen, found))
+
+
+def match_devices(facts: HostFacts, seen: Sequence[JaxDevice]) -> dict[str, JaxDevice]:
+    """Returns GPU key → JAX's device: by CUDA's ordinals, else where a kind is there once on both sides."""
+    cards = [gpu for gpu in facts.gpus if gpu.mig is None and gpu.uuid and gpu.pci_bus_id]
+    listed = [HostGpu(gpu.pci_bus_id or "", gpu.uuid or "", gpu.kind or "") for gpu in cards]
+    visible = parse_visible(facts.environment, sorted(listed, key=lambda gpu: gpu.pci_bus_id))
+    if visible is None or len(visible) < len(seen):
+        return _match_by_kind(facts.gpus, seen)
+    keys = {(gpu.uuid or "").lower(): gpu.key for gpu in facts.gpus if gpu.uuid}
+    found = {}
+    for position, device in enumerate(seen):
+        ordinal = device.get("local_hardware_id")
+        place = ordinal if isinstance(ordinal, int) and ordinal >= 0 else position
+        key = keys.get(visible[place].uuid.lower()) if place < len(visible) else None
+        if key is not None:
+            found[key] = device
+    return found
+
+
+def _match_by_kind(gpus: Sequence[GpuFacts], seen: Sequence[JaxDevice]) -> dict[str, JaxDevice]:
+    here = [gpu.kind for gpu in gpus]
+    there = [device["kind"] for device in seen]
+    by_kind = {device["kind"]: device for device in seen if there.count(device["kind"]) == 1}
+    return {gpu.key: by_kind[gpu.kind] for gpu in gpus if gpu.kind in by_kind and here.count(gpu.kind) == 1}
+
+
+def _build_gpu(look: Look, facts: HostFacts, index: int, seen: JaxDevice | None) -> Device:
+    gpu = facts.gpus[index]
+    return Device(
+        host=look.host,
+        local_index=index,
+        position=index,
+        platform="gpu",
+        kind=gpu.kind or (str(seen["kind"]) if seen else "NVIDIA GPU"),
+        uuid=gpu.uuid,
+        pci_bus_id=gpu.pci_bus_id,
+        numa_node=gpu.numa_node,
+        process_index=seen.get("process_index") if seen else None,
+        compute_capability=gpu.compute_capability,
+        compute_mode=gpu.compute_mode,
+        mig=_build_mig(gpu),
+        memory=_build_memory(look, gpu, seen),
+        jax=look.build_jax_view(seen),
+        processes=build_processes(gpu.processes),
+        attributes=build_attributes(gpu, facts),
+        **look.passive(),
+    )
+
+
+def _build_mig(gpu: GpuFacts) -> Mig | None:
+    if gpu.mig is None:
+        return None
+    return Mig(
+        parent_uuid=gpu.mig.parent_uuid,
+        profile=gpu.mig.profile,
+        gpu_instance_id=gpu.mig.gpu_instance_id,
+        compute_instance_id=gpu.mig.compute_instance_id,
+    )
+
+
+def _build_memory(look: Look, gpu: GpuFacts, seen: JaxDevice | None) -> Memory:
+    return Memory(
+        capacity_bytes=gpu.memory_bytes,
+        used_bytes=gpu.used_bytes,
+        limit_bytes=read_limit(seen),
+        **look.passive(),
+    )
+
+
+def read_limit(seen: JaxDevice | None) -> int | None:
+    """Returns what JAX's allocator may take, in bytes; None where it does not say."""
+    return ((seen or {}).get("memory_stats") or {}).get("bytes_limit")
+
+
+def build_processes(processes: Sequence[ProcessFacts] | None) -> tuple[DeviceProcess, ...] | None:
+    """Returns processes as replies show them; None: could not look."""
+    if processes is None:
+        return None
+    return tuple(
+        DeviceProcess(pid=one.pid, name=one.name, command=one.command, used_bytes=one.used_bytes, own=one.own)
+        for one in processes
+    )
+
+
+def build_attributes(gpu: GpuFacts, facts: HostFacts) -> dict[str, str | int | bool]:
+    """Returns what is known under the names of NVIDIA's DRA driver.
+
+    Source: NVIDIA's k8s-dra-driver-gpu, gpu-kubelet-plugin/deviceinfo.go; Kubernetes' package deviceattribute.
+    """
+    mig = gpu.mig
+    values = {
+        "type": "gpu" if mig is None else "mig",
+        "uuid": gpu.uuid,
+        "productName": (gpu.kind or "").partition(" MIG ")[0] or None,
+        "architecture": gpu.architecture,
+        "cudaComputeCapability": gpu.compute_capability,
+        "driverVersion": facts.driver.version,
+        "cudaDriverVersion": facts.driver.cuda_version,
+        "parentUUID": mig.parent_uuid if mig else None,
+        "profile": mig.profile if mig else None,
+        "resource.kubernetes.io/pciBusID": gpu.pci_bus_id,
+        "resource.kubernetes.io/pcieRoot": gpu.pcie_root,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _build_unlisted(look: Look, index: int, seen: JaxDevice) -> Device:
+    """Returns a GPU that only JAX knows: another vendor's, or where NVML cannot be read."""
+    stats = seen.get("memory_stats") or {}
+    memory = Memory(used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen), **look.by_jax())
+    return Device(
+        host=look.host,
+        local_index=index,
+        position=index,
+        platform="gpu",
+        kind=str(seen["kind"]),
+        process_index=seen.get("process_index"),
+        memory=memory if stats else None,
+        jax=look.build_jax_view(seen),
+        **look.by_jax(),
+    )
+
+
+def _warn(
+    look: Look, facts: HostFacts, seen: Sequence[JaxDevice], found: Mapping[str, JaxDevice]
+) -> tuple[Notice, ...]:
+    if look.jax is None:
+        return ()
+    if not seen:
+        return (_tell_unseen(len(facts.gpus), look.jax.platform),)
+    hidden = [str(index) for index, gpu in enumerate(facts.gpus) if gpu.key not in found]
+    notices = []
+    if len(found) < len(seen):
+        notices.append(_tell_unmatched(len(seen) - len(found)))
+    elif hidden:
+        notices.append(_tell_hidden(hidden))
+    return tuple(notices)
+
+
+def _tell_unseen(count: int, platform: str) -> Notice:
+    return Notice(
+        code="jax_sees_no_gpu",
+        message=f"the driver lists {count} GPU(s); the agent's JAX runs on {platform} and sees none of them",
+        hint="run `meshwright-agent doctor` on the host: JAX has no CUDA plugin, or JAX_PLATFORMS hides them",
+    )
+
+
+def _tell_unmatched(count: int) -> Notice:
+    return Notice(
+        code="jax_device_unmatched",
+        message=f"{count} of JAX's GPUs cannot be told apart from here: their jax view is null",
+        hint="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the agent, or name GPUs by uuid in CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _tell_hidden(hidden: Sequence[str]) -> Notice:
+    return Notice(
+        code="devices_hidden",
+        message=f"listed by the driver, not shown to the agent's JAX: device {', '.join(hidden)}",
+        hint="CUDA_VISIBLE_DEVICES or the container's device list leaves them out; that may be meant",
+    )

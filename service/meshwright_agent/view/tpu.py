@@ -1,0 +1,188 @@
+"""TPUs: chips on the PCI bus, with coordinates from JAX, or from the environment while JAX has not looked.
+
+Rule: coordinates are stated only where they are known: JAX said them, or the slice is this host alone and its
+shape is in the environment. Chips and PCI addresses are joined by order (addresses ascending; x fastest), as
+nothing that can be read without opening a chip joins them otherwise. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Device, Link, Memory
+from meshwright_agent.facts.model import SliceFacts, TpuFacts
+from meshwright_agent.view.gpu import build_processes, read_limit
+from meshwright_agent.view.sight import Look, Part
+
+ICI: Final = "ICI"
+Coords = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place for a device: what JAX showed, or what the environment lets expect. `rank`: of the chip."""
+
+    rank: int
+    coords: Coords | None
+    core: int
+    seen: Mapping[str, Any] | None = None
+
+
+def build_tpus(look: Look) -> Part:
+    """Returns this host's TPU devices by canonical order: z, y, x, then core."""
+    functions = look.facts.tpus if look.facts else ()
+    slice_ = look.facts.slice if look.facts else SliceFacts()
+    seats = _seat_seen(look) or _seat_expected(functions, slice_)
+    devices = tuple(
+        _build_tpu(look, index, seat, find_function(functions, seats, index)) for index, seat in enumerate(seats)
+    )
+    return Part(devices, _build_links(look, seats, devices), _warn(look, functions, slice_))
+
+
+def canonical(coords: Coords | None, core: int | None) -> tuple[Any, ...]:
+    """Returns the sort key of the canonical order within a slice."""
+    return (*reversed(coords or ()), core or 0)
+
+
+def _seat_seen(look: Look) -> tuple[Seat, ...]:
+    seen = look.jax.devices if look.jax and look.jax.platform == "tpu" else ()
+    ordered = sorted(seen, key=lambda one: canonical(one.get("coords"), one.get("core_on_chip")))
+    chips: dict[object, int] = {}
+    seats = []
+    for place, one in enumerate(ordered):
+        coords = None if one.get("coords") is None else tuple(one["coords"])
+        rank = chips.setdefault(place if coords is None else coords, len(chips))
+        seats.append(Seat(rank, coords, one.get("core_on_chip") or 0, one))
+    return tuple(seats)
+
+
+def _seat_expected(functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[Seat, ...]:
+    chip = find_chip_by_kind((functions[0].kind if functions else None) or "")
+    cores = chip.jax_devices_per_chip if chip else 1
+    shape = find_shape(len(functions), cores, slice_)
+    if shape is None:
+        return tuple(Seat(rank, None, core) for rank in range(len(functions)) for core in range(cores))
+    places = [(x, y, z) for z, y, x in product(*(range(size) for size in reversed(shape)))]
+    return tuple(Seat(rank, coords, core) for rank, coords in enumerate(places) for core in range(cores))
+
+
+def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | None:
+    """Returns the shape of a slice that is this host alone, in chips [x, y, z]; None for any other.
+
+    A PCI function is a chip, or one core of it (TPU7x with split chips).
+    """
+    if slice_.host_count not in {None, 1}:
+        return None
+    counts = {function_count, function_count / cores}
+    shapes = [shape for shape in (slice_.chips_per_host, slice_.topology) if shape]
+    same = len({math.prod(shape) for shape in shapes}) == 1
+    return shapes[0] if same and math.prod(shapes[0]) in counts else None
+
+
+def find_function(functions: Sequence[TpuFacts], seats: Sequence[Seat], index: int) -> TpuFacts | None:
+    """Returns the PCI function of a seat: one each, or one for each chip; None where numbers do not fit."""
+    if len(functions) == len(seats):
+        return functions[index]
+    ranks = {seat.rank for seat in seats}
+    return functions[seats[index].rank] if len(functions) == len(ranks) else None
+
+
+def _build_tpu(look: Look, index: int, seat: Seat, function: TpuFacts | None) -> Device:
+    seen = seat.seen
+    kind = str(seen["kind"]) if seen else (function.kind if function else None)
+    return Device(
+        host=look.host,
+        local_index=index,
+        position=index,
+        platform="tpu",
+        kind=kind or "TPU",
+        pci_bus_id=function.pci_bus_id if function else None,
+        numa_node=function.numa_node if function else None,
+        coords=seat.coords,
+        core_on_chip=seat.core if seen or seat.coords else None,
+        slice_index=seen.get("slice_index") if seen else None,
+        process_index=seen.get("process_index") if seen else None,
+        memory=_build_memory(look, kind, seen),
+        jax=look.build_jax_view(seen),
+        processes=build_processes(function.processes if function else None),
+        attributes=_build_attributes(kind, function),
+        **(look.by_jax() if seen else look.passive()),
+    )
+
+
+def _build_memory(look: Look, kind: str | None, seen: Mapping[str, Any] | None) -> Memory | None:
+    """Returns capacity by the chip table, and what JAX's allocator says, whose evidence then stands."""
+    chip = find_chip_by_kind(kind or "")
+    stats = (seen or {}).get("memory_stats") or {}
+    if chip is None and not stats:
+        return None
+    return Memory(
+        capacity_bytes=chip.device_memory_bytes if chip else None,
+        used_bytes=stats.get("bytes_in_use"),
+        limit_bytes=read_limit(seen),
+        **(look.by_jax() if stats else look.stamp("declared")),
+    )
+
+
+def _build_attributes(kind: str | None, function: TpuFacts | None) -> dict[str, str | int | bool]:
+    values = {
+        "productName": kind,
+        "resource.kubernetes.io/pciBusID": function.pci_bus_id if function else None,
+        "resource.kubernetes.io/pcieRoot": function.pcie_root if function else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _build_links(look: Look, seats: Sequence[Seat], devices: Sequence[Device]) -> tuple[Link, ...]:
+    """Returns the ICI links between this host's chips: neighbours in the grid, by their first cores.
+
+    Wrap-around links need an axis of 4 or more chips on 3-D generations, of 16 on 2-D ones: no host has one.
+    """
+    first = {seat.coords: index for index, seat in reversed(list(enumerate(seats))) if seat.coords}
+    chip = find_chip_by_kind(devices[0].kind) if devices else None
+    evidence = look.stamp("declared", devices[0].observed_at) if devices else {}
+    return tuple(
+        Link(a=index, b=first[other], kind=ICI, bandwidth_bytes_per_s=_link_rate(chip), **evidence)
+        for coords, index in sorted(first.items(), key=lambda item: item[1])
+        for other in _next_places(coords or ())
+        if other in first
+    )
+
+
+def _next_places(coords: Coords) -> list[Coords]:
+    return [(*coords[:axis], coords[axis] + 1, *coords[axis + 1 :]) for axis in range(len(coords))]
+
+
+def _link_rate(chip: Chip | None) -> float | None:
+    return chip.link_bytes_per_s if chip else None
+
+
+def _warn(look: Look, functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[Notice, ...]:
+    notices = []
+    if look.jax is not None and look.jax.platform != "tpu" and functions:
+        notices.append(_tell_unseen(len(functions), look.jax.platform))
+    if slice_.host_count not in {None, 1}:
+        notices.append(_tell_part(slice_))
+    return tuple(notices)
+
+
+def _tell_unseen(count: int, platform: str) -> Notice:
+    return Notice(
+        code="jax_sees_no_tpu",
+        message=f"{count} TPU chip(s) are on the PCI bus; the agent's JAX runs on {platform} and sees none",
+        hint="run `meshwright-agent doctor` on the host: libtpu is missing or JAX_PLATFORMS hides them",
+    )
+
+
+def _tell_part(slice_: SliceFacts) -> Notice:
+    return Notice(
+        code="slice_in_part",
+        message=f"this host is one of {slice_.host_count} of its TPU slice; only its own chips are listed",
+        hint="plans from here cover this host; plan for the whole slice where all hosts are known",
+    )

@@ -1,0 +1,104 @@
+"""Real agents for tests: `python -m meshwright_agent serve` on free loopback ports, waited for, stopped in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+T = TypeVar("T")
+START_LIMIT_S = 180.0
+
+
+@dataclass
+class RunningAgent:
+    """An agent in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+    uds: Path
+    state_dir: Path
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> int:
+        """Sends SIGTERM and returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def start_agent(
+    *,
+    cpu_devices: int | None = 8,
+    state_dir: Path | None = None,
+    uds: Path | None = None,
+    ready: bool = True,
+    **environment: str,
+) -> Iterator[RunningAgent]:
+    """Yields an agent that answers (and is ready, unless told otherwise); kills it in the end if it still runs."""
+    with tempfile.TemporaryDirectory(prefix="mw-") as folder:
+        home = Path(folder)
+        agent = _spawn(
+            cpu_devices, state_dir or home / "state", uds or home / "agent.sock", home / "agent.log", environment
+        )
+        try:
+            if ready:
+                wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
+            yield agent
+        finally:
+            if agent.process.poll() is None:
+                agent.process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    agent.process.wait(timeout=30)
+            agent.process.kill()
+            agent.process.wait()
+
+
+def _spawn(cpu_devices: int | None, state_dir: Path, uds: Path, log: Path, environment: dict[str, str]) -> RunningAgent:
+    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--uds", str(uds)]
+    command += ["--state-dir", str(state_dir)] + (["--cpu-devices", str(cpu_devices)] if cpu_devices else [])
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+    agent = RunningAgent(process, "", uds, state_dir, log)
+    found = wait_for(lambda: re.search(r"listens on (http://\S+?),? ", log.read_text()), agent)
+    assert found is not None
+    agent.url = found.group(1)
+    return agent
+
+
+def wait_for(question: Callable[[], T], agent: RunningAgent | None = None, *, limit_s: float = START_LIMIT_S) -> T:
+    """Returns the first true answer; an answer that is late, or an agent that died, fails the test with the log."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if agent is not None and agent.process.poll() is not None:
+            raise AssertionError(f"the agent exited with {agent.process.returncode}:\n{agent.log_text()}")
+        with contextlib.suppress(httpx.TransportError):
+            if answer := question():
+                return answer
+        time.sleep(0.02)
+    raise AssertionError(f"no answer within {limit_s} s:\n{agent.log_text() if agent else ''}")

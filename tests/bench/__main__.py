@@ -1,0 +1,246 @@
+"""`make bench`: the budgets of the design, measured in one run and printed as a table. It tells, it does not judge.
+
+A comparison is between two servers in the same run, as a ratio of medians over rounds that take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from meshwright import Client
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.bench.load import Target, fetch, measure_rates
+
+PLAN = json.dumps({"mesh": "dp:2,tp:-1"}).encode()
+
+
+def main() -> None:
+    """Runs all parts."""
+    print(f"# make bench: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    began_s = time.perf_counter()
+    with start_agent() as agent:
+        print(
+            row(
+                "start to ready",
+                f"{time.perf_counter() - began_s:.2f} s",
+                "8 virtual CPU devices, jax imported",
+            )
+        )
+        bench_memory(agent)
+        bench_http(agent)
+        bench_client(agent)
+        bench_placement(agent)
+        bench_release(agent)
+
+
+def row(name: str, value: str, note: str = "") -> str:
+    """Returns one line of the table."""
+    return f"{name:<44} {value:>18}   {note}"
+
+
+def bench_memory(agent: RunningAgent) -> None:
+    """The agent process at rest: memory, CPU share, descriptors."""
+    folder = Path(f"/proc/{agent.pid}")
+    rss = int(
+        next(line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS")).split()[1]
+    )
+    before, seconds = _cpu_seconds(agent.pid), 20.0
+    time.sleep(seconds)
+    share = (_cpu_seconds(agent.pid) - before) / seconds
+    print(row("agent RSS at rest", f"{rss * 1024 / 1e6:.1f} MB", "budget 90 MB"))
+    print(
+        row(
+            "agent CPU at rest",
+            f"{share * 100:.2f} % of a core",
+            "budget 1 % (agent process; probes counted below)",
+        )
+    )
+    children = _cpu_seconds(agent.pid, children=True)
+    print(row("ended probes so far", f"{children:.2f} s CPU", "cumulative, one every probe_interval_s"))
+
+
+def _cpu_seconds(pid: int, *, children: bool = False) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    first = 13 if children else 11
+    return sum(int(value) for value in fields[first : first + 2]) / os.sysconf("SC_CLK_TCK")
+
+
+def bench_http(agent: RunningAgent) -> None:
+    """Requests/s and p99 of the three routes against the same bytes from a bare route."""
+    port = httpx.URL(agent.url).port
+    assert port is not None
+    ours = {
+        "healthz": Target("/healthz", port, "/healthz"),
+        "devices": Target("/devices", port, "/devices"),
+        "plan": Target("/mesh/plan", port, "/mesh/plan", PLAN),
+    }
+    bodies = {name: fetch(target) for name, target in ours.items()}
+    with start_baseline(bodies) as base:
+        pairs = [
+            (ours["healthz"], Target("bare", base, "/bare/healthz"), "no budget"),
+            (ours["devices"], Target("bare", base, "/bare/devices"), "budget 0.8"),
+            (ours["plan"], Target("FastAPI", base, "/fastapi/plan", PLAN), "budget 0.5"),
+            (ours["plan"], Target("bare", base, "/bare/plan"), "no budget"),
+        ]
+        for mine, other, budget in pairs:
+            a, b = measure_rates([mine, other])
+            ratio = statistics.median(x / y for x, y in zip(a.rounds, b.rounds, strict=True))
+            note = f"{ratio:.2f}× {other.name} ({b.requests_per_s:.0f}/s, p99 {b.p99_s * 1e3:.2f} ms); {budget}"
+            print(
+                row(
+                    f"{mine.name} {len(fetch(mine))} B",
+                    f"{a.requests_per_s:.0f}/s",
+                    f"p99 {a.p99_s * 1e3:.2f} ms, {note}",
+                )
+            )
+
+
+@contextlib.contextmanager
+def start_baseline(bodies: dict[str, bytes]) -> Iterator[int]:
+    """Yields the port of the baseline server."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, body in bodies.items():
+            (Path(folder) / f"{name}.body").write_bytes(body)
+        command = [sys.executable, "-m", "tests.bench.baseline", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                port = int(process.stdout.readline())
+                wait_for(lambda: httpx.get(f"http://127.0.0.1:{port}/bare/healthz").status_code == 200, limit_s=30)
+                yield port
+            finally:
+                process.terminate()
+
+
+def bench_client(agent: RunningAgent) -> None:
+    """What the typed client adds to raw httpx, per call."""
+    with Client(agent.url) as client, httpx.Client(base_url=agent.url, trust_env=False) as raw:
+        for name, typed, plain in (
+            ("devices()", client.devices, lambda: raw.get("/devices").json()),
+            (
+                "plan()",
+                lambda: client.plan("dp:2,tp:-1"),
+                lambda: raw.post("/mesh/plan", content=PLAN, headers=JSON).json(),
+            ),
+        ):
+            a, b = _time_in_turns(typed, plain)
+            print(
+                row(
+                    f"client {name}",
+                    f"{a * 1e3:.2f} ms",
+                    f"raw httpx and json {b * 1e3:.2f} ms; adds {(a - b) * 1e6:.0f} µs",
+                )
+            )
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def _time_in_turns(*calls: Callable[[], Any], repeat: int = 300) -> list[float]:
+    samples: list[list[float]] = [[] for _ in calls]
+    for index in range(repeat + 20):
+        for call, kept in zip(calls, samples, strict=True):
+            began_s = time.perf_counter()
+            call()
+            if index >= 20:
+                kept.append(time.perf_counter() - began_s)
+    return [statistics.median(kept) for kept in samples]
+
+
+def bench_placement(agent: RunningAgent) -> None:
+    """The quick suite on all devices, then matmul and memory on one device beside NumPy in the same run."""
+    with Client(agent.url) as client:
+        began_s = time.perf_counter()
+        quick = client.bench()
+        print(
+            row(
+                "quick suite",
+                f"{time.perf_counter() - began_s:.1f} s",
+                f"limit 20 s; {len(quick.records)} records, {len(quick.skipped)} skipped",
+            )
+        )
+        for record in quick.records:
+            rate = record.busbw_bytes_per_s or record.algbw_bytes_per_s
+            value = f"{record.flops_per_s / 1e9:.1f} GFLOP/s" if record.flops_per_s else f"{(rate or 0) / 1e9:.2f} GB/s"
+            print(
+                row(
+                    f"  {record.case} {record.axis or ''}",
+                    value,
+                    f"median {record.median_s * 1e3:.2f} ms, nwrong {record.nwrong}",
+                )
+            )
+    with start_agent(cpu_devices=1) as single, Client(single.url) as client:
+        size, n = 256 << 20, 1024
+        result = client.bench(cases=["memory_bandwidth", "matmul"], sizes_bytes=[size], matmul_size=n, dtype="float32")
+        ours = {record.case: record for record in result.records}
+        flops = ours["matmul"].flops_per_s or 0.0
+        copy = ours["memory_bandwidth"].algbw_bytes_per_s or 0.0
+        print(
+            row(
+                "matmul, one device",
+                f"{flops / 1e9:.1f} GFLOP/s",
+                f"NumPy/BLAS {_numpy_matmul(n) / 1e9:.1f} GFLOP/s, n={n}, float32",
+            )
+        )
+        print(
+            row(
+                "memory bandwidth, one device",
+                f"{copy / 1e9:.2f} GB/s",
+                f"NumPy copy {_numpy_copy(size) / 1e9:.2f} GB/s (read + write), {size >> 20} MiB",
+            )
+        )
+
+
+def _numpy_matmul(n: int) -> float:
+    a = np.random.default_rng(0).standard_normal((n, n), dtype=np.float32)
+    out = np.empty_like(a)
+    return 2 * n**3 / _best(lambda: np.matmul(a, a, out=out))
+
+
+def _numpy_copy(size: int) -> float:
+    a = np.ones(size // 4, dtype=np.float32)
+    out = np.empty_like(a)
+    return 2 * size / _best(lambda: np.copyto(out, a))
+
+
+def _best(call: Callable[[], object], repeat: int = 11) -> float:
+    samples = []
+    for _ in range(repeat):
+        began_s = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - began_s)
+    return statistics.median(samples)
+
+
+def bench_release(agent: RunningAgent, tries: int = 5) -> None:
+    """Time from POST /devices/release to a worker that is gone, and from there to ready again."""
+    took, back = [], []
+    with Client(agent.url, timeout=60) as client:
+        for _ in range(tries):
+            began_s = time.perf_counter()
+            release = client.release()
+            took.append(time.perf_counter() - began_s)
+            assert release.released, release
+            began_s = time.perf_counter()
+            client.bench(cases=["host_to_device"], sizes_bytes=[1 << 20], samples=3)
+            back.append(time.perf_counter() - began_s)
+    print(row("release to devices free", f"{max(took):.2f} s", f"worst of {tries}; budget 2 s"))
+    print(row("first bench after a release", f"{statistics.median(back):.2f} s", "median; a new worker starts"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Every refusal a caller can provoke, against a real agent: status, code, detail, hint; and every code both ways."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright.errors import BY_CODE
+from meshwright.wire.problem import Problem
+from meshwright_agent.api.problem import build_response
+from tests.agents import RunningAgent
+
+JSON = {"Content-Type": "application/json"}
+PLAN, BENCH, BATCH = "/mesh/plan", "/placement/bench", "/batch-size"
+
+REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
+    ("POST", PLAN, '{"mesh": "dp:2", "colour": 1}', 422, "invalid_request"),
+    ("POST", PLAN, "{}", 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": 8}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": "dp:-1,tp:-1"}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": "dp:0"}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": {"dp": -3}}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": {"dp": 2.5}}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": {"": 8}}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": [["dp", 2], ["dp", 4]]}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": {"dp": 2, "dp": 4}}', 422, "invalid_request"),
+    ("POST", PLAN, '{"mesh": "dp:16"}', 422, "plan_infeasible"),
+    ("POST", PLAN, '{"mesh": "dp:3,tp:-1"}', 422, "plan_infeasible"),
+    ("POST", PLAN, '{"mesh": {"dp": 1152921504606846976}}', 422, "plan_infeasible"),
+    ("POST", PLAN, '{"mesh": "dp:2"}', 422, "devices_unused"),
+    ("POST", PLAN, '{"mesh": "dp:2", "devices": [0, 99]}', 422, "plan_infeasible"),
+    ("POST", PLAN, '{"mesh": "dp:2", "devices": [0, 0]}', 422, "plan_infeasible"),
+    ("POST", PLAN, '{"mesh": "dp:8", "axis_types": "sideways"}', 422, "invalid_mesh"),
+    ("POST", PLAN, '{"mesh": "dp:8", "schema_version": "x"}', 422, "invalid_request"),
+    ("POST", PLAN, '{"mesh": "dp:8", "allow_unused": "yes"}', 422, "invalid_request"),
+    ("POST", PLAN, "[" * 100_000, 422, "invalid_request"),
+    ("POST", PLAN, '{"mesh"', 422, "invalid_request"),
+    ("POST", PLAN, b"\xff\xfe", 422, "invalid_request"),
+    ("POST", PLAN, '"' + "x" * (1 << 21) + '"', 413, "body_too_large"),
+    ("GET", f"{PLAN}?mesh=dp:2&colour=red", None, 422, "invalid_request"),
+    ("GET", PLAN, None, 422, "invalid_mesh"),
+    ("GET", f"{PLAN}?mesh=dp:16", None, 422, "plan_infeasible"),
+    ("GET", f"{PLAN}/mw1-0000", None, 404, "plan_not_found"),
+    ("POST", BATCH, '{"hardware": "abacus"}', 422, "unknown_hardware"),
+    ("POST", BATCH, '{"batch": 0}', 422, "invalid_request"),
+    ("POST", BATCH, '{"batch": NaN}', 422, "invalid_request"),
+    ("GET", f"{BATCH}?batch=many", None, 422, "invalid_request"),
+    ("POST", BENCH, '{"max_s": 1e999}', 422, "invalid_request"),
+    ("POST", BENCH, '{"max_s": -1}', 422, "invalid_request"),
+    ("POST", BENCH, '{"cases": ["teleport"]}', 422, "invalid_request"),
+    ("POST", BENCH, '{"sizes_bytes": [1152921504606846976]}', 422, "invalid_request"),
+    ("POST", BENCH, '{"sizes_bytes": [1099511627776]}', 422, "bench_too_large"),
+    ("POST", BENCH, '{"devices": [99]}', 422, "invalid_request"),
+    ("GET", f"{BENCH}?format=xml", None, 422, "invalid_request"),
+    ("GET", "/devices?format=yaml", None, 422, "invalid_request"),
+    ("GET", "/devices?colour=red", None, 422, "invalid_request"),
+    ("GET", "/environment?memory_strategy=greedy", None, 422, "invalid_request"),
+    ("GET", "/environment?memory_fraction=2", None, 422, "invalid_request"),
+    ("GET", "/environment?memory_strategy=custom", None, 422, "invalid_request"),
+    ("GET", "/runs/run-none", None, 404, "run_not_found"),
+    ("GET", "/runs/run-none/events", None, 404, "run_not_found"),
+    ("DELETE", "/runs/run-none", None, 404, "run_not_found"),
+    ("GET", "/runs?state=asleep", None, 422, "invalid_request"),
+    ("GET", "/runs?limit=0", None, 422, "invalid_request"),
+    ("GET", "/nowhere", None, 404, "route_not_found"),
+    ("DELETE", "/devices", None, 405, "method_not_allowed"),
+    ("PUT", PLAN, "{}", 405, "method_not_allowed"),
+]
+
+
+def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    document: dict[str, Any] = response.json()
+    assert (response.status_code, document["code"], document["status"]) == (status, code, status), document
+    Problem.model_validate(document)
+    assert document["detail"]
+    assert document["hint"]
+    assert document["request_id"] == response.headers["x-request-id"]
+    assert document["type"] == f"urn:meshwright:problem:{code}"
+    return document
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "code"), REFUSALS)
+def test_a_bad_request_is_refused_with_a_problem(
+    agent: RunningAgent, method: str, path: str, body: str | bytes | None, status: int, code: str
+) -> None:
+    headers = JSON if body is not None else {}
+    check_problem(httpx.request(method, agent.url + path, content=body, headers=headers), status, code)
+
+
+def test_refusals_leave_the_worker_and_the_runs_as_they_were(agent: RunningAgent) -> None:
+    def look() -> tuple[Any, Any]:
+        worker = httpx.get(f"{agent.url}/devices").json()["worker"]
+        return (worker["generation"], worker["pid"]), httpx.get(f"{agent.url}/runs").json()
+
+    before = look()
+    for method, path, body, _, _ in REFUSALS:
+        httpx.request(method, agent.url + path, content=body, headers=JSON if body is not None else {})
+    assert look() == before
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_is_not_json_by_its_type_is_refused(agent: RunningAgent, content_type: str) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    response = httpx.post(agent.url + PLAN, content=b'{"mesh": "dp:8"}', headers=headers)
+    document = check_problem(response, 415, "unsupported_media_type")
+    assert "--json" in document["hint"]
+
+
+def test_a_refused_mesh_names_the_wrong_field_and_a_shape_that_works(agent: RunningAgent) -> None:
+    response = httpx.post(agent.url + PLAN, json={"mesh": "dp:3,tp:4"})
+    document = check_problem(response, 422, "plan_infeasible")
+    assert document["errors"][0]["field"] == "mesh"
+    assert "dp:" in document["hint"]
+
+
+def test_a_wrong_field_is_named_by_its_path(agent: RunningAgent) -> None:
+    body = {"mesh": "dp:2", "devices": {"count": 2, "mood": "blue"}}
+    document = check_problem(httpx.post(agent.url + PLAN, json=body), 422, "invalid_request")
+    assert any(error["field"] == "devices.mood" for error in document["errors"]), document["errors"]
+
+
+def test_a_newer_client_is_answered_and_told_which_fields_were_ignored(agent: RunningAgent) -> None:
+    body = {"mesh": "dp:8", "schema_version": "1.7", "colour": "red"}
+    reply = httpx.post(agent.url + PLAN, json=body)
+    assert reply.status_code == 200
+    assert [w["code"] for w in reply.json()["warnings"]] == ["fields_ignored"]
+    assert "colour" in reply.json()["warnings"][0]["message"]
+    batch = httpx.post(agent.url + BATCH, json={"hardware": "h100", "schema_version": "2", "mood": 1}).json()
+    assert "fields_ignored" in [w["code"] for w in batch["warnings"]]
+
+
+def test_a_callers_request_id_comes_back_and_a_wild_one_is_replaced(agent: RunningAgent) -> None:
+    assert httpx.get(f"{agent.url}/health", headers={"X-Request-ID": "trace-7"}).headers["x-request-id"] == "trace-7"
+    assert httpx.get(f"{agent.url}/health", headers={"X-Request-ID": "a b\tc"}).headers["x-request-id"] != "a b\tc"
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_every_code_survives_the_way_through_http(code: str) -> None:
+    error = BY_CODE[code](
+        "what was asked",
+        hint="what works",
+        errors=[{"field": "mesh", "message": "no"}],
+        log=["last line"],
+        retry_after_s=3.0,
+    )
+    response = build_response(error, request_id="r-1")
+    document = json.loads(bytes(response.body))
+    again = BY_CODE[document["code"]]
+    assert again is type(error)
+    assert (document["status"], document["detail"], document["hint"]) == (
+        error.status,
+        error.detail,
+        error.hint,
+    )
+    assert document["errors"] == [{"field": "mesh", "message": "no"}]
+    assert document["log"] == ["last line"]
+    assert response.headers["retry-after"] == "3"

@@ -1,0 +1,171 @@
+"""What tests of a living agent ask of the operating system and of its runs: children, memory, open files, states.
+
+Knows /proc (proc(5)) and the routes of runs; starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from tests.agents import RunningAgent, wait_for
+
+QUICK: Final[dict[str, Any]] = {"cases": ["host_to_device"], "sizes_bytes": [65536], "samples": 3}
+"""A bench that is over in a moment."""
+LONG: Final[dict[str, Any]] = {"cases": ["all_reduce"], "sizes_bytes": [64 << 20], "samples": 1000, "max_s": 600}
+"""A bench that no test waits for."""
+
+FINAL: Final = {"succeeded", "failed", "cancelled"}
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def list_children(pid: int) -> set[int]:
+    """Returns the processes that descend from `pid` and still live (a zombie does not)."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+    found: set[int] = set()
+    while more := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+        found |= more
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether the process is there and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def list_open_files(pid: int) -> set[str]:
+    """Returns what the descriptors of a process lead to."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(link))
+    return found
+
+
+def list_mapped_files(pid: int) -> set[str]:
+    """Returns the files in the address space of a process: its shared libraries among them."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/" in line}
+
+
+def read_rss_bytes(pid: int) -> int:
+    """Returns the resident memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stops a process (SIGSTOP) for the length of the block: it is there and does nothing, as in a hung driver."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+# ---- the agent ------------------------------------------------------------------------------------------------------
+
+
+def ask(agent: RunningAgent, path: str) -> Any:
+    """Returns what a route answers, which must be 200."""
+    reply = httpx.get(f"{agent.url}{path}", timeout=30)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def read_worker(agent: RunningAgent) -> dict[str, Any]:
+    """Returns the device worker as /devices shows it."""
+    worker: dict[str, Any] = ask(agent, "/devices")["worker"]
+    return worker
+
+
+def worker_pid(agent: RunningAgent) -> int:
+    """Returns the process id of the device worker, which must run."""
+    pid = read_worker(agent)["pid"]
+    assert isinstance(pid, int), read_worker(agent)
+    return pid
+
+
+def read_component(agent: RunningAgent, name: str) -> dict[str, Any]:
+    """Returns one component of /health; empty if it is not listed."""
+    return next((part for part in ask(agent, "/health")["components"] if part["name"] == name), {})
+
+
+def await_state(agent: RunningAgent, name: str, state: str, *, limit_s: float = 30.0) -> dict[str, Any]:
+    """Returns a component of /health once it has this state."""
+    wait_for(lambda: read_component(agent, name).get("state") == state, agent, limit_s=limit_s)
+    return read_component(agent, name)
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def post_bench(agent: RunningAgent, body: dict[str, Any], **headers: str) -> httpx.Response:
+    """Sends a bench; underscores in header names are hyphens."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(f"{agent.url}/placement/bench", json=body, headers=named, timeout=30)
+
+
+def submit(agent: RunningAgent, body: dict[str, Any]) -> str:
+    """Returns the id of a bench that was taken."""
+    reply = post_bench(agent, body)
+    assert reply.status_code == 202, reply.text
+    run_id: str = reply.json()["id"]
+    return run_id
+
+
+def read_run(agent: RunningAgent, run_id: str) -> dict[str, Any]:
+    """Returns a run as it stands."""
+    run: dict[str, Any] = ask(agent, f"/runs/{run_id}")
+    return run
+
+
+def await_end(agent: RunningAgent, run_id: str, *, limit_s: float = 60.0) -> dict[str, Any]:
+    """Returns a run once it has ended."""
+    wait_for(lambda: read_run(agent, run_id)["state"] in FINAL, agent, limit_s=limit_s)
+    return read_run(agent, run_id)
+
+
+def start_long_bench(agent: RunningAgent) -> str:
+    """Returns the id of a bench that runs now, in a worker that has begun to measure, and will not end by itself."""
+    run_id = submit(agent, LONG)
+    wait_for(lambda: read_run(agent, run_id)["progress"] is not None, agent, limit_s=60)
+    assert read_run(agent, run_id)["state"] == "running"
+    return run_id
+
+
+def do_bench(agent: RunningAgent) -> dict[str, Any]:
+    """Returns a small bench after it has succeeded."""
+    run = await_end(agent, submit(agent, QUICK))
+    assert run["state"] == "succeeded", run["error"]
+    return run
+
+
+def parse_events(text: str) -> list[dict[str, Any]]:
+    """Returns the events of an SSE text, each with `id`, `event` and its data."""
+    events = []
+    for block in text.replace("\r\n", "\n").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if line and not line.startswith(":"))
+        if "data" in fields:
+            events.append({**fields, "data": json.loads(fields["data"])})
+    return events

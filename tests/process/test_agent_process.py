@@ -1,0 +1,225 @@
+"""The agent as a process: what it loads, holds and needs; where it listens; how it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from meshwright import Client
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import (
+    ask,
+    do_bench,
+    is_alive,
+    list_children,
+    list_mapped_files,
+    list_open_files,
+    parse_events,
+    post_bench,
+    read_rss_bytes,
+    start_long_bench,
+    stopped,
+    worker_pid,
+)
+
+RSS_LIMIT_BYTES = 90_000_000
+DRIVER_FILE = re.compile(r"/dev/(nvidia|accel|vfio/|kfd|dri/)")
+HEAVY_FILE = re.compile(r"jaxlib|libtpu|_multiarray|libcuda|libnvidia|xla_")
+ROUTES = (
+    "/healthz",
+    "/readyz",
+    "/health",
+    "/devices",
+    "/devices?format=text",
+    "/mesh/plan?mesh=dp:2,tp:-1",
+    "/batch-size?hardware=h100&batch=256",
+    "/batch-size",
+    "/placement/bench",
+    "/runs",
+    "/environment",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
+)
+
+
+@pytest.fixture(scope="module")
+def used() -> Iterator[RunningAgent]:
+    """An agent of which everything has been asked once, a bench too."""
+    with start_agent(cpu_devices=4) as agent:
+        for route in ROUTES:
+            assert httpx.get(f"{agent.url}{route}").status_code == 200, route
+        do_bench(agent)
+        yield agent
+
+
+def test_the_agent_loads_neither_jax_nor_numpy_nor_a_driver(used: RunningAgent) -> None:
+    assert not {path for path in list_mapped_files(used.pid) if HEAVY_FILE.search(path)}
+    # The same question finds them in the worker, so it can be asked like this.
+    assert {path for path in list_mapped_files(worker_pid(used)) if HEAVY_FILE.search(path)}
+
+
+def test_the_agent_holds_no_device_file(used: RunningAgent) -> None:
+    assert not {path for path in list_open_files(used.pid) if DRIVER_FILE.match(path)}
+
+
+def test_the_agent_stays_small(used: RunningAgent) -> None:
+    assert read_rss_bytes(used.pid) < RSS_LIMIT_BYTES
+
+
+def test_the_agent_has_one_child_that_stays(used: RunningAgent) -> None:
+    wait_for(lambda: list_children(used.pid) == {worker_pid(used)}, used, limit_s=10)
+
+
+@pytest.mark.parametrize("module", ["meshwright", "meshwright.cli", "meshwright.testing"])
+def test_the_client_loads_neither_jax_nor_numpy_nor_the_service(module: str) -> None:
+    script = f"import sys, json, {module}; print(json.dumps(sorted({{n.split('.')[0] for n in sys.modules}})))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
+    assert module.split(".")[0] in loaded
+    assert not set(loaded) & {"jax", "jaxlib", "numpy", "fastapi", "starlette", "uvicorn", "meshwright_agent"}
+
+
+# ---- where it listens -----------------------------------------------------------------------------------------------
+
+
+def test_one_agent_answers_over_tcp_and_over_its_unix_socket(used: RunningAgent) -> None:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(used.uds)), base_url="http://agent") as unix:
+        fingerprint = unix.get("/mesh/plan?mesh=dp:4").json()["plans"][0]["fingerprint"]
+    assert ask(used, f"/mesh/plan/{fingerprint}")["plans"][0]["mesh_shape"] == {"dp": 4}
+    with Client(f"unix://{used.uds}") as client:
+        assert client.get_plan(fingerprint).fingerprint == fingerprint
+
+
+def test_the_unix_socket_is_not_for_everybody(used: RunningAgent) -> None:
+    assert used.uds.stat().st_mode & 0o007 == 0
+
+
+def serve(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs a second agent that is expected to leave at once."""
+    command = [sys.executable, "-m", "meshwright_agent", "serve", "--cpu-devices", "1"]
+    command += flags if "--state-dir" in flags else (*flags, "--state-dir", str(tmp_path))
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_second_agent_on_the_same_port_leaves_with_a_reason(used: RunningAgent, tmp_path: Path) -> None:
+    port = used.url.rpartition(":")[2]
+    second = serve(tmp_path, "--port", port)
+    assert second.returncode == 1
+    assert second.stderr.splitlines() == [
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; is an agent running already? "
+        XX
+    ]
+
+
+def test_a_second_agent_on_a_living_unix_socket_leaves_and_does_no_harm(used: RunningAgent, tmp_path: Path) -> None:
+    second = serve(tmp_path, "--port", "0", "--uds", str(used.uds))
+    assert second.returncode == 1
+    assert "another agent answers there" in second.stderr
+    with Client(f"unix://{used.uds}") as client:
+        assert client.alive()
+
+
+def test_a_second_agent_in_the_same_state_directory_leaves_with_a_reason(used: RunningAgent, tmp_path: Path) -> None:
+    second = serve(tmp_path, "--port", "0", "--state-dir", str(used.state_dir))
+    assert second.returncode == 1
+    assert f"in use by another agent (process {used.pid})" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert do_bench(used)
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("data")
+    second = serve(tmp_path, "--port", "0", "--uds", str(precious))
+    assert second.returncode == 1
+    assert "no socket" in second.stderr
+    assert precious.read_text() == "data"
+
+
+def test_an_agent_takes_the_place_of_a_socket_that_a_dead_one_left(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with start_agent(cpu_devices=1, uds=path) as agent, Client(f"unix://{path}") as client:
+        assert client.alive()
+        assert agent.uds == path
+
+
+# ---- how it leaves --------------------------------------------------------------------------------------------------
+
+
+def follow(agent: RunningAgent, run_id: str, heard: list[str]) -> threading.Thread:
+    """Listens to a run's events in a thread, until they end."""
+
+    def listen() -> None:
+        with httpx.stream("GET", f"{agent.url}/runs/{run_id}/events", timeout=60) as stream:
+            heard.extend(stream.iter_text())
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    wait_for(lambda: heard, agent, limit_s=10)
+    return listener
+
+
+def test_sigterm_says_so_ends_the_run_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as agent:
+        run_id, heard = start_long_bench(agent), list[str]()
+        listener = follow(agent, run_id, heard)
+        children = list_children(agent.pid)
+        with stopped(worker_pid(agent)), httpx.Client(base_url=agent.url) as kept:  # a worker that hears no cancel
+            assert kept.get("/readyz").status_code == 200
+            agent.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: kept.get("/readyz").status_code == 503, agent, limit_s=5)
+            assert kept.get("/readyz").text == "draining: the agent is shutting down\n"
+            refused = post_bench(agent, {})
+            assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+            assert kept.get("/mesh/plan?mesh=dp:4").status_code == 200
+            assert agent.process.wait(timeout=20) == 0
+        listener.join(timeout=10)
+        assert not agent.uds.exists()
+        wait_for(lambda: not any(map(is_alive, children)), limit_s=5)
+        assert len(children) == 1
+        assert "Traceback" not in agent.log_text()
+    last = parse_events("".join(heard))[-1]["data"]
+    assert (last["type"], last["state"]) == ("state", "cancelled")
+    with start_agent(cpu_devices=4, state_dir=tmp_path, ready=False) as again:
+        run = ask(again, f"/runs/{run_id}")
+    assert run["state"] == "cancelled"
+    assert "the agent is shutting down" in run["error"]["detail"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_agent_that_is_stopped_while_jax_starts_leaves_at_once(number: signal.Signals) -> None:
+    with start_agent(cpu_devices=4, ready=False) as agent:
+        wait_for(lambda: list_children(agent.pid), agent, limit_s=10)
+        children = list_children(agent.pid)
+        began_s = time.monotonic()
+        agent.process.send_signal(number)
+        assert agent.process.wait(timeout=20) == 0
+        assert time.monotonic() - began_s < 5
+        wait_for(lambda: not any(map(is_alive, children)), limit_s=5)
+        assert "Traceback" not in agent.log_text()
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["working", "hung"])
+def test_no_child_outlives_an_agent_that_was_killed(asleep: bool) -> None:
+    with start_agent(cpu_devices=2) as agent:
+        start_long_bench(agent)
+        worker = worker_pid(agent)
+        if asleep:
+            os.kill(worker, signal.SIGSTOP)
+        agent.process.kill()
+        agent.process.wait()
+        wait_for(lambda: not is_alive(worker), limit_s=5)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pynvml
+import pytest
+from pydantic import ValidationError
+
+from meshwright_agent.facts.model import build_json, parse_host_facts
+from meshwright_agent.facts.read import read_holders, read_host_facts
+from tests.fakes.machines import NAMES, build_roots, plant_machine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_of_every_recorded_machine_survive_json(name: str, tmp_path: Path) -> None:
+    facts = plant_machine(name, tmp_path).read()
+    assert parse_host_facts(json.loads(json.dumps(build_json(facts)))) == facts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recorded_machine_reads_without_a_problem(name: str, tmp_path: Path) -> None:
+    assert plant_machine(name, tmp_path).read().problems == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recorded_machine_has_a_note_on_where_its_figures_come_from(name: str) -> None:
+    note = (Path(__file__).parents[2] / "recorded" / name / "README.md").read_text()
+    assert note.startswith(f"# {name}: ")
+    assert len(note.splitlines()) > 4
+
+
+def test_an_empty_machine_reads_as_unknown_without_an_error(tmp_path: Path) -> None:
+    facts = read_host_facts(build_roots(tmp_path))
+    assert (facts.gpus, facts.tpus, facts.numa_nodes, facts.problems, facts.holders) == ((), (), (), (), ())
+
+
+def test_a_document_that_is_no_facts_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        parse_host_facts({"machine": {"name": "a"}, "cpu": {"cores": "many"}})
+
+
+def test_only_the_variables_that_decide_visibility_leave_the_probe(tmp_path: Path) -> None:
+    roots = build_roots(tmp_path, {"CUDA_VISIBLE_DEVICES": "0", "AWS_SECRET_ACCESS_KEY": "x", "TPU_NAME": "t"})
+    assert read_host_facts(roots).environment == {"CUDA_VISIBLE_DEVICES": "0", "TPU_NAME": "t"}
+
+
+def test_a_process_that_computes_holds_its_card_and_a_monitor_does_not(tmp_path: Path) -> None:
+    facts = plant_machine("dgx-h100", tmp_path).read()
+    assert facts.holders is not None
+    assert [(holder.pid, holder.devices) for holder in facts.holders] == [(4242, (facts.gpus[3].uuid,))]
+    assert facts.holders[0].command == "/usr/bin/python3 train.py"
+
+
+def test_after_a_release_monitors_that_keep_the_files_open_are_named_too(tmp_path: Path) -> None:
+    machine = plant_machine("dgx-h100", tmp_path)
+    holders = read_holders(machine.roots, nvml=machine.nvml)
+    assert holders is not None
+    monitor, trainer = holders
+    assert (monitor.name, len(monitor.devices)) == ("nvidia-persiste", 8)
+    assert trainer.devices == ("/dev/nvidia3", machine.read().gpus[3].uuid)
+
+
+def test_holders_are_unknown_where_the_driver_does_not_list_processes_and_none_is_seen(tmp_path: Path) -> None:
+    failing = {"nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION}
+    machine = plant_machine("pcie-l40s", tmp_path, fail=failing)
+    assert machine.read().holders is None
+    assert read_holders(machine.roots, nvml=machine.nvml) is None
+
+
+def test_a_host_without_accelerators_is_held_by_nobody(tmp_path: Path) -> None:
+    assert read_holders(plant_machine("cpu-vm", tmp_path).roots) == ()
+
+
+def test_this_host_reads_as_itself() -> None:
+    facts = read_host_facts(build_roots(Path("/")))
+    assert facts.machine.kernel
+    assert facts.cpu.threads
+    assert facts.cpu.memory_bytes

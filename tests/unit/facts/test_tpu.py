@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.facts.model import SliceFacts
+from meshwright_agent.facts.tpu import parse_kind, parse_shape, parse_slice, read_chips, read_device_file
+from tests.fakes.machines import plant_machine
+from tests.fakes.tree import plant
+
+BOUND = "=> sys/x/driver -> ../drivers/{driver}\n=> sys/x/iommu_group -> ../../kernel/iommu_groups/14\n"
+
+
+def test_the_chips_of_a_v5e_host_are_found_and_its_network_card_is_not(tmp_path: Path) -> None:
+    tpus = plant_machine("tpu-v5e-8", tmp_path).read().tpus
+    assert {tpu.kind for tpu in tpus} == {"TPU v5 lite"}
+    assert [tpu.device_file for tpu in tpus] == [f"/dev/vfio/{group}" for group in range(8)]
+    assert [tpu.numa_node for tpu in tpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert tpus[0].pcie_root == "pci0000:00"
+
+
+def test_who_holds_a_chip_is_told_without_opening_it(tmp_path: Path) -> None:
+    facts = plant_machine("tpu-v5e-8", tmp_path).read()
+    assert {process.pid for tpu in facts.tpus for process in tpu.processes or ()} == {3110}
+    assert facts.holders is not None
+    (holder,) = facts.holders
+    assert (holder.pid, holder.command, holder.own) == (3110, "python -m maxtext.train", False)
+    assert holder.devices == tuple(f"/dev/vfio/{group}" for group in range(8))
+
+
+def test_free_chips_are_held_by_nobody(tmp_path: Path) -> None:
+    facts = plant_machine("tpu-v5p-4", tmp_path).read()
+    assert [tpu.processes for tpu in facts.tpus] == [(), (), (), ()]
+    assert facts.holders == ()
+
+
+@pytest.mark.parametrize(("driver", "file"), [("vfio-pci", "/dev/vfio/14"), ("gasket", None)])
+def test_a_group_is_a_device_file_only_where_vfio_is_bound(driver: str, file: str | None, tmp_path: Path) -> None:
+    plant(BOUND.format(driver=driver), tmp_path)
+    assert read_device_file(tmp_path / "sys/x") == file
+
+
+def test_the_accel_driver_names_its_own_file(tmp_path: Path) -> None:
+    plant(BOUND.format(driver="vfio-pci") + "=/ sys/x/accel/accel3\n", tmp_path)
+    assert read_device_file(tmp_path / "sys/x") == "/dev/accel3"
+
+
+def test_a_chip_without_a_driver_is_a_problem(tmp_path: Path) -> None:
+    machine = plant_machine("tpu-v5p-4", tmp_path)
+    (tmp_path / "sys/bus/pci/devices/0000:85:00.0/driver").unlink()
+    facts = machine.read()
+    assert [tpu.device_file is None for tpu in facts.tpus] == [False, False, True, False]
+    assert facts.tpus[2].processes is None
+    assert facts.holders is None
+    (problem,) = facts.problems
+    assert "0000:85:00.0" in problem
+
+
+def test_an_id_that_two_generations_share_is_told_by_the_accelerator_type(tmp_path: Path) -> None:
+    machine = plant_machine("tpu-v5p-4", tmp_path)
+    (tmp_path / "sys/bus/pci/devices/0000:05:00.0/device").write_text("0x0027")
+    assert machine.read().tpus[0].kind is None
+    assert [parse_kind(kind) for kind in ("v2-8", "v3-8", "v5p-8", None)] == ["TPU v2", "TPU v3", None, None]
+
+
+def test_the_environment_of_a_gke_pod_tells_the_slice(tmp_path: Path) -> None:
+    machine = plant_machine("tpu-v5e-8", tmp_path)
+    assert parse_slice(machine.roots.environ) == SliceFacts(
+        accelerator_type="v5litepod-8", topology=(2, 4, 1), chips_per_host=(2, 4, 1), worker_id=0, host_count=1
+    )
+    assert len(read_chips(machine.roots.sysfs)) == 8
+
+
+def test_hosts_are_counted_by_name_else_by_bounds() -> None:
+    assert parse_slice({"TPU_WORKER_HOSTNAMES": "a,b, ,c", "TPU_HOST_BOUNDS": "1,1,1"}).host_count == 3
+    assert parse_slice({"TPU_PROCESS_BOUNDS": "2,2,1"}).host_count == 4
+    assert parse_slice({}) == SliceFacts()
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=3), st.sampled_from(["x", ","]))
+def test_a_shape_that_is_printed_parses_to_three_sizes(sizes: list[int], separator: str) -> None:
+    shape = parse_shape(separator.join(map(str, sizes)))
+    assert shape == (*sizes, *[1] * (3 - len(sizes)))
+
+
+@pytest.mark.parametrize("text", [None, "", "0x4", "2x", "2x2x2x2", "-2,2", "auto"])
+def test_what_is_no_shape_is_unknown(text: str | None) -> None:
+    assert parse_shape(text) is None

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from meshwright.topology.text import WIDTH, clip, format_age, format_devices, format_gib
+from meshwright.wire.base import Notice
+from meshwright_agent.view import build_devices
+from tests.fakes.machines import NAMES, NOW, WORKER, plant_machine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_of_a_recorded_machine_is_wider_than_a_terminal(name: str, tmp_path: Path) -> None:
+    lines = format_devices(plant_machine(name, tmp_path).view()).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_one_line_a_device_with_its_index(name: str, tmp_path: Path) -> None:
+    seen = plant_machine(name, tmp_path).view()
+    lines = [line for line in format_devices(seen).splitlines() if line.startswith("[")]
+    assert [line.split("]")[0] for line in lines] == [f"[{device.local_index}" for device in seen.devices]
+
+
+def test_a_dgx_reads_as_gpustat_and_nvidia_smi_show_it(tmp_path: Path) -> None:
+    lines = format_devices(plant_machine("dgx-h100", tmp_path).view()).splitlines()
+    assert lines[1] == "cpu     Intel(R) Xeon(R) Platinum 8480C · 2015.0 GiB · 2 sockets · 112 cores · 224 threads"
+    assert lines[2] == "driver  535.129.03 (CUDA 12.2)"
+    assert "[3] H100 80GB HBM3 | 0000:61:00.0 | NUMA 0 |  70.8 /  79.6 GiB | jax 3 | python3/4242 (70.8 GiB)" in lines
+    assert "  0  X   NV18 NV18 NV18 NV18 NV18 NV18 NV18   0" in lines
+    assert "NV#   # NVLinks, directly or through switches" in lines
+
+
+def test_the_matrix_is_symmetric_with_a_dash_where_there_is_no_link(tmp_path: Path) -> None:
+    lines = format_devices(plant_machine("tpu-v5e-8", tmp_path).view()).splitlines()
+    start = next(row for row, line in enumerate(lines) if line.startswith("  0 "))
+    cells = [line.split()[1:9] for line in lines[start : start + 8]]
+    assert all(cells[a][b] == cells[b][a] for a in range(8) for b in range(8))
+    assert [cells[0][b] for b in range(8)] == ["X", "ICI", "ICI", "-", "-", "-", "-", "-"]
+
+
+def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
+    text = format_devices(plant_machine("dgx-h100", tmp_path).view(), links=False)
+    assert "NV18" not in text
+    assert "[7]" in text
+
+
+def test_links_of_more_devices_than_fit_are_counted() -> None:
+    text = format_devices(build_devices(None, None, None, WORKER, now=NOW, cpu_devices=40))
+    assert "links   780 × HOST" in text
+    assert "[39] cpu (virtual)" in text
+    assert "[ 0] cpu (virtual)" in text
+
+
+def test_what_nobody_knows_has_no_column_and_holders_that_could_not_be_seen_are_unknown(tmp_path: Path) -> None:
+    seen = build_devices(None, None, None, WORKER, now=NOW, host="h")
+    assert format_devices(seen).splitlines()[:4] == [
+        "host    h",
+        "jax     not seen yet · worker ready, generation 1",
+        "",
+        "[0] cpu",
+    ]
+    unseen = seen.model_copy(update={"devices": (seen.devices[0].model_copy(update={"processes": None}),)})
+    assert "[0] cpu | holders unknown" in format_devices(unseen)
+
+
+def test_the_agents_own_process_and_a_mode_other_than_default_are_named(tmp_path: Path) -> None:
+    seen = plant_machine("pcie-l40s", tmp_path).view()
+    assert "exclusive_process" in format_devices(seen)
+    own = {"pid": 5, "own": True, "used_bytes": None, "name": "python", "command": None}
+    first = seen.devices[0].model_validate({**seen.devices[0].model_dump(), "processes": [own]})
+    assert "| agent/5" in format_devices(seen.model_copy(update={"devices": (first, *seen.devices[1:])}))
+
+
+def test_warnings_are_wrapped_below_with_their_hints(tmp_path: Path) -> None:
+    notice = Notice(code="x", message="word " * 40, hint="do this")
+    seen = plant_machine("cpu-vm", tmp_path).view().model_copy(update={"warnings": (notice,)})
+    lines = format_devices(seen).splitlines()
+    start = next(row for row, line in enumerate(lines) if line.startswith("warning: "))
+    assert lines[start + 1].startswith("         word")
+    assert lines[-1].endswith("do this")
+
+
+@given(st.text(max_size=250))
+@example("x" * 101)
+@example("x" * 100 + "   ")
+def test_a_clipped_line_fits_and_one_that_fits_is_kept(line: str) -> None:
+    assert len(clip(line)) <= WIDTH
+    assert clip(line) == line.rstrip() or clip(line).endswith("…")
+
+
+@given(st.floats(0, 1e8))
+@example(90.0)
+@example(5000.0)
+@example(100000.0)
+def test_ages_have_one_unit_that_people_know(a: float) -> None:
+    number, unit = format_age(a).split()
+    length_s = {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
+    assert abs(int(number) * length_s - a) <= length_s / 2 + 1e-6
+    assert int(number) >= 2 or unit == "s"
+
+
+def test_sizes_are_gibibytes_and_unknown_is_a_question_mark() -> None:
+    assert [format_gib(size) for size in (0, 2**30, 81559 * 2**20, None)] == ["0.0", "1.0", "79.6", "?"]

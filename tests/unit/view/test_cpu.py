@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Devices
+from meshwright_agent.view import JaxSight, build_devices
+from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, plant_machine
+
+
+def show(count: int | None = None) -> Devices:
+    return build_devices(None, None, None, WORKER, now=NOW, cpu_devices=count)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 64))
+def test_as_many_devices_as_configured_each_once_and_all_pairs_joined(count: int) -> None:
+    seen = show(count)
+    assert [(d.local_index, d.position, d.granule) for d in seen.devices] == [(i, i, 0) for i in range(count)]
+    assert len({(link.a, link.b) for link in seen.links}) == count * (count - 1) // 2
+    assert all(link.kind == "HOST" and link.a < link.b for link in seen.links)
+    assert Topology.of(seen).is_uniform
+
+
+@pytest.mark.parametrize("count", [65, 1024])
+def test_links_of_very_many_devices_are_left_out_and_that_is_said(count: int) -> None:
+    seen = show(count)
+    assert (len(seen.devices), seen.links) == (count, ())
+    assert "links_left_out" in [notice.code for notice in seen.warnings]
+
+
+def test_devices_before_a_worker_has_looked_are_declared_never_live() -> None:
+    seen = show(4)
+    assert {(d.basis, d.jax, d.age_s) for d in seen.devices} == {("declared", None, 0.0)}
+    assert len(show().devices) == 1
+
+
+@pytest.mark.parametrize(("count", "virtual"), [(None, False), (1, True), (2, True)])
+def test_devices_are_virtual_when_several_or_asked_for(count: int | None, virtual: bool) -> None:
+    assert {device.virtual for device in show(count).devices} == {virtual}
+
+
+def test_what_jax_shows_is_live_with_its_own_age(tmp_path: Path) -> None:
+    seen = plant_machine("cpu-vm", tmp_path).view(cpu_devices=8)
+    device = seen.devices[5]
+    assert (device.basis, device.observed_at, device.age_s) == ("live", JAX_AT, 10.0)
+    assert device.jax is not None
+    assert (device.jax.id, device.jax.generation, device.jax.basis) == (5, 1, "live")
+    assert (device.kind, device.virtual, device.process_index) == ("cpu", True, 0)
+    assert (seen.software.jax, seen.software.basis) == ("0.10.2", "live")
+    assert (seen.host.basis, seen.host.observed_at, seen.host.age_s) == ("passive", READ_AT, 30.0)
+
+
+def test_a_view_from_an_earlier_worker_is_cached(tmp_path: Path) -> None:
+    machine = plant_machine("cpu-vm", tmp_path)
+    assert machine.jax is not None
+    sight = JaxSight(machine.jax, JAX_AT, 3, "cached")
+    seen = build_devices(machine.read(), READ_AT, sight, WORKER, now=NOW)
+    assert {(d.basis, d.jax.basis, d.jax.generation) for d in seen.devices if d.jax} == {("cached", "cached", 3)}
+    assert seen.software.basis == "cached"
+
+
+def test_the_hosts_memory_is_shared_in_equal_parts(tmp_path: Path) -> None:
+    machine = plant_machine("cpu-vm", tmp_path)
+    total = machine.read().cpu.memory_bytes
+    assert total is not None
+    assert {d.memory.capacity_bytes for d in machine.view().devices if d.memory} == {total // 8}
+
+
+def test_a_memory_limit_of_the_container_is_what_is_shared(tmp_path: Path) -> None:
+    facts = plant_machine("cpu-vm", tmp_path).read()
+    facts = replace(facts, cpu=replace(facts.cpu, memory_limit_bytes=4096))
+    (device,) = build_devices(facts, READ_AT, None, WORKER, now=NOW).devices
+    assert device.memory is not None
+    assert (device.memory.capacity_bytes, device.memory.basis) == (4096, "passive")
+
+
+def test_the_numa_node_is_told_only_where_there_is_one(tmp_path: Path) -> None:
+    assert {d.numa_node for d in plant_machine("cpu-vm", tmp_path / "a").view().devices} == {0}
+    assert {d.numa_node for d in plant_machine("dgx-h100", tmp_path / "b").view(cpu_devices=2).devices} == {None}
+
+
+def test_devices_of_other_hosts_in_jaxs_view_are_not_this_hosts(tmp_path: Path) -> None:
+    machine = plant_machine("cpu-vm", tmp_path)
+    assert machine.jax is not None
+    devices = [dict(d, process_index=i // 4) for i, d in enumerate(machine.jax["devices"])]
+    sight = JaxSight({**machine.jax, "process_index": 1, "devices": devices}, JAX_AT, 1, "live")
+    seen = build_devices(machine.read(), READ_AT, sight, WORKER, now=NOW)
+    assert [d.jax.id for d in seen.devices if d.jax] == [4, 5, 6, 7]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import meshwright_agent
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Devices
+from meshwright_agent.view import JaxSight, build_devices
+from tests.fakes.machines import JAX_AT, NAMES, NOW, READ_AT, WORKER, plant_machine
+
+
+@pytest.mark.parametrize("with_jax", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recorded_machine_is_a_topology_that_survives_json(name: str, with_jax: bool, tmp_path: Path) -> None:
+    seen = plant_machine(name, tmp_path).view(with_jax=with_jax)
+    assert Devices.model_validate_json(seen.model_dump_json()) == seen
+    topology = Topology.of(seen)
+    assert topology.order == tuple(range(len(seen.devices)))
+    assert {device.host for device in seen.devices} == {seen.host.name}
+    assert seen.granules[0].device_count == len(seen.devices)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_look_gives_the_same_picture(name: str, tmp_path: Path) -> None:
+    machine = plant_machine(name, tmp_path)
+    assert machine.view() == machine.view()
+
+
+def test_nothing_seen_yet_is_a_host_with_one_declared_cpu_device_and_a_warning() -> None:
+    seen = build_devices(None, None, None, WORKER, now=NOW, host="h")
+    assert (seen.host.name, seen.platform, len(seen.devices)) == ("h", "cpu", 1)
+    assert (seen.cpu.cores, seen.host.boot_id, seen.numa_nodes) == (None, None, ())
+    assert [notice.code for notice in seen.warnings] == ["facts_missing"]
+    assert seen.software.agent == meshwright_agent.__version__
+
+
+def test_the_hosts_facts_are_passed_on(tmp_path: Path) -> None:
+    machine = plant_machine("dgx-h100", tmp_path)
+    seen = machine.view()
+    facts = machine.read()
+    assert (seen.host.name, seen.host.boot_id) == (facts.machine.name, facts.machine.boot_id)
+    assert (seen.cpu.sockets, seen.cpu.cores, seen.cpu.threads) == (2, 112, 224)
+    assert [(node.node, node.cpus, node.memory_bytes) for node in seen.numa_nodes] == [
+        (node.node, node.cpus, node.memory_bytes) for node in facts.numa_nodes
+    ]
+    assert seen.worker == WORKER
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_ages_count_from_each_observation_and_are_never_negative(read_s: float, jax_s: float) -> None:
+    jax = {"platform": "cpu", "devices": [{"id": 0, "kind": "cpu", "platform": "cpu"}]}
+    sight = JaxSight(jax, NOW - timedelta(seconds=jax_s), 1, "live")
+    seen = build_devices(None, NOW + timedelta(seconds=read_s), sight, WORKER, now=NOW)
+    assert seen.devices[0].age_s == pytest.approx(jax_s, abs=1e-5)
+    assert seen.cpu.age_s == 0
+
+
+def test_a_platform_of_jax_that_is_none_of_ours_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    jax = {"platform": "METAL", "devices": [{"id": 0, "kind": "M", "platform": "METAL"}]}
+    facts = plant_machine("cpu-vm", tmp_path).read()
+    seen = build_devices(facts, READ_AT, JaxSight(jax, JAX_AT, 1, "live"), WORKER, now=NOW)
+    assert (seen.platform, seen.devices[0].jax, seen.software.jax) == ("cpu", None, None)
+    assert [notice.code for notice in seen.warnings] == ["jax_platform_unknown"]

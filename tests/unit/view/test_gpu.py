@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Devices
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.view import JaxSight, build_devices
+from meshwright_agent.view.gpu import match_devices
+from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, Machine, plant_machine
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def show(facts: HostFacts | None, devices: list[dict[str, Any]], platform: str = "gpu") -> Devices:
+    sight = JaxSight({"platform": platform, "devices": devices}, JAX_AT, 2, "live")
+    return build_devices(facts, READ_AT, sight, WORKER, now=NOW)
+
+
+def jax_device(index: int, kind: str = H100, **fields: Any) -> dict[str, Any]:
+    return {"id": index, "kind": kind, "platform": "gpu", "local_hardware_id": index, **fields}
+
+
+def jax_ids(seen: Devices) -> list[int | None]:
+    return [device.jax.id if device.jax else None for device in seen.devices]
+
+
+def codes(seen: Devices) -> list[str]:
+    return [notice.code for notice in seen.warnings]
+
+
+@pytest.fixture
+def dgx(tmp_path: Path) -> Machine:
+    return plant_machine("dgx-h100", tmp_path)
+
+
+@pytest.fixture
+def dgx_facts(dgx: Machine) -> HostFacts:
+    return dgx.read()
+
+
+def test_a_dgx_shows_the_drivers_facts_and_jaxs_view_of_each_card(dgx: Machine) -> None:
+    seen = dgx.view()
+    device = seen.devices[3]
+    assert (seen.platform, jax_ids(seen), codes(seen)) == ("gpu", [0, 1, 2, 3, 4, 5, 6, 7], [])
+    assert (device.kind, device.basis, device.age_s) == (H100, "passive", 30.0)
+    assert device.memory is not None
+    assert (device.memory.capacity_bytes, device.memory.limit_bytes) == (81559 * 2**20, 63779000000)
+    assert device.processes is not None
+    assert [(process.pid, process.own) for process in device.processes] == [(4242, False)]
+    assert (seen.software.driver, seen.software.cuda_driver) == ("535.129.03", "12.2")
+    assert seen.granules[0].model_dump() == {"ordinal": 0, "kind": "host", "name": "dgx-h100", "device_count": 8}
+    assert Topology.of(seen).is_uniform
+
+
+def test_attributes_have_the_names_of_the_dra_driver(dgx: Machine) -> None:
+    assert dgx.view().devices[0].attributes == {
+        "type": "gpu",
+        "uuid": "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0",
+        "productName": H100,
+        "architecture": "Hopper",
+        "cudaComputeCapability": "9.0",
+        "driverVersion": "535.129.03",
+        "cudaDriverVersion": "12.2",
+        "resource.kubernetes.io/pciBusID": "0000:1b:00.0",
+        "resource.kubernetes.io/pcieRoot": "pci0000:15",
+    }
+
+
+def test_cards_are_here_before_jax_has_looked(dgx: Machine) -> None:
+    seen = dgx.view(with_jax=False)
+    assert jax_ids(seen) == [None] * 8
+    assert (len(seen.links), codes(seen)) == (28, [])
+
+
+def test_jax_ids_follow_cuda_visible_devices(tmp_path: Path) -> None:
+    seen = plant_machine("pcie-l40s", tmp_path).view()
+    assert jax_ids(seen) == [1, None, 0, None]
+    assert codes(seen) == ["devices_hidden"]
+    assert "1, 3" in seen.warnings[0].message
+    assert seen.devices[1].compute_mode == "exclusive_process"
+    assert [link.kind for link in seen.links] == ["NODE", "SYS", "SYS", "SYS", "SYS", "NODE"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(order=st.permutations(range(8)), count=st.integers(1, 8), by_uuid=st.booleans())
+def test_any_order_of_visible_cards_is_joined_to_the_right_ones(
+    dgx_facts: HostFacts, order: list[int], count: int, by_uuid: bool
+) -> None:
+    gpus = dgx_facts.gpus
+    names = [str(gpus[card].uuid) if by_uuid else str(card) for card in order[:count]]
+    facts = replace(dgx_facts, environment={"CUDA_VISIBLE_DEVICES": ",".join(names)})
+    found = match_devices(facts, [jax_device(ordinal, id=100 + ordinal) for ordinal in reversed(range(count))])
+    assert {key: device["id"] for key, device in found.items()} == {
+        gpus[card].key: 100 + ordinal for ordinal, card in enumerate(order[:count])
+    }
+
+
+def test_an_instance_is_joined_by_its_uuid_and_the_others_are_hidden(tmp_path: Path) -> None:
+    seen = plant_machine("mig-a100", tmp_path).view()
+    assert jax_ids(seen) == [0, None, None, None, None]
+    mig = seen.devices[0].mig
+    assert mig is not None
+    assert (mig.profile, mig.gpu_instance_id, mig.parent_uuid[:12]) == ("3g.20gb", 1, "GPU-5c89852c")
+    assert seen.devices[0].attributes["type"] == "mig"
+    assert seen.devices[0].attributes["productName"] == "NVIDIA A100-SXM4-40GB"
+    assert [device.position for device in seen.devices] == [0, 1, 2, 3, 4]
+    assert [(link.a, link.b, link.kind) for link in seen.links] == [(3, 4, "NV12")]
+
+
+def test_a_kind_that_is_here_once_is_joined_where_cudas_order_cannot_be_told(tmp_path: Path) -> None:
+    facts = replace(plant_machine("mig-a100", tmp_path).read(), environment={})
+    instance = jax_device(0, "NVIDIA A100-SXM4-40GB MIG 2g.10gb")
+    facts = replace(facts, gpus=facts.gpus[:3])
+    assert jax_ids(show(facts, [instance])) == [None, 0, None]
+
+
+def test_cards_of_two_models_in_an_unknown_order_are_not_guessed(dgx: Machine) -> None:
+    facts = dgx.read()
+    mixed = replace(facts, gpus=tuple(replace(gpu, kind="A" if gpu.index < 4 else "B") for gpu in facts.gpus))
+    seen = show(mixed, [jax_device(index, "A") for index in range(8)])
+    assert jax_ids(seen) == [None] * 8
+    assert codes(seen) == ["jax_device_unmatched"]
+
+
+def test_a_cached_view_of_more_cards_than_are_left_is_not_joined(dgx: Machine) -> None:
+    facts = dgx.read()
+    left = replace(facts, gpus=facts.gpus[1:], links=())
+    seen = show(left, [jax_device(index) for index in range(8)])
+    assert (jax_ids(seen), codes(seen)) == ([None] * 7, ["jax_device_unmatched"])
+
+
+def test_one_of_two_alike_is_not_guessed(dgx: Machine) -> None:
+    facts = dgx.read()
+    kinds = ["A", "A", "B"]
+    gpus = tuple(replace(gpu, kind=kind) for gpu, kind in zip(facts.gpus, kinds, strict=False))
+    assert jax_ids(show(replace(facts, gpus=gpus), [jax_device(0, "B"), jax_device(1, "A")])) == [None, None, 0]
+
+
+def test_gpus_that_the_agents_jax_does_not_see_are_listed_with_a_warning(dgx: Machine) -> None:
+    seen = show(dgx.read(), [{"id": 0, "kind": "cpu", "platform": "cpu"}], "cpu")
+    assert (seen.platform, jax_ids(seen), codes(seen)) == ("gpu", [None] * 8, ["jax_sees_no_gpu"])
+    assert "doctor" in seen.warnings[0].hint
+
+
+def test_asked_for_cpu_devices_a_gpu_host_shows_these(dgx: Machine) -> None:
+    seen = dgx.view(with_jax=False, cpu_devices=2)
+    assert (seen.platform, len(seen.devices), seen.software.driver) == ("cpu", 2, "535.129.03")
+
+
+def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -> None:
+    facts = plant_machine("cpu-vm", tmp_path).read()
+    stats = {"bytes_limit": 100, "bytes_in_use": 7}
+    for known in (facts, None):
+        seen = show(
+            known, [jax_device(0, "AMD Instinct MI300X", memory_stats=stats), jax_device(1, "AMD Instinct MI300X")]
+        )
+        first, second = seen.devices
+        assert (seen.platform, first.kind, first.basis) == ("gpu", "AMD Instinct MI300X", "live")
+        assert first.memory is not None
+        assert (first.memory.limit_bytes, first.memory.used_bytes, first.memory.capacity_bytes) == (100, 7, None)
+        assert (second.memory, second.processes, seen.links) == (None, None, ())
+
+
+def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:
+    facts = replace(dgx.read(), problems=("GPU 3: lost",))
+    seen = build_devices(facts, READ_AT, None, WORKER, now=NOW)
+    assert [(notice.code, notice.message) for notice in seen.warnings] == [("driver_problem", "GPU 3: lost")]

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Devices
+from meshwright_agent.facts.model import CpuFacts, HostFacts, MachineFacts, SliceFacts, TpuFacts
+from meshwright_agent.view import JaxSight, build_devices
+from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, plant_machine
+
+
+def build_facts(count: int, kind: str | None = "TPU v5 lite", **slice_fields: Any) -> HostFacts:
+    tpus = tuple(TpuFacts(f"0000:00:{place:02x}.0", "0x0063", kind, processes=()) for place in range(count))
+    return HostFacts(MachineFacts("t"), CpuFacts(), tpus=tpus, slice=SliceFacts(**slice_fields))
+
+
+def show(facts: HostFacts | None, devices: list[dict[str, Any]] | None = None, platform: str = "tpu") -> Devices:
+    sight = JaxSight({"platform": platform, "devices": devices}, JAX_AT, 1, "live") if devices is not None else None
+    return build_devices(facts, READ_AT, sight, WORKER, now=NOW)
+
+
+def jax_device(index: int, coords: tuple[int, ...], core: int = 0, kind: str = "TPU v5 lite") -> dict[str, Any]:
+    return {
+        "id": index,
+        "kind": kind,
+        "platform": "tpu",
+        "coords": list(coords),
+        "core_on_chip": core,
+        "slice_index": 0,
+    }
+
+
+def test_a_v5e_host_is_a_grid_of_two_by_four(tmp_path: Path) -> None:
+    seen = plant_machine("tpu-v5e-8", tmp_path).view()
+    assert [device.coords for device in seen.devices] == [(x, y, 0) for y in range(4) for x in range(2)]
+    assert {(link.a, link.b) for link in seen.links} == {
+        (0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (2, 4), (4, 6), (1, 3), (3, 5), (5, 7)
+    }  # fmt: skip
+    assert {(link.kind, link.basis, link.bandwidth_bytes_per_s) for link in seen.links} == {("ICI", "declared", 4.5e10)}
+    assert Topology.of(seen).hops(0, 7) == 4
+    assert (seen.granules[0].kind, seen.granules[0].name, seen.software.libtpu) == ("slice", "tpu-v5e-8", "0.0.51")
+
+
+@pytest.mark.parametrize("name", ["tpu-v5e-8", "tpu-v5p-4"])
+def test_the_environment_tells_the_grid_that_jax_shows_later(name: str, tmp_path: Path) -> None:
+    machine = plant_machine(name, tmp_path)
+    before, after = machine.view(with_jax=False), machine.view()
+    for field in ("coords", "core_on_chip", "kind", "pci_bus_id", "numa_node", "position", "local_index"):
+        assert [getattr(d, field) for d in before.devices] == [getattr(d, field) for d in after.devices]
+    assert [(link.a, link.b) for link in before.links] == [(link.a, link.b) for link in after.links]
+    assert {device.basis for device in before.devices} == {"passive"}
+    assert {device.basis for device in after.devices} == {"live"}
+
+
+def test_positions_do_not_depend_on_jaxs_order(tmp_path: Path) -> None:
+    seen = plant_machine("tpu-v5p-4", tmp_path).view()
+    assert [device.coords for device in seen.devices] == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
+    assert [device.jax.id for device in seen.devices if device.jax] == [0, 1, 2, 3]
+    assert seen.granules[0].name == "v5p-slice-7"
+
+
+@given(st.permutations([(x, y, z, core) for x, y, z, core in product(range(2), range(2), range(2), range(2))]))
+def test_any_order_of_jax_gives_the_canonical_one_with_each_device_once(places: list[tuple[int, ...]]) -> None:
+    seen = show(None, [jax_device(i, place[:3], place[3]) for i, place in enumerate(places)])
+    found = [(device.coords, device.core_on_chip) for device in seen.devices]
+    assert found == [((x, y, z), core) for z, y, x, core in product(range(2), repeat=4)]
+    assert [device.position for device in seen.devices] == list(range(16))
+    assert len(seen.links) == 12  # the edges of a cube, whatever the cores
+
+
+def test_capacity_is_the_tables_until_jax_tells_more(tmp_path: Path) -> None:
+    machine = plant_machine("tpu-v5e-8", tmp_path)
+    before, after = machine.view(with_jax=False).devices[0].memory, machine.view().devices[0].memory
+    assert before is not None
+    assert after is not None
+    assert (before.capacity_bytes, before.limit_bytes, before.basis) == (16 * 10**9, None, "declared")
+    assert (after.capacity_bytes, after.limit_bytes, after.basis) == (16 * 10**9, 16909334528, "live")
+
+
+def test_two_cores_of_a_chip_share_its_pci_function() -> None:
+    devices = [jax_device(i, (i // 2, 0, 0), i % 2, "TPU v3") for i in range(4)]
+    seen = show(build_facts(2, "TPU v3"), devices)
+    assert [device.pci_bus_id for device in seen.devices] == ["0000:00:00.0"] * 2 + ["0000:00:01.0"] * 2
+    assert [(link.a, link.b) for link in seen.links] == [(0, 2)]
+
+
+def test_chips_that_show_each_core_on_the_bus_are_joined_one_to_one() -> None:
+    facts = build_facts(4, "TPU7x", chips_per_host=(2, 1, 1), host_count=1)
+    seen = show(facts)
+    assert [(device.coords, device.core_on_chip) for device in seen.devices] == [
+        ((0, 0, 0), 0), ((0, 0, 0), 1), ((1, 0, 0), 0), ((1, 0, 0), 1)
+    ]  # fmt: skip
+    assert [device.pci_bus_id for device in seen.devices] == [tpu.pci_bus_id for tpu in facts.tpus]
+
+
+def test_numbers_that_do_not_fit_are_not_joined() -> None:
+    seen = show(build_facts(3), [jax_device(i, (i, 0, 0)) for i in range(2)])
+    assert [(device.pci_bus_id, device.processes) for device in seen.devices] == [(None, None), (None, None)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chips_per_host": (2, 2, 1), "topology": (4, 4, 1), "host_count": 4},
+        {"chips_per_host": (2, 2, 1), "host_count": 4},
+        {"chips_per_host": (2, 2, 1), "topology": (4, 4, 1)},
+        {"chips_per_host": (2, 4, 1)},
+        {"topology": (2, 4, 1)},
+        {},
+    ],
+)
+def test_coordinates_are_unknown_where_the_slice_is_not_this_host_alone_or_its_shape_is_not_told(
+    fields: dict[str, Any],
+) -> None:
+    seen = show(build_facts(4, **fields))
+    assert [(device.coords, device.core_on_chip) for device in seen.devices] == [(None, None)] * 4
+    assert seen.links == ()
+    assert ("slice_in_part" in [notice.code for notice in seen.warnings]) == (fields.get("host_count") == 4)
+    Topology.of(seen)
+
+
+def test_chips_that_the_agents_jax_does_not_see_are_listed_with_a_warning() -> None:
+    seen = show(build_facts(4), [{"id": 0, "kind": "cpu", "platform": "cpu"}], "cpu")
+    assert (seen.platform, len(seen.devices)) == ("tpu", 4)
+    assert [notice.code for notice in seen.warnings] == ["jax_sees_no_tpu"]
+
+
+def test_a_chip_whose_kind_is_not_known_is_a_tpu_of_unknown_memory() -> None:
+    facts = build_facts(1, None)
+    (device,) = show(replace(facts, slice=SliceFacts(topology=(1, 1, 1)))).devices
+    assert (device.kind, device.memory, device.coords) == ("TPU", None, (0, 0, 0))

@@ -6,8 +6,6 @@ Rule: this process touches no device and imports no jax; whatever may block runs
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +20,7 @@ from meshwright.errors import (
     PlanNotFoundError,
     ProblemError,
     StoreUnavailableError,
+    WorkerFailedError,
 )
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.mesh import plan_mesh
@@ -85,7 +84,6 @@ class Agent:
         self._store: Store | None = None
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rendered: tuple[object, bytes, str] | None = None
         self._latest = LatestBench(records=())
         self._topology: tuple[object, Topology] | None = None
         self.version = 0
@@ -218,13 +216,9 @@ class Agent:
             self.watch.require_topology()
         return self.watch.devices(self.clock.now())
 
-    def devices_json(self) -> tuple[bytes, str]:
-        """Returns `/devices` as bytes and its weak ETag; made anew when something changed, else once a second."""
-        key = (self.watch.sight, self.version, int(self.clock.monotonic()))
-        if self._rendered is None or self._rendered[0] != key:
-            devices = self.devices()
-            self._rendered = (key, devices.model_dump_json().encode(), _build_etag(devices))
-        return self._rendered[1], self._rendered[2]
+    def snapshot_key(self) -> object:
+        """Returns what tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
+        return (self.watch.sight, self.version)
 
     def topology(self) -> Topology:
         """Returns what the planner sees.
@@ -233,7 +227,7 @@ class Agent:
             NotReadyError, WorkerFailedError: no device is known.
         """
         self.watch.require_topology()
-        key = (self.watch.sight, self.version)
+        key = self.snapshot_key()
         if self._topology is None or self._topology[0] != key:
             self._topology = (key, Topology.of(self.devices()))
         return self._topology[1]
@@ -258,7 +252,8 @@ class Agent:
             answer = await self.probe.call("holders", read_roots(self.settings), deadline_s=max(0.1, bound_s))
         except (ProblemError, CallCancelled):
             return None
-        return tuple(Holder.model_validate(holder) for holder in answer.result["holders"])
+        holders = answer.result["holders"]
+        return None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
 
     # ---- plans and batch sizes ---------------------------------------------------------------------------------
 
@@ -336,9 +331,22 @@ class Agent:
         if self.draining:
             raise DrainingError("the agent is shutting down and takes no new runs", hint="try again after its restart")
         self.watch.require_topology()
-        check_bench(request, self.devices())
+        devices = self.devices()
+        check_bench(request, devices)
+        self._require_platform(devices)
         run, _created = await self.runs.submit("bench", request.model_dump(mode="json"), key=key)
         return run
+
+    def _require_platform(self, devices: Devices) -> None:
+        """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
+        seen = {device.jax.platform for device in devices.devices if device.jax}
+        jax_platform = (self.watch.sight.jax or {}).get("platform", devices.platform)
+        if jax_platform != devices.platform and not seen:
+            detail = (
+                f"this host has {len(devices.devices)} {devices.platform} devices, but its JAX runs on {jax_platform}"
+            )
+            hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
+            raise WorkerFailedError(detail, hint=hint, log=self.device.log_tail[-20:])
 
     async def _execute(self, run: Run, emit: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any], int]:
         request = BenchRequest.model_validate(run.request)
@@ -391,19 +399,3 @@ def _shape_reply(plans: Plans, request: PlanRequest) -> Plans:
     if notices := notices_of(request):
         changes["warnings"] = (*plans.warnings, *notices)
     return plans.model_copy(update=changes) if changes else plans
-
-
-def _build_etag(devices: Devices) -> str:
-    """Returns a weak ETag over what is said, not over when it was seen."""
-    document = _without_times(devices.model_dump(mode="json"))
-    return f'W/"{hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]}"'
-
-
-def _without_times(value: Any) -> Any:
-    match value:
-        case dict():
-            return {k: _without_times(v) for k, v in value.items() if k not in {"observed_at", "age_s"}}
-        case list():
-            return [_without_times(v) for v in value]
-        case _:
-            return value

@@ -28,8 +28,10 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
     platform = "cpu" if settings.cpu_devices else None
 
+    base = _count_by_pci(environ)
+
     def build() -> Mapping[str, str]:
-        return build_worker_environment(config, environ, platform=platform, cpu_devices=settings.cpu_devices)
+        return build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices)
 
     return ChildSpec(
         name="device",
@@ -46,10 +48,15 @@ def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpe
     return ChildSpec(
         name="probe",
         module="meshwright_agent.worker.probe",
-        environment=lambda: dict(environ),
+        environment=lambda: _count_by_pci(environ),
         start_timeout_s=settings.probe_timeout_s,
         idle_release_s=0.0,
     )
+
+
+def _count_by_pci(environ: Mapping[str, str]) -> dict[str, str]:
+    """CUDA counts GPUs by speed unless told to count by PCI address, as the driver does; both children count alike."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environ}
 
 
 def read_roots(settings: Settings) -> dict[str, str]:

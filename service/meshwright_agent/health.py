@@ -48,9 +48,13 @@ class HealthBoard:
 
     def state(self, name: str, now: datetime) -> State:
         """Returns the state of one component; `unknown` for one that nobody checks."""
-        if name not in self._observations:
-            return "unknown"
-        return self._component(name, self._observations[name], now).state
+        seen = self._observations.get(name)
+        if seen is None:
+            return "initializing" if name in self._observations else "unknown"
+        return "unknown" if self._is_stale(seen, now) else seen.state
+
+    def _is_stale(self, seen: Observation, now: datetime) -> bool:
+        return (now - seen.observed_at).total_seconds() > self._stale_after_s
 
     def view(self, now: datetime) -> Health:
         """Returns every component as it stands at `now`, and the worst of their states."""
@@ -63,7 +67,7 @@ class HealthBoard:
         if seen is None:
             return Component(name=name, state="initializing", reason="not checked yet")
         age_s = max(0.0, (now - seen.observed_at).total_seconds())
-        if age_s > self._stale_after_s:
+        if self._is_stale(seen, now):
             reason = f"last seen {seen.state} {age_s:.0f} s ago ({seen.reason}); too long"
             return Component(
                 name=name,

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DRIVER: Final = "driver"
 WORKER: Final = "worker"
+LOG_LINES: Final = 60
+"""Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class HostWatch:
                 f"no device is known: the device worker is in state {self._device.state}: {self._device.last_error}"
             )
             hint = "run `meshwright-agent doctor` on the host; GET /health tells the state"
-            raise WorkerFailedError(detail, hint=hint, log=self._device.log_tail[-20:])
+            raise WorkerFailedError(detail, hint=hint, log=self._device.log_tail[-LOG_LINES:])
         raise NotReadyError(
             "the agent is still looking at its devices",
             hint="wait until GET /readyz answers 200",

@@ -23,7 +23,7 @@ from meshwright.topology.identity import fingerprint
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.mesh import DeviceRef, Plan, PlanGranule, PlanRequest, Plans
+from meshwright.wire.mesh import Plan, PlanGranule, PlanRequest, Plans
 
 SCORE_UNIT: Final = "time of a byte over PCIe 4.0 x16; worst plus mean edge; an axis counts a quarter of the one inside"
 
@@ -190,29 +190,13 @@ def _build_plan(
         mesh_shape=dict(spec.axes),
         axis_types=dict(zip(spec.names, axis_types, strict=True)),
         platform=topology.platform,
-        devices=tuple(_refer(topology, index) for index in order) if request.include_devices else None,
+        devices=tuple(topology.references[index] for index in order) if request.include_devices else None,
         granules=_list_granules(topology, order),
         axes=build_axes(spec, topology, order),
         score=_tell_score(layout),
         environment=environment,
         code=code,
         warnings=notices,
-    )
-
-
-def _refer(topology: Topology, index: int) -> DeviceRef:
-    device = topology.devices[index]
-    return DeviceRef(
-        host=device.host,
-        local_index=device.local_index,
-        granule=device.granule,
-        position=device.position,
-        uuid=device.uuid,
-        pci_bus_id=device.pci_bus_id,
-        coords=device.coords,
-        core_on_chip=device.core_on_chip,
-        slice_index=device.slice_index,
-        process_index=device.process_index,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from meshwright.topology.identity import Position
 from meshwright.wire.devices import Device, Devices, Granule, Link, Platform
+from meshwright.wire.mesh import DeviceRef
 
 ICI: Final = "ICI"
 
@@ -76,6 +77,25 @@ class Topology:
     def hosts(self) -> tuple[str, ...]:
         """The names of the hosts, in plain order."""
         return tuple(dict.fromkeys(self.devices[index].host for index in self.order))
+
+    @cached_property
+    def references(self) -> tuple[DeviceRef, ...]:
+        """How plans name each device, by its place in `devices`."""
+        return tuple(
+            DeviceRef(
+                host=device.host,
+                local_index=device.local_index,
+                granule=device.granule,
+                position=device.position,
+                uuid=device.uuid,
+                pci_bus_id=device.pci_bus_id,
+                coords=device.coords,
+                core_on_chip=device.core_on_chip,
+                slice_index=device.slice_index,
+                process_index=device.process_index,
+            )
+            for device in self.devices
+        )
 
     @cached_property
     def names(self) -> Mapping[int | str, tuple[int, ...]]:

@@ -62,6 +62,7 @@ def build_api(agent: Agent) -> FastAPI:
     )
     app.openapi_version = "3.2.0"
     app.state.agent = agent
+    app.state.rendering = devices.Rendering()
     app.state.meters = metrics.Meters(agent)
     app.router.routes[:0] = list(_PLAIN_ROUTES)
     for router in _ROUTERS:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
+from meshwright.wire.base import Reply
 from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import AgentHere, IdempotencyKey, problems
@@ -24,6 +25,21 @@ _REFUSALS = problems(
 )
 
 
+class NcclTestsReport(Reply):
+    """The collectives, as nccl-tests' JSON; bench/export.py says what stands in it."""
+
+    version: int
+    config: dict[str, Any]
+    results: tuple[dict[str, Any], ...]
+    average_bus_bandwidth: dict[str, Any]
+
+
+class NvbandwidthReport(Reply):
+    """The transfers, as nvbandwidth's JSON: version, git_version, testcases."""
+
+    nvbandwidth: dict[str, Any]
+
+
 @router.post("/placement/bench", status_code=202, summary="Measure", response_model=Run, responses=_REFUSALS)
 async def start_bench(
     agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
@@ -34,7 +50,11 @@ async def start_bench(
     return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
 
 
-@router.get("/placement/bench", summary="The latest measurements", response_model=LatestBench)
+@router.get(
+    "/placement/bench",
+    summary="The latest measurements",
+    response_model=LatestBench | NcclTestsReport | NvbandwidthReport,
+)
 async def read_bench(
     agent: AgentHere,
     form: Annotated[Literal["json", "nccl-tests", "nvbandwidth"], Query(alias="format")] = "json",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -25,11 +27,43 @@ async def read_devices(request: Request) -> Response:
     agent: Agent = request.app.state.agent
     if request.scope["query_string"] and _read_format(request) == "text":
         return PlainTextResponse(format_devices(agent.devices()))
-    body, etag = agent.devices_json()
+    rendering: Rendering = request.app.state.rendering
+    body, etag = rendering.read(agent)
     headers = {"etag": etag, "cache-control": "no-cache"}
     if _matches(request, etag):
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
+
+
+class Rendering:
+    """`/devices` as bytes with its weak ETag: made anew when something changed, else once a second for the ages."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[object, bytes, str] | None = None
+
+    def read(self, agent: Agent) -> tuple[bytes, str]:
+        """Returns body and ETag."""
+        key = (agent.snapshot_key(), int(agent.clock.monotonic()))
+        if self._kept is None or self._kept[0] != key:
+            devices = agent.devices()
+            self._kept = (key, devices.model_dump_json().encode(), build_etag(devices))
+        return self._kept[1], self._kept[2]
+
+
+def build_etag(devices: Devices) -> str:
+    """Returns a weak ETag over what is said, not over when it was seen."""
+    document = _without_times(devices.model_dump(mode="json"))
+    return f'W/"{hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]}"'
+
+
+def _without_times(value: Any) -> Any:
+    match value:
+        case dict():
+            return {k: _without_times(v) for k, v in value.items() if k not in {"observed_at", "age_s"}}
+        case list():
+            return [_without_times(v) for v in value]
+        case _:
+            return value
 
 
 def _read_format(request: Request) -> str:

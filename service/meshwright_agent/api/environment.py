@@ -18,7 +18,7 @@ router = APIRouter(tags=["environment"], route_class=JsonRoute)
     "/environment",
     summary="Variables for a job",
     response_model=Environment,
-    responses={200: {"content": TEXT}} | problems(s422="a strategy or fraction that is none"),
+    responses={200: {"content": TEXT}, **problems(s422="a strategy or fraction that is none")},
 )
 async def read_environment(
     agent: AgentHere,

@@ -1,0 +1,193 @@
+"""check_bench(): refuses a bench that cannot be done here, before anything is queued. No device is touched.
+
+Rule: what is refused is said with the formula and with a value that works; memory that nobody has told is not assumed.
+Knows no jax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from meshwright.errors import BenchTooLargeError, DeviceBusyError
+from meshwright.wire.bench import BenchCase, BenchRequest
+from meshwright.wire.devices import Device, DeviceProcess, Devices
+from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, build_scope
+
+USABLE_RATIO: Final = 0.9
+"""Of the memory that is there: the rest is for compiled programs, buffers of the runtime, and others' growth."""
+
+UNTOLD_BYTES: Final = 512 * 2**20
+"""What a bench may take in all where the memory is not known."""
+
+
+@dataclass(frozen=True)
+class Appetite:
+    """Memory of one trial in multiples of its S, arrays that live at the same time counted together.
+
+    `device`: on each device that takes part. `host`: for what is sent and for the check of what comes back.
+    """
+
+    device: float
+    host: float
+
+
+def _split(count: int) -> float:
+    return 1 / count
+
+
+APPETITES: Final[dict[BenchCase, Callable[[int], Appetite]]] = {
+    "host_to_device": lambda n: Appetite(2, 2),
+    "device_to_host": lambda n: Appetite(2, 3),
+    "device_to_device": lambda n: Appetite(2, 2),
+    "replicate": lambda n: Appetite(2, 2),
+    "shard_batch": lambda n: Appetite(2 * _split(n), 2),
+    "prefetch": lambda n: Appetite(3 * _split(n), 2),
+    **dict.fromkeys(sorted(COLLECTIVE_CASES), lambda n: Appetite(3, 3)),
+    "matmul": lambda n: Appetite(4 / 3, 4 / 3),
+    "memory_bandwidth": lambda n: Appetite(1, 1.5),
+}
+"""By case, for n devices. In and out, the previous result while the next is made, and XLA's temporaries where its
+compiled text shows them (all-to-all); of matmul S is three matrices."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the largest trial of a case takes."""
+
+    case: BenchCase
+    size_bytes: int
+    devices: tuple[int, ...]
+    appetite: Appetite
+
+    @property
+    def device_bytes(self) -> int:
+        """On each device."""
+        return math.ceil(self.appetite.device * self.size_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """On the host, without devices."""
+        return math.ceil(self.appetite.host * self.size_bytes)
+
+
+def check_bench(request: BenchRequest, devices: Devices) -> None:
+    """Does nothing if the bench can be done on this host.
+
+    Raises:
+        InvalidMeshError: the mesh is no mesh.
+        InvalidRequestError: a device, an axis or a mesh size that is not there.
+        BenchTooLargeError: it needs more memory than a device or the host has.
+        DeviceBusyError: another process holds a device that it would need for itself.
+    """
+    scope = build_scope(request, platform=devices.platform, indices=[one.local_index for one in devices.devices])
+    chosen = [one for one in devices.devices if one.local_index in scope.devices]
+    for demand in list_demands(scope):
+        _check_memory(demand, devices, chosen)
+    _check_holders(scope, chosen)
+
+
+def list_demands(scope: Scope) -> Iterator[Demand]:
+    """Yields the largest demand of each case."""
+    for case in scope.cases:
+        size = max(_list_sizes(case, scope))
+        taking_part = _list_devices(case, scope)
+        if taking_part:
+            yield Demand(case, size, taking_part, APPETITES[case](len(taking_part)))
+
+
+def _list_sizes(case: BenchCase, scope: Scope) -> tuple[int, ...]:
+    match case:
+        case "matmul":
+            return tuple(3 * n * n * ITEM_BYTES[scope.dtype] for n in scope.matmul_sizes)
+        case "memory_bandwidth":
+            return scope.memory_bytes
+        case _:
+            return scope.sizes_bytes
+
+
+def _list_devices(case: BenchCase, scope: Scope) -> tuple[int, ...]:
+    match case:
+        case "host_to_device" | "device_to_host" | "matmul" | "memory_bandwidth":
+            return scope.singles[:1]
+        case "device_to_device":
+            return scope.pairs[0] if scope.pairs else ()
+        case _:
+            return scope.devices
+
+
+def _check_memory(demand: Demand, devices: Devices, chosen: Sequence[Device]) -> None:
+    if devices.platform == "cpu":
+        total = demand.host_bytes + demand.device_bytes * len(demand.devices)
+        multiple = demand.appetite.host + demand.appetite.device * len(demand.devices)
+        _check_room(demand, "the host", total, multiple, _host_room(devices))
+        return
+    _check_room(demand, "the host", demand.host_bytes, demand.appetite.host, _host_room(devices))
+    for device in chosen:
+        where = f"device {device.local_index}"
+        _check_room(demand, where, demand.device_bytes, demand.appetite.device, _device_room(device))
+
+
+def _host_room(devices: Devices) -> int | None:
+    return devices.cpu.memory_bytes if devices.cpu.available_bytes is None else devices.cpu.available_bytes
+
+
+def _device_room(device: Device) -> int | None:
+    memory = device.memory
+    if memory is None:
+        return None
+    if memory.limit_bytes is not None:
+        return memory.limit_bytes
+    if memory.capacity_bytes is None:
+        return None
+    held_by_others = memory.used_bytes or 0
+    return max(0, memory.capacity_bytes - held_by_others)
+
+
+def _check_room(demand: Demand, where: str, need_bytes: int, multiple: float, room_bytes: int | None) -> None:
+    usable = UNTOLD_BYTES if room_bytes is None else int(USABLE_RATIO * room_bytes)
+    if need_bytes <= usable:
+        return
+    there = (
+        f"its memory is not known, and without that the limit is {usable} bytes"
+        if room_bytes is None
+        else f"it has {room_bytes} bytes, of which a bench takes at most {USABLE_RATIO:.0%}"
+    )
+    detail = (
+        f"{demand.case} with S = {demand.size_bytes} bytes on {len(demand.devices)} device(s) needs "
+        f"{multiple:.3g} × S = {need_bytes} bytes on {where}; {there}"
+    )
+    field = "matmul_size" if demand.case == "matmul" else "sizes_bytes"
+    raise BenchTooLargeError(
+        detail, hint=_suggest(demand, usable / multiple), errors=[{"field": field, "message": detail}]
+    )
+
+
+def _suggest(demand: Demand, fits_bytes: float) -> str:
+    """Returns a request that fits: S rounded down to a power of two, n to a multiple of 8."""
+    if demand.case == "matmul":
+        n = 8 * int(math.sqrt(fits_bytes / (3 * 4)) // 8)
+        return f'use "matmul_size": {n}' if n >= 8 else "there is not enough memory for any matmul"
+    if fits_bytes < 4:
+        return "there is not enough memory for any bench"
+    return f'use "sizes_bytes": [{2 ** int(math.log2(fits_bytes))}]'
+
+
+def _check_holders(scope: Scope, chosen: Sequence[Device]) -> None:
+    for device in chosen:
+        others = [process for process in device.processes or () if not process.own]
+        exclusive = device.platform == "tpu" or device.compute_mode == "exclusive_process"
+        if others and (exclusive or scope.suite == "full"):
+            raise _refuse_busy(scope, device, others[0], exclusive=exclusive)
+
+
+def _refuse_busy(scope: Scope, device: Device, other: DeviceProcess, *, exclusive: bool) -> DeviceBusyError:
+    rule = "one process at a time can use it" if exclusive else "the full suite needs idle devices"
+    free = f'name other devices: "devices": […]{"" if exclusive else ", or use the quick suite"}'
+    return DeviceBusyError(
+        f"the {scope.suite} suite needs device {device.local_index} ({device.kind}), which process {other.pid} "
+        f"({other.name or 'name not known'}) holds; {rule}",
+        hint=f"wait for process {other.pid} to end, or {free}",
+    )

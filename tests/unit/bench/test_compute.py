@@ -1,0 +1,93 @@
+"""The check of a matmul, and the arrays that are sent; on one CPU device, in this process."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.bench.compute import CHECK_FLOPS, build_matrix, choose_rows, count_off, multiply
+from meshwright_agent.bench.prefetch import MOST_STEPS, PROBE_STEPS, choose_step_count
+from meshwright_agent.bench.transfers import round_sizes
+
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_matrix_holds_the_same_values_in_every_dtype_and_looks_normal(dtype: str) -> None:
+    matrix = build_matrix(300, 1, jnp.dtype(dtype)).astype(np.float64)
+    assert np.array_equal(matrix, build_matrix(300, 1, jnp.dtype("bfloat16")).astype(np.float64))
+    assert abs(matrix.mean()) < 0.05
+    assert matrix.std() == pytest.approx(1, abs=0.05)
+    assert not np.array_equal(matrix, build_matrix(300, 2, jnp.dtype(dtype)).astype(np.float64))
+
+
+@given(st.integers(1, 200_000))
+def test_the_first_and_the_last_row_are_checked_and_no_more_than_there_is_time_for(n: int) -> None:
+    rows = choose_rows(n)
+    assert (rows[0], rows[-1]) == (0, n - 1)
+    assert len(set(rows.tolist())) == len(rows) <= n
+    assert len(rows) <= 2 or len(rows) * n * n <= CHECK_FLOPS
+
+
+def test_all_rows_of_a_small_product_are_checked() -> None:
+    assert choose_rows(512).tolist() == list(range(512))
+
+
+@given(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 40))
+def test_a_product_in_blocks_is_the_product(rows: int, inner: int, columns: int) -> None:
+    random = np.random.default_rng(0)
+    left = random.integers(-9, 9, (rows, inner)).astype(np.float32)
+    right = random.integers(-9, 9, (inner, columns)).astype(np.float32)
+    assert np.array_equal(multiply(left, right), left.astype(np.float64) @ right.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rounding_is_no_fault_and_one_wrong_element_is(dtype: str) -> None:
+    n = 256
+    left, right = (build_matrix(n, seed, jnp.dtype(dtype)) for seed in (1, 2))
+    expected = multiply(left, right)
+    got = expected.astype(jnp.dtype(dtype))
+    assert count_off(got, expected, dtype) == 0
+    got[3, 5] += got.dtype.type(1 + abs(float(got[3, 5])))
+    got[7, 7] = np.nan
+    assert count_off(got, expected, dtype) == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_of_the_wrong_matrices_is_wrong_nearly_everywhere(dtype: str) -> None:
+    n = 128
+    left, right = (build_matrix(n, seed, jnp.dtype(dtype)) for seed in (1, 2))
+    got = multiply(right, left).astype(jnp.dtype(dtype))
+    assert count_off(got, multiply(left, right), dtype) > 0.9 * n * n
+
+
+@given(st.floats(0, 10), st.floats(0, 10))
+def test_the_number_of_steps_is_even_and_bounded(put_s: float, probe_s: float) -> None:
+    count = choose_step_count(put_s, probe_s)
+    assert count % 2 == 0
+    assert 2 <= count <= MOST_STEPS
+
+
+def test_the_steps_take_about_as_long_as_a_transfer() -> None:
+    assert choose_step_count(put_s=0.5, probe_s=0.1) == 5 * PROBE_STEPS
+    assert choose_step_count(put_s=1e-9, probe_s=0.1) == 2
+
+
+@given(
+    sizes=st.lists(st.integers(4, 2**40), min_size=1, max_size=5),
+    item=st.sampled_from([2, 4]),
+    parts=st.integers(1, 64),
+)
+def test_sizes_are_rounded_down_to_whole_parts_and_never_to_nothing(sizes: list[int], item: int, parts: int) -> None:
+    rounded = round_sizes(tuple(sizes), item, parts=parts)
+    assert len(set(rounded)) == len(rounded)
+    for size in rounded:
+        assert size % (parts * item) == 0
+        assert size > 0
+    assert max(rounded) <= max(*sizes, parts * item)
+    assert max(rounded) > max(sizes) - parts * 64
+    if parts > 1 and max(sizes) >= parts * 64:
+        assert max(rounded) // parts % 64 == 0

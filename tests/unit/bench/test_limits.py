@@ -1,0 +1,136 @@
+"""What is refused before it is queued: too large, not there, busy."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import BenchTooLargeError, DeviceBusyError, InvalidRequestError
+from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
+from meshwright.wire.devices import DeviceProcess, Devices, Memory
+from meshwright_agent.bench.limits import APPETITES, check_bench, list_demands
+from meshwright_agent.bench.scope import CASES, build_scope
+from tests.fakes.topologies import EVIDENCE
+from tests.unit.bench.hosts import GIB, build_host
+
+
+def check(host: Devices, **fields: Any) -> None:
+    check_bench(BenchRequest.model_validate(fields), host)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("suite", ["quick", "full"])
+def test_both_suites_fit_on_usual_hosts(platform: Any, suite: str) -> None:
+    check(build_host(platform=platform, device_bytes=16 * GIB), suite=suite)
+
+
+def test_every_case_states_its_appetite() -> None:
+    assert set(APPETITES) == set(CASES)
+    scope = build_scope(BenchRequest(), platform="cpu", indices=range(8))
+    assert [demand.case for demand in list_demands(scope)] == list(CASES)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "matmul"])
+def test_an_absurd_size_is_refused_for_every_case(case: str) -> None:
+    with pytest.raises(
+        BenchTooLargeError, match=rf"{case} with S = {MAX_SIZE_BYTES} bytes on .* it has {16 * GIB} bytes"
+    ):
+        check(build_host(), cases=[case], sizes_bytes=[MAX_SIZE_BYTES])
+
+
+def test_an_absurd_matmul_is_refused_with_the_largest_n_that_fits() -> None:
+    with pytest.raises(BenchTooLargeError, match="matmul") as caught:
+        check(build_host(1), cases=["matmul"], matmul_size=131072)
+    assert caught.value.errors[0]["field"] == "matmul_size"
+    fields = json.loads("{" + str(caught.value.hint).removeprefix("use ") + "}")
+    check(build_host(1), cases=["matmul"], **fields)
+
+
+@given(
+    case=st.sampled_from([case for case in CASES if case != "matmul"]),
+    size=st.integers(4, MAX_SIZE_BYTES),
+    room=st.integers(2**12, 2**42),
+    count=st.integers(2, 16),
+    platform=st.sampled_from(["cpu", "gpu"]),
+)
+def test_a_refusal_names_a_size_that_is_then_accepted(
+    case: str, size: int, room: int, count: int, platform: Any
+) -> None:
+    host = build_host(count, platform, host_bytes=room, device_bytes=room)
+    try:
+        check(host, cases=[case], sizes_bytes=[size])
+    except BenchTooLargeError as error:
+        found = re.fullmatch(r'use "sizes_bytes": \[(\d+)\]', error.hint)
+        assert found
+        check(host, cases=[case], sizes_bytes=[int(found[1])])
+
+
+@given(st.integers(4, 2**36), st.integers(2**20, 2**38), st.sampled_from(CASES))
+def test_more_memory_never_fits_less(size: int, room: int, case: str) -> None:
+    def fits(host_bytes: int) -> bool:
+        try:
+            check(build_host(2, host_bytes=host_bytes), cases=[case], sizes_bytes=[size], matmul_size=256)
+        except BenchTooLargeError:
+            return False
+        return True
+
+    assert fits(room) <= fits(2 * room)
+
+
+def test_virtual_devices_share_the_hosts_memory() -> None:
+    one, eight = build_host(1, host_bytes=4 * GIB), build_host(8, host_bytes=4 * GIB)
+    check(one, cases=["replicate"], sizes_bytes=[GIB // 2])
+    with pytest.raises(BenchTooLargeError, match="on the host"):
+        check(eight, cases=["replicate"], sizes_bytes=[GIB // 2])
+
+
+def test_of_an_accelerator_what_others_hold_is_not_there_and_jaxs_limit_counts_first() -> None:
+    size = {"cases": ["all_reduce"], "sizes_bytes": [2 * GIB], "devices": [0, 1]}
+    used = {1: {"memory": Memory(capacity_bytes=16 * GIB, used_bytes=10 * GIB, **EVIDENCE)}}
+    with pytest.raises(BenchTooLargeError, match="on device 1; it has 6442450944 bytes"):
+        check(build_host(2, "gpu", changes=used), **size)
+    check(build_host(3, "gpu", changes={2: used[1]}), **size)
+    limited = {0: {"memory": Memory(capacity_bytes=80 * GIB, limit_bytes=5 * GIB, **EVIDENCE)}}
+    with pytest.raises(BenchTooLargeError, match="on device 0; it has 5368709120 bytes"):
+        check(build_host(2, "gpu", changes=limited), **size)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_memory_that_nobody_has_told_is_not_assumed(platform: Any) -> None:
+    host = build_host(2, platform, host_bytes=None, device_bytes=None)
+    check(host, cases=["host_to_device"], sizes_bytes=[2**20])
+    with pytest.raises(BenchTooLargeError, match="its memory is not known"):
+        check(host, cases=["host_to_device"], sizes_bytes=[GIB])
+
+
+def test_what_the_scope_refuses_is_refused_here() -> None:
+    with pytest.raises(InvalidRequestError, match="device 8 is not there"):
+        check(build_host(8), devices=[8])
+
+
+def hold(*, own: bool = False) -> dict[str, Any]:
+    return {"processes": (DeviceProcess(pid=4321, name="train.py", own=own),)}
+
+
+@pytest.mark.parametrize(
+    ("platform", "mode", "suite"),
+    [("tpu", None, "quick"), ("gpu", "exclusive_process", "quick"), ("gpu", "default", "full")],
+)
+def test_a_device_that_another_process_needs_for_itself_is_refused_with_its_name(
+    platform: Any, mode: str | None, suite: str
+) -> None:
+    changes = {1: {**hold(), "compute_mode": mode}}
+    with pytest.raises(DeviceBusyError, match=r"device 1 .* process 4321 \(train.py\) holds") as caught:
+        check(build_host(4, platform, changes=changes), suite=suite)
+    assert "4321" in caught.value.hint
+    check(build_host(4, platform, changes=changes), suite=suite, devices=[0, 2])
+    check(build_host(4, platform, changes={1: {**hold(own=True), "compute_mode": mode}}), suite=suite)
+
+
+def test_a_shared_gpu_may_be_measured_by_the_quick_suite() -> None:
+    check(build_host(2, "gpu", changes={0: {**hold(), "compute_mode": "default"}}))

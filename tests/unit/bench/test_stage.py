@@ -1,0 +1,103 @@
+"""Which jax.Device a local index is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.topology.visible import VisibleGpu
+from meshwright_agent.bench.patterns import build_tile, expand_tile, move_off_alignment
+from meshwright_agent.bench.stage import Stage, count_shared, order_devices, parse_platform, read_devices
+from meshwright_agent.clock import SystemClock
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """The members of a `jax.Device` that tell which one it is."""
+
+    platform: str
+    id: int = 0
+    coords: tuple[int, ...] | None = None
+    core_on_chip: int | None = None
+    local_hardware_id: int | None = None
+
+
+def test_the_fake_has_members_of_a_real_device_only() -> None:
+    real = jax.local_devices()[0]
+    assert all(hasattr(real, name) for name in ("platform", "id", "local_hardware_id"))
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"), [("cuda", "gpu"), ("rocm", "gpu"), ("gpu", "gpu"), ("tpu", "tpu"), ("cpu", "cpu")]
+)
+def test_platforms_have_the_wires_names(name: str, platform: str) -> None:
+    assert parse_platform(name) == platform
+
+
+def test_cpu_devices_are_in_jaxs_order() -> None:
+    devices = [FakeDevice("cpu", id=i) for i in (0, 1, 2)]
+    assert order_devices(devices, None) == (dict(enumerate(devices)), ())
+
+
+@given(st.permutations([(x, y, 0, core) for x in range(2) for y in range(2) for core in range(2)]))
+def test_tpu_devices_are_ordered_by_z_y_x_then_core(places: list[tuple[int, int, int, int]]) -> None:
+    devices = [FakeDevice("tpu", coords=place[:3], core_on_chip=place[3]) for place in places]
+    found, notices = order_devices(devices, None)
+    order = [(device.coords[1], device.coords[0], device.core_on_chip) for device in found.values()]
+    assert order == sorted(order)
+    assert (list(found), notices) == (list(range(8)), ())
+
+
+def test_gpus_have_their_place_in_pci_order_also_when_some_are_hidden() -> None:
+    visible = [VisibleGpu("GPU-c", 3), VisibleGpu("GPU-a", 1)]
+    devices = [FakeDevice("cuda", id=i, local_hardware_id=i) for i in range(2)]
+    assert order_devices(devices, visible) == ({1: devices[1], 3: devices[0]}, ())
+
+
+@pytest.mark.parametrize(
+    "visible", [None, [], [VisibleGpu("MIG-a", None), VisibleGpu("MIG-b", None)], [VisibleGpu("GPU-a", 0)]]
+)
+def test_gpus_that_cannot_be_told_apart_are_in_jaxs_order_and_that_is_said(visible: list[VisibleGpu] | None) -> None:
+    devices = [FakeDevice("cuda", id=i, local_hardware_id=i) for i in range(2)]
+    found, [notice] = order_devices(devices, visible)
+    assert found == dict(enumerate(devices))
+    assert notice.code == "device_order_assumed"
+
+
+def test_the_devices_of_this_process_are_found() -> None:
+    found, notices = read_devices(os.environ)
+    assert list(found.values()) == jax.local_devices()
+    assert notices == ()
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_an_element_has_the_bytes_of_its_dtype(dtype: str, size: int) -> None:
+    stage = Stage(read_devices()[0], "cpu", dtype, SystemClock())
+    assert (stage.item_bytes, stage.numpy_dtype.name) == (size, dtype)
+
+
+def test_a_time_ends_when_the_result_is_there() -> None:
+    stage = Stage(read_devices()[0], "cpu", "float32", SystemClock())
+    matrix = jax.numpy.ones((700, 700))
+    power = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: jax.numpy.matmul(y, x) / 700, x))
+    power(matrix).block_until_ready()
+    until_there = min(stage.time_s(lambda: power(matrix)) for _ in range(3))
+    until_ready = min(stage.time_s(lambda: power(matrix).block_until_ready()) for _ in range(3))
+    assert 0.3 * until_ready < until_there
+
+
+def test_an_array_off_alignment_is_copied_and_an_aligned_one_would_be_shared() -> None:
+    device = jax.local_devices()[0]
+    plain = expand_tile(build_tile(1, 100), 1 << 16, np.float32)
+    raw = np.empty(plain.nbytes + 128, np.uint8)
+    begin = -raw.ctypes.data % 64
+    aligned = raw[begin : begin + plain.nbytes].view(np.float32)
+    moved = move_off_alignment(plain)
+    assert count_shared(jax.device_put(aligned, device), aligned) == 1
+    assert count_shared(jax.device_put(moved, device), moved) == 0

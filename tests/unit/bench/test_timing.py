@@ -1,0 +1,123 @@
+"""Samples, percentiles and the sharing out of time, with a clock that moves only when it is told to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.bench.timing import (
+    MIN_SAMPLES,
+    RESERVE_RATIO,
+    WARMUP_COUNT,
+    OutOfTime,
+    Timetable,
+    build_summary,
+    measure_samples,
+    percentile,
+)
+
+seconds = st.floats(1e-9, 1e3)
+
+
+@dataclass
+class HandClock:
+    now_s: float = 100.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 2, tzinfo=UTC)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Work:
+    """Each call takes the next of `times_s`, then the last for ever."""
+
+    clock: HandClock
+    times_s: list[float]
+    calls: int = 0
+
+    def __call__(self) -> float:
+        took = self.times_s[min(self.calls, len(self.times_s) - 1)]
+        self.calls += 1
+        self.clock.now_s += took
+        return took
+
+
+def measure(times_s: list[float], *, count: int = 10, share_s: float = 1e9, limit_s: float = 1e9) -> tuple[float, ...]:
+    clock = HandClock()
+    timetable = Timetable.start(clock, limit_s)
+    until_s = clock.now_s + share_s
+    work = Work(clock, times_s)
+    return measure_samples(work, count=count, until_s=until_s, timetable=timetable, check=lambda: None).samples_s
+
+
+@given(st.lists(seconds, min_size=1, max_size=40), st.floats(0, 1))
+def test_a_percentile_is_numpys(values: list[float], ratio: float) -> None:
+    assert percentile(sorted(values), ratio) == pytest.approx(np.quantile(values, ratio))
+
+
+@given(st.lists(seconds, min_size=MIN_SAMPLES, max_size=40))
+def test_a_summary_keeps_every_sample_in_order_and_its_figures_lie_among_them(values: list[float]) -> None:
+    summary = build_summary(values)
+    assert summary.samples_s == tuple(values)
+    assert min(values) <= summary.p10_s <= summary.median_s <= summary.p90_s <= max(values)
+    assert summary.median_s == pytest.approx(np.median(values))
+
+
+@pytest.mark.parametrize("count", range(MIN_SAMPLES))
+def test_fewer_than_three_samples_have_no_summary(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} samples; a summary needs at least 3"):
+        build_summary([1.0] * count)
+
+
+def test_the_first_calls_are_warm_up_and_slow_samples_stay() -> None:
+    assert measure([9.0, 8.0, 1.0, 50.0, 2.0], count=4) == (1.0, 50.0, 2.0, 2.0)
+
+
+def test_sampling_stops_after_its_share_but_never_before_three() -> None:
+    assert len(measure([1.0], count=100, share_s=WARMUP_COUNT + 7.5)) == 8
+    assert len(measure([1.0], count=100, share_s=0.0)) == MIN_SAMPLES
+
+
+@given(seconds, st.floats(1e-3, 1e3))
+def test_what_cannot_be_sampled_three_times_in_time_is_refused_with_the_reason(sample_s: float, limit_s: float) -> None:
+    left_after_one = limit_s * (1 - RESERVE_RATIO) - sample_s
+    if left_after_one < MIN_SAMPLES * sample_s:
+        with pytest.raises(OutOfTime, match=re.escape(f"time limit of {limit_s:g} s")):
+            measure([sample_s], limit_s=limit_s)
+    else:
+        clock = HandClock()
+        clock.now_s += sample_s
+        Timetable(clock, limit_s, 100.0 + limit_s * (1 - RESERVE_RATIO)).check_fits(sample_s / 2)
+
+
+def test_every_call_is_preceded_by_a_check_and_what_it_raises_ends_the_measurement() -> None:
+    clock = HandClock()
+    work = Work(clock, [1.0])
+
+    def check() -> None:
+        if work.calls == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_samples(work, count=100, until_s=1e9, timetable=Timetable.start(clock, 1e9), check=check)
+    assert work.calls == 5
+
+
+def test_trials_share_what_is_left_in_equal_parts_and_none_begins_after_the_end() -> None:
+    clock = HandClock()
+    timetable = Timetable.start(clock, 100.0)
+    assert timetable.share_until_s(9) == pytest.approx(clock.now_s + 10)
+    clock.now_s += 50
+    assert timetable.share_until_s(4) == pytest.approx(clock.now_s + 10)
+    clock.now_s += 40
+    with pytest.raises(OutOfTime, match="the time limit of 100 s was reached"):
+        timetable.share_until_s(1)

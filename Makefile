@@ -26,6 +26,7 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 	$(BIN)/ruff format --check client service tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	PATH=$(abspath $(BIN)):$$PATH VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/pyright --verifytypes meshwright --ignoreexternal >.pyright.log || (cat .pyright.log; exit 1)
 
 unit: $(VENV)/.installed ## the tests alone (ARGS="-k mesh")
 	$(BIN)/python -m pytest $(ARGS)
@@ -37,4 +38,4 @@ snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract tes
 	$(BIN)/python -m tests.contract.openapi --write
 
 clean: ## remove what was installed and kept
-	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -70,8 +70,8 @@ class PlanMismatchError(MeshwrightError, ValueError):
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), surplus: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.missing = tuple(missing)
-        self.surplus = tuple(surplus)
+        self.missing: tuple[str, ...] = tuple(missing)
+        self.surplus: tuple[str, ...] = tuple(surplus)
 
 
 class SettingsError(MeshwrightError, ValueError):
@@ -97,6 +97,11 @@ class ProblemError(MeshwrightError):
     default_status: ClassVar[int] = 500
     title: ClassVar[str] = "Error"
 
+    def __init_subclass__(cls, *, code: str = "", status: int = 500, title: str = "Error") -> None:
+        """Gives a class its code; classes that only group others have none."""
+        super().__init_subclass__()
+        cls.code, cls.default_status, cls.title = code, status, title
+
     def __init__(
         self,
         detail: str,
@@ -115,12 +120,12 @@ class ProblemError(MeshwrightError):
             self.code = code
         self.detail = detail
         self.hint = hint
-        self.errors = tuple(dict(error) for error in errors)
-        self.log = tuple(log)
+        self.errors: tuple[dict[str, Any], ...] = tuple(dict(error) for error in errors)
+        self.log: tuple[str, ...] = tuple(log)
         self.retry_after_s = retry_after_s
         self.request_id = request_id
         self.host = host
-        self.status = self.default_status if status is None else status
+        self.status: int = self.default_status if status is None else status
 
     def __str__(self) -> str:
         lines = [self.detail]
@@ -147,154 +152,118 @@ class UnavailableError(ProblemError):
     """The agent is up but cannot answer this now."""
 
 
-class InvalidRequestError(RequestError):
+class InvalidRequestError(RequestError, code="invalid_request", status=422, title="The request is not valid"):
     """A field is unknown, missing, of the wrong type, or out of range."""
 
-    code, default_status, title = "invalid_request", 422, "The request is not valid"
 
-
-class InvalidMeshError(RequestError, ValueError):
+class InvalidMeshError(RequestError, ValueError, code="invalid_mesh", status=422, title="The mesh is not valid"):
     """The mesh is no mesh: syntax, names, sizes."""
 
-    code, default_status, title = "invalid_mesh", 422, "The mesh is not valid"
 
-
-class PlanInfeasibleError(RequestError, ValueError):
+class PlanInfeasibleError(
+    RequestError, ValueError, code="plan_infeasible", status=422, title="No plan is possible on these devices"
+):
     """The mesh is well formed but cannot be laid on the devices."""
 
-    code, default_status, title = "plan_infeasible", 422, "No plan is possible on these devices"
 
-
-class DevicesUnusedError(RequestError, ValueError):
+class DevicesUnusedError(
+    RequestError, ValueError, code="devices_unused", status=422, title="The mesh leaves devices unused"
+):
     """The mesh would silently leave devices unused."""
 
-    code, default_status, title = "devices_unused", 422, "The mesh leaves devices unused"
 
-
-class BenchTooLargeError(RequestError):
+class BenchTooLargeError(RequestError, code="bench_too_large", status=422, title="The bench does not fit in memory"):
     """A bench asks for more memory than the device or host has."""
 
-    code, default_status, title = "bench_too_large", 422, "The bench does not fit in memory"
 
-
-class UnknownHardwareError(RequestError, ValueError):
+class UnknownHardwareError(
+    RequestError, ValueError, code="unknown_hardware", status=422, title="The hardware is not known"
+):
     """A hardware name that no table knows."""
 
-    code, default_status, title = "unknown_hardware", 422, "The hardware is not known"
 
-
-class BodyTooLargeError(RequestError):
+class BodyTooLargeError(RequestError, code="body_too_large", status=413, title="The request body is too large"):
     """The body is over the agent's limit."""
 
-    code, default_status, title = "body_too_large", 413, "The request body is too large"
 
-
-class UnsupportedMediaTypeError(RequestError):
+class UnsupportedMediaTypeError(
+    RequestError, code="unsupported_media_type", status=415, title="The body is not application/json"
+):
     """The body is not JSON."""
 
-    code, default_status, title = "unsupported_media_type", 415, "The body is not application/json"
 
-
-class NotAcceptableError(RequestError):
+class NotAcceptableError(RequestError, code="not_acceptable", status=406, title="No such format"):
     """The answer cannot be written in the format that was asked for."""
 
-    code, default_status, title = "not_acceptable", 406, "No such format"
 
-
-class MethodNotAllowedError(RequestError):
+class MethodNotAllowedError(
+    RequestError, code="method_not_allowed", status=405, title="The route does not take this method"
+):
     """The route exists, not with this method."""
 
-    code, default_status, title = "method_not_allowed", 405, "The route does not take this method"
 
-
-class RouteNotFoundError(NotFoundError):
+class RouteNotFoundError(NotFoundError, code="route_not_found", status=404, title="No such route"):
     """No such path."""
 
-    code, default_status, title = "route_not_found", 404, "No such route"
 
-
-class RunNotFoundError(NotFoundError):
+class RunNotFoundError(NotFoundError, code="run_not_found", status=404, title="No such run"):
     """No run has this id."""
 
-    code, default_status, title = "run_not_found", 404, "No such run"
 
-
-class PlanNotFoundError(NotFoundError):
+class PlanNotFoundError(NotFoundError, code="plan_not_found", status=404, title="No such plan"):
     """No stored plan has this fingerprint."""
 
-    code, default_status, title = "plan_not_found", 404, "No such plan"
 
-
-class DeviceBusyError(ConflictError):
+class DeviceBusyError(ConflictError, code="device_busy", status=409, title="The device is held by another process"):
     """Another process holds the device."""
 
-    code, default_status, title = "device_busy", 409, "The device is held by another process"
 
-
-class IdempotencyConflictError(ConflictError):
+class IdempotencyConflictError(
+    ConflictError, code="idempotency_conflict", status=409, title="The idempotency key was used for another request"
+):
     """This Idempotency-Key was used before, with another request."""
 
-    code, default_status, title = "idempotency_conflict", 409, "The idempotency key was used for another request"
 
-
-class RunCancelledError(ConflictError):
+class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="The run was cancelled"):
     """The run that was waited for was cancelled."""
 
-    code, default_status, title = "run_cancelled", 409, "The run was cancelled"
 
-
-class QueueFullError(ProblemError):
+class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue of runs is full"):
     """Too many runs are waiting."""
 
-    code, default_status, title = "queue_full", 429, "The queue of runs is full"
 
-
-class NotReadyError(UnavailableError):
+class NotReadyError(UnavailableError, code="not_ready", status=503, title="The agent is not ready yet"):
     """The agent has not yet seen its devices."""
 
-    code, default_status, title = "not_ready", 503, "The agent is not ready yet"
 
-
-class DrainingError(UnavailableError):
+class DrainingError(UnavailableError, code="draining", status=503, title="The agent is shutting down"):
     """The agent is shutting down."""
 
-    code, default_status, title = "draining", 503, "The agent is shutting down"
 
-
-class WorkerCrashedError(UnavailableError):
+class WorkerCrashedError(UnavailableError, code="worker_crashed", status=503, title="The device worker died"):
     """The process that owns the devices died while it worked."""
 
-    code, default_status, title = "worker_crashed", 503, "The device worker died"
 
-
-class WorkerTimeoutError(UnavailableError):
+class WorkerTimeoutError(UnavailableError, code="worker_timeout", status=503, title="The device worker did not answer"):
     """The process that owns the devices did not answer in time and was killed."""
 
-    code, default_status, title = "worker_timeout", 503, "The device worker did not answer"
 
-
-class WorkerFailedError(UnavailableError):
+class WorkerFailedError(UnavailableError, code="worker_failed", status=503, title="The device worker cannot start"):
     """The process that owns the devices cannot start, or has crashed too often."""
 
-    code, default_status, title = "worker_failed", 503, "The device worker cannot start"
 
-
-class StoreUnavailableError(UnavailableError):
+class StoreUnavailableError(
+    UnavailableError, code="store_unavailable", status=503, title="The agent's store does not answer"
+):
     """The agent's database does not answer."""
 
-    code, default_status, title = "store_unavailable", 503, "The agent's store does not answer"
 
-
-class RunFailedError(ProblemError):
+class RunFailedError(ProblemError, code="run_failed", status=500, title="The run failed"):
     """The run that was waited for failed."""
 
-    code, default_status, title = "run_failed", 500, "The run failed"
 
-
-class InternalError(ProblemError):
+class InternalError(ProblemError, code="internal", status=500, title="Internal error"):
     """A bug of ours."""
-
-    code, default_status, title = "internal", 500, "Internal error"
 
 
 def _leaves(root: type[ProblemError]) -> list[type[ProblemError]]:

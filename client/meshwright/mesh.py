@@ -35,7 +35,12 @@ PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-def build_mesh(plan: PlanLike, devices: Sequence[jax.Device] | None = None, *, timeout_s: float = 60.0) -> Mesh:
+def build_mesh(
+    plan: PlanLike,
+    devices: Sequence[Any] | None = None,
+    *,
+    timeout_s: float = 60.0,
+) -> Mesh:
     """Returns the plan's mesh on the devices of the running job, in the planned order.
 
     Every process of the job calls it, with the same plan. The job may see all devices that the plan's hosts

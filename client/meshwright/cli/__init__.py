@@ -104,7 +104,7 @@ class _Start:
         self.options = Options()
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -78,15 +78,15 @@ class FakeAgent:
     def __init__(
         self, devices: Devices | str = "cpu:8", *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        self.devices = build_devices(devices, at=clock()) if isinstance(devices, str) else devices
-        self.health = _build_health(self.devices, clock())
-        self.readiness = Readiness(True, "ready")
+        self.devices: Devices = build_devices(devices, at=clock()) if isinstance(devices, str) else devices
+        self.health: Health = _build_health(self.devices, clock())
+        self.readiness: Readiness = Readiness(True, "ready")
         self.metrics = "# TYPE meshwright_up gauge\nmeshwright_up 1\n"
         self.exports: dict[str, dict[str, Any]] = {
             "nccl-tests": {"results": []},
             "nvbandwidth": {"testcases": []},
         }
-        self.runs = RunBook(clock)
+        self.runs: RunBook = RunBook(clock)
         self.requests: list[Request] = []
         self.pauses_s: list[float] = []
         self._plans: dict[str, Plan] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -54,19 +54,19 @@ SchemaVersion = Annotated[str, AfterValidator(_check_version), Field(description
 class Wire(BaseModel):
     """Immutable, and validated when made."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class Reply(Wire):
     """What the agent says: unknown fields are kept."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
 class RequestPart(Wire):
     """A piece of a request: unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Request(RequestPart):

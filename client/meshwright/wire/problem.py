@@ -54,7 +54,7 @@ def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     """Returns the problem for pydantic's list of errors: `invalid_mesh` if only the mesh is wrong."""
     entries: dict[str, str] = {}
     for error in errors:
-        field = _field_of(error["loc"])
+        field = "body" if error["type"] == "json_invalid" else _field_of(error["loc"])
         message = _message_of(error)
         entries[field] = f"{entries[field]}; or {message}" if field in entries else message
     fields = [{"field": field, "message": message} for field, message in entries.items()]

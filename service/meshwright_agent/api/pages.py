@@ -1,4 +1,4 @@
-"""Pages for people, from files in `web/`: `/docs`, which works without internet. No build step."""
+"""Pages for people, from files in `web/`: `/` and `/docs`, which work without internet. No build step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _page(path: str, file: str, summary: str) -> PlainRoute:
 
 
 PLAIN_ROUTES = (
+    _page("/", "index.html", "The agent, for people"),
     _page("/docs", "docs.html", "The routes, for people"),
-    _page("/web/docs.js", "docs.js", "its script"),
-    _page("/web/style.css", "style.css", "its style"),
+    _page("/web/dom.js", "dom.js", "what both pages build with"),
+    _page("/web/page.js", "page.js", "the agent's page"),
+    _page("/web/docs.js", "docs.js", "the routes' page"),
+    _page("/web/style.css", "style.css", "their style"),
 )

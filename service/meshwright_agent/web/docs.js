@@ -1,13 +1,6 @@
 // Shows /openapi.json as a page. Plain DOM, nothing fetched but that document; text is set as text, never as HTML.
 "use strict";
 
-function element(name, text, ...children) {
-  const node = document.createElement(name);
-  if (text) node.textContent = text;
-  node.append(...children);
-  return node;
-}
-
 function typeOf(schema) {
   if (!schema) return "";
   if (schema.$ref) return schema.$ref.split("/").pop();
@@ -23,11 +16,6 @@ function boundsOf(schema) {
   const words = { minimum: "≥", maximum: "≤", exclusiveMinimum: ">", exclusiveMaximum: "<" };
   const options = [schema, ...(schema.anyOf || [])];
   return options.flatMap((s) => Object.keys(words).filter((k) => k in s).map((k) => `${words[k]} ${s[k]}`)).join(", ");
-}
-
-function table(head, rows) {
-  const cells = (tag, row) => element("tr", "", ...row.map((cell) => element(tag, cell)));
-  return element("table", "", cells("th", head), ...rows.map((row) => cells("td", row)));
 }
 
 function fieldsOf(document_, schema) {

@@ -1,0 +1,140 @@
+// The agent's page: what is here, is it healthy, which mesh, how fast. Asks the same routes as everybody else.
+"use strict";
+
+const REFRESH_S = 10;
+const GIB = 2 ** 30;
+const STATE_CLASS = { healthy: "good", degraded: "warn", unhealthy: "bad", unknown: "warn", initializing: "quiet" };
+
+async function ask(path, options) {
+  const response = await fetch(path, options);
+  const document_ = await response.json();
+  if (response.ok) return document_;
+  throw new Error([document_.detail, document_.hint].filter(Boolean).join(" · "));
+}
+
+function seen(fact) {
+  return `${fact.basis}, ${Math.round(fact.age_s)} s ago`;
+}
+
+function gib(bytes) {
+  return bytes === null || bytes === undefined ? "unknown" : `${(bytes / GIB).toFixed(1)} GiB`;
+}
+
+function mark(state, text) {
+  const node = element("span", text || state);
+  node.className = STATE_CLASS[state] || "";
+  return element("td", "", node);
+}
+
+function showDevices(devices) {
+  place("host", new Text(devices.host.name));
+  place("worker", new Text(`worker ${devices.worker.state}, generation ${devices.worker.generation}`));
+  const rows = devices.devices.map((d) => [
+    d.local_index, d.kind + (d.virtual ? " (virtual)" : ""), d.uuid || d.pci_bus_id || (d.coords ? d.coords.join(",") : ""),
+    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", seen(d),
+  ]);
+  place("devices", table(["", "kind", "identity", "memory", "used", "NUMA", "jax id", "known"], rows),
+    ...devices.warnings.map((w) => element("p", `${w.message}${w.hint ? ` · ${w.hint}` : ""}`)));
+  showLinks(devices);
+}
+
+function showLinks(devices) {
+  const kinds = new Map(devices.links.flatMap((l) => [[`${l.a},${l.b}`, l.kind], [`${l.b},${l.a}`, l.kind]]));
+  const order = devices.devices.map((_, index) => index);
+  const rows = order.map((a) => [devices.devices[a].local_index, ...order.map((b) => (a === b ? "X" : kinds.get(`${a},${b}`) || ""))]);
+  place("links", order.length > 64 ? element("p", "too many devices for a matrix") : table(["", ...devices.devices.map((d) => d.local_index)], rows));
+}
+
+function showHealth(health) {
+  const rows = health.components.map((c) => [
+    c.name, mark(c.state), c.reason, c.action, c.age_s === null ? "never" : `${Math.round(c.age_s)} s ago`,
+  ]);
+  place("health", table(["component", "state", "seen", "what to do", "checked"], rows));
+}
+
+function drawMesh(plan) {
+  const names = Object.keys(plan.mesh_shape);
+  const columns = plan.mesh_shape[names[names.length - 1]];
+  const rows = [];
+  for (let start = 0; start < plan.devices.length; start += columns) {
+    rows.push(plan.devices.slice(start, start + columns).map((d) => d.local_index));
+  }
+  const head = rows[0].map((_, index) => `${names[names.length - 1]} ${index}`);
+  return table(head, rows);
+}
+
+function showPlan(plans) {
+  const plan = plans.plans[0];
+  const code = element("pre", plan.code);
+  place("plan", element("p", plan.fingerprint), drawMesh(plan),
+    ...plan.warnings.map((w) => element("p", `${w.code}: ${w.message} ${w.hint}`)), code);
+}
+
+function showBench(latest) {
+  const rows = latest.records.map((r) => {
+    const rate = r.busbw_bytes_per_s ?? r.algbw_bytes_per_s;
+    const speed = r.flops_per_s ? `${(r.flops_per_s / 1e9).toFixed(1)} GFLOP/s` : `${(rate / 1e9).toFixed(2)} GB/s`;
+    return [r.case, r.axis ? `${r.axis}:${r.axis_size}` : "", `${(r.size_bytes / 2 ** 20).toFixed(2)} MiB`, speed,
+      `${(r.median_s * 1e3).toFixed(2)} ms`, mark(r.correct ? "healthy" : "unhealthy", r.correct ? "right" : `${r.nwrong} wrong`), seen(r)];
+  });
+  place("bench", latest.records.length ? table(["case", "axis", "size", "speed", "median", "result", "known"], rows) : element("p", "nothing measured yet"));
+}
+
+function followRun(run) {
+  const bar = document.getElementById("bench-progress");
+  const events = new EventSource(`/runs/${run.id}/events`);
+  bar.hidden = false;
+  const hear = async (message) => {
+    const event = JSON.parse(message.data);
+    if (event.progress) {
+      bar.max = event.progress.total;
+      bar.value = event.progress.done;
+    }
+    place("bench-state", new Text(event.progress ? `${event.state}: ${event.progress.message}` : event.state));
+    if (!["queued", "running"].includes(event.state)) {
+      events.close();
+      bar.hidden = true;
+      showBench(await ask("/placement/bench"));
+    }
+  };
+  for (const type of ["state", "progress", "record"]) events.addEventListener(type, hear);
+}
+
+function tell(id) {
+  return (error) => place(id, element("p", error.message));
+}
+
+async function refresh() {
+  const line = (await (await fetch("/readyz")).text()).trim();
+  place("ready", new Text(line));
+  document.getElementById("ready").className = line === "ready" ? "good" : "bad";
+  await Promise.all([
+    ask("/devices").then(showDevices).catch(tell("devices")),
+    ask("/health").then(showHealth).catch(tell("health")),
+  ]);
+}
+
+function planMesh(mesh) {
+  return ask(`/mesh/plan?mesh=${encodeURIComponent(mesh)}`).then(showPlan).catch(tell("plan"));
+}
+
+document.getElementById("plan-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  planMesh(document.getElementById("mesh").value);
+});
+
+document.getElementById("bench-start").addEventListener("click", () => {
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" };
+  ask("/placement/bench", options).then(followRun).catch((error) => place("bench-state", new Text(error.message)));
+});
+
+const linked = new URLSearchParams(location.search).get("mesh"); // /?mesh=dp:2,tp:4 is a link to a plan
+if (linked !== null) {
+  document.getElementById("mesh").value = linked;
+  planMesh(linked);
+}
+
+const unreachable = () => place("ready", new Text("the agent does not answer"));
+refresh().catch(unreachable);
+ask("/placement/bench").then(showBench).catch(tell("bench"));
+setInterval(() => refresh().catch(unreachable), REFRESH_S * 1000);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,7 +122,15 @@ def _print_addresses(addresses: list[str]) -> None:
         f"{curl}/mesh/plan?mesh=dp:2,tp:-1".replace("?", r"\?"),
         f"{curl}/batch-size?hardware=h100".replace("?", r"\?"),
         quick,
-        f"MESHWRIGHT_URL={addresses[0]} meshwright plan dp:2,tp:-1",
+        f"MESHWRIGHT_URL={addresses[0]} {_find_command()} plan dp:2,tp:-1",
     )
     typer.echo("try:\n" + "\n".join(f"  {line}" for line in lines))
     sys.stdout.flush()
+
+
+def _find_command() -> str:
+    """Returns how `meshwright` is called from here: by name if it is on the path, else by where it stands."""
+    command = Path(sys.executable).with_name("meshwright")
+    if shutil.which("meshwright") or not command.exists():
+        return "meshwright"
+    return str(command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command)

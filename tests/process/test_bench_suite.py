@@ -122,6 +122,19 @@ def test_collectives_run_over_each_axis_of_the_mesh_and_stand_in_the_compiled_te
         assert record.busbw_bytes_per_s == pytest.approx(record.algbw_bytes_per_s * record.busbw_factor)
 
 
+def test_the_compiled_collective_moves_s_as_nccl_tests_counts_it(eight: Any) -> None:
+    for record in eight["quick"][0].records:
+        if record.collective:
+            parts = 8 if record.case == "reduce_scatter" else 1
+            assert record.collective.bytes == record.size_bytes // parts, record
+
+
+def test_a_matmul_counts_a_multiplication_and_an_addition_each(eight: Any) -> None:
+    [record] = of_case(eight["quick"][0], "matmul")
+    assert record.flops_per_s * record.median_s == pytest.approx(2 * record.detail["n"] ** 3)
+    assert record.size_bytes == 3 * 4 * record.detail["n"] ** 2
+
+
 def test_collectives_of_the_smallest_size_still_give_each_rank_an_element(eight: Any) -> None:
     result, _ = eight["tiny"]
     assert {record.axis for record in result.records} == {"a", "b", "c", None}

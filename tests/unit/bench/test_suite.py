@@ -153,6 +153,14 @@ def test_a_cancel_ends_the_run_where_it_is() -> None:
     assert [update for update in run.updates if "record" in update] == []
 
 
+def test_a_cancel_before_a_trial_prepares_nothing_more() -> None:
+    def check() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(check=check).start(fail(AssertionError("prepared")))
+
+
 def test_labels_that_say_nothing_are_left_out() -> None:
     assert format_labels([""]) == ""
     assert format_labels(["a", "b"]) == " (not measured: a; b)"

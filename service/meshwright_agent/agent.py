@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 STORE: Final = "store"
 RELEASE_BOUND_S: Final = 2.0
+ANSWER_S: Final = 0.1
+"""Of the bound, kept for writing the answer."""
 STOP_WAIT_S: Final = 1.5
 """How long a cancel waits for a run to stop: within a release's bound."""
 BENCH_GRACE_S: Final = 60.0
@@ -83,7 +85,7 @@ class Agent:
         self.board.expect((STORE,))
         self._store: Store | None = None
         self._runs: RunQueue | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._latest = LatestBench(records=())
         self._topology: tuple[object, Topology] | None = None
         self.version = 0
@@ -149,6 +151,7 @@ class Agent:
                 await self.store.check()
                 self._report_store(self.store, now)
             except (MeshwrightError, OSError) as error:
+                now = self.clock.now()  # a disk that does not answer takes its time to fail
                 self.board.report(STORE, "unhealthy", str(error), at=now, action=f"look at {self.settings.state_dir}")
             await asyncio.sleep(self.settings.probe_interval_s)
 
@@ -236,8 +239,9 @@ class Agent:
         """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded."""
         started_s = self.clock.monotonic()
         reason = "the devices were released (POST /devices/release)"
+        self.watch.released = True
         outcome, cancelled = await asyncio.gather(self.device.release(reason=reason), self.runs.cancel_all(reason))
-        held = await self._look_for_holders(RELEASE_BOUND_S - (self.clock.monotonic() - started_s))
+        held = await self._look_for_holders(started_s + RELEASE_BOUND_S - ANSWER_S - self.clock.monotonic())
         return Release(
             released=not outcome.abandoned_pids,
             took_s=self.clock.monotonic() - started_s,
@@ -248,8 +252,20 @@ class Agent:
         )
 
     async def _look_for_holders(self, bound_s: float) -> tuple[Holder, ...] | None:
+        """Returns who holds a device; None if the probe cannot say so in time, as with a driver that hangs."""
+        limit_s = max(0.1, bound_s)
+        asking = asyncio.create_task(self._ask_for_holders(limit_s))
+        self._tasks.add(asking)
+        asking.add_done_callback(self._tasks.discard)
+        done, _ = await asyncio.wait({asking}, timeout=limit_s)
+        if not done:
+            asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
+            return None
+        return asking.result()
+
+    async def _ask_for_holders(self, limit_s: float) -> tuple[Holder, ...] | None:
         try:
-            answer = await self.probe.call("holders", read_roots(self.settings), deadline_s=max(0.1, bound_s))
+            answer = await self.probe.call("holders", read_roots(self.settings), deadline_s=limit_s)
         except (ProblemError, CallCancelled):
             return None
         holders = answer.result["holders"]
@@ -352,7 +368,14 @@ class Agent:
         request = BenchRequest.model_validate(run.request)
         limit_s = request.max_s or (20.0 if request.suite == "quick" else 300.0)
         deadline_s = limit_s + BENCH_GRACE_S + self.settings.start_timeout_s
-        answer = await self.device.call("bench", run.request, deadline_s=deadline_s, on_progress=emit)
+
+        self.watch.released = False
+
+        def hear(value: dict[str, Any]) -> None:
+            self.watch.note_progress(value)
+            emit(value)
+
+        answer = await self.device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
         self._spawn(self.watch.look_at_jax())
         return answer.result, answer.generation
 

@@ -90,8 +90,8 @@ def _read_settings(**flags: Any) -> Settings:
     except ValidationError as error:
         for wrong in error.errors():
             name = ".".join(str(part) for part in wrong["loc"])
-            flag = f"--{name.replace('_', '-')} / MESHWRIGHT_{name.upper()}"
-            typer.echo(f"{flag}: {wrong['msg']}, got {wrong['input']!r}", err=True)
+            flag = f"--{name.replace('_', '-')} / " if name in flags else ""
+            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {wrong['msg']}, got {wrong['input']!r}", err=True)
         raise typer.Exit(2) from None
 
 

@@ -167,7 +167,8 @@ def _check_versions(here: Surroundings) -> Finding | None:
     if jax is None:
         return Finding("wrong", "jax", "not installed", "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)")
     if jaxlib is None or _minor(jaxlib) != _minor(jax):
-        return Finding("wrong", "jax", f"jax {jax} with jaxlib {jaxlib}", f"pip install 'jaxlib=={jax}'")
+        seen = f"jax {jax} with jaxlib {jaxlib}" if jaxlib else f"jax {jax} without jaxlib"
+        return Finding("wrong", "jax", seen, f"pip install 'jaxlib=={jax}'")
     return Finding("ok", "jax", f"jax {jax}, jaxlib {jaxlib}")
 
 
@@ -196,7 +197,8 @@ def _check_driver_library(here: Surroundings) -> Finding | None:
             "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
         )
         return Finding("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", mend)
-    return Finding("ok", "NVIDIA driver", f"version {here.facts.driver.version if here.facts else None}")
+    version = here.facts.driver.version if here.facts else None
+    return Finding("ok", "NVIDIA driver", f"version {version or 'not told'}")
 
 
 def _check_cuda_plugin(here: Surroundings) -> Finding | None:
@@ -247,8 +249,8 @@ def _check_environment(here: Surroundings) -> Finding | None:
 
 def _check_worker(here: Surroundings) -> Finding | None:
     if here.jax is None:
-        log = "\n".join(here.jax_log[-8:])
-        return Finding("wrong", "device worker", f"JAX does not start: {here.jax_error}", log)
+        mend = "\n".join(here.jax_log[-8:]) or "run: python -c 'import jax; print(jax.devices())'"
+        return Finding("wrong", "device worker", f"JAX does not start: {here.jax_error}", mend)
     found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
     expected = here.gpu_count or here.tpu_count
     if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:

@@ -42,6 +42,10 @@ class HealthBoard:
         """Keeps what a check saw."""
         self._observations[name] = Observation(state, reason, action, at)
 
+    def forget(self, name: str) -> None:
+        """Takes a component off the board: what it was about is no more."""
+        self._observations.pop(name, None)
+
     def names(self) -> tuple[str, ...]:
         """Returns all components, in the order in which they were first known."""
         return tuple(self._observations)

@@ -34,7 +34,9 @@ class CannotListenError(MeshwrightError):
 
 
 def open_tcp(host: str, port: int) -> socket.socket:
-    """Returns a bound TCP socket.
+    """Returns a TCP socket that listens: what connects before the agent has started waits for it.
+
+    It listens at once because two sockets with SO_REUSEADDR can be bound to one port while neither listens.
 
     Made with IPPROTO_TCP on purpose: asyncio sets TCP_NODELAY only on sockets that say their protocol, and without it
     a kept-alive connection waits for delayed ACKs (183 requests/s instead of 10,000).
@@ -50,6 +52,7 @@ def open_tcp(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         message = (
@@ -60,7 +63,7 @@ def open_tcp(host: str, port: int) -> socket.socket:
 
 
 def open_unix(path: Path) -> socket.socket:
-    """Returns a bound unix socket; a stale file is removed, one that somebody listens on is not.
+    """Returns a unix socket that listens; a stale file is removed, one that somebody listens on is not.
 
     Raises:
         CannotListenError: somebody listens there, or the path is something else, or cannot be made.
@@ -69,11 +72,20 @@ def open_unix(path: Path) -> socket.socket:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(str(path))
-        path.chmod(0o660)
+        return _bind_unix(path)
     except OSError as error:
         raise CannotListenError(f"cannot listen on unix:{path}: {error}") from error
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        path.chmod(0o660)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_PORT = 8790
@@ -26,7 +26,7 @@ def default_state_dir() -> Path:
 class Settings(BaseSettings):
     """What an operator may set. Invalid values are refused at start, with the field's name."""
 
-    model_config = SettingsConfigDict(env_prefix="MESHWRIGHT_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="MESHWRIGHT_", extra="ignore", frozen=True, allow_inf_nan=False)
 
     host: str = Field(default="127.0.0.1", description="address to listen on; empty: no TCP, only the unix socket")
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 picks a free one")
@@ -61,6 +61,16 @@ class Settings(BaseSettings):
     sysfs_root: Path = Field(default=Path("/sys"), description="for containers that mount the host's elsewhere")
     proc_root: Path = Field(default=Path("/proc"), description="likewise")
     dev_root: Path = Field(default=Path("/dev"), description="likewise")
+
+    @field_validator("uds", "state_dir", "sysfs_root", "proc_root", "dev_root", mode="before")
+    @classmethod
+    def _no_folder_by_accident(cls, path: object, info: ValidationInfo) -> object:
+        """An empty text would be the current folder: no unix socket is meant, or something is missing."""
+        if path != "":
+            return path
+        if info.field_name == "uds":
+            return None
+        raise ValueError("is empty; give a folder, or leave the setting out")
 
     @field_validator("state_dir", "uds", mode="after")
     @classmethod

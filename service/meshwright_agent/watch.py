@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -62,6 +62,8 @@ class HostWatch:
         self._clock = clock
         self._stays = stays
         self.sight = Sight()
+        self.released = False
+        self._gone: set[str] = set()
         board.expect((WORKER, DRIVER))
 
     @property
@@ -80,27 +82,42 @@ class HostWatch:
             await asyncio.sleep(self._settings.probe_interval_s)
 
     async def look(self) -> None:
-        """Looks once: facts by the probe, then JAX's view if the worker is there or may be started for it."""
+        """Looks once: facts by the probe, then JAX's view if the worker is there or may be started for it.
+
+        A worker that is busy is not asked: it would answer after its bench, and the next look with it. Its progress
+        is its sign of life (`note_progress`), and its call has a deadline.
+        """
         if self._stays and self.sight.jax is None:
             await asyncio.gather(self.look_at_facts(), self.look_at_jax())
             return
         await self.look_at_facts()
-        if self._stays or self._may_touch():
+        if self._device.state == "busy":
+            return
+        if self._may_wake() if self._stays else self._may_touch():
             await self.look_at_jax()
         else:
             self.note_worker()
 
+    def _may_wake(self) -> bool:
+        """On a host without accelerators the worker stays, and is started again if it died; not if it was released."""
+        return not self.released or self._device.state in {"ready", "busy"}
+
     def _may_touch(self) -> bool:
-        """On accelerators JAX is started once to learn its view, and only while nobody else holds a device."""
+        """On accelerators JAX is started once to learn its view, and only if nobody else is seen to hold a device.
+
+        Holders that could not be looked at (None) may be anybody: then nothing is touched unasked.
+        """
         facts = self.sight.facts
-        return (
-            self.sight.jax is None and facts is not None and not any(not holder.own for holder in facts.holders or ())
-        )
+        if self.sight.jax is not None or facts is None or facts.holders is None:
+            return False
+        return all(holder.own for holder in facts.holders)
 
     async def look_at_facts(self) -> None:
         """Asks the probe; a driver that does not answer in time is reported, and its facts grow old."""
         now = self._clock.now()
         limit_s = self._settings.probe_timeout_s
+        if self._probe.state == "failed" and not self._probe.abandoned_pids:
+            self._probe.reset()  # a driver may recover; the pause is ours, and nothing that hangs in it piles up
         try:
             answer = await self._probe.call("facts", read_roots(self._settings), deadline_s=limit_s)
         except (ProblemError, CallCancelled) as error:
@@ -121,15 +138,19 @@ class HostWatch:
         problems = "; ".join(facts.problems)
         state: State = "degraded" if problems else "healthy"
         self._board.report(DRIVER, state, problems or "driver, sysfs and /proc answer", at=now)
-        if not (facts.gpus or facts.tpus):
-            return
         seen = _keys(facts)
         for device in self.devices(now).devices:
             key = device.uuid or device.pci_bus_id
             if key in seen:
-                self._board.report(f"device:{device.local_index}", "healthy", f"{device.kind} answers", at=now)
-        gone = _keys(before) - seen if before else set()
-        for key in sorted(gone):
+                self._board.report(f"device:{device.local_index}", "healthy", f"{device.kind} is listed", at=now)
+        self._report_gone((_keys(before) if before else set()) | self._gone, seen, now)
+
+    def _report_gone(self, known: set[str], seen: set[str], now: datetime) -> None:
+        """Reports devices that were here once and are not: at each look, so that this does not grow old."""
+        for key in sorted(self._gone & seen):
+            self._board.forget(f"device:{key}")  # it is listed again, and has its own component
+        self._gone = known - seen
+        for key in sorted(self._gone):
             self._board.report(
                 f"device:{key}",
                 "unhealthy",
@@ -152,8 +173,20 @@ class HostWatch:
         sight = self.sight
         self.sight = Sight(sight.facts, sight.facts_at, answer.result, now, answer.generation)
         self.note_worker()
-        if answer.result["platform"] == "cpu":
+        if answer.result["platform"] == "cpu" and self._is_jax_on_the_devices(now):
             self._report_each(range(len(answer.result["devices"])), "healthy", "JAX lists it", now)
+
+    def _is_jax_on_the_devices(self, now: datetime) -> bool:
+        """False where JAX runs on the CPU beside accelerators that it does not see: its devices are other ones."""
+        return self.sight.jax is not None and self.sight.jax["platform"] == self.devices(now).platform
+
+    def note_progress(self, value: Mapping[str, Any]) -> None:
+        """Takes what a bench tells as a sign of life: of the worker, and of the devices that it has measured."""
+        now = self._clock.now()
+        self._board.report(WORKER, "healthy", f"generation {self._device.generation} works on a bench", at=now)
+        record = value.get("record")
+        if record and record["correct"] and self._is_jax_on_the_devices(now):
+            self._report_each(record["device_indices"], "healthy", f"{record['case']} ran on it", now)
 
     def _report_each(self, indices: Iterable[int], state: State, reason: str, now: datetime) -> None:
         for index in indices:
@@ -163,7 +196,7 @@ class HostWatch:
         """Reports the worker's state; a stopped worker is not looked at, so that its last report grows old."""
         now = self._clock.now()
         match self._device.state:
-            case "ready" | "busy":
+            case "ready" | "busy" if error is None:
                 self._board.report(WORKER, "healthy", f"generation {self._device.generation} answers", at=now)
             case "failed":
                 reason = f"does not start: {self._device.last_error}"

@@ -158,7 +158,7 @@ def build_roofline(chip: Chip) -> Roofline:
         memory_bytes_per_s=chip.device_memory_bytes_per_s,
         dtype=chip.dtype,
         derivation=_write_derivation(chip),
-        source=f"{chip.source} (looked up there: {chip.verified}); formula: jax-ml/scaling-book, roofline.md",
+        source=f"{chip.source}; formula: jax-ml/scaling-book, roofline.md",
     )
 
 

@@ -174,7 +174,8 @@ async def read_model(request: PlainRequest, model: type[Model]) -> Model:
             [{"type": "json_invalid", "loc": (), "msg": error.msg, "ctx": {"error": error.msg}}]
         ) from error
     except ValidationError as error:
-        raise translate_validation(error.errors(include_url=False)) from error
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise translate_validation(found) from error
 
 
 class PlainRoute(APIRoute):

@@ -142,7 +142,7 @@ class AgentCollector(Collector):
         yield from (info, capacity, used)
 
     def _collect_bench(self) -> Iterator[Metric]:
-        names = ("case", "axis", "axis_size", "size_bytes", "dtype")
+        names = ("case", "axis", "axis_size", "size_bytes", "dtype", "devices")
         bandwidth = _family("meshwright_bench_bus_bandwidth_bytes_per_second", names)
         flops = _family("meshwright_bench_flops_per_second", names)
         age = _family("meshwright_bench_age_seconds", names)
@@ -154,6 +154,7 @@ class AgentCollector(Collector):
                 str(record.axis_size or ""),
                 str(record.size_bytes),
                 record.dtype,
+                ",".join(map(str, record.device_indices)),
             ]
             if record.busbw_bytes_per_s is not None:
                 bandwidth.add_metric(labels, record.busbw_bytes_per_s)

@@ -1,0 +1,419 @@
+"""The documents: every table is the code's, every command and every Python block runs against a real agent."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import meshwright
+from meshwright import Client, cli, errors, mesh, testing
+from meshwright.cli import check
+from meshwright.wire.base import Basis
+from meshwright.wire.health import State
+from meshwright_agent import cli as agent_cli
+from meshwright_agent.api import pages
+from meshwright_agent.api.metrics import METRICS
+from meshwright_agent.health import WORST_FIRST
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.process import ChildSpec
+from meshwright_agent.worker.states import TABLE
+from tests.agents import RunningAgent, start_agent
+from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask
+
+README, CLIENT, SERVICE = (Document.read(name) for name in ("README.md", "client/README.md", "service/README.md"))
+DOCUMENTS = (README, CLIENT, SERVICE)
+OTHERS = tuple(Document.read(name) for name in ("deploy/README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
+
+HOST, CPU, SYSTEM = "vm", "AMD EPYC", "Debian GNU/Linux 12 (bookworm)"
+"""The machine that the documents' outputs come from."""
+
+URL, SOCKET = "127.0.0.1:8790", "/run/meshwright/agent.sock"
+LIMIT_S = 120.0
+
+_RUN_BLOCKS = """
+import json, sys
+namespace = {"__name__": "__main__"}
+for name, line, code in json.load(open(sys.argv[1])):
+    exec(compile("\\n" * (line - 1) + code, name, "exec"), namespace)
+    print("\\x1e", end="", flush=True)
+"""
+
+
+# ---- how printed output is compared ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("printed", "documented"),
+    [
+        ("all_reduce   814 MB/s   1.29 ms\n", "all_reduce  1.42 GB/s  723 µs"),
+        ("4 of 64 threads · 1.48 TiB", "2 of 2 threads · 23.5 GiB"),
+        ("0   cpu   ? / 2.94 GiB   ?   free", "0   cpu   ? / 2.94 GiB   0   free"),
+        ('{"code":"x","request_id":"9030a05eb8fa0627"}', '{"code":"x",\n "request_id":"7fb8c610cf0dfae3"}'),
+        ('{"a":1,"b":[2,3],"c":4}', '{"a":1,…,"c":4}'),
+        (
+            "run-01a1fd23937752eb2e2502b0f5…  2026-11-21 08:05:29 UTC",
+            "run-01b2fd239377c06bfafe2502b0f5…  2026-11-22 18:05:29 UTC",
+        ),
+    ],
+)
+def test_figures_ids_times_and_folds_may_differ(printed: str, documented: str) -> None:
+    assert has_shape(printed, documented)
+
+
+@pytest.mark.parametrize(
+    ("printed", "documented"),
+    [
+        ("worker stopped, generation 2", "worker ready, generation 1"),
+        ("0 cpu free\n1 cpu free\n", "0 cpu free\n"),
+        ("0 cpu free\n", "0 cpu free\n1 cpu free\n"),
+        ('{"a":1,"d":4}', '{"a":1,…,"c":4}'),
+        ("mw1-3231df9ed3ea36febda8b9c14a05c9cf", "mw1-4231ab9ed3ea36febda8b9c14a05c9cf"),
+        ("Traceback (most recent call last)", ""),
+    ],
+)
+def test_words_and_lines_may_not(printed: str, documented: str) -> None:
+    assert not has_shape(printed, documented)
+
+
+# ---- what runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    """An agent of our own: the documents release its devices."""
+    with start_agent() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reader(host: RunningAgent) -> dict[str, str]:
+    """The environment of a reader who has done what the documents say."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHWRIGHT_", "COLUMNS"))}
+    return {**kept, "PATH": path, "MESHWRIGHT_URL": host.url, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader works, with the files that the documents give a name."""
+    here = tmp_path_factory.mktemp("reader")
+    for block in (block for document in DOCUMENTS for block in document.blocks("python")):
+        if "file" in block.options:
+            (here / block.options["file"]).write_text(block.text)
+    return here
+
+
+def move_here(text: str, host: RunningAgent) -> str:
+    """Returns a documented text with this agent's addresses."""
+    return text.replace(URL, httpx.URL(host.url).netloc.decode()).replace(SOCKET, str(host.uds))
+
+
+def move_away(text: str, host: RunningAgent) -> str:
+    """Returns what was printed here as the documents' machine would have; the default address is not exported."""
+    seen = httpx.get(f"{host.url}/devices").json()
+    text = text.replace(host.url, f"http://{URL}").replace(str(host.uds), SOCKET)
+    text = text.replace(f"  export MESHWRIGHT_URL=http://{URL}\n", "")
+    text = re.sub(rf"\b{re.escape(seen['host']['name'])}\b", HOST, text)
+    return text.replace(seen["cpu"]["model"] or CPU, CPU).replace(seen["host"]["operating_system"] or SYSTEM, SYSTEM)
+
+
+def assert_shape(where: object, actual: str, expected: str) -> None:
+    if not has_shape(actual, expected):
+        shapes = f"{mask(expected)}\n{mask(actual)}"
+        pytest.fail(f"{where} documents\n{expected}\nand what is printed is\n{actual}\nas shapes\n{shapes}")
+
+
+@pytest.mark.parametrize("command", [c for d in DOCUMENTS for c in d.commands()], ids=str)
+def test_a_documented_command_prints_what_is_documented(
+    command: Command, host: RunningAgent, reader: dict[str, str], folder: Path
+) -> None:
+    done = subprocess.run(
+        ["bash", "-c", move_here(command.text, host)],
+        cwd=folder,
+        env=reader,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert_shape(f"{command}: {command.text}", move_away(done.stdout, host), command.output)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_documented_python_runs_and_prints_what_is_documented(
+    document: Document, host: RunningAgent, reader: dict[str, str], folder: Path
+) -> None:
+    blocks = document.blocks()
+    printed = run_blocks(blocks, host, reader, folder)
+    for index, expected in list_printed(blocks).items():
+        assert_shape(blocks[index], move_away(printed[index], host), expected.text)
+
+
+def run_blocks(
+    blocks: tuple[Block, ...], host: RunningAgent, reader: dict[str, str], folder: Path
+) -> Mapping[int, str]:
+    """Runs the python blocks that are no file, in one process; returns what each printed."""
+    indices = [i for i, block in enumerate(blocks) if block.language == "python" and "file" not in block.options]
+    steps = [(str(ROOT / blocks[i].document), blocks[i].line, move_here(blocks[i].text, host)) for i in indices]
+    (folder / "blocks.json").write_text(json.dumps(steps))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _RUN_BLOCKS, "blocks.json"],
+        cwd=folder,
+        env=reader,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return dict(zip(indices, done.stdout.split("\x1e"), strict=False))
+
+
+def test_every_block_says_what_it_is() -> None:
+    for block in (block for document in DOCUMENTS for block in document.blocks()):
+        assert block.language in {"console", "python", "text", "sh"}, f"{block} is {block.language!r}"
+
+
+def test_the_readme_has_a_scheduler_and_a_trainer_of_ten_lines() -> None:
+    for block in README.blocks("python"):
+        assert len([line for line in block.text.splitlines() if line.strip()]) <= 10, block
+
+
+def test_the_two_commands_of_the_readme_are_there_and_start_the_agent_that_it_speaks_of() -> None:
+    (block,) = [block for block in README.blocks("sh") if "make run" in block.text]
+    assert [line.split("#")[0].strip() for line in block.text.splitlines()] == ["make run", "make test"]
+    serve = shlex.split(next(line for line in list_recipe("run") if " serve " in line))
+    assert serve[serve.index("--cpu-devices") + 1] == "8"
+    assert f"127.0.0.1:{serve[serve.index('--port') + 1]}" == URL
+    assert any("-m pytest" in line for line in list_recipe("test"))
+
+
+def list_recipe(target: str) -> list[str]:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+# ---- what is compared: README.md ---------------------------------------------------------------------------------
+
+
+def test_the_readme_lists_every_route(host: RunningAgent) -> None:
+    cells = [row[0] for row in README.table("Routes")]
+    documented = [route.split("?")[0] for cell in cells for route in re.findall(r"[A-Z]+ /[^ ]*", cell)]
+    paths = httpx.get(f"{host.url}/openapi.json").json()["paths"]
+    there = [f"{method.upper()} {path}" for path, operations in paths.items() for method in operations]
+    for_people = [f"GET {page.path}" for page in pages.PLAIN_ROUTES if not page.path.startswith("/web/")]
+    assert sorted(documented) == sorted([*there, *for_people, "GET /openapi.json"])
+
+
+def test_the_readme_lists_every_metric() -> None:
+    assert README.table("Metrics") == [[name, meaning] for name, meaning in METRICS.items()]
+
+
+def test_the_readme_lists_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = {row[0]: row[1] for row in README.table("Install")}
+    assert list(rows) == list(extras)
+    for extra in set(extras) - {"dev"}:
+        assert rows[extra] == ", ".join(re.split("[<>=]", wanted)[0] for wanted in extras[extra])
+
+
+def test_the_readme_lists_every_command() -> None:
+    documented = [row[0] for row in README.table("The meshwright command", "command")]
+    assert documented == [f"meshwright {command.name}" for command in cli.app.registered_commands]
+
+
+def test_the_readme_lists_the_exit_codes() -> None:
+    rows = README.table("The meshwright command", "exit code")
+    assert {int(row[0]) for row in rows} == {cli.OK, cli.FAILED, cli.NO_ANSWER, cli.BUG, cli.INTERRUPTED}
+    in_help = " ".join(str(cli.app.info.epilog).split())
+    for code, meaning, of_agent in rows:
+        assert f"{code} {meaning}" in in_help
+        assert bool(of_agent) == (f"{code} " in (agent_cli.__doc__ or "").partition("Exit codes:")[2])
+
+
+def test_the_readme_lists_the_exit_codes_of_check() -> None:
+    findings = ("healthy", "degraded", "unhealthy", "unknown", "initializing", "no_answer")
+    expected = [[style, *(str(codes[finding]) for finding in findings)] for style, codes in check.EXIT_CODES.items()]
+    assert README.table("The meshwright command", "meshwright check") == expected
+
+
+# ---- what is compared: service/README.md -------------------------------------------------------------------------
+
+
+def list_steps() -> list[list[str]]:
+    return [
+        [state, event, step.state, ", ".join(step.actions)]
+        for state, events in TABLE.items()
+        for event, step in events.items()
+    ]
+
+
+def test_the_state_table_is_that_of_the_supervisor() -> None:
+    assert SERVICE.table("The life of a child", "state") == list_steps()
+
+
+def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
+    spec = {field.name: field.default for field in fields(ChildSpec)}
+    text = " ".join(SERVICE.section("The life of a child").split())
+    assert "{stop_grace_s:g} s, {term_grace_s:g} s, {reap_wait_s:g} s".format(**spec) in text
+    assert "| grace after a cancel | {cancel_grace_s:g} s |".format(**spec) in text
+    assert "({backoff_initial_s:g} s … {backoff_max_s:g} s)".format(**spec) in text
+    assert f"within {spec['crash_window_s'] / 60:g} minutes" in text
+
+
+def list_settings() -> list[list[str]]:
+    flags = inspect.signature(agent_cli.serve).parameters
+    return [
+        [
+            f"MESHWRIGHT_{name.upper()}",
+            f"--{name.replace('_', '-')}" if name in flags else "",
+            write_default(field),
+            write_bounds(field),
+            field.description or "",
+        ]
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def write_default(field: Any) -> str:
+    if field.default_factory is not None:
+        return "$STATE_DIRECTORY, $XDG_STATE_HOME/meshwright or ~/.local/state/meshwright"
+    return (
+        ""
+        if field.default is None
+        else f"{field.default:g}"
+        if isinstance(field.default, float)
+        else f"{field.default}"
+    )
+
+
+def write_bounds(field: Any) -> str:
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(get_args(field.annotation))
+    found = {sign: getattr(rule, sign) for rule in field.metadata for sign in ("gt", "ge", "le") if hasattr(rule, sign)}
+    signs = {"gt": ">", "ge": "≥", "le": "≤"}
+    return ", ".join(f"{signs[sign]} {bound}" for sign, bound in found.items())
+
+
+def test_the_settings_are_those_of_the_agent() -> None:
+    assert SERVICE.table("Settings") == list_settings()
+
+
+def test_the_metrics_are_those_of_the_agent(host: RunningAgent) -> None:
+    rows = SERVICE.table("Metrics")
+    assert [[row[0], row[3]] for row in rows] == [[name, meaning] for name, meaning in METRICS.items()]
+    with Client(host.url) as client:
+        client.bench(cases=["matmul"], matmul_size=64, samples=3)
+        client.latest_bench()
+        families = {family.name: family for family in text_string_to_metric_families(client.metrics())}
+    for name, kind, labels, _ in rows:
+        family = families[name.removesuffix("_total")]
+        assert family.type == kind, name
+        seen = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert not family.samples or seen == set(labels.replace(",", "").split()), name
+
+
+def list_codes() -> list[list[str]]:
+    rows = [[code, str(kind.default_status), inspect.getdoc(kind) or ""] for code, kind in errors.BY_CODE.items()]
+    return sorted(rows, key=lambda row: row[1])
+
+
+def test_the_error_codes_are_those_of_the_error_tree() -> None:
+    assert SERVICE.table("Error codes") == list_codes()
+
+
+def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAgent) -> None:
+    components = {re.sub(r"\d+$", "N", part["name"]) for part in httpx.get(f"{host.url}/health").json()["components"]}
+    assert {row[0] for row in SERVICE.table("Health", "component")} == components
+    assert {row[0] for row in SERVICE.table("Health", "state")} == set(get_args(State))
+    assert f"worst component: {', '.join(WORST_FIRST)}" in SERVICE.section("Health")
+
+
+def test_the_kinds_of_evidence_are_those_of_the_wire() -> None:
+    assert [row[0] for row in SERVICE.table("Facts and evidence")] == list(get_args(Basis))
+
+
+@pytest.mark.parametrize(("side", "package"), [("Service", "meshwright_agent"), ("Client", "meshwright")])
+def test_the_layers_are_those_that_are_enforced(side: str, package: str) -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (enforced,) = [c["layers"] for c in contracts if c["type"] == "layers" and side.lower() in c["name"]]
+    after = SERVICE.section("Layers").partition(f"{side}, from the top:")[2]
+    block = after.split("```")[1].removeprefix("text\n")
+    documented = [re.split(r" {2,}", line)[0] for line in block.splitlines()]
+    assert documented == [write_layer(layer, package) for layer in enforced]
+
+
+def write_layer(layer: str, package: str) -> str:
+    """Returns a layer as documented: without the package, and without modules that may be there and are not."""
+    names = [name.strip() for name in layer.split("|")]
+    there = [name.removeprefix(f"{package}.") for name in names if not name.startswith("(")]
+    optional = [name.strip("()").removeprefix(f"{package}.") for name in names if name.startswith("(")]
+    folder = Path(meshwright.__file__).parent
+    return " | ".join([*there, *(name for name in optional if list(folder.glob(f"{name}*")))])
+
+
+# ---- what is compared: client/README.md --------------------------------------------------------------------------
+
+
+def test_the_tutorial_says_what_to_do_about_every_error() -> None:
+    rows = CLIENT.table("Errors")
+    documented = [(code, name) for row in rows for code, name in [(row[0], row[1])] if code]
+    assert sorted(documented) == sorted((code, kind.__name__) for code, kind in errors.BY_CODE.items())
+    assert all(row[2] for row in rows)
+    without_code = {row[1] for row in rows if not row[0]}
+    assert without_code == {
+        kind.__name__
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.MeshwrightError) and not getattr(kind, "code", "")
+    } - {"MeshwrightError", "ProblemError"}
+
+
+def test_the_tutorial_names_everything_that_is_public() -> None:
+    methods = [name for name in vars(Client) if not name.startswith("_")]
+    fake = [name for name in vars(testing.FakeAgent) if not name.startswith("_")]
+    public = {*meshwright.__all__, *mesh.__all__, *testing.__all__, *methods, *fake}
+    missing = {name for name in public if not re.search(rf"\b{name}\b", CLIENT.text)}
+    assert not missing, f"client/README.md does not mention {', '.join(sorted(missing))}"
+
+
+def test_every_variable_is_documented() -> None:
+    sources = [*(ROOT / "client").rglob("*.py"), *(ROOT / "service").rglob("*.py")]
+    read = {name for file in sources for name in re.findall(r"\bMESHWRIGHT_[A-Z][A-Z_]*[A-Z]\b", file.read_text())}
+    documented = {row[0] for row in SERVICE.table("Settings")} | {row[0] for row in CLIENT.table("Variables")}
+    assert read <= documented
+
+
+# ---- all documents -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *OTHERS], ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Document) -> None:
+    for link in document.links():
+        path, _, anchor = link.partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        target = (ROOT / document.name).parent / path if path else ROOT / document.name
+        assert target.exists(), f"{document.name} links to {link}"
+        name = str(target.resolve().relative_to(ROOT.resolve()))
+        assert not anchor or anchor in Document.read(name).anchors(), f"{document.name} links to {link}"
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *OTHERS], ids=lambda document: document.name)
+def test_variables_that_a_document_names_exist(document: Document) -> None:
+    known = {row[0] for row in SERVICE.table("Settings")} | {row[0] for row in CLIENT.table("Variables")}
+    named = set(re.findall(r"\bMESHWRIGHT_[A-Z][A-Z_]*[A-Z]\b", document.text))
+    assert named <= known, f"{document.name} names {named - known}"

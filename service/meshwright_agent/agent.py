@@ -18,7 +18,6 @@ from meshwright.errors import (
     InvalidRequestError,
     MeshwrightError,
     PlanNotFoundError,
-    ProblemError,
     StoreUnavailableError,
     WorkerFailedError,
 )
@@ -28,15 +27,16 @@ from meshwright.topology.model import Topology
 from meshwright.wire.base import Basis, Notice, Request
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
-from meshwright.wire.devices import Devices, Holder, Release
+from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.runs import Run, RunEvent, RunState
 from meshwright_agent.bench.limits import check_bench
-from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerator_files, read_roots
+from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerator_files
 from meshwright_agent.clock import Clock, SystemClock
 from meshwright_agent.health import HealthBoard
+from meshwright_agent.release import release_devices
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
@@ -46,9 +46,6 @@ from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 log = logging.getLogger(__name__)
 
 STORE: Final = "store"
-RELEASE_BOUND_S: Final = 2.0
-ANSWER_S: Final = 0.1
-"""Of the bound, kept for writing the answer."""
 STOP_WAIT_S: Final = 1.5
 """How long a cancel waits for a run to stop: within a release's bound."""
 BENCH_GRACE_S: Final = 60.0
@@ -237,39 +234,10 @@ class Agent:
 
     async def release(self) -> Release:
         """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded."""
-        started_s = self.clock.monotonic()
-        reason = "the devices were released (POST /devices/release)"
         self.watch.released = True
-        outcome, cancelled = await asyncio.gather(self.device.release(reason=reason), self.runs.cancel_all(reason))
-        held = await self._look_for_holders(started_s + RELEASE_BOUND_S - ANSWER_S - self.clock.monotonic())
-        return Release(
-            released=not outcome.abandoned_pids,
-            took_s=self.clock.monotonic() - started_s,
-            killed=outcome.killed,
-            cancelled_runs=cancelled,
-            held=held,
-            worker=self.watch.worker(),
+        return await release_devices(
+            device=self.device, probe=self.probe, runs=self.runs, settings=self.settings, clock=self.clock
         )
-
-    async def _look_for_holders(self, bound_s: float) -> tuple[Holder, ...] | None:
-        """Returns who holds a device; None if the probe cannot say so in time, as with a driver that hangs."""
-        limit_s = max(0.1, bound_s)
-        asking = asyncio.create_task(self._ask_for_holders(limit_s))
-        self._tasks.add(asking)
-        asking.add_done_callback(self._tasks.discard)
-        done, _ = await asyncio.wait({asking}, timeout=limit_s)
-        if not done:
-            asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
-            return None
-        return asking.result()
-
-    async def _ask_for_holders(self, limit_s: float) -> tuple[Holder, ...] | None:
-        try:
-            answer = await self.probe.call("holders", read_roots(self.settings), deadline_s=limit_s)
-        except (ProblemError, CallCancelled):
-            return None
-        holders = answer.result["holders"]
-        return None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
 
     # ---- plans and batch sizes ---------------------------------------------------------------------------------
 

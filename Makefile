@@ -6,7 +6,7 @@ DEVICES ?= 8
 PORT ?= 8790
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit bench snapshot schemathesis clean
+.PHONY: help run test lint unit bench snapshot browsers clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ bench: $(VENV)/.installed ## the budgets of the design, measured in one run
 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write
+
+browsers: ## install the browser of the page's tests: Debian's Chromium (as root)
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 clean: ## remove what was installed and kept
 	rm -rf $(VENV) .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis

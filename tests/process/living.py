@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ QUICK: Final[dict[str, Any]] = {"cases": ["host_to_device"], "sizes_bytes": [655
 LONG: Final[dict[str, Any]] = {"cases": ["all_reduce"], "sizes_bytes": [64 << 20], "samples": 1000, "max_s": 600}
 """A bench that no test waits for."""
 
+RELEASE_LIMIT_S: Final = 2.0
 FINAL: Final = {"succeeded", "failed", "cancelled"}
 
 
@@ -56,7 +58,7 @@ def list_open_files(pid: int) -> set[str]:
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(os.readlink(link))
+            found.add(str(link.readlink()))
     return found
 
 
@@ -81,6 +83,13 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def plant_jax(folder: Path, text: str) -> str:
+    """Returns a PYTHONPATH under which `import jax` does what `text` says."""
+    (folder / "jax").mkdir(parents=True)
+    (folder / "jax" / "__init__.py").write_text(text)
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 # ---- the agent ------------------------------------------------------------------------------------------------------
@@ -115,6 +124,25 @@ def await_state(agent: RunningAgent, name: str, state: str, *, limit_s: float = 
     """Returns a component of /health once it has this state."""
     wait_for(lambda: read_component(agent, name).get("state") == state, agent, limit_s=limit_s)
     return read_component(agent, name)
+
+
+def await_newer_look(agent: RunningAgent, name: str) -> dict[str, Any]:
+    """Returns a component once it has been looked at again; or at all, if it never was."""
+    before = read_component(agent, name)["observed_at"] or ""
+    wait_for(lambda: (read_component(agent, name)["observed_at"] or "") > before, agent, limit_s=30)
+    return read_component(agent, name)
+
+
+def release(agent: RunningAgent) -> dict[str, Any]:
+    """Returns the answer to a release, which must come in time."""
+    began_s = time.monotonic()
+    reply = httpx.post(f"{agent.url}/devices/release", timeout=30)
+    took_s = time.monotonic() - began_s
+    assert reply.status_code == 200, reply.text
+    assert took_s < RELEASE_LIMIT_S + 0.3  # the answer's own way
+    answer: dict[str, Any] = reply.json()
+    assert answer["took_s"] < RELEASE_LIMIT_S
+    return answer
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -117,10 +118,8 @@ def test_a_second_agent_on_the_same_port_leaves_with_a_reason(used: RunningAgent
     port = used.url.rpartition(":")[2]
     second = serve(tmp_path, "--port", port)
     assert second.returncode == 1
-    assert second.stderr.splitlines() == [
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; is an agent running already? "
-        XX
-    ]
+    assert "Address already in use; is an agent running already?" in second.stderr
+    assert second.stderr.count("\n") == 1
 
 
 def test_a_second_agent_on_a_living_unix_socket_leaves_and_does_no_harm(used: RunningAgent, tmp_path: Path) -> None:
@@ -137,6 +136,15 @@ def test_a_second_agent_in_the_same_state_directory_leaves_with_a_reason(used: R
     assert f"in use by another agent (process {used.pid})" in second.stderr
     assert "Traceback" not in second.stderr
     assert do_bench(used)
+
+
+def test_an_agent_without_a_usable_state_directory_leaves_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    hopeless = serve(tmp_path, "--port", "0", "--state-dir", str(tmp_path / "file" / "state"))
+    assert hopeless.returncode == 1
+    assert "Not a directory" in hopeless.stderr
+    assert "--state-dir" in hopeless.stderr
+    assert "Traceback" not in hopeless.stderr
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
@@ -200,6 +208,17 @@ def test_sigterm_says_so_ends_the_run_and_leaves_nothing_behind(tmp_path: Path) 
     assert "the agent is shutting down" in run["error"]["detail"]
 
 
+def test_a_second_sigterm_ends_the_waiting_and_is_no_failure() -> None:
+    with start_agent(cpu_devices=2) as agent:
+        start_long_bench(agent)
+        with stopped(worker_pid(agent)):
+            agent.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 503, agent, limit_s=5)
+            agent.process.send_signal(signal.SIGTERM)
+            assert agent.process.wait(timeout=20) == 0
+        assert not agent.uds.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_agent_that_is_stopped_while_jax_starts_leaves_at_once(number: signal.Signals) -> None:
     with start_agent(cpu_devices=4, ready=False) as agent:
@@ -222,4 +241,8 @@ def test_no_child_outlives_an_agent_that_was_killed(asleep: bool) -> None:
             os.kill(worker, signal.SIGSTOP)
         agent.process.kill()
         agent.process.wait()
-        wait_for(lambda: not is_alive(worker), limit_s=5)
+        try:
+            wait_for(lambda: not is_alive(worker), limit_s=5)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)

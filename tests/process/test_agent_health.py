@@ -1,0 +1,251 @@
+"""Health of a living agent: each component is healthy only while its source answers, `unknown` when it falls silent.
+
+The sources are real: a stopped worker, a probe caught in a file that never answers, a database that another
+process has locked, a chip that is gone from the PCI bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from meshwright_agent.children import build_device_spec, build_probe_spec
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.health import HealthBoard
+from meshwright_agent.settings import Settings
+from meshwright_agent.watch import HostWatch
+from meshwright_agent.worker.supervisor import Supervisor
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.fakes.machines import RECORDED
+from tests.fakes.tree import plant
+from tests.process.living import (
+    LONG,
+    ask,
+    await_newer_look,
+    await_state,
+    plant_jax,
+    read_component,
+    read_run,
+    read_worker,
+    release,
+    start_long_bench,
+    stopped,
+    submit,
+    worker_pid,
+)
+
+STALE_S = 1.5
+WATCHFUL = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2", "MESHWRIGHT_STALE_AFTER_S": str(STALE_S)}
+
+
+def plant_host(name: str, folder: Path) -> dict[str, str]:
+    """Returns the settings with which an agent takes the recorded machine for its host."""
+    plant((RECORDED / name / "tree.txt").read_text(), folder)
+    (folder / "dev").mkdir(exist_ok=True)
+    roots = {"sysfs": "sys", "proc": "proc", "dev": "dev"}
+    return {f"MESHWRIGHT_{root.upper()}_ROOT": str(folder / place) for root, place in roots.items()}
+
+
+def silence(path: Path) -> Callable[[], None]:
+    """Makes a file that blocks whoever opens it, as a hung driver's does; returns how to mend it."""
+    text = path.read_text()
+    path.unlink()
+    os.mkfifo(path)
+
+    def mend() -> None:
+        path.unlink()
+        path.write_text(text)
+
+    return mend
+
+
+def states(agent: RunningAgent) -> dict[str, str]:
+    return {part["name"]: part["state"] for part in ask(agent, "/health")["components"]}
+
+
+# ---- worker and devices ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
+    with start_agent(cpu_devices=2, **WATCHFUL) as agent:
+        assert set(wait_for(lambda: states(agent), agent)) >= {"worker", "driver", "store", "device:0", "device:1"}
+        for name in ("worker", "device:0", "device:1"):
+            await_state(agent, name, "healthy")
+        with stopped(worker_pid(agent)):
+            for name in ("worker", "device:0", "device:1"):
+                seen = await_state(agent, name, "unknown", limit_s=10)
+                assert "last seen healthy" in seen["reason"]
+                assert seen["age_s"] > STALE_S
+            assert states(agent)["store"] == "healthy"
+            assert ask(agent, "/health")["state"] == "unknown"
+            assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").status_code == 200
+            series = httpx.get(f"{agent.url}/metrics").text
+            assert 'component="worker"' in series
+        for name in ("worker", "device:0", "device:1"):
+            await_state(agent, name, "healthy", limit_s=10)
+
+
+def test_driver_and_store_are_looked_at_while_a_long_bench_runs() -> None:
+    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.2") as agent:
+        run_id = start_long_bench(agent)
+        for name in ("driver", "store"):
+            await_newer_look(agent, name)
+            await_newer_look(agent, name)
+        assert read_run(agent, run_id)["state"] == "running"
+
+
+def test_what_a_bench_tells_is_a_sign_of_life_of_worker_and_devices() -> None:
+    both = {**LONG, "cases": ["matmul", "all_reduce"], "matmul_size": 64}  # the first is over in a moment
+    with start_agent(cpu_devices=2, **WATCHFUL) as agent:
+        run_id = submit(agent, both)
+        wait_for(lambda: "matmul" in read_component(agent, "device:0")["reason"], agent, limit_s=30)
+        assert "bench" in read_component(agent, "worker")["reason"]
+        assert read_run(agent, run_id)["state"] == "running"
+
+
+def test_no_component_is_healthy_before_it_was_looked_at(tmp_path: Path) -> None:
+    settings = plant_host("cpu-vm", tmp_path)
+    mend = silence(tmp_path / "proc/cpuinfo")
+    slow = {"PYTHONPATH": plant_jax(tmp_path / "path", "import time; time.sleep(3600)")}
+    with start_agent(cpu_devices=2, ready=False, **settings, **slow) as agent:
+        assert {name: states(agent)[name] for name in ("worker", "driver")} == {
+            "worker": "initializing",
+            "driver": "initializing",
+        }
+        assert ask(agent, "/health")["state"] == "initializing"
+        ready = httpx.get(f"{agent.url}/readyz")
+        assert (ready.status_code, ready.text[:8]) == (503, "starting")
+        assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").json()["code"] == "not_ready"
+        mend()
+
+
+# ---- driver ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_path: Path) -> None:
+    settings = plant_host("cpu-vm", tmp_path)
+    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="1", **settings, **WATCHFUL) as agent:
+        await_state(agent, "driver", "healthy")
+        mend = silence(tmp_path / "proc/cpuinfo")
+        seen = await_state(agent, "driver", "unknown", limit_s=10)
+        assert seen["reason"]
+        assert httpx.get(f"{agent.url}/readyz").status_code == 200
+        assert ask(agent, "/devices")["cpu"]  # what was read before, with its age
+        mend()
+        await_state(agent, "driver", "healthy", limit_s=20)
+
+
+def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked(tmp_path: Path) -> None:
+    roots = {name.removeprefix("MESHWRIGHT_").lower(): path for name, path in plant_host("cpu-vm", tmp_path).items()}
+    settings = Settings(probe_timeout_s=1.0, cpu_devices=1, state_dir=tmp_path, **roots)
+    clock, board = SystemClock(), HealthBoard(stale_after_s=60)
+    spec = replace(build_probe_spec(settings, os.environ), backoff_initial_s=0.01, backoff_max_s=0.01)
+
+    async def look() -> tuple[list[str], str]:
+        probe = Supervisor(spec, clock=clock)
+        device = Supervisor(build_device_spec(settings, os.environ, stays=True), clock=clock)
+        watch = HostWatch(probe=probe, device=device, board=board, settings=settings, clock=clock, stays=True)
+        mend, seen = silence(tmp_path / "proc/cpuinfo"), []
+        for _ in range(spec.crash_budget + 2):
+            await watch.look_at_facts()
+            seen.append(board.state("driver", clock.now()))
+        mend()
+        await watch.look_at_facts()
+        await probe.close()
+        return seen, board.state("driver", clock.now())
+
+    hung, mended = asyncio.run(look())
+    assert set(hung) == {"unknown"}
+    assert mended == "healthy"
+
+
+def test_a_release_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
+    settings = plant_host("cpu-vm", tmp_path)
+    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="60", **settings, **WATCHFUL) as agent:
+        run_id = start_long_bench(agent)
+        silence(tmp_path / "proc/cpuinfo")
+        await_state(agent, "driver", "unknown", limit_s=10)
+        answer = release(agent)
+        assert answer["released"]
+        assert answer["held"] is None  # nobody could look
+        assert answer["cancelled_runs"] == [run_id]
+        assert read_worker(agent)["state"] == "stopped"
+
+
+# ---- devices of a driver --------------------------------------------------------------------------------------------
+
+
+def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back(tmp_path: Path) -> None:
+    settings = plant_host("tpu-v5p-4", tmp_path)
+    chip = tmp_path / "sys/bus/pci/devices/0000:86:00.0"
+    with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:
+        for index in range(4):
+            assert "is listed" in await_state(agent, f"device:{index}", "healthy")["reason"]
+        target = chip.readlink()
+        chip.unlink()
+        lost = await_state(agent, "device:0000:86:00.0", "unhealthy", limit_s=10)
+        assert lost["action"]
+        await_state(agent, "device:3", "unknown", limit_s=10)
+        for _ in range(3):  # it was not said once, to grow old and be forgotten
+            assert await_newer_look(agent, "device:0000:86:00.0")["reason"] == lost["reason"]
+        chip.symlink_to(target)
+        await_state(agent, "device:3", "healthy", limit_s=10)
+        assert "device:0000:86:00.0" not in states(agent)
+
+
+def test_chips_that_jax_does_not_see_are_not_healthy_because_jax_sees_a_cpu(tmp_path: Path) -> None:
+    settings = plant_host("tpu-v5p-4", tmp_path)
+    with start_agent(cpu_devices=None, MESHWRIGHT_PROBE_INTERVAL_S="1", **settings) as agent:
+        for _ in range(2):
+            await_newer_look(agent, "worker")
+            assert "JAX" not in read_component(agent, "device:0")["reason"]
+        assert ask(agent, "/devices")["platform"] == "tpu"
+
+
+def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
+    settings = plant_host("tpu-v5p-4", tmp_path)
+    with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:
+        await_state(agent, "device:0", "healthy")
+        silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
+        for name in ("driver", "device:0", "device:3"):
+            await_state(agent, name, "unknown", limit_s=10)
+
+
+# ---- store ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_answer_is_unknown_then_unhealthy_then_healthy_again(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=2, state_dir=tmp_path, **WATCHFUL) as agent:
+        await_state(agent, "store", "healthy")
+        other = sqlite3.connect(tmp_path / "meshwright.sqlite3", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # the one writer's lock
+        assert "last seen healthy" in await_state(agent, "store", "unknown", limit_s=10)["reason"]
+        assert "locked" in await_state(agent, "store", "unhealthy", limit_s=20)["reason"]
+        assert httpx.get(f"{agent.url}/healthz").status_code == 200
+        other.execute("ROLLBACK")
+        other.close()
+        await_state(agent, "store", "healthy", limit_s=20)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_store_whose_file_is_gone_is_unhealthy_and_plans_are_still_made(how: str, tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    with start_agent(cpu_devices=2, state_dir=state_dir, **WATCHFUL) as agent:
+        await_state(agent, "store", "healthy")
+        if how == "removed":
+            shutil.rmtree(state_dir)
+        else:
+            (state_dir / "meshwright.sqlite3").rename(tmp_path / "elsewhere")
+            (state_dir / "meshwright.sqlite3").write_bytes(b"")
+        seen = await_state(agent, "store", "unhealthy", limit_s=10)
+        assert "removed or replaced" in seen["reason"]
+        assert str(state_dir) in seen["action"]
+        assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").status_code == 200

@@ -1,0 +1,231 @@
+"""Runs of a living agent: queued, told as they go, cancelled, asked for twice, and found again after a restart."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.agents import RunningAgent, start_agent
+from tests.process.living import (
+    LONG,
+    QUICK,
+    ask,
+    await_end,
+    await_state,
+    do_bench,
+    parse_events,
+    post_bench,
+    read_run,
+    read_worker,
+    start_long_bench,
+    submit,
+)
+
+ONE_THAT_WAITS = "1"
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[RunningAgent]:
+    """An agent in whose queue one run may wait."""
+    with start_agent(cpu_devices=4, MESHWRIGHT_QUEUE_LIMIT=ONE_THAT_WAITS) as agent:
+        yield agent
+
+
+def cancel(agent: RunningAgent, run_id: str) -> httpx.Response:
+    return httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30)
+
+
+# ---- cancel and queue -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_deleted_is_cancelled_and_the_worker_lives_on(narrow: RunningAgent) -> None:
+    run_id = start_long_bench(narrow)
+    generation = read_worker(narrow)["generation"]
+    reply = cancel(narrow, run_id)
+    assert reply.status_code in {200, 202}
+    run = await_end(narrow, run_id)
+    assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
+    assert "DELETE" in run["error"]["detail"]
+    assert run["result"] is None
+    again = cancel(narrow, run_id)
+    assert (again.status_code, again.json()) == (200, run)
+    assert do_bench(narrow)["generation"] == generation
+
+
+def test_a_run_too_many_is_refused_until_there_is_room(narrow: RunningAgent) -> None:
+    running = start_long_bench(narrow)
+    waiting = submit(narrow, LONG)
+    refused = post_bench(narrow, QUICK)
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert refused.headers["Content-Type"] == "application/problem+json"
+    assert [read_run(narrow, run_id)["state"] for run_id in (running, waiting)] == ["running", "queued"]
+    gone = cancel(narrow, waiting)
+    assert (gone.status_code, gone.json()["state"]) == (200, "cancelled")
+    third = submit(narrow, QUICK)
+    cancel(narrow, running)
+    assert await_end(narrow, third)["state"] == "succeeded"
+    assert read_run(narrow, waiting)["started_at"] is None
+
+
+def test_runs_are_done_one_after_the_other_and_listed_newest_first(narrow: RunningAgent) -> None:
+    first, second = submit(narrow, QUICK), submit(narrow, QUICK)
+    runs = [await_end(narrow, run_id) for run_id in (first, second)]
+    assert runs[0]["finished_at"] <= runs[1]["started_at"]
+    listed = ask(narrow, "/runs?limit=2&state=succeeded")["runs"]
+    assert [run["id"] for run in listed] == [second, first]
+    assert [run["result"] for run in listed] == [None, None]
+    assert {record["case"] for record in runs[1]["result"]["records"]} == {"host_to_device"}
+    assert second in ask(narrow, "/placement/bench")["runs"]
+
+
+def test_a_bench_that_cannot_be_done_here_never_becomes_a_run(narrow: RunningAgent) -> None:
+    before = ask(narrow, "/runs")["runs"]
+    for body, code in (
+        ({"cases": ["all_reduce"], "sizes_bytes": [1 << 40]}, "bench_too_large"),
+        ({"devices": [0, 4]}, "invalid_request"),
+        ({"mesh": "dp:3"}, "invalid_request"),
+        ({"samples": 3, "nonsense": 1}, "invalid_request"),
+    ):
+        refused = post_bench(narrow, body)
+        assert (refused.status_code, refused.json()["code"]) == (422, code), refused.text
+        assert refused.json()["hint"]
+    assert ask(narrow, "/runs")["runs"] == before
+
+
+# ---- asked for twice ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_is_the_same_run_and_another_request_under_it_is_refused(narrow: RunningAgent) -> None:
+    first = post_bench(narrow, QUICK, Idempotency_Key="nightly-1")
+    second = post_bench(narrow, QUICK, Idempotency_Key="nightly-1")
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert first.json()["id"] == second.json()["id"]
+    assert second.headers["Location"] == f"/runs/{first.json()['id']}"
+    await_end(narrow, first.json()["id"])
+    assert post_bench(narrow, QUICK, Idempotency_Key="nightly-1").json()["state"] == "succeeded"
+    other = post_bench(narrow, {**QUICK, "samples": 4}, Idempotency_Key="nightly-1")
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
+    assert first.json()["id"] in other.json()["detail"]
+    assert post_bench(narrow, QUICK, Idempotency_Key="nightly-2").json()["id"] != first.json()["id"]
+
+
+# ---- told as they go ------------------------------------------------------------------------------------------------
+
+
+def read_events(agent: RunningAgent, run_id: str, **headers: str) -> str:
+    """Returns the whole stream, which ends by itself."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with httpx.stream("GET", f"{agent.url}/runs/{run_id}/events", headers=named, timeout=60) as stream:
+        assert stream.status_code == 200
+        assert stream.headers["Content-Type"].startswith("text/event-stream")
+        return stream.read().decode()
+
+
+def test_events_come_in_order_from_the_queue_to_the_end(narrow: RunningAgent) -> None:
+    run_id = submit(narrow, {**QUICK, "cases": ["host_to_device", "matmul"]})
+    events = parse_events(read_events(narrow, run_id))  # begun while it runs
+    assert [int(event["id"]) for event in events] == list(range(1, len(events) + 1))
+    assert [event["id"] for event in events] == [str(event["data"]["seq"]) for event in events]
+    assert [event["event"] for event in events] == [event["data"]["type"] for event in events]
+    states = [event["data"]["state"] for event in events if event["event"] == "state"]
+    assert states == ["queued", "running", "succeeded"]
+    assert events[-1]["event"] == "state"
+    records = [event["data"]["record"] for event in events if event["event"] == "record"]
+    assert records == read_run(narrow, run_id)["result"]["records"]
+    progress = [event["data"]["progress"] for event in events if event["event"] == "progress"]
+    assert [each["done"] for each in progress] == sorted(each["done"] for each in progress)
+    assert {each["total"] for each in progress} == {2}
+    assert parse_events(read_events(narrow, run_id)) == events  # and read again afterwards
+
+
+def test_events_go_on_where_a_listener_lost_them(narrow: RunningAgent) -> None:
+    run_id = do_bench(narrow)["id"]
+    events = parse_events(read_events(narrow, run_id))
+    for seen in range(len(events) + 1):
+        assert parse_events(read_events(narrow, run_id, Last_Event_ID=str(seen))) == events[seen:]
+    after = httpx.get(f"{narrow.url}/runs/{run_id}/events?after={len(events) - 1}").text
+    assert parse_events(after) == events[-1:]
+
+
+def test_a_listener_hears_of_a_cancelled_run_and_then_the_end(narrow: RunningAgent) -> None:
+    run_id = start_long_bench(narrow)
+    heard = ""
+    with httpx.stream("GET", f"{narrow.url}/runs/{run_id}/events", timeout=60) as stream:
+        for text in stream.iter_text():
+            if not heard:
+                cancel(narrow, run_id)
+            heard += text
+    last = parse_events(heard)[-1]["data"]
+    assert (last["type"], last["state"]) == ("state", "cancelled")
+
+
+def test_a_listener_who_leaves_harms_nobody(narrow: RunningAgent) -> None:
+    run_id = start_long_bench(narrow)
+    for _ in range(3):
+        with httpx.stream("GET", f"{narrow.url}/runs/{run_id}/events", timeout=60) as stream:
+            next(stream.iter_text())
+    assert read_run(narrow, run_id)["state"] == "running"
+    cancel(narrow, run_id)
+    assert await_end(narrow, run_id)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("path", ["/runs/run-none", "/runs/run-none/events"])
+def test_a_run_that_is_not_there_is_a_problem(narrow: RunningAgent, path: str) -> None:
+    reply = httpx.get(f"{narrow.url}{path}")
+    assert (reply.status_code, reply.json()["code"]) == (404, "run_not_found")
+
+
+# ---- found again ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_done_is_still_answered_after_a_restart(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as before:
+        run = do_bench(before)
+        told = parse_events(read_events(before, run["id"]))
+        latest = ask(before, "/placement/bench")
+        plans = ask(before, "/mesh/plan?mesh=dp:2,tp:2")
+        keyed = post_bench(before, QUICK, Idempotency_Key="once").json()["id"]
+        await_end(before, keyed)
+        assert before.stop() == 0
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as after:
+        assert read_run(after, run["id"]) == run
+        assert parse_events(read_events(after, run["id"])) == told
+        records = ask(after, "/placement/bench")["records"]
+        assert [record["case"] for record in records] == [record["case"] for record in latest["records"]]
+        assert records[0]["samples_s"]
+        assert ask(after, f"/mesh/plan/{plans['plans'][0]['fingerprint']}")["plans"] == plans["plans"]
+        assert post_bench(after, QUICK, Idempotency_Key="once").json()["id"] == keyed
+        assert do_bench(after)["id"] > keyed  # ids go on in time's order
+
+
+def test_runs_under_way_when_the_agent_was_killed_are_cancelled_with_the_reason(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as before:
+        done, running, waiting = do_bench(before)["id"], start_long_bench(before), submit(before, QUICK)
+        before.process.send_signal(signal.SIGKILL)
+        before.process.wait()
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as after:
+        assert read_run(after, done)["state"] == "succeeded"
+        for run_id in (running, waiting):
+            run = read_run(after, run_id)
+            assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
+            assert "the agent stopped while this run was under way" in run["error"]["detail"]
+            assert run["finished_at"]
+            last = parse_events(read_events(after, run_id))[-1]["data"]
+            assert (last["type"], last["state"]) == ("state", "cancelled")
+        assert ask(after, "/runs?state=running")["runs"] == ask(after, "/runs?state=queued")["runs"] == []
+        assert do_bench(after)
+
+
+def test_a_damaged_file_is_set_aside_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "meshwright.sqlite3").write_bytes(b"this is no database" * 100)
+    with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
+        store = await_state(agent, "store", "degraded")
+        (kept,) = tmp_path.glob("meshwright.sqlite3.damaged-*")
+        assert kept.name in store["reason"]
+        assert kept.read_bytes().startswith(b"this is no database")
+        assert do_bench(agent)

@@ -1,0 +1,226 @@
+"""What an agent does when its device worker dies, hangs, cannot start, or is sent away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import (
+    QUICK,
+    ask,
+    await_end,
+    await_newer_look,
+    await_state,
+    do_bench,
+    is_alive,
+    plant_jax,
+    post_bench,
+    read_component,
+    read_run,
+    read_worker,
+    release,
+    start_long_bench,
+    stopped,
+    submit,
+    worker_pid,
+)
+
+WITHOUT_WORKER = (
+    "/healthz",
+    "/readyz",
+    "/health",
+    "/devices",
+    "/mesh/plan?mesh=dp:2,tp:2",
+    "/batch-size",
+    "/runs",
+    "/environment",
+    "/metrics",
+)
+
+
+@pytest.fixture(scope="module")
+def robust() -> Iterator[RunningAgent]:
+    """An agent whose worker may be killed often, and is not started again by a look at the host."""
+    with start_agent(cpu_devices=4, MESHWRIGHT_CRASH_BUDGET="100", MESHWRIGHT_PROBE_INTERVAL_S="3600") as agent:
+        yield agent
+
+
+def answers(agent: RunningAgent) -> dict[str, int]:
+    with httpx.Client(base_url=agent.url) as client:
+        return {route: client.get(route).status_code for route in WITHOUT_WORKER}
+
+
+# ---- it dies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_worker_that_dies_costs_its_run_and_nothing_else(robust: RunningAgent, number: signal.Signals) -> None:
+    do_bench(robust)
+    run_id, waiting = start_long_bench(robust), submit(robust, QUICK)
+    worker = read_worker(robust)
+    os.kill(worker["pid"], number)
+    run = await_end(robust, run_id)
+    assert (run["state"], run["error"]["code"]) == ("failed", "worker_crashed")
+    assert f"pid {worker['pid']}" in run["error"]["detail"]
+    assert f"was killed by {number.name}" in run["error"]["detail"]
+    assert run["error"]["hint"]
+    if number != signal.SIGKILL:  # the others leave a word in its log
+        assert any("Fatal Python error" in line for line in run["error"]["log"])
+    assert set(answers(robust).values()) == {200}
+    after = await_end(robust, waiting)
+    assert after["state"] == "succeeded", after["error"]
+    assert after["generation"] == worker["generation"] + 1
+    assert read_component(robust, "worker")["state"] == "healthy"
+    assert after["error"] is None
+
+
+def test_health_says_that_the_worker_died_and_that_it_comes_back(robust: RunningAgent) -> None:
+    do_bench(robust)
+    os.kill(worker_pid(robust), signal.SIGKILL)
+    seen = await_state(robust, "worker", "degraded", limit_s=10)
+    assert "SIGKILL" in seen["reason"]
+    assert seen["action"]
+    do_bench(robust)
+    await_state(robust, "worker", "healthy", limit_s=10)
+
+
+def test_a_worker_that_dies_too_often_stays_down_and_the_agent_says_so() -> None:
+    with start_agent(cpu_devices=2, MESHWRIGHT_CRASH_BUDGET="1", MESHWRIGHT_PROBE_INTERVAL_S="0.3") as agent:
+        do_bench(agent)
+        os.kill(worker_pid(agent), signal.SIGKILL)
+        wait_for(lambda: read_worker(agent)["state"] == "failed", agent, limit_s=10)
+        ready = httpx.get(f"{agent.url}/readyz")
+        assert ready.status_code == 503
+        assert ready.text.startswith("worker failed: ")
+        assert ready.text.count("\n") == 1
+        assert await_state(agent, "worker", "unhealthy")["action"]
+        refused = await_end(agent, submit(agent, QUICK))
+        assert (refused["state"], refused["error"]["code"]) == ("failed", "worker_failed")
+        assert "stays down" in refused["error"]["detail"]
+        assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").status_code == 200  # what was seen is still known
+
+
+# ---- it cannot start ------------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "raises": ('print("words before the end")\nraise ImportError("libbroken.so.1: no such file")', "libbroken.so.1"),
+    "aborts": ('import os\nprint("words before the end", flush=True)\nos.abort()', "SIGABRT"),
+    "hangs": ('import time\nprint("words before the end", flush=True)\ntime.sleep(3600)', "not ready within 1 s"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_agent_whose_jax_is_broken_says_so_and_answers_what_needs_no_jax(how: str, tmp_path: Path) -> None:
+    text, word = BROKEN[how]
+    settings = {
+        "PYTHONPATH": plant_jax(tmp_path, text),
+        "MESHWRIGHT_CRASH_BUDGET": "2",
+        "MESHWRIGHT_PROBE_INTERVAL_S": "0.2",
+        "MESHWRIGHT_START_TIMEOUT_S": "1",
+    }
+    with start_agent(cpu_devices=4, ready=False, **settings) as agent:
+        await_state(agent, "worker", "unhealthy")
+        assert word in read_component(agent, "worker")["reason"]
+        assert httpx.get(f"{agent.url}/healthz").status_code == 200
+        ready = httpx.get(f"{agent.url}/readyz")
+        assert ready.status_code == 503
+        assert ready.text.count("\n") == 1
+        assert len(ready.text) <= 201
+        for sent in (httpx.get(f"{agent.url}/mesh/plan?mesh=dp:4"), post_bench(agent, QUICK)):
+            problem: dict[str, Any] = sent.json()
+            assert (sent.status_code, problem["code"]) == (503, "worker_failed")
+            assert word in problem["detail"]
+            assert any("words before the end" in line for line in problem["log"])
+            assert "meshwright-agent doctor" in problem["hint"]
+        assert ask(agent, "/runs")["runs"] == []
+        assert ask(agent, "/batch-size?hardware=h100")["table"]
+        assert ask(agent, "/environment")["exports"]
+        assert ask(agent, "/devices")["worker"]["state"] == "failed"
+        assert httpx.get(f"{agent.url}/metrics").status_code == 200
+
+
+def test_the_doctor_finds_a_broken_jax(tmp_path: Path) -> None:
+    path = plant_jax(tmp_path / "path", BROKEN["raises"][0])
+    command = [sys.executable, "-m", "meshwright_agent", "doctor", "--state-dir", str(tmp_path / "state")]
+    visit = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert visit.returncode == 1
+    (line,) = [line for line in visit.stdout.splitlines() if line.startswith("WRONG")]
+    assert "device worker" in line
+    assert "libbroken.so.1" in line
+    assert f'File "{tmp_path}/path/jax/__init__.py", line 2' in visit.stdout
+    assert "Traceback" not in visit.stderr
+
+
+# ---- it is sent away ------------------------------------------------------------------------------------------------
+
+
+def test_a_release_ends_the_worker_and_the_next_bench_starts_another(robust: RunningAgent) -> None:
+    do_bench(robust)
+    before = read_worker(robust)
+    answer = release(robust)
+    assert (answer["released"], answer["cancelled_runs"]) == (True, [])
+    assert answer["worker"]["state"] == "stopped"
+    assert answer["held"] == []
+    assert not is_alive(before["pid"])
+    assert set(answers(robust).values()) == {200}
+    jax = ask(robust, "/devices")["devices"][0]["jax"]
+    assert (jax["basis"], jax["generation"]) == ("cached", before["generation"])
+    assert read_worker(robust)["state"] == "stopped"
+    assert do_bench(robust)["generation"] == before["generation"] + 1
+
+
+def test_a_released_worker_stays_away_while_the_host_is_looked_at() -> None:
+    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.2") as agent:
+        release(agent)
+        for _ in range(3):
+            await_newer_look(agent, "driver")
+        worker = read_worker(agent)
+        assert (worker["state"], worker["generation"]) == ("stopped", 1)
+        assert do_bench(agent)["generation"] == 2
+
+
+def test_a_release_with_nothing_to_release_says_so_at_once(robust: RunningAgent) -> None:
+    release(robust)
+    again = release(robust)
+    assert (again["released"], again["killed"], again["cancelled_runs"]) == (True, False, [])
+
+
+def test_a_release_cancels_the_bench_that_runs_and_those_that_wait(robust: RunningAgent) -> None:
+    running, waiting = start_long_bench(robust), submit(robust, QUICK)
+    pid = worker_pid(robust)
+    answer = release(robust)
+    assert set(answer["cancelled_runs"]) == {running, waiting}
+    assert not is_alive(pid)
+    for run_id in (running, waiting):
+        run = read_run(robust, run_id)
+        assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
+        assert "the devices were released" in run["error"]["detail"]
+    assert do_bench(robust)
+
+
+def test_a_release_ends_a_worker_that_does_not_listen(robust: RunningAgent) -> None:
+    run_id = start_long_bench(robust)
+    pid = worker_pid(robust)
+    with stopped(pid):
+        answer = release(robust)
+        assert not is_alive(pid)
+    assert (answer["released"], answer["killed"]) == (True, True)
+    assert read_run(robust, run_id)["state"] == "cancelled"
+    assert do_bench(robust)
+
+
+def test_an_idle_worker_on_cpus_stays(robust: RunningAgent) -> None:
+    generation = do_bench(robust)["generation"]
+    assert read_worker(robust)["state"] == "ready"
+    assert do_bench(robust)["generation"] == generation

@@ -40,7 +40,7 @@ from meshwright_agent.release import release_devices
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
-from meshwright_agent.watch import HostWatch
+from meshwright_agent.watch import LOG_LINES, HostWatch
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ class Agent:
                 f"this host has {len(devices.devices)} {devices.platform} devices, but its JAX runs on {jax_platform}"
             )
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
-            raise WorkerFailedError(detail, hint=hint, log=self.device.log_tail[-20:])
+            raise WorkerFailedError(detail, hint=hint, log=self.device.log_tail[-LOG_LINES:])
 
     async def _execute(self, run: Run, emit: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any], int]:
         request = BenchRequest.model_validate(run.request)

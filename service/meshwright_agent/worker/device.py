@@ -8,11 +8,16 @@ of this room that knows jax.
 from __future__ import annotations
 
 import importlib.metadata
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from meshwright_agent.worker.child import CallContext, serve
 
 KIND: Final = "device"
+
+PULSE_S: Final = 10.0
+"""Well below the age at which the agent calls a health check stale."""
 
 _PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
 """JAX's platform names that the wire calls otherwise."""
@@ -93,7 +98,37 @@ def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     from meshwright_agent.bench.suite import run_suite
 
     request = BenchRequest.model_validate(arguments)
-    return run_suite(request, progress=context.progress, check=context.check).model_dump(mode="json")
+    pulse = Pulse(context.progress, context.check)
+    return run_suite(request, progress=pulse.progress, check=pulse.check).model_dump(mode="json")
+
+
+class Pulse:
+    """Repeats the last progress every `PULSE_S` of a long case, between two samples: the worker's sign of life."""
+
+    def __init__(
+        self,
+        progress: Callable[[dict[str, Any]], None],
+        check: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress = progress
+        self._check = check
+        self._clock = clock
+        self._last: dict[str, Any] = {}
+        self._told_s = clock()
+
+    def progress(self, value: dict[str, Any]) -> None:
+        """Tells something new."""
+        self._progress(value)
+        self._told_s = self._clock()
+        if "record" not in value:
+            self._last = value
+
+    def check(self) -> None:
+        """Ends the bench if it was cancelled; tells again what is under way if it was silent for long."""
+        self._check()
+        if self._last and self._clock() - self._told_s >= PULSE_S:
+            self.progress(self._last)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint unit ## lint, types, import rules, all tests
+test: lint browsers unit ## lint, types, import rules, all tests
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
 	$(BIN)/ruff check client service tests

@@ -1,0 +1,98 @@
+"""/metrics of a real agent after real traffic: every family of the table is there, or has nothing to say here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from meshwright_agent.api.metrics import CONTENT_TYPE, METRICS
+from tests.agents import RunningAgent, wait_for
+from tests.contract.openapi import build_document
+
+SMALL = {"cases": ["all_reduce", "matmul"], "sizes_bytes": [4096], "matmul_size": 64, "samples": 3}
+UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
+"""A virtual CPU device has no memory of its own, so nobody can say how much of it is used."""
+PAGES = {"/docs", "/web/docs.js", "/web/style.css", "/openapi.json"}
+
+
+@pytest.fixture(scope="module")
+def http(agent: RunningAgent) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=agent.url, timeout=60) as client:
+        run_id = client.post("/placement/bench", json=SMALL).json()["id"]
+        wait_for(lambda: client.get(f"/runs/{run_id}").json()["state"] == "succeeded", agent)
+        for path in ("/healthz", "/devices", "/runs", "/placement/bench", "/nowhere", "/docs"):
+            client.get(path)
+        client.post("/mesh/plan", json={"mesh": "dp:-1"})
+        yield client
+
+
+@pytest.fixture(scope="module")
+def families(http: httpx.Client) -> dict[str, Metric]:
+    found = text_string_to_metric_families(http.get("/metrics").text)
+    return {f"{family.name}_total" if family.type == "counter" else family.name: family for family in found}
+
+
+def _samples(family: Metric) -> list[tuple[dict[str, Any], float]]:
+    return [(sample.labels, sample.value) for sample in family.samples]
+
+
+def test_every_metric_of_the_table_is_exposed_and_has_samples_where_anything_is_known(
+    families: dict[str, Metric],
+) -> None:
+    assert {name for name in families if name.startswith("meshwright_")} == set(METRICS)
+    silent = {name for name in METRICS if not families[name].samples}
+    assert silent == UNKNOWN_ON_CPU
+    assert {name: families[name].documentation for name in METRICS} == METRICS
+
+
+def test_the_agents_own_process_is_measured_as_well(families: dict[str, Metric]) -> None:
+    rss = _samples(families["process_resident_memory_bytes"])[0][1]
+    assert 10e6 < rss < 1e9
+
+
+def test_the_text_says_its_format(http: httpx.Client) -> None:
+    assert http.get("/metrics").headers["content-type"] == CONTENT_TYPE
+
+
+def test_routes_are_templates_of_the_contract_whatever_was_asked_for(families: dict[str, Metric]) -> None:
+    routes = {labels["route"] for labels, _ in _samples(families["meshwright_http_requests_total"])}
+    assert {"/devices", "/mesh/plan", "/runs/{run_id}", "/placement/bench", "unmatched"} <= routes
+    assert routes <= {*build_document()["paths"], *PAGES, "unmatched"}
+
+
+def test_a_request_is_counted_by_the_time_the_next_scrape_sees_it(http: httpx.Client) -> None:
+    def count() -> float:
+        found = {f.name: f for f in text_string_to_metric_families(http.get("/metrics").text)}
+        labels = {"route": "/healthz", "method": "GET", "status": "200"}
+        return next(v for seen, v in _samples(found["meshwright_http_requests"]) if seen == labels)
+
+    before = count()
+    http.get("/healthz")
+    assert count() == before + 1
+
+
+def test_eight_devices_are_ready_and_healthy(families: dict[str, Metric]) -> None:
+    assert _samples(families["meshwright_ready"]) == [({}, 1.0)]
+    assert len(families["meshwright_device_info"].samples) == 8
+    health = _samples(families["meshwright_device_health"])
+    states = {labels["component"]: labels["state"] for labels, value in health if value == 1}
+    assert {states[f"device:{index}"] for index in range(8)} == {"healthy"}
+
+
+def test_what_was_measured_is_told_with_its_case_and_age(families: dict[str, Metric]) -> None:
+    bandwidth = _samples(families["meshwright_bench_bus_bandwidth_bytes_per_second"])
+    assert all(value > 0 for _, value in bandwidth)
+    assert "all_reduce" in {labels["case"] for labels, _ in bandwidth}
+    assert "matmul" in {labels["case"] for labels, _ in _samples(families["meshwright_bench_flops_per_second"])}
+    assert all(0 <= value < 600 for _, value in _samples(families["meshwright_bench_age_seconds"]))
+
+
+def test_no_series_is_told_twice(families: dict[str, Metric]) -> None:
+    for family in families.values():
+        series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in family.samples]
+        assert len(series) == len(set(series)), family.name

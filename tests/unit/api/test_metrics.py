@@ -1,0 +1,279 @@
+"""What /metrics says of an agent in memory: a board, the view of a recorded machine, records, the state of a worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import meshwright_agent
+from meshwright.errors import NotReadyError
+from meshwright.wire.bench import BenchRecord
+from meshwright.wire.devices import Devices
+from meshwright_agent.agent import Agent
+from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, WORKER_STATES, Meters
+from meshwright_agent.health import HealthBoard
+from tests.fakes.machines import plant_machine
+from tests.fakes.stored import EPOCH, ManualClock, build_record
+
+Labels = dict[str, str]
+Samples = list[tuple[Labels, float]]
+
+
+@dataclass
+class MemoryAgent:
+    """The parts of an agent that a scrape reads."""
+
+    seen: Devices | None = None
+    records: tuple[BenchRecord, ...] = ()
+    is_ready: bool = True
+    clock: ManualClock = field(default_factory=ManualClock)
+    board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
+    device: Any = field(default_factory=lambda: SimpleNamespace(state="ready", generation=3))
+    runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=object()))
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.is_ready, "because"
+
+    def devices(self) -> Devices:
+        if self.seen is None:
+            raise NotReadyError("nothing is known yet")
+        return self.seen
+
+    def newest_records(self) -> tuple[BenchRecord, ...]:
+        return self.records
+
+
+def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
+    real = set(dir(Agent)) | {"clock", "board", "device"}
+    assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
+
+
+def _scrape(agent: MemoryAgent, meters: Meters | None = None) -> str:
+    return generate_latest((meters or Meters(agent)).registry).decode()  # type: ignore[arg-type]
+
+
+def _samples(text: str, name: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return [(dict(s.labels), s.value) for family in families for s in family.samples if s.name == name]
+
+
+def _value(text: str, name: str, **labels: str) -> float | None:
+    found = [value for seen, value in _samples(text, name) if labels.items() <= seen.items()]
+    assert len(found) <= 1, found
+    return found[0] if found else None
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Devices:
+    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx")).view()
+
+
+def _build_busy(dgx: Devices) -> tuple[MemoryAgent, Meters]:
+    matmul = build_record(case="matmul", name="matmul_jax", axis=None, axis_size=None, flops_per_s=1e12)
+    agent = MemoryAgent(seen=dgx, records=(build_record(busbw_bytes_per_s=2e9, algbw_bytes_per_s=1e9), matmul))
+    agent.board.report("worker", "healthy", "", at=EPOCH)
+    meters = Meters(agent)  # type: ignore[arg-type]
+    meters.observe("/devices", "GET", 200, 0.003)
+    return agent, meters
+
+
+def test_every_metric_of_the_table_has_samples_on_a_busy_agent_and_none_is_missing_from_it(dgx: Devices) -> None:
+    families = list(text_string_to_metric_families(_scrape(*_build_busy(dgx))))
+    seen = {f"{f.name}_total" if f.type == "counter" else f.name for f in families if f.samples}
+    assert {name for name in seen if name.startswith("meshwright_")} == set(METRICS)
+    assert {name for name in seen if not name.startswith("meshwright_")} <= {
+        "process_virtual_memory_bytes",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "process_cpu_seconds_total",
+        "process_open_fds",
+        "process_max_fds",
+    }
+
+
+def test_the_text_is_as_promtool_wants_it(dgx: Devices) -> None:
+    text = _scrape(*_build_busy(dgx))
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    for family in families:
+        assert family.documentation, family.name
+        assert family.type != "unknown", family.name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
+        assert not re.search(r"_(ms|mb|gb|kb|percent|milliseconds|minutes|kilobytes)(_|$)", family.name), family.name
+        is_counter = any(sample.name.endswith("_total") for sample in family.samples)
+        assert is_counter == (family.type == "counter"), family.name
+        series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in family.samples]
+        assert len(series) == len(set(series)), family.name
+    assert "_created" not in text
+    assert text.endswith("\n")
+
+
+def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) -> None:
+    text = _scrape(*_build_busy(dgx))
+    first = dgx.devices[0]
+    labels, value = _samples(text, "meshwright_device_info")[0]
+    assert (len(_samples(text, "meshwright_device_info")), value) == (8, 1)
+    assert labels == {
+        "gpu": "0",
+        "UUID": first.uuid,
+        "pci_bus_id": first.pci_bus_id,
+        "modelName": first.kind,
+        "Hostname": first.host,
+        "platform": "gpu",
+    }
+
+
+def test_memory_is_the_devices_own_in_bytes(dgx: Devices) -> None:
+    text = _scrape(*_build_busy(dgx))
+    for device in dgx.devices:
+        assert device.memory is not None
+        gpu = str(device.local_index)
+        assert _value(text, "meshwright_device_memory_capacity_bytes", gpu=gpu) == device.memory.capacity_bytes
+        assert _value(text, "meshwright_device_memory_used_bytes", gpu=gpu) == device.memory.used_bytes
+
+
+def test_what_is_not_known_is_absent_and_not_zero(dgx: Devices) -> None:
+    first, second, *others = dgx.devices
+    assert second.memory is not None
+    unknown = (
+        first.model_copy(update={"memory": None}),
+        second.model_copy(update={"memory": second.memory.model_copy(update={"used_bytes": None})}),
+        *others,
+    )
+    agent = MemoryAgent(seen=dgx.model_copy(update={"devices": unknown}))
+    text = _scrape(agent)
+    assert [labels["gpu"] for labels, _ in _samples(text, "meshwright_device_memory_capacity_bytes")] == list("1234567")
+    assert [labels["gpu"] for labels, _ in _samples(text, "meshwright_device_memory_used_bytes")] == list("234567")
+    assert _samples(text, "meshwright_bench_age_seconds") == []
+
+
+def test_before_anything_is_known_there_is_no_series_of_devices_but_the_rest_stands() -> None:
+    text = _scrape(MemoryAgent(seen=None, is_ready=False))
+    assert _samples(text, "meshwright_device_info") == []
+    assert _value(text, "meshwright_ready") == 0
+    assert _value(text, "meshwright_worker_generation") == 3
+    assert _value(text, "meshwright_build_info", version=meshwright_agent.__version__) == 1
+
+
+def test_runs_and_worker_are_those_of_the_moment_of_the_scrape() -> None:
+    agent = MemoryAgent()
+    meters = Meters(agent)  # type: ignore[arg-type]
+    before = _scrape(agent, meters)
+    assert (_value(before, "meshwright_runs_queued"), _value(before, "meshwright_runs_running")) == (2, 1)
+    agent.runs, agent.device = (
+        SimpleNamespace(queued_count=0, running=None),
+        SimpleNamespace(state="busy", generation=4),
+    )
+    after = _scrape(agent, meters)
+    assert (_value(after, "meshwright_runs_queued"), _value(after, "meshwright_runs_running")) == (0, 0)
+    assert _value(after, "meshwright_worker_state", state="busy") == 1
+    assert _value(after, "meshwright_worker_generation") == 4
+
+
+@pytest.mark.parametrize("state", WORKER_STATES)
+def test_exactly_one_state_of_the_worker_is_1(state: str) -> None:
+    text = _scrape(MemoryAgent(device=SimpleNamespace(state=state, generation=1)))
+    states = {labels["state"]: value for labels, value in _samples(text, "meshwright_worker_state")}
+    assert states == {one: float(one == state) for one in WORKER_STATES}
+
+
+def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as_well() -> None:
+    agent = MemoryAgent()
+    agent.board.expect(["store"])
+    agent.board.report("device:0", "healthy", "", at=EPOCH)
+    _assert_states(_scrape(agent), {"store": "initializing", "device:0": "healthy"})
+    agent.clock.advance(61)
+    _assert_states(_scrape(agent), {"store": "initializing", "device:0": "unknown"})
+
+
+def _assert_states(text: str, expected: dict[str, str]) -> None:
+    found = _samples(text, "meshwright_device_health")
+    assert len(found) == len(expected) * len(HEALTH_STATES)
+    assert {s["component"]: s["state"] for s, value in found if value == 1} == expected
+
+
+def test_a_record_is_labelled_by_what_was_measured_and_its_age_grows(dgx: Devices) -> None:
+    agent, meters = _build_busy(dgx)
+    agent.clock.advance(30)
+    text = _scrape(agent, meters)
+    labels, value = _samples(text, "meshwright_bench_bus_bandwidth_bytes_per_second")[0]
+    assert value == 2e9
+    assert labels == {
+        "case": "all_reduce",
+        "axis": "dp",
+        "axis_size": "2",
+        "size_bytes": "1024",
+        "dtype": "float32",
+        "devices": "0,1",
+    }
+    assert [v for _, v in _samples(text, "meshwright_bench_age_seconds")] == [30, 30]
+    assert _value(text, "meshwright_bench_flops_per_second", case="matmul", axis="", axis_size="") == 1e12
+
+
+def test_records_of_other_devices_are_series_of_their_own(dgx: Devices) -> None:
+    """The store keeps the newest record of each set of devices: two of one case must not fall on one series."""
+    records = tuple(build_record(device_indices=pair, busbw_bytes_per_s=1e9 + pair[0]) for pair in ((0, 1), (2, 3)))
+    text = _scrape(MemoryAgent(records=records))
+    found = _samples(text, "meshwright_bench_bus_bandwidth_bytes_per_second")
+    assert len(found) == 2
+    assert len({tuple(sorted(labels.items())) for labels, _ in found}) == 2
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def _count(observed: Sequence[tuple[str, str, int, float]]) -> str:
+    agent = MemoryAgent()
+    meters = Meters(agent)  # type: ignore[arg-type]
+    for seen in observed:
+        meters.observe(*seen)
+    return _scrape(agent, meters)
+
+
+def test_requests_are_counted_by_route_method_and_status() -> None:
+    text = _count(
+        [("/devices", "GET", 200, 0.1)] * 3 + [("/devices", "GET", 304, 0.1), ("/runs/{run_id}", "DELETE", 404, 1)]
+    )
+    name = "meshwright_http_requests_total"
+    assert _value(text, name, route="/devices", method="GET", status="200") == 3
+    assert _value(text, name, route="/devices", method="GET", status="304") == 1
+    assert _value(text, name, route="/runs/{run_id}", method="DELETE", status="404") == 1
+    assert _value(text, "meshwright_http_request_duration_seconds_count", route="/devices") == 4
+
+
+def test_made_up_methods_fall_on_one_series() -> None:
+    text = _count([("unmatched", f"X{number}", 405, 0.1) for number in range(20)])
+    assert _samples(text, "meshwright_http_requests_total") == [
+        ({"route": "unmatched", "method": "other", "status": "405"}, 20)
+    ]
+
+
+@given(st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=20))
+def test_the_histogram_holds_every_request_and_its_buckets_only_grow(seconds: list[float]) -> None:
+    text = _count([("/devices", "GET", 200, one) for one in seconds])
+    name = "meshwright_http_request_duration_seconds"
+    buckets = [value for _, value in _samples(text, f"{name}_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == _value(text, f"{name}_count") == len(seconds)
+    assert _value(text, f"{name}_sum") == pytest.approx(sum(seconds))
+
+
+def test_two_apps_have_registries_of_their_own() -> None:
+    first, second = Meters(MemoryAgent()), Meters(MemoryAgent())  # type: ignore[arg-type]
+    first.observe("/devices", "GET", 200, 0.1)
+    assert "/devices" not in generate_latest(second.registry).decode()
+
+
+def test_names_in_the_table_are_told_in_one_line() -> None:
+    assert all(text and "\n" not in text for text in METRICS.values())
+    assert all(re.fullmatch(r"meshwright_[a-z_]+", name) for name in METRICS)

@@ -1,0 +1,350 @@
+"""The doctor's judgement of made-up surroundings, on recorded machines; one examination is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.doctor import CHECKS, Finding, Surroundings, examine, format_findings, judge
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts
+from meshwright_agent.settings import Settings
+from tests.fakes.machines import plant_machine
+
+PLAIN = {"jax": "0.10.2", "jaxlib": "0.10.2"}
+CUDA13 = PLAIN | {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
+CUDA12 = PLAIN | {"jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.2"}
+TPU = PLAIN | {"libtpu": "0.0.21"}
+
+
+def jax_on(platform: str, count: int) -> dict[str, Any]:
+    return {"platform": platform, "devices": [{"id": number} for number in range(count)]}
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings]:
+    """Three hosts on which nothing is wrong."""
+    folder = tmp_path_factory.mktemp("machines")
+    with_driver = folder / "dev"
+    with_driver.mkdir()
+    (with_driver / "nvidiactl").touch()
+    facts = {name: plant_machine(name, folder / name).read() for name in ("cpu-vm", "dgx-h100", "tpu-v5e-8")}
+    here = Surroundings(Settings(dev_root=folder / "nothing"), {}, PLAIN, facts["cpu-vm"], jax=jax_on("cpu", 1))
+    return {
+        "cpu": here,
+        "gpu": replace(
+            here,
+            settings=Settings(dev_root=with_driver),
+            versions=CUDA13,
+            facts=replace(facts["dgx-h100"], holders=(), driver=DriverFacts("580.95.05", "13.0")),
+            jax=jax_on("gpu", 8),
+            nvml_library=True,
+        ),
+        "tpu": replace(here, versions=TPU, facts=replace(facts["tpu-v5e-8"], holders=()), jax=jax_on("tpu", 8)),
+    }
+
+
+def find(here: Surroundings, subject: str) -> Finding | None:
+    found = [finding for finding in judge(here) if finding.subject == subject]
+    assert len(found) <= 1, found
+    return found[0] if found else None
+
+
+def expect(here: Surroundings, level: str, subject: str, *, seen: Iterable[str], mend: Iterable[str] = ()) -> None:
+    """The finding is there with these words, and is the only thing that is not ok."""
+    finding = find(here, subject)
+    assert finding is not None, judge(here)
+    assert finding.level == level
+    assert not [word for word in seen if word not in finding.seen], finding
+    assert not [word for word in mend if word not in finding.mend], finding
+    others = [other for other in judge(here) if other.level != "ok" and other is not finding]
+    assert [other for other in others if other.subject != subject] == []
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "tpu"])
+def test_on_a_host_on_which_nothing_is_wrong_everything_is_ok(machines: dict[str, Surroundings], name: str) -> None:
+    findings = judge(machines[name])
+    assert {finding.level for finding in findings} == {"ok"}
+    assert {"jax", "probe", "device worker", "state directory"} <= {finding.subject for finding in findings}
+    assert not any(finding.mend for finding in findings)
+
+
+def test_the_ok_lines_say_what_was_found(machines: dict[str, Surroundings]) -> None:
+    text = format_findings(judge(machines["gpu"]))
+    for words in ("jax 0.10.2, jaxlib 0.10.2", "8 GPUs, 0 TPU chips", "version 580.95.05", "jax-cuda13-plugin 0.10.2"):
+        assert words in text
+    assert "JAX sees 8 gpu devices" in text
+    assert "libtpu 0.0.21" in format_findings(judge(machines["tpu"]))
+
+
+# ---- JAX ------------------------------------------------------------------------------------------------------------
+
+
+def test_jax_that_is_not_installed(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], versions={})
+    expect(here, "wrong", "jax", seen=["not installed"], mend=["pip install 'meshwright[agent,cpu]'"])
+
+
+@pytest.mark.parametrize("jaxlib", ["0.9.2", "0.11.0", "1.10.2"])
+def test_a_jaxlib_of_another_release(machines: dict[str, Surroundings], jaxlib: str) -> None:
+    here = replace(machines["cpu"], versions={"jax": "0.10.2", "jaxlib": jaxlib})
+    expect(here, "wrong", "jax", seen=["jax 0.10.2", f"jaxlib {jaxlib}"], mend=["pip install 'jaxlib==0.10.2'"])
+
+
+def test_jax_without_jaxlib(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], versions={"jax": "0.10.2"})
+    expect(here, "wrong", "jax", seen=["jax 0.10.2 without jaxlib"], mend=["jaxlib==0.10.2"])
+
+
+def test_a_jaxlib_of_the_same_release_with_another_patch_is_right(machines: dict[str, Surroundings]) -> None:
+    finding = find(replace(machines["cpu"], versions={"jax": "0.10.2", "jaxlib": "0.10.1"}), "jax")
+    assert finding is not None
+    assert finding.level == "ok"
+
+
+def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[str, Surroundings]) -> None:
+    log = tuple(f"line {number}" for number in range(50))
+    here = replace(machines["cpu"], jax=None, jax_error="ImportError: libcudart.so.12", jax_log=log)
+    expect(here, "wrong", "device worker", seen=["does not start", "libcudart.so.12"], mend=["line 42", "line 49"])
+    finding = find(here, "device worker")
+    assert finding is not None
+    assert len(finding.mend.splitlines()) == 8
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], name: str) -> None:
+    here = replace(machines[name], jax=jax_on("cpu", 1))
+    expect(here, "wrong", "device worker", seen=["1 cpu device", "8 accelerators"], mend=["lines above"])
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_jax_on_the_cpu_is_right_where_it_was_asked_for(machines: dict[str, Surroundings], name: str) -> None:
+    here = machines[name]
+    asked = here.settings.model_copy(update={"cpu_devices": 4})
+    findings = judge(replace(here, settings=asked, versions=PLAIN, jax=jax_on("cpu", 4)))
+    assert {finding.level for finding in findings} == {"ok"}
+
+
+def test_fewer_devices_than_the_driver_lists_may_be_meant(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["gpu"], jax=jax_on("gpu", 2))
+    expect(here, "note", "device worker", seen=["2 gpu devices", "lists 8"], mend=["CUDA_VISIBLE_DEVICES"])
+
+
+# ---- drivers and plugins --------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_does_not_answer(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], facts=None, facts_error="no answer within 10 s")
+    expect(here, "wrong", "probe", seen=["did not answer", "within 10 s"], mend=["dmesg"])
+
+
+def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
+    facts = machines["cpu"].facts
+    assert facts is not None
+    here = replace(machines["cpu"], facts=replace(facts, problems=("no /proc/1/fd", "no NUMA")))
+    expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
+
+
+def test_device_files_without_the_drivers_library(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["gpu"], nvml_library=False)
+    expect(here, "wrong", "NVIDIA driver", seen=["libnvidia-ml is not"], mend=["--gpus all"])
+
+
+def test_gpus_without_a_cuda_plugin(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["gpu"], versions=PLAIN)
+    expect(
+        here,
+        "wrong",
+        "CUDA plugin",
+        seen=["8 GPUs", "no CUDA plugin"],
+        mend=["meshwright[cuda13]", "meshwright[cuda12]"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "driver", "level"),
+    [
+        (CUDA12, "525.60.13", "ok"),
+        (CUDA12, "524.99", "wrong"),
+        (CUDA13, "580.65.06", "ok"),
+        (CUDA13, "579.1", "wrong"),
+        (CUDA12, None, "ok"),
+        (CUDA13, "unknown", "ok"),
+    ],
+)
+def test_a_plugin_needs_a_driver_of_its_branch(
+    machines: dict[str, Surroundings], versions: dict[str, str], driver: str | None, level: str
+) -> None:
+    facts = machines["gpu"].facts
+    assert facts is not None
+    here = replace(machines["gpu"], versions=versions, facts=replace(facts, driver=DriverFacts(driver, None)))
+    if level == "ok":
+        finding = find(here, "CUDA plugin")
+        assert finding is not None
+        assert finding.level == "ok"
+    else:
+        plugin = next(name for name in versions if name.endswith("-plugin"))
+        expect(here, "wrong", "CUDA plugin", seen=[plugin, str(driver)], mend=["upgrade the driver"])
+
+
+def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["tpu"], versions=PLAIN)
+    expect(here, "wrong", "libtpu", seen=["8 TPU chips", "not installed"], mend=["meshwright[tpu]"])
+
+
+# ---- environment and surroundings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_a_platform_variable_that_hides_the_accelerators(machines: dict[str, Surroundings], name: str) -> None:
+    here = replace(machines[name], environ={"JAX_PLATFORMS": "cpu"})
+    expect(here, "wrong", "JAX_PLATFORMS", seen=["ignores the accelerators"], mend=["unset JAX_PLATFORMS"])
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_a_cuda_variable_that_hides_every_gpu(machines: dict[str, Surroundings], value: str) -> None:
+    here = replace(machines["gpu"], environ={"CUDA_VISIBLE_DEVICES": value})
+    seen = [repr(value), "hides every GPU"]
+    expect(here, "wrong", "CUDA_VISIBLE_DEVICES", seen=seen, mend=["unset CUDA_VISIBLE_DEVICES"])
+
+
+def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surroundings]) -> None:
+    harmless = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert {f.level for f in judge(replace(machines["gpu"], environ=harmless))} == {"ok"}
+    hiding = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    assert {f.level for f in judge(replace(machines["cpu"], environ=hiding))} == {"ok"}
+
+
+def test_a_process_that_holds_the_devices_is_named(machines: dict[str, Surroundings]) -> None:
+    facts = machines["gpu"].facts
+    assert facts is not None
+    holders = (HolderFacts(4711, "python3"), HolderFacts(7, None), HolderFacts(1, "worker", own=True))
+    here = replace(machines["gpu"], facts=replace(facts, holders=holders))
+    expect(here, "note", "devices", seen=["4711 (python3)", "7 (?)"], mend=["stop it"])
+    finding = find(here, "devices")
+    assert finding is not None
+    assert "worker" not in finding.seen
+
+
+@pytest.mark.parametrize("holders", [None, (), (HolderFacts(1, "worker", own=True),)])
+def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
+    machines: dict[str, Surroundings], holders: tuple[HolderFacts, ...] | None
+) -> None:
+    facts = machines["gpu"].facts
+    assert facts is not None
+    assert find(replace(machines["gpu"], facts=replace(facts, holders=holders)), "devices") is None
+
+
+@pytest.mark.parametrize(("threads", "mentioned"), [(0, True), (1, False), (64, False), (None, False)])
+def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | None, mentioned: bool) -> None:
+    facts = machines["cpu"].facts
+    assert facts is not None
+    here = replace(machines["cpu"], facts=replace(facts, cpu=CpuFacts(usable_threads=threads, threads=64)))
+    assert (find(here, "CPU") is not None) == mentioned
+    if mentioned:
+        expect(here, "note", "CPU", seen=["less than one CPU"], mend=["CPU limit"])
+
+
+def test_a_state_directory_that_cannot_be_written(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], state_error="[Errno 30] Read-only file system: '/state'")
+    expect(here, "wrong", "state directory", seen=["Read-only"], mend=["--state-dir", "MESHWRIGHT_STATE_DIR"])
+
+
+# ---- whatever is here -----------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_whatever_is_here_is_judged_in_one_line_each_and_what_is_wrong_says_how_to_mend_it(
+    machines: dict[str, Surroundings], data: st.DataObject
+) -> None:
+    here = data.draw(st.sampled_from(list(machines.values())))
+    made_up = replace(
+        here,
+        versions=data.draw(st.sampled_from([{}, PLAIN, CUDA12, CUDA13, TPU, {"jax": "0.10.2"}])),
+        environ=data.draw(st.dictionaries(st.sampled_from(["JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]), st.just("cpu"))),
+        facts=data.draw(st.sampled_from([here.facts, None])),
+        jax=data.draw(st.sampled_from([None, jax_on("cpu", 1), jax_on("gpu", 8), jax_on("tpu", 4)])),
+        jax_error="ImportError: no",
+        jax_log=data.draw(st.sampled_from([(), ("the last line",)])),
+        nvml_library=data.draw(st.booleans()),
+        state_error=data.draw(st.sampled_from(["", "read-only"])),
+    )
+    findings = judge(made_up)
+    assert len(findings) >= 4
+    assert len({finding.subject for finding in findings}) == len(findings)
+    for finding in findings:
+        assert "\n" not in finding.seen
+        assert finding.seen
+        assert finding.mend or finding.level != "wrong"
+
+
+def test_a_check_that_has_nothing_to_look_at_says_nothing(machines: dict[str, Surroundings]) -> None:
+    subjects = {finding.subject for finding in judge(machines["cpu"])}
+    assert not subjects & {"NVIDIA driver", "CUDA plugin", "libtpu", "JAX_PLATFORMS", "devices", "CPU"}
+    assert len(CHECKS) == 10
+
+
+def test_findings_are_written_one_line_each_with_the_way_to_mend_them_below() -> None:
+    findings = [
+        Finding("ok", "jax", "jax 0.10.2"),
+        Finding("wrong", "libtpu", "not installed", "pip install it\nthen start again"),
+        Finding("note", "CPU", "slow"),
+    ]
+    assert format_findings(findings).splitlines() == [
+        "ok     jax: jax 0.10.2",
+        "WRONG  libtpu: not installed",
+        "       → pip install it",
+        "       → then start again",
+        "note   CPU: slow",
+    ]
+    assert format_findings([]) == ""
+
+
+# ---- for real -------------------------------------------------------------------------------------------------------
+
+
+def _run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshwright_agent", "doctor", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environ)
+
+
+def test_this_machine_with_two_virtual_devices_is_well(tmp_path: Path) -> None:
+    said = _run_doctor("--cpu-devices", "2", "--state-dir", str(tmp_path / "new"), "--json")
+    assert said.returncode == 0, said.stdout + said.stderr
+    findings = {finding["subject"]: finding for finding in json.loads(said.stdout)}
+    assert findings["device worker"] == {
+        "level": "ok",
+        "subject": "device worker",
+        "seen": "JAX sees 2 cpu devices",
+        "mend": "",
+    }
+    assert "wrong" not in {finding["level"] for finding in findings.values()}
+
+
+def test_a_broken_jax_is_named_with_its_own_words_and_the_exit_status_is_1(tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "jax"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.12 is not here')\n")
+    said = _run_doctor("--cpu-devices", "2", "--state-dir", str(tmp_path), PYTHONPATH=str(broken.parent))
+    assert said.returncode == 1
+    assert "WRONG  device worker: JAX does not start" in said.stdout
+    assert "libcudart.so.12 is not here" in said.stdout
+    assert "ok     state directory" in said.stdout
+
+
+def test_a_state_directory_that_is_a_file_and_a_probe_without_a_host_are_found_by_looking(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    settings = Settings(state_dir=taken, cpu_devices=1, probe_timeout_s=0.001, start_timeout_s=0.001)
+    findings = {finding.subject: finding for finding in examine(settings)}
+    assert findings["state directory"].level == "wrong"
+    assert (findings["probe"].level, findings["device worker"].level) == ("wrong", "wrong")

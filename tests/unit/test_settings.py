@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from meshwright_agent.cli import app
+from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir
+
+NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata]
+FLAGS = {"host", "port", "uds", "cpu_devices", "state_dir", "memory_strategy", "idle_release_s", "log_level"}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("MESHWRIGHT_", "XDG_", "STATE_DIRECTORY")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+# ---- where values come from -----------------------------------------------------------------------------------------
+
+
+def test_without_anything_said_the_agent_is_on_loopback_only() -> None:
+    settings = Settings()
+    assert (settings.host, settings.port, settings.uds) == ("127.0.0.1", DEFAULT_PORT, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("PORT", "0", 0),
+        ("CPU_DEVICES", "8", 8),
+        ("IDLE_RELEASE_S", "0.5", 0.5),
+        ("MEMORY_STRATEGY", "aggressive", "aggressive"),
+        ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
+        ("HOST", "", ""),
+        ("UDS", "", None),
+    ],
+)
+def test_each_setting_is_also_an_environment_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
+) -> None:
+    monkeypatch.setenv(f"MESHWRIGHT_{name}", text)
+    assert getattr(Settings(), name.lower()) == value
+
+
+def test_a_variable_without_our_prefix_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "1")
+    monkeypatch.setenv("HOST", "0.0.0.0")
+    assert (Settings().host, Settings().port) == ("127.0.0.1", DEFAULT_PORT)
+
+
+def test_a_flag_is_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_PORT", "1234")
+    assert Settings().port == 1234
+    assert Settings(port=0).port == 0
+
+
+def test_the_clients_variables_do_not_disturb_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_URL", "http://elsewhere:1")
+    monkeypatch.setenv("MESHWRIGHT_PLAN", "mw1-0")
+    assert Settings().port == DEFAULT_PORT
+
+
+def test_settings_do_not_change_after_the_start() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().port = 1  # type: ignore[misc]
+
+
+# ---- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_directory_is_systemds_then_xdgs_then_the_homes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert default_state_dir() == tmp_path / ".local/state/meshwright"
+    monkeypatch.setenv("XDG_STATE_HOME", "/xdg")
+    assert default_state_dir() == Path("/xdg/meshwright")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/meshwright:/var/lib/second")
+    assert default_state_dir() == Path("/var/lib/meshwright") == Settings().state_dir
+    monkeypatch.setenv("MESHWRIGHT_STATE_DIR", "/mine")
+    assert Settings().state_dir == Path("/mine")
+
+
+def test_paths_are_absolute_whatever_the_current_folder_becomes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(state_dir=Path("state"), uds=Path("~/agent.sock"))
+    assert settings.state_dir == tmp_path / "state"
+    assert settings.uds == tmp_path / "agent.sock"
+
+
+@pytest.mark.parametrize("name", ["state_dir", "sysfs_root", "proc_root", "dev_root"])
+def test_an_empty_path_is_not_the_current_folder(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"MESHWRIGHT_{name.upper()}", "")
+    with pytest.raises(ValidationError, match="is empty"):
+        Settings()
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "-inf", "1e999", "many", ""])
+def test_a_number_that_makes_no_sense_is_refused_with_the_settings_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"MESHWRIGHT_{name.upper()}", value)
+    with pytest.raises(ValidationError) as caught:
+        Settings()
+    assert [error["loc"] for error in caught.value.errors()] == [(name,)]
+
+
+@pytest.mark.parametrize("name", sorted(set(NUMBERS) - {"port"}))
+def test_zero_is_too_little_for_everything_but_the_port(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"MESHWRIGHT_{name.upper()}", "0")
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+@pytest.mark.parametrize(("name", "most"), [("port", 65535), ("cpu_devices", 1024), ("queue_limit", 1024)])
+def test_an_upper_bound_is_taken_and_one_more_is_not(name: str, most: int) -> None:
+    assert getattr(Settings(**{name: most}), name) == most
+    with pytest.raises(ValidationError):
+        Settings(**{name: most + 1})
+
+
+def test_every_setting_says_what_it_is_and_every_number_is_bounded() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        if field.annotation in (int, float):
+            assert field.metadata, name
+
+
+def test_names_of_numbers_carry_their_unit() -> None:
+    for name, field in Settings.model_fields.items():
+        if field.annotation is float:
+            assert name.endswith("_s"), name
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--port", "70000"], "--port / MESHWRIGHT_PORT: "),
+        (["--cpu-devices", "0"], "--cpu-devices / MESHWRIGHT_CPU_DEVICES: "),
+        (["--memory-strategy", "greedy"], "--memory-strategy / MESHWRIGHT_MEMORY_STRATEGY: "),
+        (["--idle-release-s", "-1"], "--idle-release-s / MESHWRIGHT_IDLE_RELEASE_S: "),
+        (["--log-level", "loud"], "--log-level / MESHWRIGHT_LOG_LEVEL: "),
+    ],
+)
+def test_a_value_out_of_bounds_is_a_usage_error_of_one_line(flags: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *flags])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(said)
+    assert result.stderr.count("\n") == 1
+    assert f"got {flags[1]!r}" in result.stderr or f"got {flags[1]}" in result.stderr
+
+
+def test_a_variable_without_a_flag_is_named_alone() -> None:
+    result = CliRunner().invoke(app, ["serve"], env={"MESHWRIGHT_STALE_AFTER_S": "0", "MESHWRIGHT_QUEUE_LIMIT": "x"})
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert [re.split(":| ", line)[0] for line in lines] == ["MESHWRIGHT_STALE_AFTER_S", "MESHWRIGHT_QUEUE_LIMIT"]
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--colour"], ["serve", "--port", "many"], ["dance"], ["doctor", "x"]])
+def test_an_unknown_flag_value_or_command_is_a_usage_error(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_every_flag_of_serve_is_a_setting() -> None:
+    help_text = CliRunner().invoke(app, ["serve", "--help"]).stdout
+    flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", help_text)} - {"help"}
+    assert flags == FLAGS
+    assert set(Settings.model_fields) >= FLAGS
+
+
+def test_the_version_is_told() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert re.fullmatch(r"meshwright-agent \d+\.\d+\.\d+\S*\n", result.stdout)

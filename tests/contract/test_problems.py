@@ -48,6 +48,8 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", BATCH, '{"batch": 0}', 422, "invalid_request"),
     ("POST", BATCH, '{"batch": NaN}', 422, "invalid_request"),
     ("GET", f"{BATCH}?batch=many", None, 422, "invalid_request"),
+    ("GET", f"{BATCH}?hardwre=h100", None, 422, "invalid_request"),
+    ("GET", "/environment?memory_stratgy=aggressive", None, 422, "invalid_request"),
     ("POST", BENCH, '{"max_s": 1e999}', 422, "invalid_request"),
     ("POST", BENCH, '{"max_s": -1}', 422, "invalid_request"),
     ("POST", BENCH, '{"cases": ["teleport"]}', 422, "invalid_request"),

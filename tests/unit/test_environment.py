@@ -23,9 +23,7 @@ names = st.from_regex(r"[A-Z_][A-Z0-9_]{0,12}", fullmatch=True)
 values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 variables = st.dictionaries(names, values, max_size=5)
 flag_names = st.sampled_from(["--xla_a", "--xla_b", "--xla_c", "--xla_dump_to"])
-flag_values = st.sampled_from(
-    ["", "=1", "=false", "=/tmp/x", '="two words"', "='single quoted'", r'="a \" b"']
-)
+flag_values = st.sampled_from(["", "=1", "=false", "=/tmp/x", '="two words"', "='single quoted'", r'="a \" b"'])
 flags = st.lists(st.tuples(flag_names, flag_values), max_size=4)
 configurations = st.builds(
     DeviceConfiguration,
@@ -122,9 +120,7 @@ def test_platform_priority_hides_no_platform() -> None:
 
 
 def test_only_the_variables_to_set_are_returned() -> None:
-    built = build_environment(
-        DeviceConfiguration(), {"PATH": "/bin", "XLA_FLAGS": "--xla_a=1", PREALLOCATE: "true"}
-    )
+    built = build_environment(DeviceConfiguration(), {"PATH": "/bin", "XLA_FLAGS": "--xla_a=1", PREALLOCATE: "true"})
     assert set(built) == {FRACTION, "JAX_ENABLE_X64", "JAX_DISABLE_JIT"}
 
 
@@ -158,9 +154,7 @@ def test_of_a_flag_on_both_sides_the_configurations_value_is_taken() -> None:
 
 
 @given(flags, flags)
-def test_merging_keeps_every_flag_and_the_own_values(
-    base: list[tuple[str, str]], own: list[tuple[str, str]]
-) -> None:
+def test_merging_keeps_every_flag_and_the_own_values(base: list[tuple[str, str]], own: list[tuple[str, str]]) -> None:
     config = DeviceConfiguration(environment_variables={"XLA_FLAGS": write_flags(own)})
     merged = build_environment(config, {"XLA_FLAGS": write_flags(base)})["XLA_FLAGS"]
     pieces = shlex.split(merged)

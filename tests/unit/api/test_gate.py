@@ -326,8 +326,6 @@ def test_a_mistyped_parameter_is_refused_and_not_answered_as_if_it_were_not_ther
     questions: FastAPI, target: str, fields: list[str]
 ) -> None:
     heard = ask(questions, target=target)
-    if target == "/advice?Hardware=h100&x":
-        fields = ["Hardware"]  # a name without a value is no parameter
     assert (heard.status, heard.document["code"]) == (422, "invalid_request")
     assert [entry["field"] for entry in heard.document["errors"]] == fields
     assert heard.document["hint"]

@@ -52,9 +52,7 @@ def codes(answer: BatchSize) -> list[str]:
         ("unknown", 32, 128, 64, "conservative"),
     ],
 )
-def test_the_published_rows_are_kept(
-    value: str, minimum: int, optimal: int, critical: int, word: str
-) -> None:
+def test_the_published_rows_are_kept(value: str, minimum: int, optimal: int, critical: int, word: str) -> None:
     row = recommend_batch_size(HardwareType(value))
     assert row == BatchSizeRecommendation(minimum, optimal, critical, None, row.notes)
     assert word in row.notes
@@ -106,9 +104,7 @@ def test_the_derivation_gives_the_published_row_where_that_is_the_roofline(
 
 
 @given(hardware_types, batches)
-def test_a_batch_is_valid_from_the_minimum_on_and_critical_is_said(
-    hardware_type: HardwareType, batch: int
-) -> None:
+def test_a_batch_is_valid_from_the_minimum_on_and_critical_is_said(hardware_type: HardwareType, batch: int) -> None:
     row = recommend_batch_size(hardware_type)
     valid, message = validate_batch_size(hardware_type, batch)
     assert valid == (batch >= row.min_batch_size)
@@ -120,9 +116,7 @@ def test_a_batch_is_valid_from_the_minimum_on_and_critical_is_said(
 
 
 @given(hardware_types, batches)
-def test_without_the_warning_only_the_text_of_a_small_batch_changes(
-    hardware_type: HardwareType, batch: int
-) -> None:
+def test_without_the_warning_only_the_text_of_a_small_batch_changes(hardware_type: HardwareType, batch: int) -> None:
     warned, silent = (
         validate_batch_size(hardware_type, batch),
         validate_batch_size(hardware_type, batch, False),
@@ -210,9 +204,7 @@ def test_a_relative_of_a_known_card_gets_the_familys_row_and_no_figures() -> Non
         (None, None),
     ],
 )
-def test_an_unknown_device_gets_the_conservative_row_with_a_warning(
-    platform: str | None, kind: str | None
-) -> None:
+def test_an_unknown_device_gets_the_conservative_row_with_a_warning(platform: str | None, kind: str | None) -> None:
     answer = ask(platform=platform, kind=kind)
     assert (answer.hardware_type, answer.chip, answer.roofline) == ("unknown", None, None)
     assert codes(answer) == ["hardware_unknown"]

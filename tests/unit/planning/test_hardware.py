@@ -105,9 +105,7 @@ def test_an_unknown_name_is_refused_with_near_ones(name: str, near: str) -> None
     assert caught.value.errors[0]["field"] == "hardware"
 
 
-@pytest.mark.parametrize(
-    "name", ["", "xyzzy", "NVIDIA GH200 480GB", "gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
-)
+@pytest.mark.parametrize("name", ["", "xyzzy", "NVIDIA GH200 480GB", "gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
 def test_a_name_that_no_table_knows_is_refused_and_not_guessed(name: str) -> None:
     with pytest.raises(UnknownHardwareError, match="in no table") as caught:
         parse_hardware(name)

@@ -112,9 +112,7 @@ def test_aliases_find_their_chip_in_any_case(alias: str, name: str) -> None:
     assert chip.name == name
 
 
-@pytest.mark.parametrize(
-    "name", ["", "h", "h1000", "v5", "v7", "gh200", "nvidia", "tpu", "gpu", "a100 sxm 64gb"]
-)
+@pytest.mark.parametrize("name", ["", "h", "h1000", "v5", "v7", "gh200", "nvidia", "tpu", "gpu", "a100 sxm 64gb"])
 def test_a_name_that_no_row_has_finds_nothing(name: str) -> None:
     assert find_chip(name) is None
 

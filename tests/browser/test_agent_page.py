@@ -1,0 +1,64 @@
+"""/ in a real browser: what the page shows is what the routes say."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.agents import RunningAgent
+from tests.browser.chromium import Visit, visit
+
+
+@pytest.fixture(scope="module")
+def page(agent: RunningAgent, tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    return visit(f"{agent.url}/?mesh=dp:2,tp:4", tmp_path_factory.mktemp("page"))
+
+
+def read_section(page: Visit, part: str) -> str:
+    """The text of the element with this id, tags replaced by blanks."""
+    inner = page.html.split(f'id="{part}"', 1)[1].split(">", 1)[1]
+    return html.unescape(re.sub(r"<[^>]+>", " ", inner.split("</section>", 1)[0]))
+
+
+def test_the_page_says_whether_the_agent_is_ready_and_lists_every_device(agent: RunningAgent, page: Visit) -> None:
+    assert re.search(r'id="ready"[^>]*class="good"[^>]*>ready<', page.html)
+    shown = read_section(page, "devices")
+    assert shown.count("cpu (virtual)") == 8
+    assert httpx.get(f"{agent.url}/devices").json()["host"]["name"] in page.html
+
+
+def test_the_page_shows_every_component_with_its_state(agent: RunningAgent, page: Visit) -> None:
+    shown = read_section(page, "health")
+    for component in httpx.get(f"{agent.url}/health").json()["components"]:
+        assert re.search(rf"{component['name']}\s+{component['state']}\s", shown), component
+
+
+def test_a_link_to_a_mesh_shows_its_plan_as_a_grid_with_its_code(agent: RunningAgent, page: Visit) -> None:
+    plan = httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2,tp:4").json()["plans"][0]
+    shown = read_section(page, "plan")
+    assert plan["fingerprint"] in shown
+    assert re.search(r"tp 0\s+tp 1\s+tp 2\s+tp 3\s+0\s+1\s+2\s+3\s+4\s+5\s+6\s+7", shown)
+    assert plan["code"].splitlines()[-1] in shown
+
+
+def test_a_mesh_that_cannot_be_is_told_in_the_agents_words(agent: RunningAgent, tmp_path: Path) -> None:
+    problem = httpx.get(f"{agent.url}/mesh/plan?mesh=dp:3,tp:4").json()
+    shown = read_section(visit(f"{agent.url}/?mesh=dp:3,tp:4", tmp_path), "plan")
+    assert problem["detail"] in shown
+    assert problem["hint"] in shown
+
+
+def test_a_mesh_name_is_shown_as_text_and_never_run(agent: RunningAgent, tmp_path: Path) -> None:
+    seen = visit(f"{agent.url}/?mesh=%3Cimg%20src=x%20onerror=alert(1)%3E:8", tmp_path)
+    assert "<img" not in seen.html.split('id="plan"', 1)[1]
+    assert [urlsplit(url).path for url in seen.requested if urlsplit(url).path == "/x"] == []
+
+
+def test_the_page_asks_only_the_agent_and_nothing_complains(agent: RunningAgent, page: Visit) -> None:
+    assert [url for url in page.requested if not url.startswith(agent.url)] == []
+    assert page.console == ()

@@ -1,0 +1,98 @@
+"""Schemathesis over the whole contract, against a real agent of its own: valid and invalid requests for every route.
+
+No answer is a server error, each conforms to the document, and what the document forbids is refused. Examples are
+derandomized, so that a run says the same as the last; FUZZ_EXAMPLES=500 looks for more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.config import SchemathesisConfig
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.contract.openapi import build_document
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
+SMALL_BENCH = {"cases": ["host_to_device"], "sizes_bytes": [4096], "samples": 3}
+CONFIG = SchemathesisConfig.from_dict(
+    {
+        # A mesh can be well formed and still not fit these devices: the document cannot say so, a 422 does.
+        "checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "3xx", "404", "409", "422", "429"]}},
+    }
+)
+schema = schemathesis.openapi.from_dict(build_document(), config=CONFIG)
+
+
+@dataclass(frozen=True)
+class Target:
+    """An agent to be fuzzed, and ids that it knows."""
+
+    agent: RunningAgent
+    http: httpx.Client
+    known: dict[str, str]
+
+    @property
+    def generation(self) -> int:
+        return int(self.http.get("/devices").json()["worker"]["generation"])
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with start_agent(cpu_devices=2) as agent, httpx.Client(base_url=agent.url, timeout=60) as http:
+        fingerprint = http.get("/mesh/plan?mesh=dp:2").json()["plans"][0]["fingerprint"]
+        run_id = http.post("/placement/bench", json=SMALL_BENCH).json()["id"]
+        wait_for(lambda: http.get(f"/runs/{run_id}").json()["state"] == "succeeded", agent)
+        yield Target(agent, http, {"fingerprint": fingerprint, "run_id": run_id})
+
+
+def _name_what_exists(case: schemathesis.Case, known: dict[str, str]) -> None:
+    """Replaces every other made-up, well-formed id by one that exists: the routes answer from the store as well."""
+    for name, value in (case.path_parameters or {}).items():
+        if name in known and isinstance(value, str) and value.isalnum() and len(value) <= 128 and len(value) % 2:
+            case.path_parameters[name] = known[name]
+
+
+def _plan_what_fits(case: schemathesis.Case) -> None:
+    """Gives every other well-formed request for a plan a mesh that these devices have: else hardly one is answered."""
+    wanted = case.body
+    is_valid = case.meta is not None and case.meta.generation.mode is schemathesis.GenerationMode.POSITIVE
+    if is_valid and isinstance(wanted, dict) and "mesh" in wanted and len(str(wanted["mesh"])) % 2:
+        case.body = {**wanted, "mesh": "dp:2,tp:-1", "devices": None, "axis_types": "auto"}
+
+
+def _end_run(http: httpx.Client, response: Any) -> None:
+    """Cancels what a bench request started: the queue stays short, and the worker free."""
+    if response.status_code == 202 and "location" in response.headers:
+        http.delete(response.headers["location"][0])
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=False,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_answer_is_what_the_contract_says(case: schemathesis.Case, target: Target) -> None:
+    _name_what_exists(case, target.known)
+    _plan_what_fits(case)
+    response = case.call(base_url=target.agent.url, timeout=60)
+    _end_run(target.http, response)
+    case.validate_response(response)
+
+
+def test_the_agent_has_survived_it(target: Target) -> None:
+    assert target.http.get("/readyz").status_code == 200
+    assert target.http.post("/mesh/plan", json={"mesh": "dp:2"}).status_code == 200
+    run_id = target.http.post("/placement/bench", json=SMALL_BENCH).json()["id"]
+    wait_for(lambda: target.http.get(f"/runs/{run_id}").json()["state"] == "succeeded", target.agent)
+    assert "Traceback" not in target.agent.log_text()

@@ -15,7 +15,6 @@
         │   ├── UnknownHardwareError        unknown_hardware         422
         │   ├── BodyTooLargeError           body_too_large           413
         │   ├── UnsupportedMediaTypeError   unsupported_media_type   415
-        │   ├── NotAcceptableError          not_acceptable           406
         │   └── MethodNotAllowedError       method_not_allowed       405
         ├── NotFoundError               name something that exists
         │   ├── RouteNotFoundError          route_not_found          404
@@ -190,10 +189,6 @@ class UnsupportedMediaTypeError(
     RequestError, code="unsupported_media_type", status=415, title="The body is not application/json"
 ):
     """The body is not JSON."""
-
-
-class NotAcceptableError(RequestError, code="not_acceptable", status=406, title="No such format"):
-    """The answer cannot be written in the format that was asked for."""
 
 
 class MethodNotAllowedError(

@@ -23,13 +23,13 @@ MAX_NAME_LENGTH: Final = 64
 MeshLike = str | Mapping[str, int] | Sequence[tuple[str, int]]
 """What `MeshSpec.parse` reads: "dp:2,tp:4", {"dp": 2, "tp": 4} or [("dp", 2), ("tp", 4)]."""
 
-_EXAMPLE: Final = (
+MESH_EXAMPLE: Final = (
     'write it as "dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; '
     "one size may be -1 (the rest of the devices)"
 )
 
 
-def _refuse(detail: str, hint: str = _EXAMPLE) -> InvalidMeshError:
+def _refuse(detail: str, hint: str = MESH_EXAMPLE) -> InvalidMeshError:
     return InvalidMeshError(detail, hint=hint, errors=[{"field": "mesh", "message": detail}])
 
 
@@ -66,13 +66,15 @@ class MeshSpec:
             InvalidMeshError: naming the piece that is wrong.
         """
         match mesh:
+            case str() if not mesh.strip():
+                raise _refuse("the mesh is empty; it needs at least one axis")
             case str():
                 return cls(tuple(_parse_entry(entry) for entry in mesh.split(",")))
             case Mapping():
                 return cls(tuple((name, size) for name, size in mesh.items()))
             case Sequence():
                 return cls(tuple(_parse_pair(pair) for pair in mesh))
-        raise _refuse(f"the mesh is a {type(mesh).__name__}")
+        raise _refuse(f"the mesh is {repr(mesh)[:80]}; a mesh is a string, an object or a list of pairs")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,7 +170,7 @@ def _parse_pair(pair: object) -> tuple[str, int]:
     if isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2:
         name, size = pair
         return name, size
-    raise _refuse(f"entry {pair!r} is not a pair (name, size)")
+    raise _refuse(f"entry {repr(pair)[:80]} is not a pair (name, size)")
 
 
 def _check_name(name: object) -> None:
@@ -182,6 +184,6 @@ def _check_name(name: object) -> None:
 
 def _check_size(name: str, size: object) -> None:
     if isinstance(size, bool) or not isinstance(size, int):
-        raise _refuse(f"axis {name!r} has size {size!r}; a size is an integer ≥ 1, or -1")
+        raise _refuse(f"axis {name!r} has size {repr(size)[:80]}; a size is an integer ≥ 1, or -1")
     if size < 1 and size != -1:
         raise _refuse(f"axis {name!r} has size {size}; a size is ≥ 1, or -1 for the rest of the devices")

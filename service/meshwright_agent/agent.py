@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import (
-    DrainingError,
     InvalidRequestError,
     MeshwrightError,
     PlanNotFoundError,
@@ -24,7 +23,7 @@ from meshwright.errors import (
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.mesh import plan_mesh
 from meshwright.topology.model import Topology
-from meshwright.wire.base import Basis, Notice, Request
+from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
@@ -33,13 +32,16 @@ from meshwright.wire.health import Health
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.runs import Run, RunEvent, RunState
 from meshwright_agent.bench.limits import check_bench
-from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerator_files
+from meshwright_agent.bench.scope import DEFAULTS
+from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerators
 from meshwright_agent.clock import Clock, SystemClock
 from meshwright_agent.health import HealthBoard
 from meshwright_agent.release import release_devices
+from meshwright_agent.replies import notices_of, shape_reply
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.verdicts import name_component
 from meshwright_agent.watch import LOG_LINES, HostWatch
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
@@ -64,7 +66,7 @@ class Agent:
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
         self.board = HealthBoard(stale_after_s=settings.stale_after_s)
-        stays = settings.cpu_devices is not None or not has_accelerator_files(settings)
+        stays = settings.cpu_devices is not None or not has_accelerators(settings)
         self.device = Supervisor(
             build_device_spec(settings, self._environ, stays=stays),
             clock=self.clock,
@@ -83,7 +85,7 @@ class Agent:
         self._store: Store | None = None
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._latest = LatestBench(records=())
+        self._newest: dict[object, BenchRecord] = {}
         self._topology: tuple[object, Topology] | None = None
         self.version = 0
 
@@ -113,14 +115,16 @@ class Agent:
             stop_wait_s=STOP_WAIT_S,
         )
         await self._runs.start()
-        self._latest = await self._store.latest_bench()
+        for record in (await self._store.latest_bench()).records:
+            self.remember(record)
         self._spawn(self.watch.run())
         self._spawn(self._check_store())
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def drain(self) -> None:
         """Takes no more work, and ends what is under way as cancelled; reads go on being answered."""
@@ -198,6 +202,8 @@ class Agent:
             return False, "draining: the agent is shutting down"
         if self.device.state == "failed":
             return False, f"worker failed: {self.device.last_error}"[:200]
+        if not self.watch.knows_topology and self.watch.failure:
+            return False, f"worker does not start: {self.watch.failure}"[:200]
         if not self.watch.knows_topology:
             return False, f"starting: devices not seen yet, worker {self.device.state}"
         return True, "ready"
@@ -234,10 +240,17 @@ class Agent:
 
     async def release(self) -> Release:
         """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded."""
-        self.watch.released = True
-        return await release_devices(
-            device=self.device, probe=self.probe, runs=self.runs, settings=self.settings, clock=self.clock
+        self.watch.note_release()
+        answer = await release_devices(
+            device=self.device,
+            probe=self.probe,
+            runs=self.runs,
+            settings=self.settings,
+            clock=self.clock,
+            spawn=self._spawn,
         )
+        self.watch.note_release()
+        return answer
 
     # ---- plans and batch sizes ---------------------------------------------------------------------------------
 
@@ -245,10 +258,10 @@ class Agent:
         """Returns the plan for an explicit mesh on this host, and keeps it under its fingerprint."""
         topology = self.topology()
         now = self.clock.now()
-        health = {d.local_index: self.board.state(f"device:{d.local_index}", now) for d in topology.devices}
+        health = {d.local_index: self.board.state(name_component(d), now) for d in topology.devices}
         plans = plan_mesh(request.model_copy(update={"include_devices": True}), topology, health=health)
         kept = tuple([await self._keep(plan) for plan in plans.plans])
-        return _shape_reply(plans.model_copy(update={"plans": kept}), request)
+        return shape_reply(plans.model_copy(update={"plans": kept}), request)
 
     async def _keep(self, plan: Plan) -> Plan:
         """Stores a plan; a store that does not answer costs the storing, not the plan."""
@@ -312,49 +325,48 @@ class Agent:
 
     async def submit_bench(self, request: BenchRequest, key: str | None) -> Run:
         """Queues a bench after checking that it can be done here; the same key gives the same run."""
-        if self.draining:
-            raise DrainingError("the agent is shutting down and takes no new runs", hint="try again after its restart")
         self.watch.require_topology()
-        devices = self.devices()
-        check_bench(request, devices)
-        self._require_platform(devices)
+        check_bench(request, self.devices())
+        self._require_platform()
         run, _created = await self.runs.submit("bench", request.model_dump(mode="json"), key=key)
         return run
 
-    def _require_platform(self, devices: Devices) -> None:
+    def _require_platform(self) -> None:
         """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
-        seen = {device.jax.platform for device in devices.devices if device.jax}
-        jax_platform = (self.watch.sight.jax or {}).get("platform", devices.platform)
-        if jax_platform != devices.platform and not seen:
-            detail = (
-                f"this host has {len(devices.devices)} {devices.platform} devices, but its JAX runs on {jax_platform}"
-            )
+        if mismatch := self.watch.tell_mismatch():
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
-            raise WorkerFailedError(detail, hint=hint, log=self.device.log_tail[-LOG_LINES:])
+            raise WorkerFailedError(mismatch, hint=hint, log=self.device.log_tail[-LOG_LINES:])
 
     async def _execute(self, run: Run, emit: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any], int]:
         request = BenchRequest.model_validate(run.request)
-        limit_s = request.max_s or (20.0 if request.suite == "quick" else 300.0)
+        limit_s = request.max_s or DEFAULTS[request.suite, self.devices().platform == "cpu"].limit_s
         deadline_s = limit_s + BENCH_GRACE_S + self.settings.start_timeout_s
-
-        self.watch.released = False
 
         def hear(value: dict[str, Any]) -> None:
             self.watch.note_progress(value)
+            if "record" in value:
+                self.remember(BenchRecord.model_validate(value["record"]))
             emit(value)
 
+        if self.watch.sight.jax is None:
+            await self.watch.look_at_jax()
+        self._require_platform()
         answer = await self.device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
         self._spawn(self.watch.look_at_jax())
         return answer.result, answer.generation
 
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each case."""
-        self._latest = await self.store.latest_bench()
-        return self._latest
+        return await self.store.latest_bench()
+
+    def remember(self, record: BenchRecord) -> None:
+        """Keeps a record for scrapes, in the place of the older one of its case."""
+        place = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices)
+        self._newest[place] = record
 
     def newest_records(self) -> tuple[BenchRecord, ...]:
         """Returns the newest records that the agent has in memory: what a scrape may see without asking the store."""
-        return self._latest.records
+        return tuple(self._newest.values())
 
     async def run(self, run_id: str) -> Run:
         """Returns one run; RunNotFoundError if there is none."""
@@ -371,22 +383,3 @@ class Agent:
     def run_events(self, run_id: str, after: int) -> AsyncIterator[RunEvent]:
         """Returns a run's events, from the first after `after` to its end."""
         return self.runs.events(run_id, after)
-
-
-def notices_of(request: Request) -> tuple[Notice, ...]:
-    """Returns the warning about fields that a newer client sent and this agent does not know."""
-    if not request.ignored_fields:
-        return ()
-    names = ", ".join(request.ignored_fields)
-    message = f"the request speaks schema_version {request.schema_version}; these fields were ignored: {names}"
-    return (Notice(code="fields_ignored", message=message, hint="upgrade the agent to have them taken into account"),)
-
-
-def _shape_reply(plans: Plans, request: PlanRequest) -> Plans:
-    """Returns what is sent: without the list of devices if it was not wanted, with the notice on ignored fields."""
-    changes: dict[str, Any] = {}
-    if not request.include_devices:
-        changes["plans"] = tuple(plan.model_copy(update={"devices": None}) for plan in plans.plans)
-    if notices := notices_of(request):
-        changes["warnings"] = (*plans.warnings, *notices)
-    return plans.model_copy(update=changes) if changes else plans

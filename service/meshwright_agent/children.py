@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
@@ -14,13 +15,25 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.worker.supervisor import ChildSpec
 
 _ACCELERATOR_FILE: Final = re.compile(r"nvidia\d+|accel\d+|kfd")
+_GOOGLE, _NVIDIA, _DISPLAY = "0x1ae0", "0x10de", "0x03"
+"""PCI vendor ids, and the class of display and 3D controllers (pci.ids)."""
 
 
-def has_accelerator_files(settings: Settings) -> bool:
-    """Returns whether device files of GPUs or TPUs are listed under /dev; none is opened."""
+def has_accelerators(settings: Settings) -> bool:
+    """Returns whether device files or the PCI bus show GPUs or TPUs; no device is opened."""
     dev = settings.dev_root
     names = [path.name for path in dev.iterdir()] if dev.is_dir() else []
-    return any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*"))
+    if any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*")):
+        return True
+    return any(_is_accelerator(folder) for folder in (settings.sysfs_root / "bus/pci/devices").glob("*"))
+
+
+def _is_accelerator(folder: Path) -> bool:
+    try:
+        vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == _GOOGLE or (vendor == _NVIDIA and kind.startswith(_DISPLAY))
 
 
 def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,20 +33,28 @@ _PACKAGES: Final = (
     "jax-cuda13-plugin",
     "jax-cuda13-pjrt",
 )
+LOG_LINES: Final = 8
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 _CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
 """Lowest NVIDIA driver branch. Source: JAX's installation guide, NVIDIA GPU: ≥ 525 for CUDA 12, ≥ 580 for CUDA 13."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was looked at.
+
+    Attributes:
+        mend: what to do, one step a line.
+        log: the last lines of what a program wrote, for who wants to look further.
+    """
 
     level: Level
     subject: str
     seen: str
     mend: str = ""
+    log: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns the finding for JSON."""
         return asdict(self)
 
@@ -90,11 +99,12 @@ def judge(here: Surroundings) -> list[Finding]:
 
 
 def format_findings(findings: Iterable[Finding]) -> str:
-    """Returns the findings as text: one line each, and the way to mend it below."""
+    """Returns the findings as text: one line each, the way to mend it and the log below."""
     lines: list[str] = []
     for finding in findings:
         lines.append(f"{_MARKS[finding.level]}  {finding.subject}: {finding.seen}")
         lines += [f"       → {line}" for line in finding.mend.splitlines()]
+        lines += [f"         | {line}" for line in finding.log]
     return "\n".join(lines)
 
 
@@ -150,9 +160,12 @@ def _read_versions() -> dict[str, str]:
 
 
 def _try_state_dir(settings: Settings) -> str:
+    """Returns why the state directory cannot be written, or made where it is not there yet; nothing is made."""
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=settings.state_dir) as file:
+        place = next(path for path in (settings.state_dir, *settings.state_dir.absolute().parents) if path.exists())
+        if not place.is_dir():
+            return f"{place} is not a directory"
+        with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x")
     except OSError as error:
         return str(error)
@@ -236,21 +249,69 @@ def _check_libtpu(here: Surroundings) -> Finding | None:
 
 
 def _check_environment(here: Surroundings) -> Finding | None:
-    if here.settings.cpu_devices or not (here.gpu_count or here.tpu_count):
+    if here.settings.cpu_devices:
         return None
-    platforms = here.environ.get("JAX_PLATFORMS", "")
-    if platforms == "cpu":
+    return _check_platforms(here) or _check_visible_gpus(here)
+
+
+def _check_platforms(here: Surroundings) -> Finding | None:
+    value = here.environ.get("JAX_PLATFORMS", "")
+    if value == "cpu" and (here.gpu_count or here.tpu_count):
         return Finding("wrong", "JAX_PLATFORMS", "is cpu, so JAX ignores the accelerators here", "unset JAX_PLATFORMS")
+    missing = [reason for word in value.split(",") if value and (reason := _explain_platform(here, word))]
+    if not missing:
+        return None
+    mend = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
+    return Finding("wrong", "JAX_PLATFORMS", f"is {value!r}, but {'; '.join(missing)}", mend)
+
+
+def _explain_platform(here: Surroundings, word: str) -> str:
+    """Returns why JAX cannot start on the platform of this name; empty if nothing speaks against it."""
+    if here.jax is not None and here.jax["platform"] != "cpu":
+        return ""
+    match word:
+        case "cpu":
+            return ""
+        case "tpu":
+            return _explain_tpu(here)
+        case "gpu" | "cuda":
+            return _explain_cuda(here)
+        case "rocm":
+            return "" if here.jax else "JAX does not start with a ROCm plugin here"
+        case _:
+            return "" if here.jax else f"{word!r} is no platform of JAX here: cpu, gpu, cuda, rocm and tpu are"
+
+
+def _explain_tpu(here: Surroundings) -> str:
+    if here.facts and not here.tpu_count:
+        return "this host has no TPU chip"
+    return "" if "libtpu" in here.versions else "libtpu is not installed"
+
+
+def _explain_cuda(here: Surroundings) -> str:
+    if here.facts and not here.gpu_count:
+        return "this host has no NVIDIA GPU that the driver lists"
+    return "" if any(name.endswith("-plugin") for name in here.versions) else "JAX has no CUDA plugin"
+
+
+def _check_visible_gpus(here: Surroundings) -> Finding | None:
     if here.gpu_count and here.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
         seen = f"is {here.environ['CUDA_VISIBLE_DEVICES']!r}, which hides every GPU"
         return Finding("wrong", "CUDA_VISIBLE_DEVICES", seen, "unset CUDA_VISIBLE_DEVICES")
     return None
 
 
+def _find_cause(error: str, log: tuple[str, ...]) -> str:
+    """Returns the last line of the exception, where the log ends with one; else the error."""
+    last = next((line.strip() for line in reversed(log) if line.strip()), "")
+    return last if _EXCEPTION.match(last) else " ".join(error.split())
+
+
 def _check_worker(here: Surroundings) -> Finding | None:
     if here.jax is None:
-        mend = "\n".join(here.jax_log[-8:]) or "run: python -c 'import jax; print(jax.devices())'"
-        return Finding("wrong", "device worker", f"JAX does not start: {here.jax_error}", mend)
+        mend = "mend what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
+        cause = _find_cause(here.jax_error, here.jax_log)
+        return Finding("wrong", "device worker", f"JAX does not start: {cause}", mend, here.jax_log[-LOG_LINES:])
     found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
     expected = here.gpu_count or here.tpu_count
     if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:

@@ -6,7 +6,8 @@ Rule: the answer comes in time also when the driver hangs; then it says that nob
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from meshwright.errors import ProblemError
 from meshwright.wire.devices import Holder, Release
@@ -20,17 +21,18 @@ BOUND_S: Final = 2.0
 ANSWER_S: Final = 0.1
 """Of the bound, kept for writing the answer."""
 REASON: Final = "the devices were released (POST /devices/release)"
-_left: set[asyncio.Task[tuple[Holder, ...] | None]] = set()
-"""Questions to a probe that did not answer in time, until it has been ended."""
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+"""Starts work that the agent ends when it closes."""
 
 
 async def release_devices(
-    *, device: Supervisor, probe: Supervisor, runs: RunQueue, settings: Settings, clock: Clock
+    *, device: Supervisor, probe: Supervisor, runs: RunQueue, settings: Settings, clock: Clock, spawn: Spawn
 ) -> Release:
     """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
     outcome, cancelled = await asyncio.gather(device.release(reason=REASON), runs.cancel_all(REASON))
-    held = await _look_for_holders(probe, settings, started_s + BOUND_S - ANSWER_S - clock.monotonic())
+    held = await _look_for_holders(probe, settings, spawn, started_s + BOUND_S - ANSWER_S - clock.monotonic())
     return Release(
         released=not outcome.abandoned_pids,
         took_s=clock.monotonic() - started_s,
@@ -41,12 +43,12 @@ async def release_devices(
     )
 
 
-async def _look_for_holders(probe: Supervisor, settings: Settings, bound_s: float) -> tuple[Holder, ...] | None:
+async def _look_for_holders(
+    probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float
+) -> tuple[Holder, ...] | None:
     """Returns who holds a device; None if the probe cannot say so in time, as with a driver that hangs."""
     limit_s = max(0.1, bound_s)
-    asking = asyncio.create_task(_ask_for_holders(probe, settings, limit_s))
-    _left.add(asking)
-    asking.add_done_callback(_left.discard)
+    asking: asyncio.Task[tuple[Holder, ...] | None] = spawn(_ask_for_holders(probe, settings, limit_s))
     done, _ = await asyncio.wait({asking}, timeout=limit_s)
     if not done:
         asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left

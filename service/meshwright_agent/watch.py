@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
 from meshwright.wire.devices import Devices, Worker
-from meshwright.wire.health import State
 from meshwright_agent.children import read_roots
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
 from meshwright_agent.health import HealthBoard
 from meshwright_agent.settings import Settings
+from meshwright_agent.verdicts import Verdicts
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
 
-DRIVER: Final = "driver"
-WORKER: Final = "worker"
 LOG_LINES: Final = 60
 """Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
 
@@ -57,14 +55,13 @@ class HostWatch:
     ) -> None:
         self._probe = probe
         self._device = device
-        self._board = board
+        self._verdicts = Verdicts(board)
         self._settings = settings
         self._clock = clock
         self._stays = stays
         self.sight = Sight()
         self.released = False
-        self._gone: set[str] = set()
-        board.expect((WORKER, DRIVER))
+        self._failure: ProblemError | None = None
 
     @property
     def knows_topology(self) -> bool:
@@ -121,43 +118,12 @@ class HostWatch:
         try:
             answer = await self._probe.call("facts", read_roots(self._settings), deadline_s=limit_s)
         except (ProblemError, CallCancelled) as error:
-            self._board.report(
-                DRIVER,
-                "unknown",
-                f"the probe did not answer: {_first_line(error)}",
-                at=now,
-                action="see the agent's log",
-            )
+            self._verdicts.report_silence(_first_line(error), now)
             return
         before = self.sight.facts
         facts = parse_host_facts(answer.result)
         self.sight = Sight(facts, now, self.sight.jax, self.sight.jax_at, self.sight.jax_generation)
-        self._report_facts(facts, before, now)
-
-    def _report_facts(self, facts: HostFacts, before: HostFacts | None, now: datetime) -> None:
-        problems = "; ".join(facts.problems)
-        state: State = "degraded" if problems else "healthy"
-        self._board.report(DRIVER, state, problems or "driver, sysfs and /proc answer", at=now)
-        seen = _keys(facts)
-        for device in self.devices(now).devices:
-            key = device.uuid or device.pci_bus_id
-            if key in seen:
-                self._board.report(f"device:{device.local_index}", "healthy", f"{device.kind} is listed", at=now)
-        self._report_gone((_keys(before) if before else set()) | self._gone, seen, now)
-
-    def _report_gone(self, known: set[str], seen: set[str], now: datetime) -> None:
-        """Reports devices that were here once and are not: at each look, so that this does not grow old."""
-        for key in sorted(self._gone & seen):
-            self._board.forget(f"device:{key}")  # it is listed again, and has its own component
-        self._gone = known - seen
-        for key in sorted(self._gone):
-            self._board.report(
-                f"device:{key}",
-                "unhealthy",
-                "was here before; the driver no longer lists it",
-                at=now,
-                action="check the kernel log; reboot the host if it does not return",
-            )
+        self._verdicts.report_facts(facts, before, self.devices(now), now)
 
     async def look_at_jax(self) -> None:
         """Asks the device worker for JAX's devices, starting it if need be; what failed stands on the board."""
@@ -167,52 +133,54 @@ class HostWatch:
             self.note_worker()
             return
         except ProblemError as error:
-            self.note_worker(error)
+            self._failure = error
+            self.note_worker()
             return
         now = self._clock.now()
         sight = self.sight
+        self._failure = None
         self.sight = Sight(sight.facts, sight.facts_at, answer.result, now, answer.generation)
         self.note_worker()
-        if answer.result["platform"] == "cpu" and self._is_jax_on_the_devices(now):
-            self._report_each(range(len(answer.result["devices"])), "healthy", "JAX lists it", now)
+        if answer.result["platform"] == "cpu" and not self.tell_mismatch():
+            self._verdicts.report_listed(self.devices(now).devices, now)
 
-    def _is_jax_on_the_devices(self, now: datetime) -> bool:
-        """False where JAX runs on the CPU beside accelerators that it does not see: its devices are other ones."""
-        return self.sight.jax is not None and self.sight.jax["platform"] == self.devices(now).platform
+    def note_release(self) -> None:
+        """Takes note that the worker was let go on purpose: it is not started again unasked."""
+        self.released, self._failure = True, None
+        self.note_worker()
 
     def note_progress(self, value: Mapping[str, Any]) -> None:
         """Takes what a bench tells as a sign of life: of the worker, and of the devices that it has measured."""
         now = self._clock.now()
-        self._board.report(WORKER, "healthy", f"generation {self._device.generation} works on a bench", at=now)
+        self.released = False
+        self._verdicts.report_working(self._device.generation, now)
         record = value.get("record")
-        if record and record["correct"] and self._is_jax_on_the_devices(now):
-            self._report_each(record["device_indices"], "healthy", f"{record['case']} ran on it", now)
+        if record and not self.tell_mismatch():
+            devices = self.devices(now).devices
+            chosen = [device for device in devices if device.local_index in record["device_indices"]]
+            self._verdicts.report_record(record, chosen, now)
 
-    def _report_each(self, indices: Iterable[int], state: State, reason: str, now: datetime) -> None:
-        for index in indices:
-            self._board.report(f"device:{index}", state, reason, at=now)
+    def note_worker(self) -> None:
+        """Reports the worker's state."""
+        self._verdicts.report_worker(
+            self._device,
+            has_started=self.sight.jax is not None,
+            failure="" if self._failure is None else _first_line(self._failure),
+            mismatch=self.tell_mismatch(),
+            at=self._clock.now(),
+        )
 
-    def note_worker(self, error: ProblemError | None = None) -> None:
-        """Reports the worker's state; a stopped worker is not looked at, so that its last report grows old."""
-        now = self._clock.now()
-        match self._device.state:
-            case "ready" | "busy" if error is None:
-                self._board.report(WORKER, "healthy", f"generation {self._device.generation} answers", at=now)
-            case "failed":
-                reason = f"does not start: {self._device.last_error}"
-                self._board.report(
-                    WORKER, "unhealthy", reason, at=now, action="run `meshwright-agent doctor` on the host"
-                )
-            case "backoff":
-                self._board.report(
-                    WORKER,
-                    "degraded",
-                    f"died: {self._device.last_error}",
-                    at=now,
-                    action="it restarts by itself",
-                )
-            case _ if error is not None:
-                self._board.report(WORKER, "degraded", _first_line(error), at=now)
+    def tell_mismatch(self) -> str:
+        """Returns how JAX is not on this host's devices: it runs on the CPU of a host with accelerators; else ""."""
+        if self.sight.jax is None:
+            return ""
+        devices = self.devices(self._clock.now())
+        if self.sight.jax["platform"] == devices.platform:
+            return ""
+        return (
+            f"this host has {len(devices.devices)} {devices.platform} devices, "
+            f"but its JAX runs on {self.sight.jax['platform']}"
+        )
 
     def devices(self, now: datetime) -> Devices:
         """Returns the host's topology as known at `now`."""
@@ -236,6 +204,11 @@ class HostWatch:
         """Returns the device worker as replies show it."""
         return self._device.view()
 
+    @property
+    def failure(self) -> str:
+        """Why JAX did not answer when it was last asked; empty if it did, or was not asked."""
+        return "" if self._failure is None else (self._device.last_error or _first_line(self._failure))
+
     def require_topology(self) -> None:
         """Passes if plans can be answered.
 
@@ -245,21 +218,18 @@ class HostWatch:
         """
         if self.knows_topology:
             return
-        if self._device.state in {"failed", "backoff"}:
-            detail = (
-                f"no device is known: the device worker is in state {self._device.state}: {self._device.last_error}"
-            )
+        if self._failure is not None or self._device.state in {"failed", "backoff"}:
+            cause = self._device.last_error or (self._failure and _first_line(self._failure))
             hint = "run `meshwright-agent doctor` on the host; GET /health tells the state"
-            raise WorkerFailedError(detail, hint=hint, log=self._device.log_tail[-LOG_LINES:])
+            log_ = self._device.log_tail or (self._failure.log if self._failure else ())
+            raise WorkerFailedError(
+                f"no device is known: JAX does not start: {cause}", hint=hint, log=log_[-LOG_LINES:]
+            )
         raise NotReadyError(
             "the agent is still looking at its devices",
             hint="wait until GET /readyz answers 200",
             retry_after_s=1.0,
         )
-
-
-def _keys(facts: HostFacts) -> set[str]:
-    return {gpu.key for gpu in facts.gpus} | {tpu.key for tpu in facts.tpus}
 
 
 def _first_line(error: BaseException) -> str:

@@ -79,7 +79,7 @@ def test_a_request_is_counted_by_the_time_the_next_scrape_sees_it(http: httpx.Cl
 def test_eight_devices_are_ready_and_healthy(families: dict[str, Metric]) -> None:
     assert _samples(families["meshwright_ready"]) == [({}, 1.0)]
     assert len(families["meshwright_device_info"].samples) == 8
-    health = _samples(families["meshwright_device_health"])
+    health = _samples(families["meshwright_component_health"])
     states = {labels["component"]: labels["state"] for labels, value in health if value == 1}
     assert {states[f"device:{index}"] for index in range(8)} == {"healthy"}
 

@@ -71,6 +71,11 @@ def states(agent: RunningAgent) -> dict[str, str]:
     return {part["name"]: part["state"] for part in ask(agent, "/health")["components"]}
 
 
+def chips(agent: RunningAgent) -> dict[str, str]:
+    """The components of accelerators, by PCI address."""
+    return {name: state for name, state in states(agent).items() if name.startswith("device:0000:")}
+
+
 # ---- worker and devices ---------------------------------------------------------------------------------------------
 
 
@@ -187,35 +192,39 @@ def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back(tmp_path: Path) ->
     settings = plant_host("tpu-v5p-4", tmp_path)
     chip = tmp_path / "sys/bus/pci/devices/0000:86:00.0"
     with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:
-        for index in range(4):
-            assert "is listed" in await_state(agent, f"device:{index}", "healthy")["reason"]
+        wait_for(lambda: len(chips(agent)) == 4, agent)
+        for name in chips(agent):
+            assert "is listed" in await_state(agent, name, "healthy")["reason"]
         target = chip.readlink()
         chip.unlink()
         lost = await_state(agent, "device:0000:86:00.0", "unhealthy", limit_s=10)
         assert lost["action"]
-        await_state(agent, "device:3", "unknown", limit_s=10)
+        assert sorted(chips(agent).values()) == ["healthy"] * 3 + ["unhealthy"]
         for _ in range(3):  # it was not said once, to grow old and be forgotten
             assert await_newer_look(agent, "device:0000:86:00.0")["reason"] == lost["reason"]
         chip.symlink_to(target)
-        await_state(agent, "device:3", "healthy", limit_s=10)
-        assert "device:0000:86:00.0" not in states(agent)
+        await_state(agent, "device:0000:86:00.0", "healthy", limit_s=10)
+        assert len(chips(agent)) == 4
 
 
-def test_chips_that_jax_does_not_see_are_not_healthy_because_jax_sees_a_cpu(tmp_path: Path) -> None:
+def test_chips_that_jax_does_not_see_are_not_benched_and_the_worker_is_degraded(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     with start_agent(cpu_devices=None, MESHWRIGHT_PROBE_INTERVAL_S="1", **settings) as agent:
-        for _ in range(2):
-            await_newer_look(agent, "worker")
-            assert "JAX" not in read_component(agent, "device:0")["reason"]
+        run_id = submit(agent, {"cases": ["host_to_device"], "sizes_bytes": [65536], "samples": 3})
+        run = wait_for(lambda: (r := read_run(agent, run_id))["state"] == "failed" and r, agent, limit_s=60)
+        assert run["error"]["code"] == "worker_failed"
+        assert "4 tpu devices, but its JAX runs on cpu" in run["error"]["detail"]
+        assert "doctor" in await_state(agent, "worker", "degraded")["action"]
+        assert all("JAX" not in read_component(agent, name)["reason"] for name in chips(agent))
         assert ask(agent, "/devices")["platform"] == "tpu"
 
 
 def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:
-        await_state(agent, "device:0", "healthy")
+        wait_for(lambda: len(chips(agent)) == 4, agent)
         silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
-        for name in ("driver", "device:0", "device:3"):
+        for name in ("driver", *chips(agent)):
             await_state(agent, name, "unknown", limit_s=10)
 
 

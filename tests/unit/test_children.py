@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerator_files, read_roots
+from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerators, read_roots
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.probe import parse_roots
 
@@ -109,13 +109,13 @@ def test_accelerators_are_known_by_the_names_of_their_files(tmp_path: Path, file
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert has_accelerator_files(Settings(dev_root=tmp_path)) is found
+    assert has_accelerators(Settings(dev_root=tmp_path)) is found
 
 
 def test_a_device_file_is_not_opened_to_see_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "nvidia0")  # whoever opens it waits for ever
-    assert has_accelerator_files(Settings(dev_root=tmp_path))
+    assert has_accelerators(Settings(dev_root=tmp_path))
 
 
 def test_without_a_folder_of_devices_there_are_none(tmp_path: Path) -> None:
-    assert not has_accelerator_files(Settings(dev_root=tmp_path / "nowhere"))
+    assert not has_accelerators(Settings(dev_root=tmp_path / "nowhere"))

@@ -114,10 +114,23 @@ def test_a_jaxlib_of_the_same_release_with_another_patch_is_right(machines: dict
 def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[str, Surroundings]) -> None:
     log = tuple(f"line {number}" for number in range(50))
     here = replace(machines["cpu"], jax=None, jax_error="ImportError: libcudart.so.12", jax_log=log)
-    expect(here, "wrong", "device worker", seen=["does not start", "libcudart.so.12"], mend=["line 42", "line 49"])
+    expect(here, "wrong", "device worker", seen=["does not start", "libcudart.so.12"], mend=["WRONG above"])
     finding = find(here, "device worker")
     assert finding is not None
-    assert len(finding.mend.splitlines()) == 8
+    assert finding.log == log[-8:]
+    assert finding.as_dict()["log"] == log[-8:]
+    assert "         | line 49" in format_findings([finding]).splitlines()
+
+
+def test_the_cause_is_the_last_line_of_the_exception_and_the_way_to_mend_it_has_no_traceback(
+    machines: dict[str, Surroundings],
+) -> None:
+    log = ("Traceback (most recent call last):", '  File "x.py", line 1', "RuntimeError: no backend 'tpu'")
+    finding = find(replace(machines["cpu"], jax=None, jax_error="it cannot work", jax_log=log), "device worker")
+    assert finding is not None
+    assert finding.seen == "JAX does not start: RuntimeError: no backend 'tpu'"
+    assert "File" not in finding.mend
+    assert len(finding.mend.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["gpu", "tpu"])
@@ -208,6 +221,45 @@ def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
 def test_a_platform_variable_that_hides_the_accelerators(machines: dict[str, Surroundings], name: str) -> None:
     here = replace(machines[name], environ={"JAX_PLATFORMS": "cpu"})
     expect(here, "wrong", "JAX_PLATFORMS", seen=["ignores the accelerators"], mend=["unset JAX_PLATFORMS"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen"),
+    [
+        ("cpu", "tpu", "no TPU chip"),
+        ("cpu", "tpu,cpu", "no TPU chip"),
+        ("cpu", "cuda", "no NVIDIA GPU"),
+        ("cpu", "gpu,cpu", "no NVIDIA GPU"),
+        ("cpu", "rocm", "ROCm plugin"),
+        ("cpu", "cupu", "'cupu' is no platform of JAX"),
+        ("cpu", "cpu,", "'' is no platform of JAX"),
+        ("gpu", "tpu", "no TPU chip"),
+        ("tpu", "cuda", "no NVIDIA GPU"),
+    ],
+)
+def test_a_platform_that_is_not_here_is_named_in_plain_words(
+    machines: dict[str, Surroundings], name: str, value: str, seen: str
+) -> None:
+    here = replace(machines[name], environ={"JAX_PLATFORMS": value}, jax=None, jax_error="RuntimeError: no")
+    finding = find(here, "JAX_PLATFORMS")
+    assert finding is not None, judge(here)
+    assert (finding.level, seen in finding.seen) == ("wrong", True)
+    assert "unset JAX_PLATFORMS" in finding.mend
+
+
+@pytest.mark.parametrize(("name", "value", "package"), [("tpu", "tpu", "libtpu"), ("gpu", "cuda", "CUDA plugin")])
+def test_a_platform_whose_library_is_not_installed_is_named(
+    machines: dict[str, Surroundings], name: str, value: str, package: str
+) -> None:
+    finding = find(replace(machines[name], environ={"JAX_PLATFORMS": value}, versions=PLAIN, jax=None), "JAX_PLATFORMS")
+    assert finding is not None
+    assert package in finding.seen
+
+
+@pytest.mark.parametrize("value", ["metal", "rocm", "tpu", "cuda"])
+def test_a_platform_on_which_jax_runs_is_not_mentioned(machines: dict[str, Surroundings], value: str) -> None:
+    here = replace(machines["cpu"], environ={"JAX_PLATFORMS": value}, jax=jax_on(value, 1))
+    assert find(here, "JAX_PLATFORMS") is None
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
@@ -326,8 +378,21 @@ def test_this_machine_with_two_virtual_devices_is_well(tmp_path: Path) -> None:
         "subject": "device worker",
         "seen": "JAX sees 2 cpu devices",
         "mend": "",
+        "log": [],
     }
     assert "wrong" not in {finding["level"] for finding in findings.values()}
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_platform_that_is_not_here_is_said_without_a_traceback_in_the_way_to_mend_it(tmp_path: Path) -> None:
+    said = _run_doctor("--state-dir", str(tmp_path), "--json", JAX_PLATFORMS="tpu")
+    assert said.returncode == 1
+    findings = {finding["subject"]: finding for finding in json.loads(said.stdout)}
+    assert "no TPU chip" in findings["JAX_PLATFORMS"]["seen"]
+    worker = findings["device worker"]
+    assert worker["seen"].startswith("JAX does not start: RuntimeError: Unable to initialize backend 'tpu'")
+    assert "  File" not in worker["mend"]
+    assert 0 < len(worker["log"]) <= 8
 
 
 def test_a_broken_jax_is_named_with_its_own_words_and_the_exit_status_is_1(tmp_path: Path) -> None:

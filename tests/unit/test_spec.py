@@ -35,7 +35,8 @@ def test_a_filled_axis_makes_the_product_the_device_count(
 @pytest.mark.parametrize(
     ("mesh", "piece"),
     [
-        ("", "empty entry"),
+        ("", "the mesh is empty"),
+        ("  ", "the mesh is empty"),
         ("dp:2,", "empty entry"),
         ("dp:2,,tp:4", "empty entry"),
         ("dp", "'dp'"),
@@ -56,7 +57,7 @@ def test_a_filled_axis_makes_the_product_the_device_count(
         ([("dp", 2, 3)], "not a pair"),
         (["dp"], "not a pair"),
         ({f"a{i}": 1 for i in range(17)}, "17 axes"),
-        (7, "int"),
+        (7, "the mesh is 7"),
     ],
 )
 def test_a_bad_mesh_is_refused_with_the_piece_that_is_wrong(mesh: object, piece: str) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from meshwright.errors import NotReadyError, RunFailedError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
-from meshwright.wire.devices import Devices
+from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.children import read_roots
 from meshwright_agent.facts.model import HolderFacts, build_json
@@ -170,12 +171,17 @@ def test_a_worker_that_is_busy_is_not_asked_and_its_progress_is_its_sign_of_life
     assert [scene.state(f"device:{index}") for index in (0, 1)] == ["healthy", "healthy"]
 
 
-def test_a_record_with_a_wrong_result_is_no_sign_of_health(cpu: Machine) -> None:
+def test_a_wrong_result_degrades_its_device_until_a_right_one_whatever_jax_lists(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.clock.advance(STALE_AFTER_S + 1)
     scene.watch.note_progress({"record": build_record_json(device_indices=(0,), correct=False, nwrong=3)})
-    assert scene.state("device:0") == "unknown"
+    scene.look()
+    device = scene.component("device:0")
+    assert (device.state, scene.state("device:1")) == ("degraded", "healthy")
+    assert "3 elements" in device.reason
+    assert device.action
+    scene.watch.note_progress({"record": build_record_json(device_indices=(0,), correct=True, nwrong=0)})
+    assert scene.state("device:0") == "healthy"
 
 
 # ---- the probe ------------------------------------------------------------------------------------------------------
@@ -256,13 +262,24 @@ def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_t
     assert "doctor" in caught.value.hint
 
 
-def test_a_worker_in_backoff_is_degraded_and_no_plan_is_promised(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, device=WorkerCrashedError("died by SIGSEGV"))
+@pytest.mark.parametrize("after", ["backoff", "stopped"])
+def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Machine, after: WorkerState) -> None:
+    scene = stage_cpu(cpu, device=WorkerCrashedError("died by SIGSEGV", log=("the last line",)))
+    scene.device.state_after = after
+    scene.look()
+    assert (scene.state("worker"), scene.component("worker").reason) == ("unhealthy", "does not start: died by SIGSEGV")
+    with pytest.raises(WorkerFailedError, match="died by SIGSEGV") as caught:
+        scene.watch.require_topology()
+    assert caught.value.log == ("the last line",)
+
+
+def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.device.answers = deque([WorkerCrashedError("died by SIGSEGV")])
     scene.device.state_after = "backoff"
     scene.look()
     assert (scene.state("worker"), scene.component("worker").reason) == ("degraded", "died: died by SIGSEGV")
-    with pytest.raises(WorkerFailedError, match="backoff"):
-        scene.watch.require_topology()
 
 
 def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_possible(cpu: Machine) -> None:
@@ -291,14 +308,15 @@ def test_a_living_worker_whose_jax_does_not_list_its_devices_is_not_healthy(cpu:
     assert (worker.state, worker.reason) == ("degraded", "RuntimeError: backend is gone")
 
 
-def test_a_stopped_worker_is_not_healthy_for_ever(dgx: Machine) -> None:
+def test_a_worker_that_was_let_go_on_purpose_stays_healthy_and_says_so(dgx: Machine) -> None:
     scene = stage_dgx(dgx)
     scene.look()
     assert scene.state("worker") == "healthy"
     scene.device.state = "stopped"
     scene.clock.advance(STALE_AFTER_S + 1)
     scene.look()
-    assert scene.state("worker") == "unknown"
+    assert scene.state("worker") == "healthy"
+    assert "starts on demand" in scene.component("worker").reason
     assert len(scene.device.calls) == 1
 
 
@@ -369,7 +387,8 @@ def test_accelerators_that_the_driver_lists_are_healthy_one_by_one(name: str, re
     machine: Machine = request.getfixturevalue(name)
     scene = stage(facts_of(machine, holders=(FOREIGN,)), jax_of(machine), stays=False)
     scene.look()
-    assert scene.states_of_devices() == {str(index): "healthy" for index in range(8)}
+    assert list(scene.states_of_devices().values()) == ["healthy"] * 8
+    assert set(scene.states_of_devices()) == {device.uuid or device.pci_bus_id for device in scene.devices().devices}
 
 
 def test_an_accelerator_that_is_gone_is_unhealthy_under_its_own_name_for_as_long_as_it_is_gone(dgx: Machine) -> None:
@@ -385,7 +404,7 @@ def test_an_accelerator_that_is_gone_is_unhealthy_under_its_own_name_for_as_long
         assert (component.state, component.age_s) == ("unhealthy", 0)
         assert "no longer lists it" in component.reason
         assert "kernel log" in component.action
-    assert [scene.state(f"device:{index}") for index in range(8)] == ["healthy"] * 7 + ["unknown"]
+    assert sorted(scene.states_of_devices().values()) == ["healthy"] * 7 + ["unhealthy"]
 
 
 def test_all_accelerators_gone_at_once_are_all_unhealthy(dgx: Machine) -> None:
@@ -405,7 +424,7 @@ def test_an_accelerator_that_is_back_is_no_longer_missed(dgx: Machine) -> None:
     scene = stage_dgx(dgx, probe=[whole, without, whole])
     for _ in range(3):
         scene.look()
-    assert scene.states_of_devices() == {str(index): "healthy" for index in range(8)}
+    assert list(scene.states_of_devices().values()) == ["healthy"] * 8
 
 
 def test_a_tpu_is_missed_by_its_pci_address(tpu: Machine) -> None:

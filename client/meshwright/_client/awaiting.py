@@ -287,7 +287,7 @@ class AsyncClient(Connection):
         """Returns the same as nccl-tests' or nvbandwidth's JSON.
 
         Raises:
-            NotAcceptableError: no such format.
+            InvalidRequestError: no such format.
         """
         return await self._ask(calls.latest_bench_as(format))
 

@@ -195,8 +195,10 @@ def _find_warnings(
         return []
     if chip is None:
         return [_warn_of_unknown_chip(hardware_type, asked)]
+    unverified = [] if chip.roofline_verified else [_warn_of_unverified_figures(chip)]
     difference = row.critical_batch_size / chip.critical_batch_tokens - 1
-    return [_warn_of_difference(row, chip, difference)] if abs(difference) > DIFFERENCE_RATIO else []
+    differs = [_warn_of_difference(row, chip, difference)] if abs(difference) > DIFFERENCE_RATIO else []
+    return [*unverified, *differs]
 
 
 def _warn_of_unknown_hardware(asked: str) -> Notice:
@@ -211,6 +213,14 @@ def _warn_of_unknown_chip(hardware_type: HardwareType, asked: str) -> Notice:
     return Notice(
         code="chip_unknown",
         message=f"the row is for {hardware_type.value} in general; the figures of {asked!r} are in no table",
+        hint="measure matmul and memory_bandwidth with a bench: their quotient is the roofline",
+    )
+
+
+def _warn_of_unverified_figures(chip: Chip) -> Notice:
+    return Notice(
+        code="figures_unverified",
+        message=f"not all figures of {chip.name} were checked against their source: {chip.source}",
         hint="measure matmul and memory_bandwidth with a bench: their quotient is the roofline",
     )
 

@@ -16,7 +16,7 @@ from meshwright.planning.assign import Assignment, price_order, search_order, se
 from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
 from meshwright.planning.notices import build_notices
-from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices
+from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices, tell_taken
 from meshwright.planning.shapes import search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
@@ -95,9 +95,9 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
 def _tell_there(pool: Pool, topology: Topology) -> str:
     here = f"{name_hosts(topology)} {len(topology.devices)}"
     if pool.is_named:
-        return f"{len(pool.indices)} were chosen of those that {here}"
+        return f"{len(pool.indices)} were chosen of those that {here}{tell_taken(topology, pool.held)}"
     left_out = f", of which {topology.describe(pool.left_out)} are left out as not well" if pool.left_out else ""
-    return here + left_out
+    return here + left_out + tell_taken(topology, pool.held)
 
 
 def _offer(asked: MeshSpec, count: int) -> str:
@@ -105,7 +105,7 @@ def _offer(asked: MeshSpec, count: int) -> str:
     if -1 not in asked.sizes and shapes:
         (name, _), *rest = search_shapes(asked, count)[0].axes
         shapes = [shapes[0], str(MeshSpec(((name, -1), *rest)))] if count > 1 else shapes
-    return f"use {' or '.join(dict.fromkeys(shapes))}" if shapes else "no device is left to plan on; see GET /health"
+    return f"use {' or '.join(dict.fromkeys(shapes))}" if shapes else "no device is left to plan on; GET /health and GET /devices say why"
 
 
 def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanRequest) -> tuple[Notice, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.planning.axes import list_edges, list_lines
-from meshwright.planning.selection import Health, find_foreign
+from meshwright.planning.selection import Health, find_foreign, name_holders
 from meshwright.spec import MeshSpec
 from meshwright.topology.links import price_pair
 from meshwright.topology.model import Topology
@@ -53,14 +53,11 @@ def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Ite
 
 
 def _tell_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
-    for index in find_foreign(topology, used):
-        device = topology.devices[index]
-        holders = [process for process in device.processes or () if not process.own]
-        names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in holders[:3])
+    held = find_foreign(topology, used)
+    if held:
         yield Notice(
             code="devices_shared",
-            message=f"device {device.local_index} is held by {names}"
-            + (f" and {len(holders) - 3} more" if len(holders) > 3 else ""),
+            message=name_holders(topology, held),
             hint="wait for it, or choose among free devices with devices.count",
         )
 

@@ -35,6 +35,7 @@ class Pool:
         is_named: the request said which or how many, so that others are left unused on purpose.
         alternatives: what a faster order could be made of: well, free, and not excluded, in plain order.
         left_out: devices that are there and were not taken because they are not well.
+        held: devices that are well and were not taken because another process has them to itself.
     """
 
     indices: tuple[int, ...]
@@ -42,6 +43,7 @@ class Pool:
     alternatives: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 def select_devices(asked: Names | DeviceSelection | None, topology: Topology, health: Health) -> Pool:
@@ -62,7 +64,9 @@ def select_devices(asked: Names | DeviceSelection | None, topology: Topology, he
     left_out = tuple(index for index in topology.order if index not in well)
     match asked:
         case None:
-            return Pool(usable, False, usable, left_out, _tell_left_out(topology, left_out, health))
+            free, held = _part_held(topology, usable)
+            notices = _tell_left_out(topology, left_out, health) + _tell_held(topology, held)
+            return Pool(free, False, free, left_out, notices, held)
         case DeviceSelection():
             return _choose(asked, topology, usable, left_out, health)
         case _:
@@ -81,6 +85,24 @@ def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
     """Returns the devices that processes other than the agent's own worker hold."""
     devices = topology.devices
     return tuple(index for index in indices if any(not process.own for process in devices[index].processes or ()))
+
+
+def find_taken(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
+    """Returns the devices that another process has to itself: any holder of a TPU, and of a GPU in exclusive mode."""
+    devices = topology.devices
+    alone = [i for i in indices if devices[i].platform == "tpu" or devices[i].compute_mode == "exclusive_process"]
+    return find_foreign(topology, alone)
+
+
+def name_holders(topology: Topology, indices: Iterable[int]) -> str:
+    """Returns the devices and the processes, other than the agent's own, that hold them: "0, 1 is held by a (7)"."""
+    held: dict[str, list[int]] = {}
+    for index in indices:
+        holders = [process for process in topology.devices[index].processes or () if not process.own]
+        names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in holders[:3])
+        more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
+        held.setdefault(names + more, []).append(index)
+    return "; ".join(f"device {topology.describe(group)} is held by {names}" for names, group in held.items())
 
 
 def name_hosts(topology: Topology) -> str:
@@ -103,15 +125,17 @@ def _choose(
     health: Health,
 ) -> Pool:
     excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked.exclude else ())
-    candidates = tuple(index for index in usable if index not in excluded)
+    candidates, held = _part_held(topology, [index for index in usable if index not in excluded])
     notices = _tell_left_out(topology, [index for index in left_out if index not in excluded], health)
     if asked.count is None:
-        return Pool(candidates, bool(excluded), candidates, left_out, notices)
+        notices += _tell_held(topology, held)
+        return Pool(candidates, bool(excluded), candidates, left_out, notices, held)
     if asked.count > len(candidates):
         raise refuse(
             f"devices asks for {asked.count}; {name_hosts(topology)} {len(topology.devices)}, of which "
             f"{len(excluded)} are "
-            f"excluded and {len(set(left_out) - excluded)} are not well; a plan takes only what is left",
+            f"excluded and {len(set(left_out) - excluded)} are not well{tell_taken(topology, held)}; "
+            f"a plan takes only what is left",
             f"ask for {len(candidates)} or fewer" if candidates else "exclude fewer devices, or name them one by one",
             "devices.count",
         )
@@ -119,7 +143,18 @@ def _choose(
     free = tuple(index for index in candidates if index not in busy)
     pool = free if len(free) >= asked.count else candidates
     alternatives = pool if asked.policy == "packed" else ()
-    return Pool(_take(asked, topology, pool, asked.count), True, alternatives, left_out, notices)
+    return Pool(_take(asked, topology, pool, asked.count), True, alternatives, left_out, notices, held)
+
+
+def tell_taken(topology: Topology, held: Sequence[int]) -> str:
+    """Returns how a refusal goes on about devices that others have to themselves: ", and device 0 is held by …"."""
+    return f", and {name_holders(topology, held).replace('; ', ', ')}" if held else ""
+
+
+def _part_held(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the devices that a job could open, and those that another process has to itself."""
+    held = find_taken(topology, indices)
+    return tuple(index for index in indices if index not in held), held
 
 
 def _take(asked: DeviceSelection, topology: Topology, pool: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -186,3 +221,11 @@ def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) 
             hint="see GET /health; name a device in `devices` to use it all the same",
         ),
     )
+
+
+def _tell_held(topology: Topology, held: Sequence[int]) -> tuple[Notice, ...]:
+    if not held:
+        return ()
+    message = f"{name_holders(topology, held)}: left out, since one process at a time can use it"
+    hint = "end that process; name a device in `devices` to plan on it all the same"
+    return (Notice(code="devices_left_out", message=message, hint=hint),)

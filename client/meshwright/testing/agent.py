@@ -30,7 +30,6 @@ from meshwright._http import (
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import (
     InvalidRequestError,
-    NotAcceptableError,
     NotReadyError,
     PlanNotFoundError,
     ProblemError,
@@ -241,7 +240,10 @@ class FakeAgent:
         if format_ == "json":
             return self.runs.latest()
         if format_ not in self.exports:
-            raise NotAcceptableError(f"format {format_!r}; there are json, {', '.join(self.exports)}")
+            there = ", ".join(("json", *self.exports))
+            message = f"format {format_!r} is none of {there}"
+            errors = [{"field": "format", "message": message}]
+            raise InvalidRequestError(f"format: {message}", hint=f"use one of {there}", errors=errors)
         return self.exports[format_]
 
     def _runs(self, asked: Asked) -> object:

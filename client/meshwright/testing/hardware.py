@@ -80,7 +80,7 @@ MODELS: Final[dict[str, Model]] = {
     "h100": Model(
         "gpu", "NVIDIA H100 80GB HBM3", "host", 80 * GIB, _identify_gpu, lambda a, b, count: "NV18", 18, 450e9
     ),
-    # 16 GB of HBM; ICI of 45 GB/s one way a link. Source: scaling book, "TPU networking".
+    # 16 GiB of HBM; ICI of 45 GB/s one way a link. Source: scaling book, "TPU networking".
     "v5e": Model(
         "tpu",
         "TPU v5 lite",

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright_agent.api.dependencies import AgentHere, problems
+from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, problems
 from meshwright_agent.api.gate import JsonRoute
 
 router = APIRouter(tags=["batch size"], route_class=JsonRoute)
@@ -16,7 +16,7 @@ _DETECT: Final = BatchSizeRequest()
 _REFUSALS = problems(s422="unknown_hardware (with near names) or invalid_request", s503="no device is known yet")
 
 
-@router.post("/batch-size", summary="How large a batch", responses=_REFUSALS)
+@router.post("/batch-size", summary="How large a batch", responses=_REFUSALS | BODY_REFUSALS)
 async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize:
     """Advice for the named hardware, or for this host's; a `batch` that is given is judged."""
     return agent.batch_size(request)

@@ -10,8 +10,9 @@ from starlette.responses import JSONResponse, Response
 from meshwright.wire.base import Reply
 from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.runs import Run
-from meshwright_agent.api.dependencies import AgentHere, IdempotencyKey, problems
+from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, problems
 from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.api.runs import age_records
 from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
 
 router = APIRouter(tags=["bench"], route_class=JsonRoute)
@@ -21,7 +22,7 @@ _REFUSALS = problems(
     s409="idempotency_conflict: the key was used for another request; device_busy: another process holds a device",
     s422="invalid_request, or bench_too_large for the memory that is there",
     s429="queue_full: try again after Retry-After",
-    s503="no device is known yet, or the agent is shutting down",
+    s503="no device is known yet, the store does not answer, or the agent is shutting down",
 )
 
 
@@ -40,12 +41,18 @@ class NvbandwidthReport(Reply):
     nvbandwidth: dict[str, Any]
 
 
-@router.post("/placement/bench", status_code=202, summary="Measure", response_model=Run, responses=_REFUSALS)
+@router.post(
+    "/placement/bench",
+    status_code=202,
+    summary="Measure",
+    response_model=Run,
+    responses=_REFUSALS | BODY_REFUSALS,
+)
 async def start_bench(
     agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Queues a bench: `{}` is the quick suite on all devices, within 20 s. Follow `Location` for the run."""
-    run = await agent.submit_bench(request, idempotency_key)
+    run = age_records(await agent.submit_bench(request, idempotency_key), agent.clock.now())
     headers = {"Location": f"/runs/{run.id}"}
     return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
 
@@ -54,6 +61,7 @@ async def start_bench(
     "/placement/bench",
     summary="The latest measurements",
     response_model=LatestBench | NcclTestsReport | NvbandwidthReport,
+    responses=STORE_REFUSALS,
 )
 async def read_bench(
     agent: AgentHere,

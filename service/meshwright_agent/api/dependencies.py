@@ -43,5 +43,12 @@ def problems(**statuses: str) -> dict[int | str, dict[str, Any]]:
     return {int(status[1:]): {"description": text, "content": content} for status, text in statuses.items()}
 
 
+BODY_REFUSALS: Final = problems(
+    s413="the body is larger than MESHWRIGHT_BODY_LIMIT_BYTES", s415="the body is not application/json"
+)
+"""How every route that reads a body refuses one."""
+
+STORE_REFUSALS: Final = problems(s503="the store does not answer, or the agent is starting")
+
 TEXT: Final[dict[str, Any]] = {"text/plain": {"schema": {"type": "string"}}}
 """How an answer for people is documented: `responses={200: {"content": TEXT}}`."""

@@ -14,8 +14,8 @@ from meshwright.errors import InvalidRequestError
 from meshwright.topology.text import format_devices
 from meshwright.wire.devices import Devices, Release
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import TEXT, AgentHere, IdempotencyKey, problems
-from meshwright_agent.api.gate import JsonRoute, PlainRoute
+from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, TEXT, AgentHere, IdempotencyKey, problems
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, check_query
 
 router = APIRouter(tags=["devices"], route_class=JsonRoute)
 
@@ -23,7 +23,10 @@ _FORMATS: Final = ("json", "text")
 
 
 async def read_devices(request: Request) -> Response:
-    """The host's topology: devices, links, granules, each fact with its basis and age. `?format=text` for people."""
+    """The host's topology: devices, links, granules, each fact with its basis and age. `?format=text` for people.
+
+    With `If-None-Match`, 304 while nothing but ages and memory in use has changed.
+    """
     agent: Agent = request.app.state.agent
     if request.scope["query_string"] and _read_format(request) == "text":
         return PlainTextResponse(format_devices(agent.devices()))
@@ -50,30 +53,29 @@ class Rendering:
         return self._kept[1], self._kept[2]
 
 
+_FLEETING: Final = frozenset({"observed_at", "age_s", "used_bytes", "available_bytes", "memory_stats"})
+"""What changes at every look though nothing has happened that a plan would care for."""
+
+
 def build_etag(devices: Devices) -> str:
-    """Returns a weak ETag over what is said, not over when it was seen."""
-    document = _without_times(devices.model_dump(mode="json"))
+    """Returns a weak ETag over what is said: not over when it was seen, nor over how much memory is in use."""
+    document = _without_fleeting(devices.model_dump(mode="json"))
     return f'W/"{hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]}"'
 
 
-def _without_times(value: Any) -> Any:
+def _without_fleeting(value: Any) -> Any:
     match value:
         case dict():
-            return {k: _without_times(v) for k, v in value.items() if k not in {"observed_at", "age_s"}}
+            return {k: _without_fleeting(v) for k, v in value.items() if k not in _FLEETING}
         case list():
-            return [_without_times(v) for v in value]
+            return [_without_fleeting(v) for v in value]
         case _:
             return value
 
 
 def _read_format(request: Request) -> str:
-    unknown = sorted(set(request.query_params) - {"format"})
+    check_query(request, ("format",))
     form = request.query_params.get("format", "json")
-    if unknown:
-        message = f"unknown query parameter {unknown[0]!r}; /devices takes format"
-        raise InvalidRequestError(
-            message, hint="/devices?format=text", errors=[{"field": unknown[0], "message": message}]
-        )
     if form not in _FORMATS:
         message = f"format {form[:80]!r} is none of {', '.join(_FORMATS)}"
         raise InvalidRequestError(
@@ -92,7 +94,7 @@ def _matches(request: Request, etag: str) -> bool:
     }
 
 
-@router.post("/devices/release", summary="Give the devices back")
+@router.post("/devices/release", summary="Give the devices back", responses=STORE_REFUSALS | BODY_REFUSALS)
 async def release_devices(agent: AgentHere, idempotency_key: IdempotencyKey = None) -> Release:
     """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device."""
     return await agent.release()
@@ -111,7 +113,7 @@ _PARAMETERS: Final[list[dict[str, Any]]] = [
         "in": "header",
         "required": False,
         "schema": {"type": "string"},
-        "description": "an ETag of before: 304 if only ages have changed since",
+        "description": "an ETag of before: 304 if nothing but ages and memory in use has changed since",
     },
 ]
 

@@ -9,17 +9,19 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as PlainRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from meshwright.errors import BodyTooLargeError, ProblemError, UnsupportedMediaTypeError
+from meshwright.errors import BodyTooLargeError, InvalidRequestError, ProblemError, UnsupportedMediaTypeError
 from meshwright.wire.problem import translate_validation
 from meshwright_agent.api.problem import answer_bug, build_response, request_id_of
 
@@ -79,7 +81,7 @@ def _read_request_id(scope: Scope) -> bytes:
 
 
 class StrictJsonRequest(Request):
-    """Reads JSON as RFC 8259 has it, and refuses what `json` lets through: doubled names, NaN, Infinity."""
+    """Reads JSON as RFC 8259 has it, and refuses what `json` lets through: doubled names, NaN, Infinity, no UTF-8."""
 
     async def read_body(self, limit_bytes: int) -> None:
         """Reads the whole body, to be had by `body()` and `json()`.
@@ -106,13 +108,17 @@ class StrictJsonRequest(Request):
         """Returns the body's value.
 
         Raises:
-            json.JSONDecodeError: not JSON, a name twice in one object, a number that is none, or nested too deep.
+            json.JSONDecodeError: not UTF-8, not JSON, a name twice in one object, a number that is none, or nested
+                too deep.
         """
-        text = (await self.body()).decode("utf-8", errors="replace")
         try:
+            text = (await self.body()).decode("utf-8")
             return json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
         except json.JSONDecodeError:
             raise
+        except UnicodeDecodeError as error:
+            message = f"not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+            raise json.JSONDecodeError(message, "", 0) from error
         except RecursionError as error:
             raise json.JSONDecodeError("nested too deep", "", 0) from error
         except ValueError as error:
@@ -133,20 +139,58 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 class JsonRoute(APIRoute):
-    """A route whose bodies are strict JSON, announced as such."""
+    """A route whose bodies are strict JSON, announced as such, and whose query holds only what the route knows."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns FastAPI's handler behind the strict reader."""
         answer = super().get_route_handler()
+        known = _list_query(self.dependant)
 
         async def handle(request: Request) -> Response:
             strict = StrictJsonRequest(request.scope, request.receive)
+            if request.scope["query_string"]:
+                check_query(request, known)
             if request.method in {"POST", "PUT", "PATCH"}:
                 _check_media_type(request)
                 await strict.read_body(request.app.state.agent.settings.body_limit_bytes)
             return await answer(strict)
 
         return handle
+
+
+def _list_query(dependant: Dependant) -> tuple[str, ...]:
+    """Returns the names of a route's query parameters; a model that takes the query whole stands for its fields."""
+    names: list[str] = []
+    for field in (field for part in _walk(dependant) for field in part.query_params):
+        kind = field.field_info.annotation
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+        names += kind.model_fields if is_model else [field.alias]
+    return tuple(names)
+
+
+def _walk(dependant: Dependant) -> Iterator[Dependant]:
+    yield dependant
+    for part in dependant.dependencies:
+        yield from _walk(part)
+
+
+def check_query(request: PlainRequest, known: Sequence[str]) -> None:
+    """Refuses a parameter that the route would ignore: a mistyped one, or the first of two of one name.
+
+    Raises:
+        InvalidRequestError: naming it, and those that there are.
+    """
+    path, takes = request.url.path, ", ".join(known) or "none"
+    fields = []
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in known:
+            fields.append({"field": name[:80], "message": f"unknown query parameter; {path} takes {takes}"})
+        elif times > 1:
+            fields.append({"field": name, "message": f"stands {times} times in the query; it may stand once"})
+    if fields:
+        detail = f"{fields[0]['field']}: {fields[0]['message']}"
+        hint = f"{path} takes {takes}; GET /docs shows each with its type and bounds"
+        raise InvalidRequestError(detail, errors=fields, hint=hint)
 
 
 def _check_media_type(request: Request) -> None:

@@ -8,10 +8,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from meshwright.wire.health import Health
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import AgentHere
-from meshwright_agent.api.gate import PlainRoute
+from meshwright_agent.api.dependencies import AgentHere, problems
+from meshwright_agent.api.gate import JsonRoute, PlainRoute
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=JsonRoute)
 
 _TEXT = {"description": "one line of text", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
@@ -28,7 +28,7 @@ async def read_readyz(request: Request) -> Response:
     return PlainTextResponse(f"{line}\n", status_code=200 if ready else 503)
 
 
-@router.get("/health", summary="Health of every component")
+@router.get("/health", summary="Health of every component", responses=problems(s422="an unknown query parameter"))
 async def read_health(agent: AgentHere) -> Health:
     """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old."""
     return agent.health()

@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from meshwright.errors import InvalidRequestError
 from meshwright.wire.base import SCHEMA_VERSION, SchemaVersion
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import IDEMPOTENCY_PARAMETER, AgentHere, document_body, problems
+from meshwright_agent.api.dependencies import BODY_REFUSALS, IDEMPOTENCY_PARAMETER, AgentHere, document_body, problems
 from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_model
 
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
@@ -41,12 +42,17 @@ class PlanQuery(BaseModel):
     schema_version: SchemaVersion = SCHEMA_VERSION
 
     def to_request(self) -> PlanRequest:
-        """Returns the same question as the POST's body."""
+        """Returns the same question as the POST's body.
+
+        Raises:
+            InvalidRequestError: parameters of which one would have to be dropped.
+        """
         selection = self.count is not None or self.exclude is not None
+        self._check_selection(selection)
         chosen = DeviceSelection(count=self.count, policy=self.policy, exclude=_split(self.exclude))
         return PlanRequest(
             mesh=self.mesh,
-            devices=chosen if selection and self.devices is None else _split(self.devices) or None,
+            devices=chosen if selection else None if self.devices is None else _split(self.devices),
             device_order=self.device_order,
             axis_types=_split_words(self.axis_types),
             allow_unused=self.allow_unused,
@@ -54,6 +60,20 @@ class PlanQuery(BaseModel):
             memory_strategy=self.memory_strategy,
             schema_version=self.schema_version,
         )
+
+
+    def _check_selection(self, is_chosen: bool) -> None:
+        if self.devices is not None and is_chosen:
+            name = "count" if self.count is not None else "exclude"
+            message = f"{name} stands beside devices; devices are named, or chosen by count, policy and exclude"
+            raise _refuse(name, message, "leave out devices, or name the devices that you want and no more")
+        if self.policy == "spread" and not is_chosen:
+            message = "policy says how to choose, and nothing says how many; it needs count or exclude beside it"
+            raise _refuse("policy", message, "add a number, such as count=2&policy=spread, or leave policy out")
+
+
+def _refuse(field: str, message: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}", hint=hint, errors=[{"field": field, "message": message}])
 
 
 def _split(text: str | None) -> tuple[int | str, ...]:
@@ -101,6 +121,6 @@ PLAIN_ROUTES = (
         summary="Plan a mesh",
         response_model=Plans,
         openapi_extra={"requestBody": document_body(PlanRequest), "parameters": [IDEMPOTENCY_PARAMETER]},
-        responses=_REFUSALS,
+        responses=_REFUSALS | BODY_REFUSALS,
     ),
 )

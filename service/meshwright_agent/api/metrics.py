@@ -6,7 +6,7 @@ Labels are dcgm-exporter's where they mean the same (gpu, UUID, pci_bus_id, mode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,13 +24,14 @@ from starlette.responses import PlainTextResponse, Response
 
 import meshwright_agent
 from meshwright.errors import ProblemError
-from meshwright.wire.devices import Device
+from meshwright.wire.devices import Device, WorkerState
+from meshwright.wire.health import State
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.gate import PlainRoute
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-HEALTH_STATES: Final = ("initializing", "healthy", "degraded", "unhealthy", "unknown")
-WORKER_STATES: Final = ("stopped", "starting", "ready", "busy", "stopping", "backoff", "failed")
+HEALTH_STATES: Final[tuple[str, ...]] = get_args(State)
+WORKER_STATES: Final[tuple[str, ...]] = get_args(WorkerState)
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "modelName", "Hostname", "platform")
 
@@ -39,7 +40,7 @@ METRICS: Final = {
     "meshwright_http_requests_total": "requests answered, by route template, method and status",
     "meshwright_http_request_duration_seconds": "time from request to the last byte of the answer, by route template",
     "meshwright_ready": "1 when /readyz answers 200",
-    "meshwright_device_health": "1 for the state that the component is in, 0 for the others",
+    "meshwright_component_health": "1 for the state that the component is in, 0 for the others",
     "meshwright_device_info": "1 a device, with its identity",
     "meshwright_device_memory_capacity_bytes": "memory of the device",
     "meshwright_device_memory_used_bytes": "memory in use",
@@ -122,7 +123,7 @@ class AgentCollector(Collector):
         states: dict[tuple[str, ...], str] = {
             (name,): self._agent.board.state(name, now) for name in self._agent.board.names()
         }
-        yield _one_hot("meshwright_device_health", ("component", "state"), states, HEALTH_STATES)
+        yield _one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:

@@ -103,4 +103,5 @@ def _translate_http(request: Request, error: HTTPException, headers: Mapping[str
             hint = f"it takes {headers['Allow']}"
             return MethodNotAllowedError(f"{path} does not take {request.method}", hint=hint)
         case _:
-            return InvalidRequestError(str(error.detail), status=error.status_code)
+            hint = "GET /docs shows every route with what it takes"
+            return InvalidRequestError(str(error.detail), status=error.status_code, hint=hint)

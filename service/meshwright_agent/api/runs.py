@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Annotated
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
 from meshwright.wire.runs import FINAL_STATES, Run, RunList, RunState
-from meshwright_agent.api.dependencies import AgentHere, problems
+from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, problems
 from meshwright_agent.api.gate import JsonRoute
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
 RunId = Annotated[str, Path(max_length=128)]
-_NOT_FOUND = problems(s404="no run has this id")
+_REFUSALS = problems(s404="no run has this id") | STORE_REFUSALS
+_CANCELLING = {202: {"description": "it is being cancelled: the worker has yet to stop", "model": Run}}
 
 
-@router.get("/runs", summary="Runs, newest first")
+@router.get("/runs", summary="Runs, newest first", responses=STORE_REFUSALS)
 async def list_runs(
     agent: AgentHere,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -30,18 +32,31 @@ async def list_runs(
     return RunList(runs=tuple(run.model_copy(update={"result": None}) for run in runs))
 
 
-@router.get("/runs/{run_id}", summary="A run", responses=_NOT_FOUND)
+@router.get("/runs/{run_id}", summary="A run", responses=_REFUSALS)
 async def read_run(agent: AgentHere, run_id: RunId) -> Run:
-    """The run's state, progress, and in the end its result or error."""
-    return await agent.run(run_id)
+    """The run's state, progress, and in the end its result or error; `age_s` of its records is as of now."""
+    return age_records(await agent.run(run_id), agent.clock.now())
 
 
-@router.delete("/runs/{run_id}", summary="Cancel a run", response_model=Run, responses=_NOT_FOUND)
+@router.delete("/runs/{run_id}", summary="Cancel a run", response_model=Run, responses=_REFUSALS | _CANCELLING)
 async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
     """Cancels a run that waits or runs; one that has ended is returned as it is (200), else 202."""
-    run = await agent.cancel_run(run_id)
+    run = age_records(await agent.cancel_run(run_id), agent.clock.now())
     status = 200 if run.state in FINAL_STATES else 202
     return Response(run.model_dump_json(), status_code=status, media_type="application/json")
+
+
+def age_records(run: Run, now: datetime) -> Run:
+    """Returns the run with the ages of its records as of `now`; they were stored as they were when measured."""
+    records = (run.result or {}).get("records")
+    if not records:
+        return run
+    return run.model_copy(update={"result": {**(run.result or {}), "records": [_age(record, now) for record in records]}})
+
+
+def _age(record: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    age_s = (now - datetime.fromisoformat(record["observed_at"])).total_seconds()
+    return {**record, "age_s": max(0.0, age_s)}
 
 
 async def _find_run(agent: AgentHere, run_id: RunId) -> Run:
@@ -52,7 +67,7 @@ async def _find_run(agent: AgentHere, run_id: RunId) -> Run:
     "/runs/{run_id}/events",
     summary="A run's events (SSE)",
     response_class=EventSourceResponse,
-    responses=_NOT_FOUND,
+    responses=_REFUSALS,
 )
 async def stream_events(
     agent: AgentHere,

@@ -48,7 +48,12 @@ def list_prefetch(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Prefetch, stage, size, sharding),
+            at_size=partial(_build_prefetch, stage, sharding, BATCH_COUNT * len(scope.devices)),
         )
+
+
+def _build_prefetch(stage: Stage, sharding: NamedSharding, parts: int, size_bytes: int) -> Prefetch:
+    return Prefetch(stage, round_sizes((size_bytes,), stage.item_bytes, parts=parts)[0], sharding)
 
 
 def build_batches(stage: Stage, size_bytes: int) -> tuple[Array, ...]:

@@ -18,9 +18,8 @@ from meshwright.topology.visible import VisibleGpu, read_visible_gpus
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Platform
 from meshwright_agent.bench.patterns import Array
+from meshwright_agent.bench.scope import parse_platform
 from meshwright_agent.clock import Clock
-
-_PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,6 @@ def count_shared(array: jax.Array, host: Array) -> int:
     low, high = host.ctypes.data, host.ctypes.data + host.nbytes
     parts = [shard.data for shard in array.addressable_shards if shard.device.platform == "cpu"]
     return sum(low <= part.unsafe_buffer_pointer() < high for part in parts)
-
-
-def parse_platform(name: str) -> Platform:
-    """Returns cpu, gpu or tpu for JAX's name of a platform."""
-    return cast(Platform, _PLATFORMS.get(name, name))
 
 
 def read_devices(environ: Mapping[str, str] = os.environ) -> tuple[dict[int, jax.Device], tuple[Notice, ...]]:

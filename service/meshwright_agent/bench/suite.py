@@ -15,13 +15,15 @@ from typing import Any, Final
 
 import jax
 
+from meshwright.errors import RunFailedError
 from meshwright.wire.base import Notice
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, Skipped
 from meshwright_agent.bench.collectives import KINDS, list_collective
 from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
+from meshwright_agent.bench.forecast import check_forecast
 from meshwright_agent.bench.prefetch import list_prefetch
-from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
-from meshwright_agent.bench.stage import Stage, parse_platform, read_devices
+from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope, parse_platform
+from meshwright_agent.bench.stage import Stage, read_devices
 from meshwright_agent.bench.timing import OutOfTime, Timetable, measure_samples
 from meshwright_agent.bench.transfers import (
     list_device_to_device,
@@ -66,6 +68,7 @@ def run_suite(
     Raises:
         InvalidMeshError: the mesh is no mesh.
         InvalidRequestError: a device, axis or mesh size that JAX here has not.
+        RunFailedError: nothing was measured.
     """
     clock = clock or SystemClock()
     started_at, began_s = clock.now(), clock.monotonic()
@@ -76,6 +79,7 @@ def run_suite(
     stage = Stage(devices, platform, scope.dtype, clock)
     bench = Bench(scope, stage, progress, check, Timetable.start(clock, scope.limit_s))
     bench.run(bench.list_trials())
+    bench.check_anything()
     return BenchResult(
         suite=scope.suite,
         platform=platform,
@@ -135,8 +139,9 @@ class Bench:
             self.omissions.append((trial.case, text, trial.label))
 
     def measure(self, trial: Trial, until_s: float) -> BenchRecord:
-        """Prepares, warms up, samples and verifies one trial."""
+        """Prepares, warms up, samples and verifies one trial; a large one is forecast first."""
         clock = self.stage.clock
+        check_forecast(trial, self.stage.platform, self.timetable, self.check)
         subject = trial.prepare()
         self.check()
         summary = measure_samples(
@@ -153,6 +158,17 @@ class Bench:
         """Keeps a record and tells it."""
         self.records.append(record)
         self.progress({"record": record.model_dump(mode="json")})
+
+    def check_anything(self) -> None:
+        """Does nothing if something was measured.
+
+        Raises:
+            RunFailedError: nothing was; the detail has every case's reason.
+        """
+        if self.records:
+            return
+        reasons = "; ".join(f"{entry.case}: {entry.reason}" for entry in self.list_skipped())
+        raise RunFailedError(f"nothing was measured: {reasons}", hint=suggest_request(self))
 
     def list_skipped(self) -> tuple[Skipped, ...]:
         """Returns one entry a case and reason, naming what was left out."""
@@ -181,6 +197,13 @@ def explain_absence(case: BenchCase, scope: Scope) -> str:
         sizes = ", ".join(f"{name}:{size}" for name, size in scope.mesh if name in scope.axes)
         return f"there is nothing to exchange over {sizes}: a collective needs an axis of at least 2 devices"
     return f"it needs 2 devices; {len(scope.devices)} take part"
+
+
+def suggest_request(bench: Bench) -> str:
+    """Returns what to ask for instead, where nothing was measured."""
+    if not any(label for _, _, label in bench.omissions):
+        return 'name cases that one device can do, as in "cases": ["matmul", "memory_bandwidth"]; or more devices'
+    return f'raise "max_s" (it was {bench.scope.limit_s:g}), or name fewer "cases" or smaller sizes'
 
 
 def format_labels(labels: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ and the record's detail says how. algbw is S/t with S the bytes of the one array
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -46,6 +46,7 @@ def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Put, stage, size, stage.devices[index]),
+            at_size=partial(_build_resized, Put, stage, (stage.devices[index],), 1),
         )
 
 
@@ -60,6 +61,7 @@ def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Fetch, stage, size, stage.devices[index]),
+            at_size=partial(_build_resized, Fetch, stage, (stage.devices[index],), 1),
         )
 
 
@@ -74,6 +76,7 @@ def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Move, stage, size, stage.devices[pair[0]], stage.devices[pair[1]]),
+            at_size=partial(_build_resized, Move, stage, tuple(stage.devices[index] for index in pair), 1),
         )
 
 
@@ -102,7 +105,14 @@ def _list_spread(
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Put, stage, size, sharding),
+            at_size=partial(_build_resized, Put, stage, (sharding,), parts),
         )
+
+
+def _build_resized(
+    kind: Callable[..., Subject], stage: Stage, places: tuple[object, ...], parts: int, size_bytes: int
+) -> Subject:
+    return kind(stage, round_sizes((size_bytes,), stage.item_bytes, parts=parts)[0], *places)
 
 
 def build_batch_mesh(scope: Scope, stage: Stage) -> Mesh:

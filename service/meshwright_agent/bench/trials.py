@@ -57,6 +57,7 @@ class Trial:
             what is read and written.
         flops: floating-point operations of one sample; then no bandwidth is stated.
         busbw_factor: busbw ÷ algbw; None for what is not a collective.
+        at_size: prepares the same at another S, rounded as it must be; None: it cannot be forecast.
     """
 
     case: BenchCase
@@ -70,6 +71,12 @@ class Trial:
     axis_size: int | None = None
     busbw_factor: float | None = None
     flops: float | None = None
+    at_size: Callable[[int], Subject] | None = None
+
+    @property
+    def power(self) -> float:
+        """The power of S that a call's work grows with: n³ is S to the 3/2 where S is n²."""
+        return 1.5 if self.flops else 1.0
 
     @property
     def label(self) -> str:

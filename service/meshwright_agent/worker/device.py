@@ -12,15 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from meshwright_agent.bench.scope import parse_platform
 from meshwright_agent.worker.child import CallContext, serve
 
 KIND: Final = "device"
 
 PULSE_S: Final = 10.0
 """Well below the age at which the agent calls a health check stale."""
-
-_PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
-"""JAX's platform names that the wire calls otherwise."""
 
 
 def read_hello() -> dict[str, Any]:
@@ -42,11 +40,6 @@ def read_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def parse_platform(name: str) -> str:
-    """Returns cpu, gpu or tpu for JAX's name of a platform; any other name as it is."""
-    return _PLATFORMS.get(name, name)
 
 
 def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:

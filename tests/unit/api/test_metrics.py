@@ -197,7 +197,7 @@ def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as
 
 
 def _assert_states(text: str, expected: dict[str, str]) -> None:
-    found = _samples(text, "meshwright_device_health")
+    found = _samples(text, "meshwright_component_health")
     assert len(found) == len(expected) * len(HEALTH_STATES)
     assert {s["component"]: s["state"] for s, value in found if value == 1} == expected
 

@@ -95,7 +95,7 @@ def test_a_bench_is_accepted_with_its_location() -> None:
         ("POST", "/placement/bench", {"samples": 1}, "invalid_request"),
         ("GET", "/runs/none", None, "run_not_found"),
         ("GET", "/mesh/plan/none", None, "plan_not_found"),
-        ("GET", "/placement/bench?format=csv", None, "not_acceptable"),
+        ("GET", "/placement/bench?format=csv", None, "invalid_request"),
         ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
     ],
 )

@@ -179,13 +179,20 @@ def test_a_cpu_has_a_row_and_no_roofline() -> None:
         ("a100", "57% above"),
         ("a100-40gb", "20% above"),
         ("v4", "16% below"),
-        ("v100", "31% below"),
     ],
 )
 def test_a_published_row_that_is_not_the_roofline_is_told_apart_from_it(hardware: str, text: str) -> None:
     answer = ask(hardware)
     assert codes(answer) == ["table_differs_from_roofline"]
     assert text in answer.warnings[0].message
+
+
+@pytest.mark.parametrize("hardware", ["t4", "a10", "a10g", "l4", "v2", "v100"])
+def test_figures_that_nobody_checked_are_said_to_be_so(hardware: str) -> None:
+    answer = ask(hardware)
+    assert codes(answer)[0] == "figures_unverified"
+    assert "unverified" in answer.warnings[0].message
+    assert (hardware == "v100") == ("table_differs_from_roofline" in codes(answer))
 
 
 def test_a_relative_of_a_known_card_gets_the_familys_row_and_no_figures() -> None:

@@ -156,10 +156,25 @@ def test_the_roofline_is_flops_over_memory_bandwidth(name: str, tokens: float) -
 
 def test_memory_is_in_the_unit_that_the_source_uses() -> None:
     assert {name: chip.memory_bytes for name in ("v5e", "v5p", "h100") if (chip := find_chip(name))} == {
-        "v5e": 16 * 10**9,
+        "v5e": 16 * 2**30,
         "v5p": 95 * 2**30,
         "h100": 80 * 10**9,
     }
+
+
+@pytest.mark.parametrize(("name", "limit_bytes"), [("v5e", 16909334528), ("v6e", 16909334528)])
+def test_no_tpu_has_less_memory_than_jax_may_take_of_it(name: str, limit_bytes: int) -> None:
+    """limit_bytes: JAX's `bytes_limit` on a v5e; v6e has twice the memory."""
+    chip = find_chip(name)
+    assert chip is not None
+    assert chip.memory_bytes in (16 * 2**30, 32 * 2**30)
+    assert limit_bytes < chip.memory_bytes
+
+
+def test_sources_say_what_they_are_and_nothing_of_how_they_were_looked_up() -> None:
+    for chip in read_chips():
+        assert not any("looked up" in text or "memory, not" in text for text in (chip.source, chip.verified, chip.notes))
+        assert chip.roofline_verified or "unverified" in chip.source
 
 
 def test_a_device_of_a_chip_with_two_has_half_of_it() -> None:

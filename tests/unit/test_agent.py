@@ -1,0 +1,62 @@
+"""The agent's joints, without a child: what the board says reaches plans, what a bench says reaches scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import NotReadyError
+from meshwright.wire.bench import BenchRecord
+from meshwright.wire.mesh import PlanRequest
+from meshwright_agent.agent import Agent
+from meshwright_agent.settings import Settings
+from meshwright_agent.watch import Sight
+from tests.fakes.stored import build_record_json
+
+
+def build_agent(folder: Path, count: int = 8) -> Agent:
+    agent = Agent(Settings(cpu_devices=count, state_dir=folder), environ={})
+    devices: list[dict[str, Any]] = [{"id": index, "kind": "cpu", "platform": "cpu"} for index in range(count)]
+    view = {"platform": "cpu", "jax": "0.0", "jaxlib": "0.0", "process_index": 0, "devices": devices}
+    agent.watch.sight = Sight(jax=view, jax_at=agent.clock.now(), jax_generation=1)
+    return agent
+
+
+def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:
+    plans = asyncio.run(agent.plan(PlanRequest(**request)))
+    return {notice.code: notice.message for notice in plans.plans[0].warnings}
+
+
+def test_a_device_that_the_board_calls_unhealthy_is_left_out_of_a_plan(tmp_path: Path) -> None:
+    agent = build_agent(tmp_path)
+    agent.board.report("device:3", "unhealthy", "gave wrong results", at=agent.clock.now())
+    plans = asyncio.run(agent.plan(PlanRequest(mesh="x:-1")))
+    assert plans.plans[0].devices is not None
+    assert [device.local_index for device in plans.plans[0].devices] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_device_that_the_board_calls_degraded_is_planned_with_a_warning(tmp_path: Path) -> None:
+    agent = build_agent(tmp_path)
+    assert "devices_degraded" not in warnings_of(agent, mesh="x:8")
+    agent.board.report("device:3", "degraded", "gave a wrong result", at=agent.clock.now())
+    assert "3" in warnings_of(agent, mesh="x:8")["devices_degraded"]
+
+
+def test_a_plan_that_cannot_be_stored_is_answered_and_says_so(tmp_path: Path) -> None:
+    assert "plan_not_stored" in warnings_of(build_agent(tmp_path), mesh="x:8")
+
+
+def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
+    agent = Agent(Settings(cpu_devices=8, state_dir=tmp_path), environ={})
+    with pytest.raises(NotReadyError):
+        asyncio.run(agent.plan(PlanRequest(mesh="x:8")))
+
+
+def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) -> None:
+    agent = build_agent(tmp_path)
+    for nwrong in (0, 5):
+        agent.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
+    assert [record.nwrong for record in agent.newest_records()] == [5]

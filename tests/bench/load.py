@@ -51,7 +51,7 @@ def fetch(target: Target) -> bytes:
         return body
 
 
-def measure_rates(targets: Sequence[Target], *, rounds: int = 9, requests: int = 500) -> list[Rate]:
+def measure_rates(targets: Sequence[Target], *, rounds: int = 21, requests: int = 500) -> list[Rate]:
     """Returns a rate for each target; the rounds take turns, so that a noisy moment hits all of them."""
     latencies: list[list[float]] = [[] for _ in targets]
     rates: list[list[float]] = [[] for _ in targets]

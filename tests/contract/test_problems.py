@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
 import pytest
 
-from meshwright.errors import BY_CODE
+from meshwright._calls.messages import Answer, Request
+from meshwright._calls.outcomes import build_error
+from meshwright.errors import BY_CODE, ProblemError
 from meshwright.wire.problem import Problem
 from meshwright_agent.api.problem import build_response
-from tests.agents import RunningAgent
+from tests.agents import RunningAgent, wait_for
 
 JSON = {"Content-Type": "application/json"}
 PLAN, BENCH, BATCH = "/mesh/plan", "/placement/bench", "/batch-size"
@@ -40,6 +41,13 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, '{"mesh"', 422, "invalid_request"),
     ("POST", PLAN, b"\xff\xfe", 422, "invalid_request"),
     ("POST", PLAN, '"' + "x" * (1 << 21) + '"', 413, "body_too_large"),
+    ("POST", PLAN, b'{"mesh": "d\xffp:8"}', 422, "invalid_request"),
+    ("POST", PLAN, '{"mesh": {"dp": "8"}}', 422, "invalid_mesh"),
+    ("GET", f"{PLAN}?mesh=dp:2&mesh=dp:8", None, 422, "invalid_request"),
+    ("GET", f"{PLAN}?mesh=dp:2&devices=0,1&count=4", None, 422, "invalid_request"),
+    ("GET", f"{PLAN}?mesh=dp:8&policy=spread", None, 422, "invalid_request"),
+    ("GET", "/health?verbose=1", None, 422, "invalid_request"),
+    ("GET", f"{BENCH}?from=yesterday", None, 422, "invalid_request"),
     ("GET", f"{PLAN}?mesh=dp:2&colour=red", None, 422, "invalid_request"),
     ("GET", PLAN, None, 422, "invalid_mesh"),
     ("GET", f"{PLAN}?mesh=dp:16", None, 422, "plan_infeasible"),
@@ -93,15 +101,48 @@ def test_a_bad_request_is_refused_with_a_problem(
     check_problem(httpx.request(method, agent.url + path, content=body, headers=headers), status, code)
 
 
-def test_refusals_leave_the_worker_and_the_runs_as_they_were(agent: RunningAgent) -> None:
-    def look() -> tuple[Any, Any]:
-        worker = httpx.get(f"{agent.url}/devices").json()["worker"]
-        return (worker["generation"], worker["pid"]), httpx.get(f"{agent.url}/runs").json()
+def _look(agent: RunningAgent) -> tuple[Any, Any, Any]:
+    """The worker, the runs, and the newest records, ages and progress aside."""
+    worker = httpx.get(f"{agent.url}/devices").json()["worker"]
+    runs = [(run["id"], run["state"]) for run in httpx.get(f"{agent.url}/runs").json()["runs"]]
+    records = httpx.get(agent.url + BENCH).json()["records"]
+    return (worker["generation"], worker["pid"]), runs, [{**record, "age_s": 0.0} for record in records]
 
-    before = look()
+
+def _provoke_all(agent: RunningAgent) -> None:
     for method, path, body, _, _ in REFUSALS:
         httpx.request(method, agent.url + path, content=body, headers=JSON if body is not None else {})
-    assert look() == before
+
+
+def _start_bench(agent: RunningAgent, **body: Any) -> str:
+    return str(httpx.post(agent.url + BENCH, json=body).raise_for_status().json()["id"])
+
+
+def _state(agent: RunningAgent, run_id: str) -> str:
+    return str(httpx.get(f"{agent.url}/runs/{run_id}").json()["state"])
+
+
+def test_refusals_leave_the_worker_the_runs_and_the_records_as_they_were(agent: RunningAgent) -> None:
+    run_id = _start_bench(agent, cases=["replicate"], sizes_bytes=[1024], samples=3)
+    wait_for(lambda: _state(agent, run_id) == "succeeded", agent)
+    before = _look(agent)
+    assert before[2]
+    _provoke_all(agent)
+    assert _look(agent) == before
+
+
+def test_refusals_leave_a_bench_that_runs_as_it_was(agent: RunningAgent) -> None:
+    run_id = _start_bench(agent, cases=["matmul"], matmul_size=2048, samples=1000, max_s=300, dtype="float32")
+    try:
+        wait_for(lambda: _state(agent, run_id) == "running", agent)
+        wait_for(lambda: httpx.get(f"{agent.url}/devices").json()["worker"]["state"] == "busy", agent)
+        before = _look(agent)
+        _provoke_all(agent)
+        assert _look(agent) == before
+        assert _state(agent, run_id) == "running"
+    finally:
+        httpx.delete(f"{agent.url}/runs/{run_id}")
+    wait_for(lambda: _state(agent, run_id) == "cancelled", agent)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
@@ -150,14 +191,11 @@ def test_every_code_survives_the_way_through_http(code: str) -> None:
         retry_after_s=3.0,
     )
     response = build_response(error, request_id="r-1")
-    document = json.loads(bytes(response.body))
-    again = BY_CODE[document["code"]]
-    assert again is type(error)
-    assert (document["status"], document["detail"], document["hint"]) == (
-        error.status,
-        error.detail,
-        error.hint,
+    again = build_error(
+        Answer(response.status_code, dict(response.headers), bytes(response.body)), Request("GET", "/"), "here"
     )
-    assert document["errors"] == [{"field": "mesh", "message": "no"}]
-    assert document["log"] == ["last line"]
-    assert response.headers["retry-after"] == "3"
+    assert type(again) is BY_CODE[code]
+    assert isinstance(again, ProblemError)
+    assert (again.status, again.detail, again.hint) == (error.status, error.detail, error.hint)
+    assert (again.errors, again.log, again.code) == (error.errors, error.log, code)
+    assert (again.retry_after_s, again.request_id, again.host) == (3.0, "r-1", "here")

@@ -1,6 +1,6 @@
 """A process with virtual CPU devices that runs benches: requests as JSON on stdin, answers as JSON on stdout.
 
-python tests/process/bench_job.py suite       [request, …] → [{"result": {…}, "updates": [{…}, …]}, …]
+python tests/process/bench_job.py suite       [request, …] → [{"result" or "failure": {…}, "updates": [{…}, …]}, …]
 python tests/process/bench_job.py sabotage    → {name: {"nwrong": …, "correct": …, "count": …}}
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from typing import Any
 
 import jax
 import numpy as np
 
+from meshwright.errors import RunFailedError
 from meshwright.wire.bench import BenchRequest
 from meshwright_agent.bench.collectives import KINDS, CollectiveRun
 from meshwright_agent.bench.scope import build_scope
@@ -25,11 +27,17 @@ from meshwright_agent.clock import SystemClock
 
 
 def run_suites(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    answers = []
+    answers: list[dict[str, Any]] = []
     for request in requests:
         updates: list[dict[str, Any]] = []
-        result = run_suite(BenchRequest.model_validate(request), progress=updates.append, check=lambda: None)
-        answers.append({"result": result.model_dump(mode="json"), "updates": updates})
+        began_s = time.monotonic()
+        try:
+            result = run_suite(BenchRequest.model_validate(request), progress=updates.append, check=lambda: None)
+        except RunFailedError as error:
+            answers.append({"failure": {"detail": error.detail, "hint": error.hint}, "updates": updates})
+        else:
+            answers.append({"result": result.model_dump(mode="json"), "updates": updates})
+        answers[-1]["took_s"] = time.monotonic() - began_s
     return answers
 
 

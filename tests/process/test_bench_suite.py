@@ -31,6 +31,9 @@ TINY = {
     "cases": [*COLLECTIVE_CASES, "shard_batch", "prefetch"],
 }
 HURRIED = {"max_s": 1e-4}
+HUGE = {"cases": ["matmul"], "matmul_size": 14000, "max_s": 2}
+LARGE = {"cases": ["matmul"], "matmul_size": 20000}
+ALONE = {"cases": ["all_reduce", "device_to_device"]}
 FULL = {**SMALL, "suite": "full", "cases": ["device_to_device", "host_to_device"]}
 
 
@@ -52,7 +55,7 @@ def run_suites(requests: list[dict[str, Any]], *, devices: int) -> list[tuple[Be
 
 @pytest.fixture(scope="module")
 def eight() -> dict[str, tuple[BenchResult, list[dict[str, Any]]]]:
-    requests = {"quick": {}, "mesh": MESH, "subset": SUBSET, "tiny": TINY, "hurried": HURRIED, "full": FULL}
+    requests = {"quick": {}, "mesh": MESH, "subset": SUBSET, "tiny": TINY, "full": FULL}
     return dict(zip(requests, run_suites(list(requests.values()), devices=8), strict=True))
 
 
@@ -186,13 +189,38 @@ def test_each_trial_is_announced_and_each_record_told_as_soon_as_it_is_there(eig
     assert "record" in updates[1]
 
 
-def test_what_does_not_fit_in_the_time_limit_is_skipped_and_named(eight: Any) -> None:
-    result, updates = eight["hurried"]
-    assert result.records == ()
-    assert {entry.case for entry in result.skipped} == set(CASES)
-    assert all("time limit of 0.0001 s" in entry.reason for entry in result.skipped)
-    assert all("(not measured: " in entry.reason for entry in result.skipped)
-    assert updates[-1] == {"done": 13, "total": 13, "message": "0 measured, 13 not"}
+@pytest.fixture(scope="module")
+def in_vain() -> dict[str, Any]:
+    """Requests of which nothing can be measured, each with the seconds that it took."""
+    requests = {"hurried": HURRIED, "huge": HUGE, "large": LARGE, "alone": ALONE}
+    answers = run_job("suite", list(requests.values()), devices=1)
+    return dict(zip(requests, answers, strict=True))
+
+
+def test_a_run_in_which_nothing_was_measured_fails_with_every_reason(in_vain: dict[str, Any]) -> None:
+    failure, updates = in_vain["hurried"]["failure"], in_vain["hurried"]["updates"]
+    assert failure["detail"].startswith("nothing was measured: ")
+    assert all(f"{case}: " in failure["detail"] for case in CASES)
+    assert failure["detail"].count("time limit of 0.0001 s") == 7
+    assert '"max_s"' in failure["hint"]
+    assert updates[-1] == {"done": 7, "total": 7, "message": "0 measured, 7 not"}
+
+
+def test_a_run_that_needs_more_devices_than_are_here_fails_with_that_reason(in_vain: dict[str, Any]) -> None:
+    failure = in_vain["alone"]["failure"]
+    assert "at least 2 devices" in failure["detail"]
+    assert "max_s" not in failure["hint"]
+    assert "more devices" in failure["hint"]
+
+
+@pytest.mark.parametrize(("name", "limit_s"), [("huge", 2.0), ("large", 20.0)])
+def test_a_matmul_that_is_too_large_for_the_time_limit_is_not_begun(
+    in_vain: dict[str, Any], name: str, limit_s: float
+) -> None:
+    answer = in_vain[name]
+    assert answer["took_s"] < limit_s + 2
+    assert f"of the time limit of {limit_s:g} s" in answer["failure"]["detail"]
+    assert '"matmul_size": ' in answer["failure"]["detail"]
 
 
 def test_one_device_skips_what_needs_two_with_the_reason(one: Any) -> None:

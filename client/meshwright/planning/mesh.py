@@ -105,7 +105,11 @@ def _offer(asked: MeshSpec, count: int) -> str:
     if -1 not in asked.sizes and shapes:
         (name, _), *rest = search_shapes(asked, count)[0].axes
         shapes = [shapes[0], str(MeshSpec(((name, -1), *rest)))] if count > 1 else shapes
-    return f"use {' or '.join(dict.fromkeys(shapes))}" if shapes else "no device is left to plan on; GET /health and GET /devices say why"
+    return (
+        f"use {' or '.join(dict.fromkeys(shapes))}"
+        if shapes
+        else "no device is left to plan on; GET /health and GET /devices say why"
+    )
 
 
 def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanRequest) -> tuple[Notice, ...]:

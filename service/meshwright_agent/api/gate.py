@@ -162,9 +162,9 @@ def _list_query(dependant: Dependant) -> tuple[str, ...]:
     """Returns the names of a route's query parameters; a model that takes the query whole stands for its fields."""
     names: list[str] = []
     for field in (field for part in _walk(dependant) for field in part.query_params):
-        kind = field.field_info.annotation
+        kind: Any = field.field_info.annotation
         is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
-        names += kind.model_fields if is_model else [field.alias]
+        names += list(kind.model_fields) if is_model else [field.alias]
     return tuple(names)
 
 

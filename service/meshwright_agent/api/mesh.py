@@ -61,7 +61,6 @@ class PlanQuery(BaseModel):
             schema_version=self.schema_version,
         )
 
-
     def _check_selection(self, is_chosen: bool) -> None:
         if self.devices is not None and is_chosen:
             name = "count" if self.count is not None else "exclude"

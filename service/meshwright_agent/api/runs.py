@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -18,7 +18,9 @@ router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
 RunId = Annotated[str, Path(max_length=128)]
 _REFUSALS = problems(s404="no run has this id") | STORE_REFUSALS
-_CANCELLING = {202: {"description": "it is being cancelled: the worker has yet to stop", "model": Run}}
+_CANCELLING: Final[dict[int | str, dict[str, Any]]] = {
+    202: {"description": "it is being cancelled: the worker has yet to stop", "model": Run}
+}
 
 
 @router.get("/runs", summary="Runs, newest first", responses=STORE_REFUSALS)
@@ -48,10 +50,10 @@ async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
 
 def age_records(run: Run, now: datetime) -> Run:
     """Returns the run with the ages of its records as of `now`; they were stored as they were when measured."""
-    records = (run.result or {}).get("records")
-    if not records:
+    result = run.result or {}
+    if not result.get("records"):
         return run
-    return run.model_copy(update={"result": {**(run.result or {}), "records": [_age(record, now) for record in records]}})
+    return run.model_copy(update={"result": {**result, "records": [_age(record, now) for record in result["records"]]}})
 
 
 def _age(record: Mapping[str, Any], now: datetime) -> dict[str, Any]:

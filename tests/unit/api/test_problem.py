@@ -82,6 +82,7 @@ def test_any_other_http_error_keeps_its_status_and_headers(app: FastAPI) -> None
     heard = ask(app, target="/teapot")
     assert (heard.status, heard.document["status"], heard.headers["x-handle"]) == (418, 418, "here")
     assert heard.document["detail"] == "short and stout"
+    assert "/docs" in heard.document["hint"]
 
 
 @pytest.mark.parametrize("query", ["", "?value=0", "?value=two"])

@@ -108,6 +108,13 @@ def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, 
     assert response.status_code == BY_CODE[code].default_status
 
 
+def test_an_unknown_format_is_named_as_a_real_agent_names_it() -> None:
+    with FakeAgent().http_client() as http:
+        problem = Problem.model_validate_json(http.get("/placement/bench?format=csv").content)
+    assert [entry.field for entry in problem.errors] == ["format"]
+    assert "nccl-tests" in problem.hint
+
+
 def test_a_transport_serves_a_client_of_ones_own_in_both_ways() -> None:
     fake = FakeAgent()
 

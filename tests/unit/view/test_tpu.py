@@ -82,7 +82,6 @@ def test_capacity_is_the_tables_until_jax_tells_more(tmp_path: Path) -> None:
     assert after is not None
     assert (before.capacity_bytes, before.limit_bytes, before.basis) == (16 * 2**30, None, "declared")
     assert (after.capacity_bytes, after.limit_bytes, after.basis) == (16 * 2**30, 16909334528, "live")
-    assert after.limit_bytes is not None and after.limit_bytes <= after.capacity_bytes
 
 
 def test_two_cores_of_a_chip_share_its_pci_function() -> None:

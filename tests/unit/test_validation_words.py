@@ -1,0 +1,137 @@
+"""What a wrong request is told: one sentence a field, in the words of JSON, with a value that works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.problem import translate_validation
+
+
+def refuse(model: type[BaseModel], body: dict[str, Any]) -> RequestError:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    return translate_validation([{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()])
+
+
+@pytest.mark.parametrize(("size", "shown"), [("8", "'8'"), (2.0, "2.0"), (True, "True"), (None, "None")])
+def test_a_size_that_is_no_integer_is_told_in_one_sentence_with_a_mesh_that_works(size: object, shown: str) -> None:
+    error = refuse(PlanRequest, {"mesh": {"dp": size}})
+    sentence = f"axis 'dp' has size {shown}; a size is an integer ≥ 1, or -1"
+    assert list(error.errors) == [{"field": "mesh", "message": sentence}]
+    assert isinstance(error, InvalidMeshError)
+    assert '{"dp": 2, "tp": 4}' in error.hint
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [(8, "the mesh is 8;"), ([["dp", 2, 3]], "is not a pair"), ([["dp", "2"]], "axis 'dp' has size '2'")],
+)
+def test_a_mesh_of_any_form_is_judged_as_the_parser_judges_it(mesh: object, words: str) -> None:
+    error = refuse(PlanRequest, {"mesh": mesh})
+    assert words in error.detail
+    assert "dp:2,tp:4" in error.hint
+
+
+def test_a_missing_mesh_is_shown_one() -> None:
+    assert "dp:2,tp:4" in refuse(PlanRequest, {}).hint
+
+
+def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> None:
+    assert list(refuse(BenchRequest, {"mesh": {"dp": 8}}).errors) == [
+        {"field": "mesh", "message": "input should be a valid string, got {'dp': 8}"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({"devices": {"count": 0}}, "devices.count", "input should be greater than or equal to 1, got 0"),
+        ({"devices": {"mood": 1}}, "devices.mood", "unknown field; schema_version 1 does not have it"),
+        ({"devices": [0, 1.5]}, "devices.1", "it should be an integer or a string, got 1.5"),
+        ({"devices": {"exclude": [None]}}, "devices.exclude.0", "it should be an integer or a string, got None"),
+        ({"devices": 8}, "devices", "it should be a list or an object, got 8"),
+        ({"axis_types": {"dp": 1}}, "axis_types.dp", "input should be a valid string, got 1"),
+    ],
+)
+def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, Any], field: str, message: str) -> None:
+    assert list(refuse(PlanRequest, {"mesh": "dp:2", **body}).errors) == [{"field": field, "message": message}]
+
+
+@pytest.mark.parametrize(("body", "field"), [({"sizes_bytes": [0]}, "sizes_bytes.0"), ({"cases": ["nope"]}, "cases.0")])
+def test_a_wrong_entry_does_not_make_its_list_wrong_too(body: dict[str, Any], field: str) -> None:
+    assert [entry["field"] for entry in refuse(BenchRequest, body).errors] == [field]
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"sizes_bytes": [0]}, "set sizes_bytes.0 to 4 or more"),
+        ({"samples": 2000}, "set samples to 1000 or less"),
+        ({"max_s": 0}, "set max_s to more than 0.0, such as 1.0"),
+        ({"cases": ["matmull"]}, "set cases.0 to 'matmul'"),
+        ({"dtype": 8}, "set dtype to 'float32'"),
+        ({"samples": "64"}, "write samples without quotes: 64"),
+        ({"sizes_bytes": []}, "give sizes_bytes 1 or more entries, or leave it out"),
+        ({"sizes_bytes": [4] * 33}, "give sizes_bytes up to 32 entries"),
+        ({"axis": "x" * 65}, "write up to 64 characters"),
+        ({"samples": []}, "GET /docs shows every field with its type and bounds"),
+        ({"colour": 1}, "GET /docs shows every field with its type and bounds"),
+        ({"samples": 1, "matmul_size": 1}, "set matmul_size to 8 or more; set samples to 3 or more"),
+    ],
+)
+def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict[str, Any], hint: str) -> None:
+    assert refuse(BenchRequest, body).hint == hint
+
+
+def test_a_field_is_named_as_it_was_sent_even_where_it_looks_like_a_type() -> None:
+    error = refuse(PlanRequest, {"mesh": "dp:2", "a-b": 1, "str": 2})
+    assert [entry["field"] for entry in error.errors] == ["a-b", "str"]
+
+
+def test_a_header_and_a_parameter_are_named_and_not_called_the_body() -> None:
+    for place, name in (("header", "Idempotency-Key"), ("query", "memory-fraction")):
+        found = {
+            "type": "string_too_short",
+            "loc": (place, name),
+            "msg": "String should have at least 1 character",
+            "input": "",
+            "ctx": {"min_length": 1},
+        }
+        error = translate_validation([found])
+        assert [entry["field"] for entry in error.errors] == [name]
+        assert error.hint == "write 1 or more characters"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    model=st.sampled_from([PlanRequest, BenchRequest]),
+    name=st.sampled_from([*PlanRequest.model_fields, *BenchRequest.model_fields, "colour"]),
+    value=json_values,
+)
+def test_whatever_is_wrong_has_a_field_a_message_and_a_hint(model: type[BaseModel], name: str, value: object) -> None:
+    try:
+        model.model_validate({"mesh": "dp:2", name: value})
+    except ValidationError as error:
+        refused = translate_validation(error.errors())
+        fields = [entry["field"] for entry in refused.errors]
+        assert fields
+        assert len(fields) == len(set(fields))
+        assert all(
+            field.startswith(name) and entry["message"] for field, entry in zip(fields, refused.errors, strict=True)
+        )
+        assert refused.hint
+        assert isinstance(refused, InvalidRequestError | InvalidMeshError)

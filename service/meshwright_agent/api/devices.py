@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -31,26 +32,39 @@ async def read_devices(request: Request) -> Response:
     if request.scope["query_string"] and _read_format(request) == "text":
         return PlainTextResponse(format_devices(agent.devices()))
     rendering: Rendering = request.app.state.rendering
-    body, etag = rendering.read(agent)
-    headers = {"etag": etag, "cache-control": "no-cache"}
-    if _matches(request, etag):
-        return Response(status_code=304, headers=headers)
-    return Response(body, media_type="application/json", headers=headers)
+    shown = rendering.read(agent)
+    asked = request.headers.get("if-none-match")
+    return shown.unchanged if asked is not None and _matches(asked, shown.etag) else shown.whole
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One state of `/devices`, ready to be sent as often as it is asked for."""
+
+    key: object
+    etag: str
+    whole: Response
+    unchanged: Response
 
 
 class Rendering:
-    """`/devices` as bytes with its weak ETag: made anew when something changed, else once a second for the ages."""
+    """`/devices` as replies with a weak ETag: made anew when something changed, else once a second for the ages."""
 
     def __init__(self) -> None:
-        self._kept: tuple[object, bytes, str] | None = None
+        self._shown: Shown | None = None
 
-    def read(self, agent: Agent) -> tuple[bytes, str]:
-        """Returns body and ETag."""
+    def read(self, agent: Agent) -> Shown:
+        """Returns the replies of this moment."""
         key = (agent.snapshot_key(), int(agent.clock.monotonic()))
-        if self._kept is None or self._kept[0] != key:
-            devices = agent.devices()
-            self._kept = (key, devices.model_dump_json().encode(), build_etag(devices))
-        return self._kept[1], self._kept[2]
+        if self._shown is None or self._shown.key != key:
+            self._shown = self._render(agent.devices(), key)
+        return self._shown
+
+    def _render(self, devices: Devices, key: object) -> Shown:
+        etag = build_etag(devices)
+        headers = {"etag": etag, "cache-control": "no-cache"}
+        whole = Response(devices.model_dump_json(), media_type="application/json", headers=headers)
+        return Shown(key, etag, whole, Response(status_code=304, headers=headers))
 
 
 _FLEETING: Final = frozenset({"observed_at", "age_s", "used_bytes", "available_bytes", "memory_stats"})
@@ -84,14 +98,10 @@ def _read_format(request: Request) -> str:
     return form
 
 
-def _matches(request: Request, etag: str) -> bool:
+def _matches(asked: str, etag: str) -> bool:
     """RFC 9110 §13.1.2: weak comparison, `*` matches whatever is there."""
-    asked = request.headers.get("if-none-match")
-    if asked is None:
-        return False
-    return asked.strip() == "*" or etag.removeprefix("W/") in {
-        tag.strip().removeprefix("W/") for tag in asked.split(",")
-    }
+    tags = {tag.strip().removeprefix("W/") for tag in asked.split(",")}
+    return asked.strip() == "*" or etag.removeprefix("W/") in tags
 
 
 @router.post("/devices/release", summary="Give the devices back", responses=STORE_REFUSALS | BODY_REFUSALS)

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import CONTENT_TYPE, METRICS
 from tests.agents import RunningAgent, wait_for
 from tests.contract.openapi import build_document
@@ -17,7 +18,7 @@ from tests.contract.openapi import build_document
 SMALL = {"cases": ["all_reduce", "matmul"], "sizes_bytes": [4096], "matmul_size": 64, "samples": 3}
 UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
 """A virtual CPU device has no memory of its own, so nobody can say how much of it is used."""
-PAGES = {"/docs", "/web/docs.js", "/web/style.css", "/openapi.json"}
+PAGES = {"/openapi.json", *(route.path for route in pages.PLAIN_ROUTES)}
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,10 @@ def test_an_agent_whose_jax_is_broken_says_so_and_answers_what_needs_no_jax(how:
         assert ask(agent, "/runs")["runs"] == []
         assert ask(agent, "/batch-size?hardware=h100")["table"]
         assert ask(agent, "/environment")["exports"]
-        assert ask(agent, "/devices")["worker"]["state"] == "failed"
+        wait_for(
+            lambda: ask(agent, "/devices")["worker"]["state"] == "failed", agent, limit_s=60
+        )  # the budget is spent
+        assert read_component(agent, "worker")["state"] == "unhealthy"
         assert httpx.get(f"{agent.url}/metrics").status_code == 200
 
 

@@ -92,7 +92,11 @@ def read_stdin(pid: int) -> str:
 
 
 def read_descriptors(pid: int) -> list[str]:
-    return [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed between the listing and the look
+            found.append(str(entry.readlink()))
+    return found
 
 
 async def leave_state(supervisor: Supervisor, state: str) -> None:

@@ -44,7 +44,8 @@ def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
 def list_runs(connection: sqlite3.Connection, limit: int, state: RunState | None) -> tuple[Run, ...]:
     """Returns at most `limit` runs, newest first, of one state if given."""
     rows = connection.execute(
-        "SELECT body FROM runs WHERE ?1 IS NULL OR state = ?1 ORDER BY position DESC LIMIT ?2", (state, limit)
+        "SELECT body FROM runs WHERE :state IS NULL OR state = :state ORDER BY position DESC LIMIT :limit",
+        {"state": state, "limit": limit},
     )
     return tuple(Run.model_validate_json(body) for (body,) in rows)
 

@@ -6,16 +6,24 @@ Unknown is null, never 0. Indices in links are positions in `devices`. Knows no 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal, cast
 
 from pydantic import Field
 
 from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply
 
 Platform = Literal["cpu", "gpu", "tpu"]
+_PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
+"""JAX's platform names that the wire calls otherwise."""
+
 WorkerState = Literal["stopped", "starting", "ready", "busy", "stopping", "backoff", "failed"]
 GranuleKind = Literal["host", "slice"]
 """What is joined inside by a fast network: a TPU slice, or a host of GPUs or CPUs."""
+
+
+def parse_platform(name: str) -> Platform:
+    """Returns cpu, gpu or tpu for JAX's name of a platform; any other name as it is."""
+    return cast(Platform, _PLATFORMS.get(name, name))
 
 
 class Memory(Evidence):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Final, cast, get_args
+from typing import Final, get_args
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.spec import MeshSpec
@@ -22,9 +22,6 @@ COLLECTIVE_CASES: Final[frozenset[BenchCase]] = frozenset(
 )
 DEFAULT_AXIS: Final = "x"
 ITEM_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-_PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
-"""JAX's platform names that the wire calls otherwise."""
 
 KIB, MIB = 2**10, 2**20
 
@@ -80,11 +77,6 @@ class Scope:
     dtype: Dtype
     samples: int
     limit_s: float
-
-
-def parse_platform(name: str) -> Platform:
-    """Returns cpu, gpu or tpu for JAX's name of a platform; any other name as it is."""
-    return cast(Platform, _PLATFORMS.get(name, name))
 
 
 def build_scope(request: BenchRequest, *, platform: Platform, indices: Sequence[int]) -> Scope:

@@ -16,9 +16,8 @@ import numpy as np
 
 from meshwright.topology.visible import VisibleGpu, read_visible_gpus
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Platform
+from meshwright.wire.devices import Platform, parse_platform
 from meshwright_agent.bench.patterns import Array
-from meshwright_agent.bench.scope import parse_platform
 from meshwright_agent.clock import Clock
 
 

@@ -18,11 +18,12 @@ import jax
 from meshwright.errors import RunFailedError
 from meshwright.wire.base import Notice
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, Skipped
+from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.collectives import KINDS, list_collective
 from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
 from meshwright_agent.bench.forecast import check_forecast
 from meshwright_agent.bench.prefetch import list_prefetch
-from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope, parse_platform
+from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
 from meshwright_agent.bench.stage import Stage, read_devices
 from meshwright_agent.bench.timing import OutOfTime, Timetable, measure_samples
 from meshwright_agent.bench.transfers import (

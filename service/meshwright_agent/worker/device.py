@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from meshwright_agent.bench.scope import parse_platform
+from meshwright.wire.devices import parse_platform
 from meshwright_agent.worker.child import CallContext, serve
 
 KIND: Final = "device"
@@ -61,28 +61,11 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
 
 
 def read_device(device: Any) -> dict[str, Any]:
-    """Returns one `jax.Device` as JSON; what this platform's devices do not have is None."""
-    coords = getattr(device, "coords", None)
-    return {
-        "id": device.id,
-        "kind": device.device_kind,
-        "platform": parse_platform(device.platform),
-        "process_index": device.process_index,
-        "local_hardware_id": getattr(device, "local_hardware_id", None),
-        "coords": None if coords is None else list(coords),
-        "core_on_chip": getattr(device, "core_on_chip", None),
-        "slice_index": getattr(device, "slice_index", None),
-        "memory_stats": read_memory_stats(device),
-    }
+    """Returns one `jax.Device` with `JaxView`'s fields; what this platform's devices do not have is None."""
+    from meshwright._jax_devices import describe_device
 
-
-def read_memory_stats(device: Any) -> dict[str, int] | None:
-    """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform has none."""
-    try:
-        stats = device.memory_stats()
-    except RuntimeError:  # JaxRuntimeError: UNIMPLEMENTED
-        return None
-    return {name: int(value) for name, value in stats.items()} if stats else None
+    described = describe_device(device)
+    return {"kind": described.pop("device_kind"), **described}
 
 
 def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:

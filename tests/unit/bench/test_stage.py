@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.topology.visible import VisibleGpu
+from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.patterns import build_tile, expand_tile, move_off_alignment
-from meshwright_agent.bench.scope import parse_platform
 from meshwright_agent.bench.stage import Stage, count_shared, order_devices, read_devices
 from meshwright_agent.clock import SystemClock
 

@@ -1,0 +1,60 @@
+"""JAX's devices as the library and the agent's worker read them: which there are, and what each says about itself.
+
+Rule: what a platform does not say is None, never 0. Knows no mesh and no plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend import backend as jax_backend
+
+from meshwright.wire.devices import parse_platform
+
+
+def list_devices(backend: str | None = None) -> list[jax.Device]:
+    """Returns all devices of a backend ("cpu", "gpu", "cuda", "tpu", …), of JAX's default one for None.
+
+    Raises:
+        RuntimeError: the backend is not here; the message names those that are.
+    """
+    try:
+        return list(jax.devices(backend))
+    except RuntimeError as error:
+        if backend is None:
+            raise
+        raise RuntimeError(
+            f"backend {backend!r} was asked for; here are {_name_backends()}; a backend must have been started by "
+            f"JAX in this process; use one of those, or install its jax extra and check JAX_PLATFORMS"
+        ) from error
+
+
+def _name_backends() -> str:
+    counts = {parse_platform(name): client.device_count() for name, client in jax_backend.backends().items()}
+    return ", ".join(f"{name} ({count} device{'s' if count > 1 else ''})" for name, count in counts.items())
+
+
+def describe_device(device: Any) -> dict[str, Any]:
+    """Returns what a `jax.Device` says about itself, as JSON values; `memory_stats` in bytes."""
+    coords = getattr(device, "coords", None)
+    return {
+        "id": device.id,
+        "platform": parse_platform(device.platform),
+        "device_kind": device.device_kind,
+        "process_index": device.process_index,
+        "local_hardware_id": getattr(device, "local_hardware_id", None),
+        "coords": None if coords is None else list(coords),
+        "core_on_chip": getattr(device, "core_on_chip", None),
+        "slice_index": getattr(device, "slice_index", None),
+        "memory_stats": read_memory_stats(device),
+    }
+
+
+def read_memory_stats(device: Any) -> dict[str, int] | None:
+    """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform has none."""
+    try:
+        stats = device.memory_stats()
+    except RuntimeError:  # JaxRuntimeError: UNIMPLEMENTED, or the device is another process's
+        return None
+    return {name: int(value) for name, value in stats.items()} if stats else None

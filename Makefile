@@ -16,6 +16,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(VENV)/.compilers: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu]'
+	@touch $@
+
 run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
@@ -28,7 +32,7 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 	$(BIN)/lint-imports --no-cache
 	PATH=$(abspath $(BIN)):$$PATH VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/pyright --verifytypes meshwright --ignoreexternal >.pyright.log || (cat .pyright.log; exit 1)
 
-unit: $(VENV)/.installed ## the tests alone (ARGS="-k mesh")
+unit: $(VENV)/.compilers ## the tests alone (ARGS="-k mesh")
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(VENV)/.installed ## the budgets of the design, measured in one run

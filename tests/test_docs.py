@@ -126,6 +126,7 @@ def move_away(text: str, host: RunningAgent) -> str:
     """Returns what was printed here as the documents' machine would have; the default address is not exported."""
     seen = httpx.get(f"{host.url}/devices").json()
     text = text.replace(host.url, f"http://{URL}").replace(str(host.uds), SOCKET)
+    text = text.replace(f" · libtpu {seen['software']['libtpu']}", "")  # of the tests; `make run` installs none
     text = text.replace(f"  export MESHWRIGHT_URL=http://{URL}\n", "")
     text = re.sub(rf"\b{re.escape(seen['host']['name'])}\b", HOST, text)
     return text.replace(seen["cpu"]["model"] or CPU, CPU).replace(seen["host"]["operating_system"] or SYSTEM, SYSTEM)

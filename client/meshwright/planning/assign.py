@@ -34,7 +34,7 @@ SEARCH_COUNT_MAX: Final = 128
 
 _EPSILON: Final = 1e-9
 
-Method = Literal["exact", "beam", "uniform", "plain"]
+Method = Literal["exact", "beam", "torus", "uniform", "plain"]
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,15 @@ def _build_edges(sizes: tuple[int, ...]) -> _Edges:
                 edges.append((position - place * stride, axis))
         earlier.append(tuple(edges))
     counts = tuple(sum(axis == a for edges in earlier for _, axis in edges) for a in range(len(sizes)))
+    return _Edges(tuple(earlier), counts, weigh_axes(sizes))
+
+
+def weigh_axes(sizes: Sequence[int]) -> tuple[float, ...]:
+    """Returns how much each axis counts: 1 for the innermost wider than 1, a quarter for the next; 0 for size 1."""
     wide = [axis for axis, size in enumerate(sizes) if size > 1]
-    weights = tuple(
+    return tuple(
         INWARD_RATIO ** (wide.index(axis) - len(wide) + 1) if axis in wide else 0.0 for axis in range(len(sizes))
     )
-    return _Edges(tuple(earlier), counts, weights)
 
 
 def price_order(order: Sequence[int], sizes: Sequence[int], costs: Costs) -> tuple[float, tuple[AxisCost, ...]]:

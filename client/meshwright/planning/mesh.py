@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import DevicesUnusedError
-from meshwright.planning.assign import Assignment, price_order, search_order, search_subset
+from meshwright.planning.assign import price_order, search_subset
 from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
 from meshwright.planning.notices import build_notices
+from meshwright.planning.order import search_assignment
 from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices, tell_taken
 from meshwright.planning.shapes import search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
@@ -135,7 +136,7 @@ def _lay_out(spec: MeshSpec, pool: Pool, topology: Topology, *, is_given: bool) 
     if topology.is_uniform:
         return _Layout(plain[:count], None, None, "uniform")
     chosen = _pack(plain, topology, count)
-    found = _search(spec, topology, chosen)
+    found = search_assignment(spec.sizes, topology, chosen)
     return _Layout(
         tuple(chosen[rank] for rank in found.order),
         found.cost,
@@ -149,10 +150,6 @@ def _pack(plain: tuple[int, ...], topology: Topology, count: int) -> tuple[int, 
     if count == len(plain):
         return plain
     return tuple(plain[rank] for rank in search_subset(count, price_pairs(topology, plain)))
-
-
-def _search(spec: MeshSpec, topology: Topology, chosen: Sequence[int]) -> Assignment:
-    return search_order(spec.sizes, price_pairs(topology, chosen))
 
 
 def _price_plain(spec: MeshSpec, topology: Topology, chosen: Sequence[int]) -> float:
@@ -173,7 +170,7 @@ def _find_better(spec: MeshSpec, pool: Pool, topology: Topology, layout: _Layout
     if layout.cost is None or len(pool.alternatives) < spec.device_count:
         return None
     chosen = _pack(pool.alternatives, topology, spec.device_count)
-    found = _search(spec, topology, chosen)
+    found = search_assignment(spec.sizes, topology, chosen)
     return tuple(chosen[rank] for rank in found.order) if found.cost < CLEARLY_RATIO * layout.cost else None
 
 

@@ -138,6 +138,10 @@ class Topology:
                 neighbours[b].add(a)
         return {chip: tuple(sorted(others)) for chip, others in neighbours.items()}
 
+    def neighbours(self, chip: Chip) -> tuple[Chip, ...]:
+        """Returns the chips that a listed ICI link joins to this one."""
+        return self._chip_neighbours.get(chip, ())
+
     def _chip(self, index: int) -> Chip:
         device = self.devices[index]
         return device.granule, device.coords or (index,)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from meshwright._agreement import Agreement
+from meshwright._mesh.agreement import Agreement
 from meshwright.errors import PlanMismatchError
 
 

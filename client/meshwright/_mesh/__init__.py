@@ -1,0 +1,1 @@
+"""Meshes of a running job; `meshwright.mesh` is the public face. Imports jax."""

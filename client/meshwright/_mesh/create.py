@@ -1,0 +1,213 @@
+"""`create_mesh`: a mesh of this job's devices in the planner's order, and the same object while they are the same.
+
+Rule: what is remembered is keyed by the devices themselves, so that a backend which was started anew gets a mesh
+of its own. Axis types are always stated: JAX's default differs between its versions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from meshwright._jax_devices import list_devices
+from meshwright._mesh.granules import NUM_SLICES, Layout, order_devices
+from meshwright._mesh.shapes import (
+    AxisTypesLike,
+    build_spec,
+    check_count,
+    parse_named_sizes,
+    read_axis_types,
+    read_size,
+    resolve_spec,
+)
+from meshwright.spec import MeshSpec
+
+AXIS_DIMS: Final = (1, -1, 1, 1, 1)
+AXIS_NAMES: Final = ("dp", "fsdp", "ep", "tp", "sp")
+
+
+def create_mesh(
+    axis_dims: Sequence[int] = AXIS_DIMS,
+    axis_names: Sequence[str] = AXIS_NAMES,
+    dcn_mesh_dims: Sequence[int] | None = None,
+    should_sort_granules_by_key: bool = True,
+    allow_split_physical_axes: bool = True,
+    backend: str | None = None,
+    use_jax: bool = False,
+    axis_types: AxisTypesLike = None,
+    *,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """Returns a mesh of all devices, in the planner's order; for equal arguments and devices the same object.
+
+    On one TPU slice, of however many hosts, axes follow the torus. Several slices, or several processes without a
+    fast network between them (CPU, GPU), are granules: the outer part of an axis is split over them.
+
+    Args:
+        axis_dims: sizes, outermost first; one may be -1, the rest of the devices.
+        axis_names: as many names.
+        dcn_mesh_dims: how each axis is split over granules; one entry may be -1. None: the first axis that they
+            divide, or else several axes together.
+        should_sort_granules_by_key: granules in the order of slice or process index, not as the devices come.
+        allow_split_physical_axes: a dimension of a torus may be shared by several axes.
+        backend: "cpu", "gpu", "tpu"; None means JAX's default.
+        use_jax: let `jax.make_mesh` choose the order where it can: one slice, one process, no `dcn_mesh_dims`.
+        axis_types: one `AxisType` or word for all axes, or one an axis; None means Auto.
+        devices: to use instead of all those of the backend; off TPU their order is kept.
+
+    Raises:
+        RuntimeError: the backend is not here.
+        TypeError: an argument is of a wrong type.
+        ValueError: sizes that do not multiply to the number of devices, and whatever else makes no mesh.
+    """
+    spec = build_spec(axis_dims, axis_names)
+    types = read_axis_types(axis_types, spec.names)
+    dcn = None if dcn_mesh_dims is None else tuple(read_size(size, "dcn_mesh_dims") for size in dcn_mesh_dims)
+    chosen = read_devices(devices, backend)
+    layout = Layout(dcn, should_sort_granules_by_key, allow_split_physical_axes)
+    slices = os.environ.get(NUM_SLICES, "").strip()
+    source = "devices" if devices is not None else f"backend {backend}"
+    return find_mesh(Order(spec, types, layout, bool(use_jax), tuple(chosen), slices, source))
+
+
+def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
+    """Returns the mesh of all devices that a text means.
+
+    Args:
+        axis_dims: "dp:2,tp:4" (every name once; the mesh has the order of the text) or "2,4" (in the order of
+            `names`); one size may be -1.
+        names: the axes.
+
+    Raises:
+        TypeError: `axis_dims` is no text.
+        ValueError: naming the piece that is wrong; and as `create_mesh`.
+    """
+    spec = parse_named_sizes(axis_dims, names)
+    return create_mesh(spec.sizes, spec.names)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Everything that a mesh depends on.
+
+    Attributes:
+        spec: may have a -1.
+        types: one an axis.
+        layout: how devices are laid out.
+        use_jax: `jax.make_mesh` first.
+        devices: `jax.Device`s, which compare by identity.
+        slices: what the environment says of their number; "" for nothing.
+        source: where the devices come from: given, or all of a backend.
+    """
+
+    spec: MeshSpec
+    types: tuple[AxisType, ...]
+    layout: Layout
+    use_jax: bool
+    devices: tuple[Any, ...]
+    slices: str = ""
+    source: str = "devices"
+
+
+def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any]:
+    """Returns the devices that a mesh is asked for.
+
+    Raises:
+        RuntimeError: the backend is not here.
+        ValueError: no device, one twice, or several platforms.
+    """
+    if devices is None:
+        return list_devices(backend)
+    chosen = list(devices)
+    if not chosen:
+        raise ValueError("devices is empty; a mesh needs at least one; leave it out to use all of jax.devices()")
+    doubled = len(chosen) - len(set(chosen))
+    if doubled:
+        twice = next(device for device in chosen if chosen.count(device) > 1)
+        raise ValueError(f"devices holds {twice} more than once; a device stands on a mesh once; give each once")
+    platforms = sorted({device.platform for device in chosen})
+    if len(platforms) > 1:
+        raise ValueError(
+            f"devices are of {len(platforms)} platforms ({', '.join(platforms)}); a mesh is of one; give those of one, "
+            f"such as jax.devices({platforms[0]!r})"
+        )
+    return chosen
+
+
+def build_ordered_mesh(order: Order) -> Mesh:
+    """Returns a new mesh.
+
+    Raises:
+        ValueError: as `create_mesh`.
+    """
+    spec = resolve_spec(order.spec, len(order.devices))
+    check_count(spec, len(order.devices))
+    if order.use_jax and (made := _make_with_jax(spec, order)) is not None:
+        return made
+    return assemble(spec, order.types, order_devices(spec, order.devices, order.layout, order.slices))
+
+
+def assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Any]) -> Mesh:
+    """Returns the mesh with these devices, row-major."""
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return Mesh(grid.reshape(spec.sizes), spec.names, axis_types=tuple(types))
+
+
+def _make_with_jax(spec: MeshSpec, order: Order) -> Mesh | None:
+    """Returns what `jax.make_mesh` makes; None where that is not for it, or it cannot."""
+    processes = {device.process_index for device in order.devices}
+    slices = {getattr(device, "slice_index", None) for device in order.devices}
+    if order.layout.dcn is not None or len(processes) > 1 or len(slices) > 1 or order.slices not in {"", "1"}:
+        return None
+    try:
+        return jax.make_mesh(spec.sizes, spec.names, axis_types=order.types, devices=order.devices)
+    except Exception:  # mesh_utils raises NotImplementedError, TypeError or AssertionError where it finds no order
+        return None
+
+
+class _Meshes:
+    """The last meshes, by what they were made from."""
+
+    MOST: Final = 64
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Order, Mesh] = OrderedDict()
+
+    def find(self, order: Order) -> Mesh:
+        """Returns the mesh that was made for an equal order, or makes it."""
+        with self._lock:
+            if order not in self._known:
+                self._forget_gone(order)
+                self._known[order] = build_ordered_mesh(order)
+            self._known.move_to_end(order)
+            return self._known[order]
+
+    def _forget_gone(self, order: Order) -> None:
+        """Drops what would keep the devices of a backend alive that has been started anew, and the oldest."""
+        gone = [old for old in self._known if old.source == order.source != "devices" and old.devices != order.devices]
+        for old in gone:
+            del self._known[old]
+        while len(self._known) >= self.MOST:
+            self._known.popitem(last=False)
+
+
+_meshes: Final = _Meshes()
+
+
+def find_mesh(order: Order) -> Mesh:
+    """Returns the mesh that was made for an equal order, or makes it.
+
+    Raises:
+        ValueError: as `create_mesh`.
+    """
+    return _meshes.find(order)

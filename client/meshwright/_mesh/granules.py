@@ -1,0 +1,173 @@
+"""Granules of a running job: which of its devices a fast network joins, and the planner's order over them.
+
+Rule: slices are granules where there are several; else, off TPU, processes are. A TPU slice of several hosts is
+one torus and one granule. Knows no axis types and builds no `Mesh`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from meshwright._mesh.shapes import read_size
+from meshwright.planning.granules import choose_dcn, interleave_granules
+from meshwright.planning.order import search_device_order
+from meshwright.spec import MeshSpec
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Device, Granule, parse_platform
+
+NUM_SLICES: Final = "MEGASCALE_NUM_SLICES"
+"""How many slices a job has, as launchers of multi-slice TPU jobs set it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How devices are to be laid out.
+
+    Attributes:
+        dcn: how each axis is split over granules, one entry may be -1; None: chosen here.
+        is_sorted: granules stand in the order of their key (slice or process index), else as they come.
+        split: a dimension of a torus may be shared by several axes.
+    """
+
+    dcn: tuple[int, ...] | None = None
+    is_sorted: bool = True
+    split: bool = True
+
+
+def order_devices(spec: MeshSpec, devices: Sequence[Any], layout: Layout, slices: str = "") -> tuple[Any, ...]:
+    """Returns the devices in mesh order, row-major.
+
+    Args:
+        spec: without -1; it has as many places as there are devices.
+        devices: `jax.Device`s of one platform, each once.
+        layout: what the caller wants.
+        slices: their number, as the environment says it; "" for nothing.
+
+    Raises:
+        ValueError: the split over granules does not fit, or a torus would have to be split and may not be.
+    """
+    granules = group_devices(devices, is_sorted=layout.is_sorted, slices=slices)
+    sizes = {len(granule) for granule in granules}
+    if len(sizes) > 1:
+        return _order_uneven(spec, granules, layout)
+    dcn = read_dcn(layout.dcn, spec, len(granules)) or choose_dcn(spec.sizes, len(granules))
+    assert dcn is not None, "granules of one size divide the number of places"
+    inner = tuple(size // parts for size, parts in zip(spec.sizes, dcn, strict=True))
+    return interleave_granules(dcn, inner, [_order_granule(spec, inner, granule, layout) for granule in granules])
+
+
+def group_devices(devices: Sequence[Any], *, is_sorted: bool = True, slices: str = "") -> list[list[Any]]:
+    """Returns the devices by granule, in each as they were given.
+
+    Raises:
+        ValueError: the environment tells a number of slices that the devices cannot have.
+    """
+    told = [getattr(device, "slice_index", None) for device in devices]
+    known = [index for index in told if index is not None]
+    keys = known if len(known) == len(told) else _deal_slices(devices, slices) or [0] * len(told)
+    if len(set(keys)) == 1 and devices[0].platform != "tpu":
+        keys = [device.process_index for device in devices]
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for key, device in zip(keys, devices, strict=True):
+        groups[key].append(device)
+    return [groups[key] for key in (sorted(groups) if is_sorted else groups)]
+
+
+def _deal_slices(devices: Sequence[Any], slices: str) -> list[int] | None:
+    """Returns the slice of each device by the environment: equal runs in the order of process and id."""
+    if slices in {"", "1"}:
+        return None
+    count = int(slices) if slices.isascii() and slices.isdigit() else 0
+    if count < 1 or len(devices) % count:
+        raise ValueError(
+            f"{NUM_SLICES} is {slices!r}; there are {len(devices)} devices; slices are equal parts of them; unset it, "
+            f"or set it to a number that divides {len(devices)}, such as 1"
+        )
+    ranked = sorted(range(len(devices)), key=lambda place: (devices[place].process_index, devices[place].id))
+    dealt = [0] * len(devices)
+    for rank, place in enumerate(ranked):
+        dealt[place] = rank * count // len(devices)
+    return dealt
+
+
+def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, granule_count: int) -> tuple[int, ...] | None:
+    """Returns the caller's split over granules with its -1 filled in; None where the choice is left to us.
+
+    Raises:
+        TypeError: an entry is no integer.
+        ValueError: as many entries as axes are needed, they must divide the sizes, and multiply to the granules.
+    """
+    if asked is None:
+        return None
+    parts = [read_size(size, "dcn_mesh_dims") for size in asked]
+    known = [size for size in parts if size != -1]
+    product = math.prod(known)
+    if -1 in parts and product > 0 and granule_count % product == 0:
+        parts[parts.index(-1)] = granule_count // product
+    is_split = len(parts) == len(spec.sizes) and min(parts, default=0) > 0 and math.prod(parts) == granule_count
+    if not is_split or any(size % part for size, part in zip(spec.sizes, parts, strict=True)):
+        works = choose_dcn(spec.sizes, granule_count)
+        raise ValueError(
+            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; there are {granule_count} granules (slices, or "
+            f"processes without a fast network between them); it has one entry an axis, each divides its axis, and "
+            f"together they multiply to {granule_count}; use {works} or None"
+        )
+    return tuple(parts)
+
+
+def _order_uneven(spec: MeshSpec, granules: Sequence[Sequence[Any]], layout: Layout) -> tuple[Any, ...]:
+    counts = [len(granule) for granule in granules]
+    if layout.dcn is not None:
+        raise ValueError(
+            f"dcn_mesh_dims is {layout.dcn} for mesh {spec}; the {len(counts)} granules have {counts} devices; a split "
+            f"over granules needs as many on each; use dcn_mesh_dims=None, or choose devices of equal granules"
+        )
+    warnings.warn(
+        f"mesh {spec} lies on granules (slices or processes) of {counts} devices: its axes cross them unevenly, and "
+        f"the devices stand granule by granule; for an even mesh choose as many devices on each",
+        UserWarning,
+        stacklevel=8,  # the caller of create_mesh
+    )
+    return tuple(device for granule in granules for device in granule)
+
+
+def _order_granule(spec: MeshSpec, inner: tuple[int, ...], granule: Sequence[Any], layout: Layout) -> Sequence[Any]:
+    """Returns one granule's devices in the order of a mesh of sizes `inner`: a torus is cut, others stay as given."""
+    if granule[0].platform != "tpu" or len(granule) < 3:
+        return granule
+    order = search_device_order(inner, read_topology(granule), range(len(granule)), split=layout.split)
+    if order is None:
+        raise ValueError(
+            f"mesh {spec} would share a dimension of the torus between axes, and allow_split_physical_axes is False; "
+            f"each axis must then be whole dimensions of it; use allow_split_physical_axes=True"
+        )
+    return [granule[rank] for rank in order]
+
+
+def read_topology(devices: Sequence[Any]) -> Topology:
+    """Returns the devices of one TPU slice as the planner sees them; links follow from the coordinates."""
+    now = datetime.now(UTC)
+    seen = [_read_device(rank, device, now) for rank, device in enumerate(devices)]
+    return Topology(tuple(seen), granules=(Granule(ordinal=0, kind="slice", name="", device_count=len(seen)),))
+
+
+def _read_device(rank: int, device: Any, now: datetime) -> Device:
+    coords = getattr(device, "coords", None)
+    return Device.model_construct(
+        host="",
+        local_index=rank,
+        position=rank,
+        platform=parse_platform(device.platform),
+        kind=device.device_kind,
+        coords=None if coords is None else tuple(coords),
+        core_on_chip=getattr(device, "core_on_chip", None),
+        basis="live",
+        observed_at=now,
+        age_s=0.0,
+    )

@@ -1,0 +1,278 @@
+"""A plan made real on the devices of the running job, and the name of the mesh that came out.
+
+Rule: a device order is never guessed. The processes of the job say to each other who they are and which plan
+they hold, over JAX's coordination service and before any collective; all go on, or all refuse. Who is who is
+decided in `meshwright.topology.identity`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from pydantic import ValidationError
+
+from meshwright._mesh.agreement import Agreement, Board
+from meshwright.errors import PlanMismatchError
+from meshwright.topology.binding import bind, check_plan, digest, read_axes
+from meshwright.topology.identity import DeviceKey, JobDevice, Position, fingerprint, number_devices
+from meshwright.topology.visible import VisibleGpu, read_visible_gpus
+from meshwright.wire.mesh import Plan, Plans
+
+__all__ = ["build_mesh", "mesh_fingerprint"]
+
+PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes
+"""A plan, the agent's whole answer (its first plan counts), the same as a mapping, or as JSON."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def build_mesh(
+    plan: PlanLike,
+    devices: Sequence[Any] | None = None,
+    *,
+    timeout_s: float = 60.0,
+) -> Mesh:
+    """Returns the plan's mesh on the devices of the running job, in the planned order.
+
+    Every process of the job calls it, with the same plan. The job may see all devices that the plan's hosts
+    have, or exactly those that the plan uses; ids and order do not matter, nor how many devices each process
+    has. The axis types are always those of the plan: JAX's own default differs between its versions.
+
+    Args:
+        plan: from the agent or from `plan_mesh`.
+        devices: those that may be used, in any order; None means `jax.devices()`. Each process speaks for its
+            own.
+        timeout_s: how long to wait for the other processes.
+
+    Raises:
+        PlanMismatchError: in every process alike: the plan is none or contradicts itself, processes hold
+            different plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not
+            come in time.
+    """
+    here = list(jax.devices() if devices is None else devices)
+    try:
+        wanted = _read_plan(plan)
+        check_plan(wanted)
+        message = {
+            "fingerprint": wanted.fingerprint,
+            "digest": digest(wanted),
+            "devices": _describe_own(here),
+        }
+    except PlanMismatchError as error:
+        _exchange({"error": str(error)}, timeout_s)
+        raise
+    messages = _exchange(message, timeout_s)
+    _compare(messages)
+    binding = bind(wanted, _read_devices(messages))
+    _commit()
+    found = {_key(device): device for device in here[0].client.devices()}
+    _places.remember({found[key]: place for key, place in binding.places.items()})
+    return _assemble(wanted, [found[key] for key in binding.order])
+
+
+def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
+    """Returns the name of a mesh, equal to the plan's `fingerprint` when the mesh is the planned one.
+
+    Where `build_mesh` has run in this process, it has told where the devices stand, and nobody is asked.
+    Otherwise the job's devices are taken for all that their hosts have, and every process of the job must
+    call this.
+
+    Raises:
+        PlanMismatchError: another process did not call it within `timeout_s`.
+        ValueError: an axis has a name that is no text, so that no plan can have it.
+    """
+    strangers = [name for name in mesh.axis_names if not isinstance(name, str)]
+    if strangers:
+        raise ValueError(
+            f"the mesh has an axis called {strangers[0]!r}, a {type(strangers[0]).__name__}; axes of a plan "
+            f"are named by text, "
+            f'such as "data"'
+        )
+    flat = list(mesh.devices.flat)
+    places = _places.find(flat) or _number(flat, timeout_s)
+    axes = list(zip(mesh.axis_names, mesh.devices.shape, strict=True))
+    return fingerprint(axes, [kind.name.lower() for kind in mesh.axis_types], places)
+
+
+class _Places:
+    """Where the devices of this process' job stand, as the last `build_mesh` found it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[jax.Device, Position] = {}
+
+    def remember(self, places: Mapping[jax.Device, Position]) -> None:
+        client = next(iter(places)).client
+        with self._lock:
+            # A backend that was started anew has other devices; those of the old one are forgotten.
+            kept = {device: place for device, place in self._known.items() if device.client is client}
+            self._known = kept | dict(places)
+
+    def find(self, devices: Sequence[jax.Device]) -> list[Position] | None:
+        with self._lock:
+            places = [self._known.get(device) for device in devices]
+        return [place for place in places if place is not None] if None not in places else None
+
+
+_places: Final = _Places()
+_agreements: Final[dict[int, Agreement]] = {}
+
+
+def _read_plan(plan: PlanLike) -> Plan:
+    try:
+        data = plan if isinstance(plan, Plan | Plans) else _parse(plan)
+    except (ValueError, ValidationError) as error:
+        raise PlanMismatchError(
+            f"this is no plan: {str(error).splitlines()[0]}; a plan is what POST /mesh/plan answers\n"
+            f"  hint: give build_mesh the reply of Client().plan(…), or its JSON"
+        ) from error
+    if isinstance(data, Plan):
+        return data
+    if not data.plans:
+        raise PlanMismatchError(
+            "the answer holds no plan, build_mesh needs one; each mesh that was looked at was rejected\n"
+            "  hint: see `rejected` in the answer, and ask for another mesh"
+        )
+    return data.plans[0]
+
+
+def _parse(plan: object) -> Plan | Plans:
+    data = json.loads(plan) if isinstance(plan, str | bytes) else plan
+    if not isinstance(data, Mapping):
+        raise ValueError(f"it is a {type(data).__name__}")
+    return Plans.model_validate(data) if "plans" in data else Plan.model_validate(data)
+
+
+def _assemble(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
+    axes = read_axes(plan)
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    types = tuple(AxisType[plan.axis_types[name].capitalize()] for name, _ in axes)
+    return Mesh(grid.reshape([size for _, size in axes]), tuple(name for name, _ in axes), axis_types=types)
+
+
+# ---- what this process says about itself ----
+
+
+def _describe_own(devices: Sequence[jax.Device]) -> list[dict[str, Any]]:
+    if not devices:
+        raise PlanMismatchError("devices is empty; a mesh needs some\n  hint: leave it out to use all of jax.devices()")
+    doubled = [device for device in devices if devices.count(device) > 1]
+    if doubled:
+        raise PlanMismatchError(
+            f"devices holds {doubled[0]} more than once; each device can stand on a mesh once\n"
+            f"  hint: leave devices out, or give each one once",
+            surplus=[str(doubled[0])],
+        )
+    rank = jax.process_index()
+    return [_describe(device).to_json() for device in devices if device.process_index == rank]
+
+
+def _describe(device: jax.Device) -> JobDevice:
+    gpu = _find_gpu(device)
+    coords = getattr(device, "coords", None)
+    return JobDevice(
+        process=device.process_index,
+        id=device.id,
+        host=_read_host(),
+        platform=device.platform,
+        uuid=gpu.uuid if gpu else None,
+        coords=tuple(coords) if coords is not None and device.platform == "tpu" else None,
+        core_on_chip=getattr(device, "core_on_chip", None),
+        slice_index=getattr(device, "slice_index", None) if device.platform == "tpu" else None,
+        host_position=gpu.host_position if gpu else None,
+    )
+
+
+def _find_gpu(device: jax.Device) -> VisibleGpu | None:
+    if device.platform != "gpu" or device.local_hardware_id is None:
+        return None
+    visible = read_visible_gpus(os.environ) or ()
+    return visible[device.local_hardware_id] if device.local_hardware_id < len(visible) else None
+
+
+def _read_host() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+# ---- what the processes say to each other ----
+
+
+def _agree() -> Agreement | None:
+    """Returns the talk between this job's processes; None for a job of one."""
+    if jax.process_count() == 1:
+        return None
+    board = _find_board()
+    if board is None:
+        raise PlanMismatchError(
+            f"this job has {jax.process_count()} processes and no coordination service; build_mesh compares "
+            f"their "
+            f"plans over it\n  hint: call jax.distributed.initialize() before the first use of jax"
+        )
+    if id(board) not in _agreements:
+        _agreements.clear()
+        _agreements[id(board)] = Agreement(board, jax.process_index(), jax.process_count())
+    return _agreements[id(board)]
+
+
+def _find_board() -> Board | None:
+    from jax._src import distributed  # jax has no public name for the client of its coordination service
+
+    board: Board | None = distributed.global_state.client
+    return board
+
+
+def _exchange(message: Mapping[str, Any], timeout_s: float) -> tuple[dict[str, Any], ...]:
+    agreement = _agree()
+    texts = agreement.exchange(json.dumps(message), timeout_s=timeout_s) if agreement else (json.dumps(message),)
+    return tuple(json.loads(text) for text in texts)
+
+
+def _commit() -> None:
+    agreement = _agree()
+    if agreement:
+        agreement.commit()
+
+
+def _compare(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses unless every process holds the same plan."""
+    failed = [f"process {rank}: {said['error']}" for rank, said in enumerate(messages) if "error" in said]
+    if failed:
+        raise PlanMismatchError(
+            f"{len(failed)} of {len(messages)} processes cannot use their plan, so none goes on; {failed[0]}"
+        )
+    if len({said["digest"] for said in messages}) == 1:
+        return
+    held = "; ".join(f"process {rank} holds {said['fingerprint']}" for rank, said in enumerate(messages[:8]))
+    same = len({said["fingerprint"] for said in messages}) == 1
+    raise PlanMismatchError(
+        f"the processes of this job hold different plans: {held}{' with other devices' if same else ''}; "
+        f"all must hold the same\n  hint: plan once, and let every process fetch it: "
+        f"MESHWRIGHT_PLAN={messages[0]['fingerprint']}"
+    )
+
+
+def _read_devices(messages: Sequence[Mapping[str, Any]]) -> list[JobDevice]:
+    return [JobDevice.from_json(data) for said in messages for data in said["devices"]]
+
+
+def _number(devices: Sequence[jax.Device], timeout_s: float) -> list[Position]:
+    messages = _exchange({"devices": _describe_own(devices[0].client.devices())}, timeout_s)
+    places: Mapping[DeviceKey, Position] = number_devices(_read_devices(messages))
+    return [places[_key(device)] for device in devices]
+
+
+def _key(device: jax.Device) -> DeviceKey:
+    return device.process_index, device.id

@@ -1,0 +1,48 @@
+"""Devices of jobs that cannot run here, as `jax.Device` shows them; and a check that such a job could be real."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """What the order of a mesh depends on. CPU devices have no `slice_index`, as in JAX."""
+
+    id: int
+    process_index: int
+    platform: str
+    device_kind: str
+
+
+@dataclass(frozen=True)
+class FakeSliced(FakeDevice):
+    """A GPU: JAX numbers its fast domain (host, or NVLink fabric) as a slice."""
+
+    slice_index: int
+
+
+def build_cpus(processes: int, each: int) -> list[Any]:
+    """Ids of process p begin at p · 2048 (jaxlib, xla/pjrt/cpu)."""
+    return check_job([FakeDevice(2048 * p + i, p, "cpu", "cpu") for p in range(processes) for i in range(each)])
+
+
+def build_gpus(processes: int, each: int, *, processes_per_slice: int = 1) -> list[Any]:
+    return check_job(
+        [
+            FakeSliced(p * each + i, p, "gpu", "NVIDIA H100 80GB HBM3", p // processes_per_slice)
+            for p in range(processes)
+            for i in range(each)
+        ]
+    )
+
+
+def check_job(devices: list[Any]) -> list[Any]:
+    """What every real job keeps to: ids are unique; a process is of one slice; processes count from 0."""
+    assert len({device.id for device in devices}) == len(devices)
+    assert {device.process_index for device in devices} == set(range(len({d.process_index for d in devices})))
+    slices = {(device.process_index, getattr(device, "slice_index", None)) for device in devices}
+    assert max(Counter(process for process, _ in slices).values()) == 1
+    return devices

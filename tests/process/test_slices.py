@@ -1,0 +1,123 @@
+"""`create_mesh` on TPU slices without the hardware: neighbour hops on the torus, beside JAX's own order."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.topology.torus import Dimension, find_wraps
+
+PROGRAM = Path(__file__).with_name("slice_job.py")
+LIMIT_S = 200.0
+
+Place = list[int]
+
+pytestmark = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A slice, the mesh on it, and the longest step between neighbours on each axis inside a slice."""
+
+    target: str
+    sizes: tuple[int, ...]
+    hops: tuple[float, ...]
+    slices: int = 1
+    jax_dcn: tuple[int, ...] = ()
+    more: tuple[tuple[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        own = {"target": self.target, "sizes": self.sizes, "slices": self.slices, "jax_dcn": self.jax_dcn}
+        return own | dict(self.more)
+
+
+CASES = [
+    Case("v5e:8x8", (8, 8), (1, 1)),
+    Case("v5e:8x8", (8, 8), (1, 1), more=(("turned", True),)),
+    Case("v5e:8x8", (4, 16), (2, 1)),
+    Case("v5e:8x8", (2, 4, 8), (4, 1, 1)),
+    Case("v5e:16x16", (32, 8), (4, 1)),
+    Case("v5e:16x16", (64, 4), (2, 1)),
+    Case("v5e:4x4", (8, 4), (1, 1), slices=2, jax_dcn=(2, 1)),
+    Case("v5e:4x4", (4, 8), (1, 1), slices=2, jax_dcn=(1, 2), more=(("dcn", (1, -1)),)),
+    Case("v5e:4x4", (2, 16), (0, 1), slices=2, jax_dcn=(2, 1)),
+    Case("v5p:4x4x4", (8, 16), (1, 1), slices=2, jax_dcn=(2, 1)),
+    Case("v5p:4x4x4", (2, 4, 16), (0, 1, 1), slices=2, jax_dcn=(2, 1, 1)),
+    Case("v5p:4x4x4", (4, 4, 4), (1, 1, 1)),
+    Case("v5p:4x4x28", (56, 8), (2, 1)),
+    Case("v4:4x4x4", (16, 8), (1, 1)),
+    Case("v6e:2x4", (2, 4), (2, 1)),
+    Case("tpu7x:2x2x1", (4, 2), (1, 0.5)),
+]
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[dict[str, Any]]:
+    cases = json.dumps([case.to_json() for case in CASES])
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], input=cases, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{c.slices}*{c.target} {c.sizes}" for c in CASES])
+def test_neighbours_on_the_mesh_are_neighbours_on_the_torus(answers: list[dict[str, Any]], number: int) -> None:
+    case, answer = CASES[number], answers[number]
+    ours = [tuple(place) for place in answer["ours"]]
+    assert len(set(ours)) == len(ours) == math.prod(case.sizes)
+    assert measure_hops(answer["kind"], case.sizes, answer["ours"]) == case.hops
+    assert answer["again"], "equal arguments give the same mesh"
+    if answer["jax"] is not None:
+        assert max(case.hops) <= max(measure_hops(answer["kind"], case.sizes, answer["jax"]))
+
+
+def test_a_slice_of_sixteen_hosts_is_one_torus(answers: list[dict[str, Any]]) -> None:
+    assert answers[0]["processes"] == 16
+    assert answers[0]["ours"] == answers[1]["ours"], "the order in which the devices are given does not matter"
+
+
+def test_where_jax_finds_no_order_we_have_one(answers: list[dict[str, Any]]) -> None:
+    refused = {case.target: answer["why"] for case, answer in zip(CASES, answers, strict=True) if answer["why"]}
+    assert "v4:4x4x4" in refused, "with two devices a chip"
+
+
+def test_slices_are_the_outer_part_of_the_axis_that_is_split(answers: list[dict[str, Any]]) -> None:
+    for case, answer in zip(CASES, answers, strict=True):
+        if case.slices == 1:
+            continue
+        axis = case.jax_dcn.index(2)
+        stride = math.prod(case.sizes[axis + 1 :])
+        half = case.sizes[axis] // 2
+        for rank, (slice_index, *_) in enumerate(answer["ours"]):
+            assert slice_index == rank // stride % case.sizes[axis] // half
+
+
+def measure_hops(kind: str, sizes: tuple[int, ...], places: list[Place]) -> tuple[float, ...]:
+    """The longest step along each axis inside a slice, found by walking over the whole mesh."""
+    shape = [max(place[1 + axis] for place in places) + 1 for axis in range(3)]
+    torus = [Dimension(n, wrap) for n, wrap in zip(shape, find_wraps(kind, shape), strict=True)]
+    torus.append(Dimension(2, step=0.5))
+    found = []
+    for axis, size in enumerate(sizes):
+        stride = math.prod(sizes[axis + 1 :])
+        starts = [start for start in range(len(places)) if start // stride % size == 0]
+        pairs = [pair for start in starts for pair in pairwise(places[start + k * stride] for k in range(size))]
+        found.append(max((measure(a, b, torus) for a, b in pairs if a[0] == b[0]), default=0))
+    return tuple(found)
+
+
+def measure(a: Place, b: Place, torus: list[Dimension]) -> float:
+    return sum(dim.measure(abs(x - y)) for dim, x, y in zip(torus, a[1:], b[1:], strict=True))

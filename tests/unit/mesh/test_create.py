@@ -1,0 +1,115 @@
+"""`create_mesh` on 8 CPU devices: shapes, the cache, axis types, and wrong input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from meshwright._mesh.granules import NUM_SLICES
+from meshwright.mesh import create_mesh, parse_mesh_from_string
+
+
+def test_defaults_give_all_devices_to_fsdp() -> None:
+    mesh = create_mesh()
+    assert dict(mesh.shape) == {"dp": 1, "fsdp": 8, "ep": 1, "tp": 1, "sp": 1}
+    assert list(mesh.devices.flat) == jax.devices()
+
+
+@pytest.mark.parametrize("use_jax", [False, True])
+def test_axis_types_are_auto_on_every_path_unless_said_otherwise(use_jax: bool) -> None:
+    assert set(create_mesh(use_jax=use_jax).axis_types) == {AxisType.Auto}
+    mixed = create_mesh((2, 4), ("a", "b"), use_jax=use_jax, axis_types=("explicit", "auto"))
+    assert mixed.axis_types == (AxisType.Explicit, AxisType.Auto)
+
+
+EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"axis_dims": (2, -1), "axis_names": ("a", "b")}, {"axis_dims": [2, -1], "axis_names": ["a", "b"]}),
+    ({"axis_types": None}, {"axis_types": "auto"}),
+    ({"backend": None}, {}),
+    ({"axis_dims": (np.int64(8),), "axis_names": ("a",)}, {"axis_dims": (8,), "axis_names": ("a",)}),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), EQUAL)
+def test_equal_arguments_give_the_same_object(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert create_mesh(**first) is create_mesh(**second)
+
+
+def test_given_devices_are_remembered_too_and_keep_their_order() -> None:
+    turned = jax.devices()[::-1]
+    mesh = create_mesh((2, 4), ("a", "b"), devices=turned)
+    assert list(mesh.devices.flat) == turned
+    assert create_mesh((2, 4), ("a", "b"), devices=tuple(turned)) is mesh
+    assert create_mesh((2, 4), ("a", "b")) is not mesh
+
+
+def test_threads_get_the_same_object() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        meshes = list(pool.map(lambda _: create_mesh((4, 2), ("threads", "b")), range(32)))
+    assert len({id(mesh) for mesh in meshes}) == 1
+
+
+def test_the_environment_may_tell_slices_and_the_same_call_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=None)
+    monkeypatch.setenv(NUM_SLICES, "2")
+    sliced = create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(1, 2))
+    assert [[d.id for d in row] for row in sliced.devices] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(1, -1), use_jax=True).devices.tolist() == (
+        sliced.devices.tolist()
+    ), "jax.make_mesh cannot split over granules"
+    monkeypatch.delenv(NUM_SLICES)
+    assert create_mesh((4, 2), ("a", "b")) is plain
+    with pytest.raises(ValueError, match="there are 1 granules"):
+        create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(1, 2))
+
+
+def test_jax_is_left_to_it_where_it_can_and_agrees_on_equal_devices() -> None:
+    ours, theirs = (create_mesh((2, 4), ("a", "b"), use_jax=use_jax) for use_jax in (False, True))
+    assert ours.devices.tolist() == theirs.devices.tolist()
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: create_mesh((2, 3), ("a", "b")), ValueError, r"a:2,b:3 needs 6 devices; there are 8.*use a:2,b:4"),
+        (lambda: create_mesh((2, 3), ("a", "b")), ValueError, r"or devices=jax.devices\(\)\[:6\]"),
+        (lambda: create_mesh((4, 4), ("a", "b")), ValueError, "needs 16 devices; there are 8.*use a:4,b:2 or a:2,b:4$"),
+        (lambda: create_mesh((-1, 3), ("a", "b")), ValueError, "make 3, which does not divide 8 devices.*use"),
+        (lambda: create_mesh((-1, -1), ("a", "b")), ValueError, "at most one axis"),
+        (lambda: create_mesh((8,), ("a", "b")), ValueError, "has 1 sizes, axis_names .* has 2"),
+        (lambda: create_mesh(axis_types="sharded"), ValueError, "one of auto, explicit, manual"),
+        (lambda: create_mesh(axis_types=1.5), TypeError, "axis_types is 1.5"),  # type: ignore[arg-type]
+        (lambda: create_mesh(dcn_mesh_dims=(1, "2", 1, 1, 1)), TypeError, "dcn_mesh_dims holds '2'"),  # type: ignore[arg-type]
+        (lambda: create_mesh(devices=[]), ValueError, "devices is empty"),
+        (lambda: create_mesh(devices=jax.devices() + jax.devices()[:1]), ValueError, "more than once"),
+        (lambda: create_mesh(backend="tpu"), RuntimeError, r"'tpu' was asked for; here are cpu \(8 devices\)"),
+        (lambda: parse_mesh_from_string("a:3,b:-1", ("a", "b")), ValueError, "does not divide 8"),
+        (lambda: parse_mesh_from_string("a:2,c:4", ("a", "b")), ValueError, "'c' is unknown"),
+    ],
+)
+def test_wrong_input_is_refused_with_a_value_that_works(
+    call: Callable[[], object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_a_refused_mesh_leaves_no_trace() -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="needs 6"):
+            create_mesh((2, 3), ("a", "b"))
+
+
+def test_a_mesh_has_the_order_of_its_text() -> None:
+    mesh = parse_mesh_from_string("tp:4,dp:2", ("dp", "tp"))
+    assert mesh.axis_names == ("tp", "dp")
+    assert mesh is create_mesh((4, 2), ("tp", "dp"))
+    assert dict(parse_mesh_from_string("2,-1", ("dp", "tp")).shape) == {"dp": 2, "tp": 4}

@@ -1,0 +1,107 @@
+"""Which devices of a job are granules, and the order over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright._mesh.granules import Layout, group_devices, order_devices, read_dcn
+from meshwright._mesh.shapes import build_spec
+from tests.fakes.jax_devices import build_cpus, build_gpus
+
+
+def sizes_of(granules: list[list[Any]]) -> list[int]:
+    return [len(granule) for granule in granules]
+
+
+GROUPED = [
+    ("one process of CPUs", build_cpus(1, 8), "", [8]),
+    ("CPU processes", build_cpus(4, 2), "", [2, 2, 2, 2]),
+    ("GPU hosts", build_gpus(2, 8), "", [8, 8]),
+    ("one process a GPU, hosts known as slices", build_gpus(16, 1, processes_per_slice=8), "", [8, 8]),
+    ("slices by the environment", build_cpus(1, 8), "2", [4, 4]),
+    ("one slice by the environment", build_cpus(2, 4), "1", [4, 4]),
+    ("devices that know better than the environment", build_gpus(2, 8), "4", [8, 8]),
+]
+
+
+@pytest.mark.parametrize(("devices", "slices", "expected"), [case[1:] for case in GROUPED], ids=[c[0] for c in GROUPED])
+def test_slices_are_granules_and_else_processes(devices: list[Any], slices: str, expected: list[int]) -> None:
+    granules = group_devices(devices, slices=slices)
+    assert sizes_of(granules) == expected
+    assert [device for granule in granules for device in granule] == devices
+
+
+def test_granules_stand_by_key_or_as_they_come() -> None:
+    devices = build_cpus(3, 2)[::-1]
+    assert [granule[0].process_index for granule in group_devices(devices)] == [0, 1, 2]
+    assert [granule[0].process_index for granule in group_devices(devices, is_sorted=False)] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("told", ["3", "0", "-2", "two", "16"])
+def test_a_number_of_slices_that_cannot_be_is_refused(told: str) -> None:
+    with pytest.raises(ValueError, match=f"MEGASCALE_NUM_SLICES is '{told}'; there are 8 devices"):
+        group_devices(build_cpus(1, 8), slices=told)
+
+
+DCN = [
+    (None, None),
+    ((2, 1), (2, 1)),
+    ((1, 2), (1, 2)),
+    ((-1, 1), (2, 1)),
+    ((2, -1), (2, 1)),
+]
+
+
+@pytest.mark.parametrize(("asked", "expected"), DCN)
+def test_a_split_over_granules_is_taken_and_its_rest_filled_in(asked: Any, expected: Any) -> None:
+    assert read_dcn(asked, build_spec((4, 4), ("a", "b")), 2) == expected
+
+
+@pytest.mark.parametrize("asked", [(2,), (2, 1, 1), (1, 1), (4, 1), (2, 2), (-1, -1), (0, 2), (3, -1), (-2, 1)])
+def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"dcn_mesh_dims is .* for mesh a:4,b:4; there are 2 granules .*use \(2, 1\)"):
+        read_dcn(asked, build_spec((4, 4), ("a", "b")), 2)
+
+
+def test_a_split_must_divide_its_axis() -> None:
+    with pytest.raises(ValueError, match=r"each divides its axis.*use \(1, 2\)"):
+        read_dcn((2, 1), build_spec((3, 4), ("a", "b")), 2)
+
+
+def order_of(devices: list[Any], sizes: tuple[int, ...], layout: Layout) -> np.ndarray[Any, Any]:
+    spec = build_spec(sizes, [f"axis{n}" for n in range(len(sizes))])
+    return np.array([device.id for device in order_devices(spec, devices, layout)]).reshape(sizes)
+
+
+def test_the_outer_part_of_an_axis_crosses_granules() -> None:
+    devices = build_gpus(2, 4)
+    assert order_of(devices, (4, 2), Layout()).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert order_of(devices, (4, 2), Layout((1, 2))).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert order_of(devices, (1, 8), Layout()).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert order_of(build_gpus(2, 6), (3, 4), Layout()).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+
+
+@given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4, 6]), st.data())
+def test_each_device_stands_once_and_inner_neighbours_are_in_one_granule(
+    processes: int, each: int, data: st.DataObject
+) -> None:
+    devices = data.draw(st.permutations(build_gpus(processes, each)))
+    total = processes * each
+    outer = data.draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
+    order = order_of(devices, (outer, total // outer), Layout())
+    assert sorted(order.flat) == list(range(total))
+    if outer % processes == 0:
+        assert all(len({device // each for device in row}) == 1 for row in order)
+
+
+def test_granules_of_unequal_size_stand_one_after_the_other_and_are_told() -> None:
+    devices = build_cpus(2, 4)[:6]
+    with pytest.warns(UserWarning, match=r"granules \(slices or processes\) of \[4, 2\] devices"):
+        assert order_of(devices, (2, 3), Layout()).flatten().tolist() == [device.id for device in devices]
+    with pytest.raises(ValueError, match="needs as many on each; use dcn_mesh_dims=None"):
+        order_of(devices, (2, 3), Layout((2, 1)))

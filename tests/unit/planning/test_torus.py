@@ -1,0 +1,130 @@
+"""Cutting a torus into mesh axes."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.planning.torus import list_torus_places, search_torus
+from meshwright.topology.torus import Dimension
+
+RING4, RING16, LINE8 = Dimension(4, is_ring=True), Dimension(16, is_ring=True), Dimension(8)
+
+WHOLE = [
+    ((8, 8), (LINE8, LINE8), (1, 1)),
+    ((4, 16), (RING4,) * 3, (1, 1)),
+    ((16, 16), (RING16, RING16), (1, 1)),
+    ((64,), (RING4,) * 3, (1,)),
+    ((2, 4, 2), (Dimension(2), Dimension(4), Dimension(2, step=0.5)), (1, 1, 0.5)),
+    ((1, 8, 1, 8), (LINE8, LINE8), (0, 1, 0, 1)),
+    ((32, 8), (RING16, RING16), (4, 1)),
+    ((4, 16), (LINE8, LINE8), (2, 1)),
+    ((56, 8), (Dimension(28, is_ring=True), RING4, RING4), (2, 1)),
+]
+"""Mesh sizes, torus, and the longest step of each axis. Steps of JAX's own order, where an axis must be split: (32, 8)
+(9, 1), (4, 16) (2, 2); on 28×4×4 its `create_device_mesh` raises TypeError (jax 0.10.2)."""
+
+
+def measure_hops(sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], places: list[int]) -> tuple[float, ...]:
+    """The longest step along each axis, found by walking over the whole mesh."""
+    found = []
+    for axis, size in enumerate(sizes):
+        stride = math.prod(sizes[axis + 1 :])
+        starts = [start for start in range(len(places)) if start // stride % size == 0]
+        steps = [pair for start in starts for pair in pairwise(places[start + k * stride] for k in range(size))]
+        found.append(max((measure(a, b, dimensions) for a, b in steps), default=0.0))
+    return tuple(found)
+
+
+def measure(a: int, b: int, dimensions: tuple[Dimension, ...]) -> float:
+    total = 0.0
+    for dimension in reversed(dimensions):
+        total += dimension.measure(abs(a % dimension.size - b % dimension.size))
+        a, b = a // dimension.size, b // dimension.size
+    return total
+
+
+@pytest.mark.parametrize(("sizes", "dimensions", "hops"), WHOLE)
+def test_steps_are_as_short_as_the_torus_allows(
+    sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], hops: tuple[float, ...]
+) -> None:
+    found = search_torus(sizes, dimensions)
+    assert found is not None
+    assert found.hops == hops
+    assert measure_hops(sizes, dimensions, list_torus_places(found, dimensions)) == hops
+
+
+SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16]), min_size=1, max_size=3)
+
+
+@st.composite
+def draw_cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Dimension, ...]]:
+    """A torus, and a mesh whose sizes are made by dealing out the torus's prime factors."""
+    lengths = draw(SIZES)
+    dimensions = tuple(Dimension(n, is_ring=draw(st.booleans())) for n in lengths if n > 1)
+    sizes = [1] * draw(st.integers(1, 4))
+    for prime in [p for n in lengths for p in list_primes(n)]:
+        sizes[draw(st.integers(0, len(sizes) - 1))] *= prime
+    return tuple(sizes), dimensions
+
+
+def list_primes(number: int) -> list[int]:
+    prime = next((p for p in range(2, number + 1) if number % p == 0), None)
+    return [] if prime is None else [prime, *list_primes(number // prime)]
+
+
+@given(draw_cases())
+@settings(deadline=None)
+def test_every_device_stands_once_and_the_steps_are_those_that_are_told(
+    case: tuple[tuple[int, ...], tuple[Dimension, ...]],
+) -> None:
+    sizes, dimensions = case
+    found = search_torus(sizes, dimensions)
+    assert found is not None, "split, a torus takes every mesh of its size"
+    places = list_torus_places(found, dimensions)
+    assert sorted(places) == list(range(math.prod(sizes)))
+    assert measure_hops(sizes, dimensions, places) == found.hops
+
+
+@pytest.mark.parametrize("sizes", [(96, 64), (24, 16, 16), (4, 4, 24, 16), (2, 12, 8, 32), (3, 2, 32, 32)])
+def test_the_beam_misses_nothing_that_a_wide_one_finds(sizes: tuple[int, ...]) -> None:
+    dimensions = (RING16, RING16, Dimension(24, is_ring=True))
+    narrow = search_torus(sizes, dimensions)
+    wide = search_torus(sizes, dimensions, beam_width=4096)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.score == wide.score
+
+
+def test_without_splitting_each_axis_is_whole_dimensions_or_there_is_none() -> None:
+    whole = search_torus((8, 8), (LINE8, LINE8), split=False)
+    assert whole is not None
+    assert whole.hops == (1, 1)
+    assert search_torus((16, 4), (LINE8, LINE8), split=False) is None
+    joined = search_torus((64, 1), (LINE8, LINE8), split=False)
+    assert joined is not None
+    assert joined.hops == (1, 0)
+
+
+def test_shorter_steps_come_before_more_links() -> None:
+    found = search_torus((4, 4), (Dimension(4), Dimension(4)))
+    assert found is not None
+    assert [len(cuts) for cuts in found.cuts] == [1, 1], "blocks of 2×2 would have two links each, and longer steps"
+
+
+def test_a_mesh_of_another_size_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="holds 6 devices, the torus has 64"):
+        search_torus((2, 3), (LINE8, LINE8))
+
+
+def test_all_places_of_a_snake_are_neighbours() -> None:
+    found = search_torus((64,), (RING4,) * 3)
+    assert found is not None
+    places = list_torus_places(found, (RING4,) * 3)
+    corners = list(product(range(4), repeat=3))
+    steps = [sum(x != y for x, y in zip(corners[a], corners[b], strict=True)) for a, b in pairwise(places)]
+    assert set(steps) == {1}

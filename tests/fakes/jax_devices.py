@@ -24,6 +24,20 @@ class FakeSliced(FakeDevice):
     slice_index: int
 
 
+@dataclass(frozen=True)
+class FakeTpu(FakeDevice):
+    """One core of a TPU chip. JAX has no `slice_index` on a single slice."""
+
+    coords: tuple[int, int, int]
+    core_on_chip: int
+
+
+def build_tpus(columns: int, rows: int, *, kind: str = "TPU v6 lite") -> list[Any]:
+    """A slice of one host, as JAX lists it: x fastest."""
+    places = [(x, y, 0) for y in range(rows) for x in range(columns)]
+    return check_job([FakeTpu(i, 0, "tpu", kind, place, 0) for i, place in enumerate(places)])
+
+
 def build_cpus(processes: int, each: int) -> list[Any]:
     """Ids of process p begin at p · 2048 (jaxlib, xla/pjrt/cpu)."""
     return check_job([FakeDevice(2048 * p + i, p, "cpu", "cpu") for p in range(processes) for i in range(each)])
@@ -43,6 +57,8 @@ def check_job(devices: list[Any]) -> list[Any]:
     """What every real job keeps to: ids are unique; a process is of one slice; processes count from 0."""
     assert len({device.id for device in devices}) == len(devices)
     assert {device.process_index for device in devices} == set(range(len({d.process_index for d in devices})))
+    chips = [device.coords for device in devices if isinstance(device, FakeTpu)]
+    assert len(set(chips)) == len(chips)
     slices = {(device.process_index, getattr(device, "slice_index", None)) for device in devices}
     assert max(Counter(process for process, _ in slices).values()) == 1
     return devices

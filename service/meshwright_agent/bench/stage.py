@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import jax
 import numpy as np
 
+from meshwright.mesh import create_mesh
 from meshwright.topology.visible import VisibleGpu, read_visible_gpus
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Platform, parse_platform
 from meshwright_agent.bench.patterns import Array
+from meshwright_agent.bench.scope import Scope
 from meshwright_agent.clock import Clock
 
 
@@ -78,6 +80,14 @@ def order_devices(
             return dict(enumerate(sorted(devices, key=_tpu_key))), ()
         case _:
             return dict(enumerate(devices)), ()
+
+
+def follow_plan(scope: Scope, devices: Mapping[int, Any]) -> Scope:
+    """Returns the scope with its devices in the order that a trainer's `create_mesh` gives the same mesh."""
+    chosen = [devices[index] for index in scope.devices]
+    mesh = create_mesh(scope.mesh.sizes, scope.mesh.names, devices=chosen)
+    indices = {device: index for index, device in devices.items()}
+    return replace(scope, devices=tuple(indices[device] for device in mesh.devices.flat))
 
 
 def _tpu_key(device: Any) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
 from meshwright_agent.bench.forecast import check_forecast
 from meshwright_agent.bench.prefetch import list_prefetch
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
-from meshwright_agent.bench.stage import Stage, read_devices
+from meshwright_agent.bench.stage import Stage, follow_plan, read_devices
 from meshwright_agent.bench.timing import OutOfTime, Timetable, measure_samples
 from meshwright_agent.bench.transfers import (
     list_device_to_device,
@@ -77,6 +77,8 @@ def run_suite(
     first = next(iter(devices.values()))
     platform = parse_platform(first.platform)
     scope = build_scope(request, platform=platform, indices=tuple(devices))
+    if request.devices is None:
+        scope = follow_plan(scope, devices)
     stage = Stage(devices, platform, scope.dtype, clock)
     bench = Bench(scope, stage, progress, check, Timetable.start(clock, scope.limit_s))
     bench.run(bench.list_trials())

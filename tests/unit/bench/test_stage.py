@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.topology.visible import VisibleGpu
+from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.patterns import build_tile, expand_tile, move_off_alignment
-from meshwright_agent.bench.stage import Stage, count_shared, order_devices, read_devices
+from meshwright_agent.bench.scope import build_scope
+from meshwright_agent.bench.stage import Stage, count_shared, follow_plan, order_devices, read_devices
 from meshwright_agent.clock import SystemClock
+from tests.fakes.jax_devices import build_tpus
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ def test_tpu_devices_are_ordered_by_z_y_x_then_core(places: list[tuple[int, int,
     order = [(device.coords[1], device.coords[0], device.core_on_chip) for device in found.values()]
     assert order == sorted(order)
     assert (list(found), notices) == (list(range(8)), ())
+
+
+def test_devices_that_nobody_named_stand_in_the_order_that_a_trainers_mesh_has() -> None:
+    devices = dict(enumerate(build_tpus(2, 4)))
+    scope = build_scope(BenchRequest(mesh="x:8"), platform="tpu", indices=tuple(devices))
+    planned = follow_plan(scope, devices)
+    assert planned.devices == (0, 1, 3, 5, 7, 6, 4, 2), "round the border of the torus, each step to a neighbour"
+    assert replace(planned, devices=scope.devices) == scope
+    on_cpu = dict(enumerate(jax.local_devices()))
+    assert follow_plan(scope, on_cpu) == scope
 
 
 def test_gpus_have_their_place_in_pci_order_also_when_some_are_hidden() -> None:

@@ -1,0 +1,45 @@
+"""Meshes in a process whose JAX backend is started anew, and in one that has not started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+RESET = """
+import jax
+from jax.extend.backend import clear_backends
+from meshwright.mesh import create_mesh
+
+jax.config.update("jax_platforms", "cpu")
+for count in (8, 4, 8):
+    jax.config.update("jax_num_cpu_devices", count)
+    mesh = create_mesh((-1,), ("x",))
+    assert list(mesh.devices.flat) == jax.devices(), "the mesh is of the devices of now"
+    assert mesh.devices.size == count
+    assert create_mesh((-1,), ("x",)) is mesh
+    array = jax.device_put(jax.numpy.arange(8), jax.NamedSharding(mesh, jax.P("x")))
+    assert int(array.sum()) == 28
+    clear_backends()
+print("right")
+"""
+
+LOOK = """
+import meshwright.mesh, meshwright.placement, meshwright.devices, meshwright.parallelism
+from jax._src import xla_bridge
+
+print("started" if xla_bridge.backends_are_initialized() else "not started")
+"""
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.strip()
+
+
+def test_a_backend_that_was_started_anew_gets_meshes_of_its_own_devices() -> None:
+    assert run(RESET) == "right"
+
+
+def test_importing_the_library_starts_no_backend() -> None:
+    assert run(LOOK) == "not started"

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from own_stdout import take_stdout
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh, mesh_fingerprint
@@ -72,12 +73,13 @@ def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def main() -> None:
+    out = take_stdout()
     rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
     answers = [run_step(step, rank) for step in json.loads(path.read_text())]
     seen = [[d.process_index, d.id] for d in jax.devices()]
-    print(json.dumps({"seen": seen, "answers": answers}), flush=True)
+    print(json.dumps({"seen": seen, "answers": answers}), file=out, flush=True)
     if count > 1:
         jax.distributed.shutdown()
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from meshwright.planning.mesh import plan_mesh
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100
+from tests.process.jobs import LIMIT_S, run_program
 
 PROGRAM = Path(__file__).with_name("mesh_job.py")
-LIMIT_S = 150.0
 SHORT_S = 3.0
 
 
@@ -25,40 +21,7 @@ def make_plan(mesh: str, count: int, **more: Any) -> Plan:
 
 
 def run_job(tmp_path: Path, steps: list[dict[str, Any]], *, processes: int, devices_each: int) -> list[dict[str, Any]]:
-    path = tmp_path / "steps.json"
-    path.write_text(json.dumps(steps))
-    environ = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(devices_each),
-        "XLA_FLAGS": "",
-    }
-    arguments = [str(processes), str(find_port()), str(path)]
-    job = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), *arguments],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S) for process in job]
-    finally:
-        for process in job:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(job, outputs, strict=True):
-        assert process.returncode == 0, err[-4000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-
-
-def find_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return run_program(PROGRAM, tmp_path, steps, processes=processes, devices_each=devices_each)
 
 
 def expected_order(plan: Plan, seen: list[list[int]]) -> list[list[int]]:

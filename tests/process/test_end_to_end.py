@@ -13,7 +13,7 @@ import pytest
 
 from meshwright import Client
 from tests.agents import RunningAgent
-from tests.process.test_build_mesh import find_port
+from tests.process.jobs import find_port, read_answer
 
 TRAINER = Path(__file__).with_name("trainer.py")
 LIMIT_S = 120
@@ -39,8 +39,7 @@ def finish(trainer: subprocess.Popen[str]) -> dict[str, Any]:
         trainer.kill()
         trainer.wait()
     assert trainer.returncode == 0, err[-4000:]
-    report: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return report
+    return read_answer(out)
 
 
 @pytest.mark.parametrize("over", ["tcp", "unix"])

@@ -157,8 +157,7 @@ def build_ordered_mesh(order: Order) -> Mesh:
 
 def assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Any]) -> Mesh:
     """Returns the mesh with these devices, row-major."""
-    grid = np.empty(len(devices), dtype=object)
-    grid[:] = devices
+    grid = np.fromiter(devices, dtype=object, count=len(devices))
     return Mesh(grid.reshape(spec.sizes), spec.names, axis_types=tuple(types))
 
 

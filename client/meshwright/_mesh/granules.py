@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from meshwright._mesh.shapes import read_size
 from meshwright.planning.granules import choose_dcn, interleave_granules
-from meshwright.planning.order import search_device_order
+from meshwright.planning.order import cut_torus, is_cut, search_device_order
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
+from meshwright.topology.torus import Grid, build_grid, build_place, find_rings
 from meshwright.wire.devices import Device, Granule, parse_platform
 
 NUM_SLICES: Final = "MEGASCALE_NUM_SLICES"
@@ -59,6 +60,8 @@ def order_devices(spec: MeshSpec, devices: Sequence[Any], layout: Layout, slices
     dcn = read_dcn(layout.dcn, spec, len(granules)) or choose_dcn(spec.sizes, len(granules))
     assert dcn is not None, "granules of one size divide the number of places"
     inner = tuple(size // parts for size, parts in zip(spec.sizes, dcn, strict=True))
+    if len(granules) == 1:
+        return tuple(_order_granule(spec, inner, granules[0], layout))
     return interleave_granules(dcn, inner, [_order_granule(spec, inner, granule, layout) for granule in granules])
 
 
@@ -141,13 +144,25 @@ def _order_granule(spec: MeshSpec, inner: tuple[int, ...], granule: Sequence[Any
     """Returns one granule's devices in the order of a mesh of sizes `inner`: a torus is cut, others stay as given."""
     if granule[0].platform != "tpu" or len(granule) < 3:
         return granule
-    order = search_device_order(inner, read_topology(granule), range(len(granule)), split=layout.split)
+    grid = read_device_grid(granule) if is_cut(len(granule), split=layout.split) else None
+    order = (
+        search_device_order(inner, read_topology(granule), range(len(granule)), split=layout.split)
+        if grid is None
+        else cut_torus(inner, grid, split=layout.split)
+    )
     if order is None:
         raise ValueError(
             f"mesh {spec} would share a dimension of the torus between axes, and allow_split_physical_axes is False; "
             f"each axis must then be whole dimensions of it; use allow_split_physical_axes=True"
         )
     return [granule[rank] for rank in order]
+
+
+def read_device_grid(devices: Sequence[Any]) -> Grid | None:
+    """Returns the box that the devices of one TPU slice fill; None where they fill none."""
+    places = [build_place(getattr(device, "coords", None), getattr(device, "core_on_chip", None)) for device in devices]
+    kind = devices[0].device_kind
+    return build_grid(places, range(len(devices)), lambda _, sizes: find_rings(kind, sizes))
 
 
 def read_topology(devices: Sequence[Any]) -> Topology:
@@ -159,7 +174,7 @@ def read_topology(devices: Sequence[Any]) -> Topology:
 
 def _read_device(rank: int, device: Any, now: datetime) -> Device:
     coords = getattr(device, "coords", None)
-    return Device.model_construct(
+    return Device(
         host="",
         local_index=rank,
         position=rank,

@@ -26,9 +26,9 @@ def search_device_order(
         indices: those to order, in plain order.
         split: whether a dimension of a torus may be shared by several mesh axes.
     """
-    grid = read_grid(topology, indices) if len(indices) > EXACT_COUNT or not split else None
+    grid = read_grid(topology, indices) if is_cut(len(indices), split=split) else None
     if grid is not None:
-        return _cut_torus(sizes, grid, split=split)
+        return cut_torus(sizes, grid, split=split)
     if topology.is_uniform:
         return tuple(indices)
     found = search_order(sizes, price_pairs(topology, indices))
@@ -38,16 +38,22 @@ def search_device_order(
 def search_assignment(sizes: tuple[int, ...], topology: Topology, indices: Sequence[int]) -> Assignment:
     """Returns the same order, as ranks in `indices`, with what it costs by the links between neighbours."""
     costs = price_pairs(topology, indices)
-    grid = read_grid(topology, indices) if len(indices) > EXACT_COUNT else None
+    grid = read_grid(topology, indices) if is_cut(len(indices)) else None
     if grid is None:
         return search_order(sizes, costs)
     ranks = {index: rank for rank, index in enumerate(indices)}
-    order = tuple(ranks[index] for index in _cut_torus(sizes, grid, split=True) or ())
+    order = tuple(ranks[index] for index in cut_torus(sizes, grid) or ())
     cost, axes = price_order(order, sizes, costs)
     return Assignment(order, cost, axes, "torus")
 
 
-def _cut_torus(sizes: tuple[int, ...], grid: Grid, *, split: bool) -> tuple[int, ...] | None:
+def is_cut(count: int, *, split: bool = True) -> bool:
+    """True when so many devices of a torus are laid out by cutting it, False when all orders are searched."""
+    return count > EXACT_COUNT or not split
+
+
+def cut_torus(sizes: tuple[int, ...], grid: Grid, *, split: bool = True) -> tuple[int, ...] | None:
+    """Returns the members of a grid in mesh order, row-major; None where `split` forbids every order."""
     found = search_torus(sizes, grid.dimensions, split=split)
     if found is None:
         return None

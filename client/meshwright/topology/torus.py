@@ -73,51 +73,74 @@ _WRAPS: Final[Mapping[str, Callable[[Sequence[int]], tuple[bool, ...]]]] = {
 """By hardware family: v4, v5p and 7x are built of cubes of 4×4×4 that optical switches close to rings."""
 
 
+Place = tuple[int, ...]
+"""(granule, …, z, y, x, core): what sorts devices row-major."""
+
+
 def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
     """Returns the box that these devices fill; None where they fill none: coordinates unknown, holes, several slices.
 
     Dimensions of length 1 are left out.
     """
-    places = {_find_place(topology, index): index for index in indices}
-    if topology.platform != "tpu" or None in places or len(places) != len(indices) or not places:
+    if topology.platform != "tpu":
         return None
-    known = sorted(place for place in places if place is not None)
-    if len({granule for granule, *_ in known}) > 1 or len({len(place) for place in known}) > 1:
+    chosen = [topology.devices[index] for index in indices]
+    places = [build_place(device.coords, device.core_on_chip, device.granule) for device in chosen]
+    return build_grid(places, indices, lambda low, sizes: _read_wraps(topology, low, sizes))
+
+
+def build_place(coords: Sequence[int] | None, core: int | None, granule: int = 0) -> Place | None:
+    """Returns where a device stands; None where its coordinates are not known."""
+    return None if coords is None else (granule, *reversed(coords), core or 0)
+
+
+def build_grid(
+    places: Sequence[Place | None], members: Sequence[int], find_rings: Callable[[Place, Place], Sequence[bool]]
+) -> Grid | None:
+    """Returns the box that the places fill; None where they fill none.
+
+    Args:
+        places: of the members, one each.
+        members: what stands there.
+        find_rings: which dimensions (outermost first) are rings, by the lowest place (granule, …, z, y, x) and the
+            sizes (…, z, y, x).
+    """
+    there = {place: member for place, member in zip(places, members, strict=True) if place is not None}
+    if len(there) != len(members) or not there or len(set(map(len, there))) > 1:
         return None
-    ranges = [sorted(set(column)) for column in zip(*known, strict=True)][1:]
-    is_box = math.prod(map(len, ranges)) == len(known)
-    if not is_box or any(column[-1] - column[0] != len(column) - 1 for column in ranges):
+    known = sorted(there)
+    low, high = known[0], known[-1]
+    sizes = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
+    if low[0] != high[0] or math.prod(sizes) != len(known) or not _fill(known, low, sizes):
         return None
-    return Grid(_build_dimensions(topology, known[0], known[-1]), tuple(places[place] for place in known))
+    _, *chips, cores = sizes
+    rings = find_rings(low[:-1], tuple(chips))
+    dimensions = [Dimension(size, ring) for size, ring in zip(chips, rings, strict=True)]
+    wide = tuple(d for d in (*dimensions, Dimension(cores, step=SAME_CHIP_FACTOR)) if d.size > 1)
+    return Grid(wide, tuple(there[place] for place in known))
 
 
-def _find_place(topology: Topology, index: int) -> tuple[int, ...] | None:
-    """Returns (granule, …, y, x, core): what sorts devices row-major."""
-    device = topology.devices[index]
-    if device.coords is None:
-        return None
-    return (device.granule, *reversed(device.coords), device.core_on_chip or 0)
+def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
+    """True when the distinct places lie inside the box that has as many places as there are."""
+    columns = zip(*known, strict=True)
+    return all(min(c) == a and max(c) == a + size - 1 for c, a, size in zip(columns, low, sizes, strict=True))
 
 
-def _build_dimensions(topology: Topology, first: tuple[int, ...], last: tuple[int, ...]) -> tuple[Dimension, ...]:
-    granule, *low = first
-    _, *high = last
-    sizes = [b - a + 1 for a, b in zip(low, high, strict=True)]
-    *chips, cores = sizes
-    wraps = _read_wraps(topology, granule, low[:-1], chips)
-    dimensions = [Dimension(size, wrap) for size, wrap in zip(chips, wraps, strict=True)]
-    return tuple(d for d in (*dimensions, Dimension(cores, step=SAME_CHIP_FACTOR)) if d.size > 1)
-
-
-def _read_wraps(topology: Topology, granule: int, low: Sequence[int], sizes: Sequence[int]) -> tuple[bool, ...]:
+def _read_wraps(topology: Topology, low: Place, sizes: Place) -> tuple[bool, ...]:
     """Returns which dimensions (outermost first) are rings, by the listed links or else by the generation's rule."""
     if not any(link.kind == ICI for link in topology.links):
-        return tuple(reversed(find_wraps(topology.devices[0].kind, tuple(reversed(sizes)))))
-    corner: Chip = (granule, tuple(reversed(low)))
+        return find_rings(topology.devices[0].kind, sizes)
+    granule, *corner = low
+    first: Chip = (granule, tuple(reversed(corner)))
     return tuple(
-        size > 2 and _step(corner, len(sizes) - 1 - axis, size - 1) in topology.neighbours(corner)
+        size > 2 and _step(first, len(sizes) - 1 - axis, size - 1) in topology.neighbours(first)
         for axis, size in enumerate(sizes)
     )
+
+
+def find_rings(kind: str, sizes: Sequence[int]) -> tuple[bool, ...]:
+    """Returns `find_wraps` of sizes with the outermost dimension first: z, y, x."""
+    return find_wraps(kind, tuple(reversed(sizes)))[::-1]
 
 
 def _step(chip: Chip, axis: int, steps: int) -> Chip:

@@ -1,0 +1,192 @@
+"""One process of a job that uses the library as a trainer does: steps come in as JSON, answers go out as JSON.
+
+Run as `python library_job.py RANK COUNT PORT STEPS`. A step is {"do": a name in STEPS, …: its arguments}; each
+process answers each step, with {"error": text, "type": name} where the library refuses. Devices are named by
+their rank, the place in `jax.devices()`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from own_stdout import take_stdout
+
+from meshwright.mesh import (
+    DeviceMeshManager,
+    build_mesh,
+    calculate_host_mesh_shape,
+    cpu_context,
+    create_mesh,
+    force_cpu,
+    mesh_fingerprint,
+)
+from meshwright.parallelism import build_device_mesh, data_parallel_coords, parse_parallelism_conf, process_batch_shard
+
+Answer = dict[str, Any]
+
+
+def name_mesh(mesh: Mesh) -> Answer:
+    ranks = jax.devices()
+    return {"shape": dict(mesh.shape), "ranks": [ranks.index(device) for device in mesh.devices.flat]}
+
+
+def make_device_mesh(block: dict[str, Any], world_size: int | None = None) -> Answer:
+    """The mesh of a block, this process's lines through it, and its part of a batch over dp."""
+    mesh, lines = build_device_mesh(block, "cpu", world_size=world_size)
+    if mesh is None:
+        return {"mesh": None, "lines": lines}
+    return {
+        "mesh": name_mesh(mesh),
+        "lines": {name: name_mesh(line) for name, line in lines.items()},
+        "types": sorted({kind.name for each in (mesh, *lines.values()) for kind in each.axis_types}),
+        "shard": process_batch_shard(mesh, [name for name in mesh.axis_names if name == "dp"]),
+    }
+
+
+def find_coords(conf: dict[str, Any], **given: int) -> Answer:
+    return {"coords": data_parallel_coords(conf, **given)}
+
+
+def train(conf: dict[str, Any], rows: int) -> Answer:
+    """What a trainer with one device a process does: the sampler's part of the data, on the mesh of its block."""
+    part, parts = data_parallel_coords(conf)
+    mesh, _ = build_device_mesh(parse_parallelism_conf(conf), "cpu")
+    assert mesh is not None
+    return {"coords": (part, parts), **load(mesh, ["dp"], rows, part, parts)}
+
+
+def feed(shape: list[int], names: list[str], axes: list[str], rows: int, order: list[int] | None = None) -> Answer:
+    """Loads this process's part of a batch on a mesh of devices in some order, and looks at what all have."""
+    ranks = jax.devices()
+    chosen = [ranks[rank] for rank in order] if order else ranks
+    grid = np.array(chosen, dtype=object).reshape(shape)
+    mesh = Mesh(grid, tuple(names), axis_types=(AxisType.Auto,) * len(names))
+    index, count = process_batch_shard(mesh, axes)
+    return {"shard": (index, count), "jax": ask_jax(mesh, axes), **load(mesh, axes, rows, index, count)}
+
+
+def load(mesh: Mesh, axes: list[str], rows: int, index: int, count: int) -> Answer:
+    """The global batch that comes of each process's rows, whole and multiplied in the job, in this process's hands."""
+    batch = build_batch(rows)
+    own = batch[index * rows // count : (index + 1) * rows // count]
+    spread = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(tuple(axes))), own)
+    weights = np.arange(1, rows + 1, dtype=np.float32)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    whole, weighed = jax.jit(lambda x: (x, weights @ x), out_shardings=everywhere)(spread)
+    return {
+        "global": list(spread.shape),
+        "rows": [int(row[0]) // batch.shape[1] for row in read(whole)],
+        "right": bool(np.array_equal(read(whole), batch) and np.array_equal(read(weighed), weights @ batch)),
+    }
+
+
+def build_batch(rows: int) -> np.ndarray[Any, Any]:
+    """Integers small enough that float32 sums are exact in any order; row r begins with 3 · r."""
+    return np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+
+
+def read(replicated: jax.Array) -> np.ndarray[Any, Any]:
+    return np.asarray(replicated.addressable_data(0))
+
+
+def ask_jax(mesh: Mesh, axes: list[str]) -> Any:
+    """JAX's own grouping of processes, which is private: None where it is no longer there."""
+    try:
+        from jax._src.sharding_impls import get_process_index_and_count
+    except ImportError:
+        return None
+    return get_process_index_and_count(NamedSharding(mesh, PartitionSpec(tuple(axes))), 0, 2)
+
+
+def multiply_as_planned(plan: str, rows: int) -> Answer:
+    """A product on the agent's mesh, whose left side each process loads by its batch shard alone."""
+    mesh = build_mesh(plan)
+    outer, inner = mesh.axis_names
+    index, count = process_batch_shard(mesh, outer)
+    left, right = np.arange(rows * 16, dtype=np.float32).reshape(rows, 16) % 13, build_batch(16) % 11
+    own = left[index * rows // count : (index + 1) * rows // count]
+    a = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(outer)), own)
+    b = jax.make_array_from_callback(right.shape, NamedSharding(mesh, PartitionSpec(inner)), lambda place: right[place])
+    product = jax.jit(lambda x, y: x @ y, out_shardings=NamedSharding(mesh, PartitionSpec()))(a, b)
+    return {
+        "fingerprint": mesh_fingerprint(mesh),
+        "order": name_mesh(mesh)["ranks"],
+        "ids": [device.id for device in mesh.devices.flat],
+        "shard": (index, count),
+        "right": bool(np.array_equal(read(product), left @ right)),
+    }
+
+
+def create(sizes: list[int], names: list[str], subset: list[int] | None = None, **more: Any) -> Answer:
+    """A mesh over the processes of the job, twice, and a sum along each of its axes that every process checks."""
+    ranks = jax.devices()
+    devices = [ranks[rank] for rank in subset] if subset else None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        mesh = create_mesh(sizes, names, devices=devices, **more)
+    assert create_mesh(tuple(sizes), tuple(names), devices=devices, **more) is mesh
+    numbers = np.arange(mesh.devices.size, dtype=np.float32).reshape(mesh.devices.shape)
+    spread = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
+    array = jax.make_array_from_callback(numbers.shape, spread, lambda place: numbers[place])
+    whole = NamedSharding(mesh, PartitionSpec())
+    sums = [jax.jit(lambda x, axis=axis: x.sum(axis), out_shardings=whole)(array) for axis in range(numbers.ndim)]
+    right = [bool(np.array_equal(read(found), numbers.sum(axis))) for axis, found in enumerate(sums)]
+    return {**name_mesh(mesh), "right": right, "warnings": [str(warning.message) for warning in told]}
+
+
+def manage(shape: dict[str, int]) -> Answer:
+    return name_mesh(DeviceMeshManager().create_device_mesh(shape))
+
+
+def part_of_host(sizes: list[int]) -> Answer:
+    return {"part": calculate_host_mesh_shape(sizes)}
+
+
+def compute_on_cpu() -> Answer:
+    """What falls back to the CPU stays in its process: the mesh has this process's devices only."""
+    with cpu_context() as mesh, force_cpu() as device:
+        total = float(jax.numpy.arange(8.0).sum())
+        return {**name_mesh(mesh), "first": jax.devices().index(device), "total": total}
+
+
+STEPS: dict[str, Callable[..., Answer]] = {
+    "create": create,
+    "manage": manage,
+    "part_of_host": part_of_host,
+    "on_cpu": compute_on_cpu,
+    "device_mesh": make_device_mesh,
+    "coords": find_coords,
+    "train": train,
+    "feed": feed,
+    "planned": multiply_as_planned,
+}
+
+
+def run_step(step: dict[str, Any]) -> Answer:
+    arguments = {name: value for name, value in step.items() if name != "do"}
+    try:
+        return STEPS[step["do"]](**arguments)
+    except (ValueError, RuntimeError) as error:
+        return {"error": str(error), "type": type(error).__name__}
+
+
+def main() -> None:
+    out = take_stdout()
+    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+    answers = [run_step(step) for step in json.loads(path.read_text())]
+    seen = [[device.process_index, device.id] for device in jax.devices()]
+    print(json.dumps({"seen": seen, "answers": answers}), file=out, flush=True)
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,12 +5,15 @@ Rule: what a platform does not say is None, never 0. Knows no mesh and no plan.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend import backend as jax_backend
 
 from meshwright.wire.devices import parse_platform
+
+Device: TypeAlias = Any
+"""A `jax.Device`: jaxlib has no types for it, so that type checkers would call every signature with it unknown."""
 
 
 def list_devices(backend: str | None = None) -> list[jax.Device]:
@@ -21,6 +24,10 @@ def list_devices(backend: str | None = None) -> list[jax.Device]:
     """
     try:
         return list(jax.devices(backend))
+    except (
+        AssertionError
+    ) as error:  # of JAX_PLATFORMS=cuda without a device file JAX says nothing
+        raise RuntimeError("JAX found none of the platforms that it was to start") from error
     except RuntimeError as error:
         if backend is None:
             raise

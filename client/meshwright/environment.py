@@ -128,11 +128,13 @@ def build_environment(config: DeviceConfiguration, base: Mapping[str, str]) -> d
     """
     config.check()
     own = dict(config.environment_variables)
+    fraction = _name_mem_fraction(repr(config.resolve_memory_fraction()), own, {**base, **own})
     variables = {
-        **_name_mem_fraction(repr(config.resolve_memory_fraction()), {**base, **own}),
+        **fraction,
         "JAX_ENABLE_X64": str(config.enable_x64).lower(),
         "JAX_DISABLE_JIT": str(not config.enable_jit).lower(),
         **own,
+        **fraction,
     }
     if XLA_FLAGS in own:
         variables[XLA_FLAGS] = _merge_flags(base.get(XLA_FLAGS, ""), own[XLA_FLAGS])
@@ -204,10 +206,12 @@ def _check_variables(variables: Mapping[str, str]) -> None:
             raise ValueError(f"the variable {name} is {value!r}; a value is text without NUL, such as '1'")
 
 
-def _name_mem_fraction(value: str, environment: Mapping[str, str]) -> dict[str, str]:
-    if not environment.get(NEW_MEM_FRACTION):
+def _name_mem_fraction(fraction: str, own: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:
+    """Returns the fraction, or the caller's own, under the one name that JAX then finds."""
+    value = own.get(NEW_MEM_FRACTION, own.get(MEM_FRACTION, fraction))
+    if not present.get(NEW_MEM_FRACTION):
         return {MEM_FRACTION: value}
-    blanked = {MEM_FRACTION: ""} if environment.get(MEM_FRACTION) else {}
+    blanked = {MEM_FRACTION: ""} if present.get(MEM_FRACTION) else {}
     return {NEW_MEM_FRACTION: value, **blanked}
 
 

@@ -180,11 +180,21 @@ def test_flags_in_a_file_cannot_be_merged_and_are_not_dropped_silently() -> None
     assert "XLA_FLAGS" not in build_environment(DeviceConfiguration(), {"XLA_FLAGS": "my.flags"})
 
 
-def test_jax_never_sees_two_names_for_the_memory_fraction() -> None:
-    base = {NEW_FRACTION: "0.5", FRACTION: "0.4"}
-    environment = base | build_environment(DeviceConfiguration(), base)
-    assert environment[NEW_FRACTION] == "0.75"
-    assert not environment[FRACTION]
+@pytest.mark.parametrize("base", [{}, {FRACTION: "0.4"}, {NEW_FRACTION: "0.5"}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}])
+@pytest.mark.parametrize(
+    ("own", "fraction"),
+    [
+        ({}, "0.75"),
+        ({FRACTION: "0.3"}, "0.3"),
+        ({NEW_FRACTION: "0.2"}, "0.2"),
+        ({NEW_FRACTION: "0.2", FRACTION: "0.3"}, "0.2"),
+    ],
+)
+def test_jax_sees_one_name_for_the_memory_fraction_and_the_callers_own_wins(
+    base: dict[str, str], own: dict[str, str], fraction: str
+) -> None:
+    environment = base | build_environment(DeviceConfiguration(environment_variables=own), base)
+    assert [environment[name] for name in (FRACTION, NEW_FRACTION) if environment.get(name)] == [fraction]
 
 
 def test_a_worker_takes_memory_as_needed_unless_told_otherwise() -> None:

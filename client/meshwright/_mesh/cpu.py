@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import jax
 from jax.sharding import Mesh
 
+from meshwright._jax_devices import Device
 from meshwright._mesh.create import AXIS_DIMS, AXIS_NAMES, Order, find_mesh
 from meshwright._mesh.granules import Layout
 from meshwright._mesh.shapes import build_spec, read_axis_types
@@ -28,7 +29,7 @@ def create_cpu_mesh(axis_dims: Sequence[int] = AXIS_DIMS, axis_names: Sequence[s
     return find_mesh(Order(spec, read_axis_types(None, spec.names), Layout(), False, tuple(list_cpu_devices())))
 
 
-def list_cpu_devices() -> list[jax.Device]:
+def list_cpu_devices() -> list[Device]:
     """Returns this process's CPU devices.
 
     Raises:
@@ -44,7 +45,7 @@ def list_cpu_devices() -> list[jax.Device]:
 
 
 @contextmanager
-def force_cpu() -> Iterator[jax.Device]:
+def force_cpu() -> Iterator[Device]:
     """Yields this process's first CPU device, which is JAX's default device inside.
 
     Raises:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
+from meshwright._jax_devices import Device
 from meshwright._mesh.create import create_mesh, read_devices
 from meshwright._mesh.shapes import MeshShape, read_count, read_size, resolve_spec, suggest
 from meshwright.spec import MeshSpec
@@ -35,7 +35,7 @@ class DeviceMeshManager:
         return len(self._devices)
 
     @property
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Device]:
         """The devices, in device order."""
         return list(self._devices)
 

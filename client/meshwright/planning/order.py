@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.planning.assign import EXACT_COUNT, Assignment, price_order, search_order
+from meshwright.planning.assign import EXACT_COUNT, SEARCH_COUNT_MAX, Assignment, price_order, search_order
 from meshwright.planning.torus import list_torus_places, search_torus
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
@@ -29,7 +29,7 @@ def search_device_order(
     grid = read_grid(topology, indices) if is_cut(len(indices), split=split) else None
     if grid is not None:
         return cut_torus(sizes, grid, split=split)
-    if topology.is_uniform:
+    if len(indices) > SEARCH_COUNT_MAX or topology.is_uniform:
         return tuple(indices)
     found = search_order(sizes, price_pairs(topology, indices))
     return tuple(indices[rank] for rank in found.order)

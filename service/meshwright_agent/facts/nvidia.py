@@ -18,6 +18,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts.model import (
     ComputeMode,
     DriverFacts,
@@ -33,10 +34,6 @@ from meshwright_agent.facts.sysfs import (
     read_pci_devices,
     read_pcie_root,
 )
-
-PCI_VENDOR: Final = "0x10de"
-_DISPLAY_CLASS: Final = "0x03"
-"""Display controllers, 3D controllers among them. Source: PCI Code and ID Assignment Specification."""
 
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _NOT_SUPPORTED: Final = 3
@@ -134,7 +131,7 @@ def read_nvidia(nvml: Any, *, sysfs: Path, dev: Path, describe: Describe) -> Nvi
 
 def _tell_blind(sysfs: Path, dev: Path, reason: str) -> NvidiaFacts:
     """Returns no GPU; a host that has cards all the same has a problem."""
-    cards = [card.address for card in read_pci_devices(sysfs, PCI_VENDOR) if card.kind.startswith(_DISPLAY_CLASS)]
+    cards = [card.address for card in read_pci_devices(sysfs, NVIDIA) if card.kind.startswith(DISPLAY_CLASS)]
     seen = cards or [f"/dev/{file.name}" for file in list_folder(dev) if _DEVICE_FILE.fullmatch(file.name)]
     if not seen:
         return NvidiaFacts()

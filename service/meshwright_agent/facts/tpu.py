@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from meshwright.topology.pci import GOOGLE, TPU_KINDS
 from meshwright_agent.facts.model import ProcessFacts, SliceFacts, TpuFacts
 from meshwright_agent.facts.owners import OpenFiles, ProcessTable
 from meshwright_agent.facts.sysfs import (
@@ -21,23 +22,6 @@ from meshwright_agent.facts.sysfs import (
     read_pci_devices,
     read_pcie_root,
 )
-
-PCI_VENDOR: Final = "0x1ae0"
-"""Google; also of network and storage cards."""
-
-_KINDS: Final[Mapping[str, str | None]] = {
-    "0x0027": None,
-    "0x0056": None,
-    "0x005e": "TPU v4",
-    "0x0062": "TPU v5",
-    "0x0063": "TPU v5 lite",
-    "0x006f": "TPU v6 lite",
-    "0x0076": "TPU7x",
-}
-"""PCI device id → `jax.Device.device_kind`; 0x0027 is v2 and v3 alike, 0x0056 has no public name.
-
-Source: jax/_src/hardware_utils.py and jax/_src/tpu_info.py of jax 0.10.
-"""
 
 _TYPE_KINDS: Final = (("v2-", "TPU v2"), ("v3-", "TPU v3"))
 VARIABLES: Final = (
@@ -69,7 +53,7 @@ class TpuFunction:
 
 def read_chips(sysfs: Path) -> tuple[TpuFunction, ...]:
     """Returns the TPUs on the PCI bus with their device files, by address."""
-    devices = [device for device in read_pci_devices(sysfs, PCI_VENDOR) if device.device in _KINDS]
+    devices = [device for device in read_pci_devices(sysfs, GOOGLE) if device.device in TPU_KINDS]
     return tuple(TpuFunction(device, read_device_file(device.path)) for device in devices)
 
 
@@ -98,7 +82,7 @@ def read_tpus(
         TpuFacts(
             pci_bus_id=chip.device.address,
             pci_device_id=chip.device.device,
-            kind=_KINDS[chip.device.device] or parse_kind(slice_.accelerator_type),
+            kind=TPU_KINDS[chip.device.device] or parse_kind(slice_.accelerator_type),
             pcie_root=read_pcie_root(chip.device.path),
             numa_node=read_numa_node(chip.device.path),
             device_file=chip.file,

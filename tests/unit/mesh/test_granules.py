@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright._mesh.granules import Layout, group_devices, order_devices, read_dcn
 from meshwright._mesh.shapes import build_spec
-from tests.fakes.jax_devices import build_cpus, build_gpus
+from tests.fakes.jax_devices import build_cpus, build_gpus, build_tpus
 
 
 def sizes_of(granules: list[list[Any]]) -> list[int]:
@@ -97,6 +97,21 @@ def test_each_device_stands_once_and_inner_neighbours_are_in_one_granule(
     assert sorted(order.flat) == list(range(total))
     if outer % processes == 0:
         assert all(len({device // each for device in row}) == 1 for row in order)
+
+
+def test_a_large_torus_with_a_hole_stands_in_the_order_in_which_it_is_given() -> None:
+    devices = build_tpus(16, 16)
+    del devices[17]
+    order = order_of(devices, (5, 51), Layout())
+    assert order.flatten().tolist() == [device.id for device in devices]
+
+
+def test_a_torus_that_may_not_be_split_refuses_a_mesh_that_would_and_says_how_to_allow_it() -> None:
+    devices = build_tpus(4, 4)
+    assert sorted(order_of(devices, (4, 4), Layout(split=False)).flat) == list(range(16))
+    with pytest.raises(ValueError, match="use allow_split_physical_axes=True"):
+        order_of(devices, (2, 8), Layout(split=False))
+    assert sorted(order_of(devices, (2, 8), Layout()).flat) == list(range(16))
 
 
 def test_granules_of_unequal_size_stand_one_after_the_other_and_are_told() -> None:

@@ -1,0 +1,294 @@
+"""One configuration, the capabilities of what is here, and JAX's devices, under one name.
+
+Rule: a manager makes its configuration take effect when it is made, or says that it could not. Capabilities come from
+a detector and start nothing; `has_gpu`, counts and devices are JAX's own answer, and asking starts its backend.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshwright._devices.capabilities import (
+    DeviceCapabilities,
+    DeviceDetector,
+    DeviceType,
+    choose_compute_dtype,
+    complete,
+    describe_jax_devices,
+)
+from meshwright._devices.choice import choose_detector
+from meshwright._devices.jax_devices import JAXDeviceManager
+from meshwright._devices.no_gpu import explain_no_gpu
+from meshwright._devices.starting import (
+    apply_configuration,
+    describe_differences,
+    has_backend_started,
+    read_configuration,
+    read_memory_fraction,
+)
+from meshwright._jax_devices import Device, describe_device
+from meshwright.environment import (
+    MEM_FRACTION,
+    NEW_MEM_FRACTION,
+    DeviceConfiguration,
+    MemoryStrategy,
+    build_environment,
+)
+from meshwright.wire.devices import parse_platform
+
+_MODEL_SIZES: Final = ((1_000_000, MemoryStrategy.CONSERVATIVE), (100_000_000, MemoryStrategy.BALANCED))
+"""Below so many parameters → the strategy; from the last on AGGRESSIVE."""
+
+PRIORITY: Final = "platform_priority"
+"""What a configuration means beside its variables, by the name of its field."""
+
+
+class DeviceManager:
+    """The devices of this process, configured.
+
+    Making one applies the configuration: its variables to `os.environ`, JAX's own options (x64, jit) to `jax.config`
+    too. That takes effect only before JAX's backend starts. If it has started and something would differ, nothing is
+    changed and a RuntimeWarning names what.
+
+    Args:
+        config: None means what is in force already: the variables of this process and `jax.config`, in which the
+            memory fraction is 0.75 (balanced) unless they say otherwise. JAX then does what it would do anyway, and
+            nothing warns; the variables are written out, for child processes.
+        detector: says what the devices can do; None chooses by the platform that JAX has, or would have.
+
+    Raises:
+        ValueError: the configuration has values that it cannot have.
+        TypeError: `config` or `detector` is none.
+    """
+
+    def __init__(self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None) -> None:
+        _check_types(config, detector)
+        self._config = read_configuration(os.environ) if config is None else config
+        self._detector = detector
+        self._lock = threading.Lock()
+        self._capabilities: DeviceCapabilities | None = None
+        self._has_seen_backend = False
+        self._is_mixed = False
+        self._jax_manager = JAXDeviceManager()
+        self._effect = describe_effect(self._config)
+        self._differences = apply_configuration(self._config, os.environ)
+        if self._differences:
+            warn(describe_differences(self._differences))
+
+    @property
+    def config(self) -> DeviceConfiguration:
+        """The configuration, the caller's own object; what is set on it later is checked at its next use."""
+        return self._config
+
+    @property
+    def effect(self) -> Mapping[str, str]:
+        """What the configuration meant when it was applied; equal for configurations that mean the same."""
+        return self._effect
+
+    @property
+    def not_in_force(self) -> tuple[str, ...]:
+        """Names of the variables that could not take effect, or were changed in `config` after it was applied."""
+        late = [difference.name for difference in self._differences]
+        return tuple(dict.fromkeys([*late, *list_changes(describe_effect(self._config), self._effect)]))
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        """What the devices can do, as the detector says it. Starts no backend.
+
+        Without a detector of the caller's, it is read again once the backend has started, and JAX's own devices
+        fill in what nobody told.
+        """
+        with self._lock:
+            started = has_backend_started()
+            is_stale = self._detector is None and started and not self._has_seen_backend
+            if self._capabilities is None or is_stale:
+                self._capabilities = _detect(self._detector, started)
+                self._has_seen_backend = started
+            return self._capabilities
+
+    @property
+    def jax_manager(self) -> JAXDeviceManager:
+        """JAX's devices by platform, and data dealt out over them."""
+        self._jax_manager.platform_priority = self._config.platform_priority
+        return self._jax_manager
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether JAX has a GPU in this process; starts its backend."""
+        return self.gpu_count > 0
+
+    @property
+    def device_count(self) -> int:
+        """How many devices JAX's default platform has, those of other processes too; starts its backend."""
+        return len(self.jax_manager.devices)
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs JAX has, those of other processes too; starts its backend."""
+        return len(self.jax_manager.gpu_devices)
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The type to compute in: float32, or after `use_mixed_precision` the 16-bit type that the hardware has.
+
+        That is bfloat16 on TPUs and GPUs of compute capability 8.0 or more, float16 on older ones from 5.3 on,
+        float32 elsewhere. Where only JAX can tell a GPU's compute capability, asking starts its backend.
+        """
+        if not self._is_mixed:
+            return np.dtype(np.float32)
+        said = self.capabilities
+        is_open = said.device_type is DeviceType.GPU and not (said.compute_capability or said.supports_bfloat16)
+        if is_open and self._detector is None and self.jax_manager.devices:
+            said = self.capabilities
+        chosen: np.dtype[Any] = jnp.dtype(choose_compute_dtype(said))
+        return chosen
+
+    def use_mixed_precision(self, enabled: bool = True) -> None:
+        """Sets whether `compute_dtype` is the hardware's 16-bit type, where it has one."""
+        self._is_mixed = enabled
+
+    def get_default_device(self) -> Device:
+        """Returns this process's first device of the configuration's preferred platform, else a GPU, TPU or CPU.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        return self.jax_manager.get_default_device()
+
+    def get_device_info(self) -> dict[str, Any]:
+        """Returns backend, devices and configuration as JSON values; starts JAX's backend.
+
+        `backend`, `default_device`, `device_count`, `gpu_count`, `capabilities` (by field), `devices` (by platform, a
+        dict each), `memory_strategy`, `memory_fraction`, `compute_dtype`, `not_in_force`, and `no_gpu`: reasons why
+        JAX has no GPU, each a sentence; none where it has GPUs or TPUs.
+
+        Raises:
+            RuntimeError: JAX cannot start.
+            ValueError: the configuration was set to values that it cannot have.
+        """
+        self._config.check()
+        platforms = self.jax_manager.list_platforms()
+        backend = parse_platform(self.jax_manager.devices[0].platform)
+        capabilities = self.capabilities
+        return {
+            "backend": backend,
+            "default_device": str(self.get_default_device()),
+            "device_count": self.device_count,
+            "gpu_count": self.gpu_count,
+            "capabilities": asdict(capabilities) | {"device_type": capabilities.device_type.value},
+            "devices": {name: [describe_device(device) for device in found] for name, found in platforms.items()},
+            "memory_strategy": MemoryStrategy(self._config.memory_strategy).value,
+            "memory_fraction": read_memory_fraction(self._config, os.environ),
+            "compute_dtype": self.compute_dtype.name,
+            "not_in_force": list(self.not_in_force),
+            "no_gpu": [] if {"gpu", "tpu"} & set(platforms) else [str(reason) for reason in explain_no_gpu()],
+        }
+
+    def optimize_for_model_size(self, parameter_count: int) -> DeviceConfiguration:
+        """Returns a new configuration, like this manager's, whose memory strategy suits the size of a model.
+
+        CONSERVATIVE below 1,000,000 parameters, BALANCED below 100,000,000, else AGGRESSIVE; a memory fraction that
+        was given gives way to it. The manager keeps its own: give the new one to
+        `get_device_manager(config, force_reinit=True)` before the first use of jax.
+
+        Raises:
+            ValueError: `parameter_count` is negative.
+            TypeError: it is no integer.
+        """
+        return set_strategy(self._config, choose_strategy(parameter_count))
+
+
+def choose_strategy(parameter_count: int) -> MemoryStrategy:
+    """Returns the memory strategy for a model of so many parameters.
+
+    Raises:
+        ValueError: `parameter_count` is negative.
+        TypeError: it is no integer.
+    """
+    count = operator.index(parameter_count)
+    if count < 0:
+        raise ValueError(f"parameter_count is {count}; a model has 0 parameters or more, such as 7_000_000_000")
+    return next((strategy for limit, strategy in _MODEL_SIZES if count < limit), MemoryStrategy.AGGRESSIVE)
+
+
+def set_strategy(config: DeviceConfiguration, strategy: MemoryStrategy) -> DeviceConfiguration:
+    """Returns a configuration like `config` in which this strategy decides; CUSTOM keeps the given fraction.
+
+    Raises:
+        ValueError: CUSTOM, and `config` has no fraction.
+    """
+    if strategy in (MemoryStrategy.CUSTOM, MemoryStrategy.CUSTOM.value):
+        return replace(config, memory_strategy=strategy, environment_variables=dict(config.environment_variables))
+    own = {k: v for k, v in config.environment_variables.items() if k not in (MEM_FRACTION, NEW_MEM_FRACTION)}
+    return replace(config, memory_strategy=strategy, memory_fraction=None, environment_variables=own)
+
+
+def describe_effect(config: DeviceConfiguration) -> dict[str, str]:
+    """Returns what a configuration means, however it is written: its variables and its preference, by name.
+
+    Raises:
+        ValueError: the configuration is wrong.
+    """
+    return build_environment(config, {}) | {PRIORITY: ",".join(config.platform_priority or ())}
+
+
+def list_changes(asked: Mapping[str, str], present: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the variables in which two effects differ; a preference is none, it counts at the next question."""
+    names = [name for name in {**present, **asked} if asked.get(name) != present.get(name)]
+    return tuple(name for name in names if name != PRIORITY)
+
+
+def build_info_lines(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns `get_device_info()` as lines "Name: value" for people; what is not known has no line."""
+    capabilities = info["capabilities"]
+    lines: list[tuple[str, object]] = [
+        ("Backend", info["backend"]),
+        ("Device Type", capabilities["device_type"]),
+        ("Device Count", info["device_count"]),
+        ("GPU Count", info["gpu_count"]),
+        ("Memory Strategy", info["memory_strategy"]),
+        ("Memory Fraction", info["memory_fraction"]),
+        ("Default Device", info["default_device"]),
+        ("CUDA Version", capabilities["cuda_version"]),
+        ("Driver Version", capabilities["driver_version"]),
+        ("Compute Capability", capabilities["compute_capability"]),
+        ("Not In Force", ", ".join(info["not_in_force"]) or None),
+        *(("No GPU", reason) for reason in info["no_gpu"]),
+    ]
+    return tuple(f"{name}: {value}" for name, value in lines if value is not None)
+
+
+def warn(message: str) -> None:
+    """Warns at the line outside this package that asked."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "meshwright":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+def _detect(detector: DeviceDetector | None, started: bool) -> DeviceCapabilities:
+    if detector is not None:
+        return detector.detect_capabilities()
+    told = choose_detector().detect_capabilities()
+    return complete(told, describe_jax_devices(jax.local_devices())) if started else told
+
+
+def _check_types(config: object, detector: object) -> None:
+    if not isinstance(config, DeviceConfiguration | None):
+        raise TypeError(f"config is a {type(config).__name__}; it is a DeviceConfiguration, or None for what is there")
+    if not isinstance(detector, DeviceDetector | None):
+        raise TypeError(
+            f"detector is a {type(detector).__name__} without detect_capabilities(); it is a DeviceDetector, such as "
+            f"CUDADetector(), or None to have one chosen"
+        )

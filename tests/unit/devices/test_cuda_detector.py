@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from meshwright._devices.cuda import find_nvml, format_cuda_version
+from meshwright.devices import CUDADetector, DeviceCapabilities, DeviceType
+from tests.fakes.machines import RECORDED
+from tests.fakes.nvml import FakeNvml, check_against_pynvml
+
+MIB = 2**20
+NOWHERE = Path("/nowhere")
+A100 = "GPU-5c89852c-5b1e-4c0a-9d6f-00000000a00"
+H100_MIB = 81559
+
+
+def load(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((RECORDED / name / "nvml.json").read_text())
+    return document
+
+
+def detect(nvml: FakeNvml | None, environ: dict[str, str] | None = None, proc: Path = NOWHERE) -> DeviceCapabilities:
+    return CUDADetector(environ or {}, nvml=lambda: nvml, proc=proc).detect_capabilities()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def plant_proc(proc: Path, model: str = "NVIDIA H100 80GB HBM3", count: int = 2) -> Path:
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.129.03  Release Build\nGCC: 12.3.0\n"
+    write(proc / "driver/nvidia/version", version)
+    for index in range(count):
+        uuid = f"GPU-00000000-0000-0000-0000-00000000000{index}"
+        write(proc / f"driver/nvidia/gpus/0000:0{index}:00.0/information", f"Model: {model}\nGPU UUID: {uuid}\n")
+    return proc
+
+
+def test_the_fake_is_like_pynvml() -> None:
+    assert check_against_pynvml(FakeNvml) == []
+
+
+def test_eight_gpus_are_told_with_all_that_nvml_says() -> None:
+    assert detect(FakeNvml(load("dgx-h100"))) == DeviceCapabilities(
+        DeviceType.GPU,
+        8,
+        total_memory_mb=8 * H100_MIB,
+        compute_capability="9.0",
+        cuda_version="12.2",
+        driver_version="535.129.03",
+        supports_mixed_precision=True,
+        supports_distributed=True,
+        supports_bfloat16=True,
+        device_kinds=("NVIDIA H100 80GB HBM3",),
+        device_memory_bytes=(H100_MIB * MIB,) * 8,
+    )
+
+
+def test_nvml_is_shut_down_after_each_read() -> None:
+    nvml = FakeNvml(load("dgx-h100"))
+    detector = CUDADetector({}, nvml=lambda: nvml, proc=NOWHERE)
+    detector.detect_capabilities()
+    assert not nvml.is_open
+    detector.detect_capabilities()
+    assert (nvml.is_open, nvml.read_count) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        ("0", 1),
+        ("2,0", 2),
+        ("", 0),
+        ("-1", 0),
+        ("0,9,1", 1),
+        ("NoDevFiles", 0),
+        ("7,6,5,4,3,2,1,0", 8),
+    ],
+)
+def test_cuda_visible_devices_is_honoured(visible: str, count: int) -> None:
+    shown = detect(FakeNvml(load("dgx-h100")), {"CUDA_VISIBLE_DEVICES": visible})
+    assert (shown.device_count, shown.supports_distributed) == (count, count > 1)
+    assert shown.total_memory_mb == (count * H100_MIB if count else None)
+    assert shown.cuda_version == "12.2"
+
+
+def test_a_gpu_is_named_by_uuid() -> None:
+    document = load("dgx-h100")
+    uuid = document["gpus"][3]["uuid"]
+    assert detect(FakeNvml(document), {"CUDA_VISIBLE_DEVICES": uuid}).device_count == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "kind", "memory_mb"),
+    [
+        (None, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+        ("0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+        ("1,0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+        ("MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d", "NVIDIA A100-SXM4-40GB MIG 2g.10gb", 9856),
+        (
+            "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d,MIG-84fd49f2-48ad-50e8-9f2e-3bf0dfd47ccb",
+            "NVIDIA A100-SXM4-40GB MIG 2g.10gb",
+            9856,
+        ),
+        ("1", "NVIDIA A100-SXM4-40GB", 40960),
+    ],
+)
+def test_cuda_shows_one_mig_instance_and_no_whole_gpu_beside_it(visible: str | None, kind: str, memory_mb: int) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    shown = detect(FakeNvml(load("mig-a100")), environ)
+    assert (shown.device_count, shown.device_kinds, shown.total_memory_mb) == (1, (kind,), memory_mb)
+    assert (shown.compute_capability, shown.supports_bfloat16, shown.supports_distributed) == ("8.0", True, False)
+
+
+def test_whole_gpus_beside_a_divided_one_are_shown_when_only_they_are_listed() -> None:
+    assert detect(FakeNvml(load("mig-a100")), {"CUDA_VISIBLE_DEVICES": "1,2"}).device_count == 2
+
+
+def test_a_mig_instance_by_an_older_name_is_one_device_of_which_nothing_is_known() -> None:
+    shown = detect(FakeNvml(load("mig-a100")), {"CUDA_VISIBLE_DEVICES": f"MIG-{A100}1/1/0"})
+    assert (shown.device_count, shown.total_memory_mb, shown.compute_capability) == (1, None, None)
+
+
+def test_a_divided_gpu_without_instances_is_no_device() -> None:
+    document = load("mig-a100")
+    document["gpus"][0]["instances"] = []
+    assert detect(FakeNvml(document), {"CUDA_VISIBLE_DEVICES": "0"}).device_count == 0
+
+
+def mix_models() -> dict[str, Any]:
+    document = copy.deepcopy(load("dgx-h100"))
+    document["gpus"] = document["gpus"][:2]
+    document["gpus"][1] |= {"name": "Tesla T4", "capability": [7, 5], "memory": [16 * 2**30, 0]}
+    return document
+
+
+def test_of_different_models_by_number_only_the_count_is_certain() -> None:
+    shown = detect(FakeNvml(mix_models()), {"CUDA_VISIBLE_DEVICES": "0"})
+    assert (shown.device_count, shown.device_kinds, shown.compute_capability, shown.total_memory_mb) == (
+        1,
+        (),
+        None,
+        None,
+    )
+
+
+def test_of_different_models_in_pci_order_numbers_are_certain() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    shown = detect(FakeNvml(mix_models()), environ)
+    assert (shown.device_kinds, shown.compute_capability) == (("Tesla T4",), "7.5")
+
+
+def test_all_of_different_models_can_do_what_the_older_one_can() -> None:
+    shown = detect(FakeNvml(mix_models()))
+    assert (shown.device_count, shown.compute_capability, shown.supports_bfloat16) == (2, "7.5", False)
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetMemoryInfo", "total_memory_mb"),
+        ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
+        ("nvmlSystemGetDriverVersion", "driver_version"),
+        ("nvmlSystemGetCudaDriverVersion_v2", "cuda_version"),
+    ],
+)
+def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field: str) -> None:
+    document = load("dgx-h100")
+    shown = detect(FakeNvml(document, {function: pynvml.NVML_ERROR_UNKNOWN}))
+    missing = {name for name in ("total_memory_mb", "compute_capability", "driver_version", "cuda_version")
+               if getattr(shown, name) is None}  # fmt: skip
+    assert missing == {field}
+    assert shown.device_count == 8
+
+
+def test_a_release_of_pynvml_without_a_function_costs_one_field() -> None:
+    older = type("Older", (FakeNvml,), {"nvmlDeviceGetCudaComputeCapability": property()})
+    shown = detect(older(load("dgx-h100")))
+    assert (shown.device_count, shown.compute_capability, shown.cuda_version) == (8, None, "12.2")
+
+
+def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: Path) -> None:
+    shown = detect(None, proc=plant_proc(tmp_path))
+    assert shown == DeviceCapabilities(
+        DeviceType.GPU,
+        2,
+        driver_version="535.129.03",
+        supports_mixed_precision=True,
+        supports_distributed=True,
+        supports_bfloat16=True,
+        device_kinds=("NVIDIA H100 80GB HBM3",),
+    )
+
+
+def test_an_nvml_that_does_not_start_is_none(tmp_path: Path) -> None:
+    nvml = FakeNvml(load("dgx-h100"), {"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+    assert detect(nvml, proc=plant_proc(tmp_path)).device_count == 2
+    assert detect(nvml) == DeviceCapabilities(DeviceType.GPU, 0)
+
+
+def test_the_kernel_modules_files_are_read_with_cuda_visible_devices(tmp_path: Path) -> None:
+    assert detect(None, {"CUDA_VISIBLE_DEVICES": "1"}, plant_proc(tmp_path)).device_count == 1
+
+
+def test_the_environment_is_that_of_the_process_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = CUDADetector(nvml=lambda: FakeNvml(load("dgx-h100")), proc=NOWHERE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert detector.detect_capabilities().device_count == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert detector.detect_capabilities().device_count == 0
+
+
+def test_this_machine_can_be_asked() -> None:
+    shown = CUDADetector().detect_capabilities()
+    assert shown.device_type is DeviceType.GPU
+    assert find_nvml() is pynvml
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(12020, "12.2"), (13000, "13.0"), (11080, "11.8"), (0, None), (None, None)]
+)
+def test_cuda_versions_are_written_with_a_point(number: int | None, text: str | None) -> None:
+    assert format_cuda_version(number) == text

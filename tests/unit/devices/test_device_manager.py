@@ -1,0 +1,343 @@
+"""In this process JAX's backend runs already: what a manager says, and that it changes nothing any more."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright._devices.manager import build_info_lines, choose_strategy, set_strategy
+from meshwright._devices.starting import (
+    Difference,
+    describe_differences,
+    find_differences,
+    has_backend_started,
+    is_environment_read,
+    read_configuration,
+    read_memory_fraction,
+)
+from meshwright.devices import (
+    DeviceCapabilities,
+    DeviceConfiguration,
+    DeviceManager,
+    DeviceType,
+    JAXDeviceManager,
+    MemoryStrategy,
+    build_environment,
+)
+
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+NEW_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+
+
+def read_state() -> object:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return environ, dict(jax.config.values)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    jax.devices()
+    for name in (FRACTION, NEW_FRACTION, "JAX_ENABLE_X64", "JAX_DISABLE_JIT", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    before = read_state()
+    yield
+    assert read_state() == before
+
+
+class Stated:
+    """A caller's own detector."""
+
+    def __init__(self, capabilities: DeviceCapabilities) -> None:
+        self.capabilities = capabilities
+        self.calls = 0
+
+    def detect_capabilities(self) -> DeviceCapabilities:
+        self.calls += 1
+        return self.capabilities
+
+
+H100 = DeviceCapabilities(
+    DeviceType.GPU,
+    8,
+    compute_capability="9.0",
+    cuda_version="12.2",
+    supports_bfloat16=True,
+    supports_mixed_precision=True,
+)
+
+
+# ---- a manager of a process in which JAX runs ----
+
+
+def test_a_manager_of_what_is_in_force_warns_of_nothing() -> None:
+    manager = DeviceManager()
+    assert manager.config == DeviceConfiguration()
+    assert manager.not_in_force == ()
+
+
+def test_a_configuration_that_is_in_force_anyway_warns_of_nothing() -> None:
+    DeviceManager(DeviceConfiguration())
+    DeviceManager(DeviceConfiguration(platform_priority=["cpu"], environment_variables={"JAX_PLATFORMS": "cpu"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (DeviceConfiguration(MemoryStrategy.AGGRESSIVE), [FRACTION]),
+        (DeviceConfiguration(memory_fraction=0.5, enable_x64=True), [FRACTION, "JAX_ENABLE_X64"]),
+        (DeviceConfiguration(enable_jit=False), ["JAX_DISABLE_JIT"]),
+        (DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_a=1"}), ["XLA_FLAGS"]),
+        (DeviceConfiguration(environment_variables={"JAX_PLATFORMS": "tpu"}), ["JAX_PLATFORMS"]),
+        (DeviceConfiguration(environment_variables={"JAX_NUM_CPU_DEVICES": "3"}), ["JAX_NUM_CPU_DEVICES"]),
+        (DeviceConfiguration(environment_variables={"NCCL_DEBUG": "INFO"}), ["NCCL_DEBUG"]),
+    ],
+)
+def test_what_comes_too_late_is_named_and_changes_nothing(config: DeviceConfiguration, names: list[str]) -> None:
+    with pytest.warns(RuntimeWarning, match="could not take effect") as caught:
+        manager = DeviceManager(config)
+    message = str(caught[0].message)
+    assert manager.not_in_force == tuple(names)
+    assert all(f"{name}=" in message for name in names)
+    assert "before the first use of jax" in message
+    assert "export " in message
+    assert caught[0].filename == __file__
+
+
+def test_what_could_not_take_effect_is_told_again_where_people_look() -> None:
+    with pytest.warns(RuntimeWarning):
+        manager = DeviceManager(DeviceConfiguration(MemoryStrategy.AGGRESSIVE))
+    assert f"Not In Force: {FRACTION}" in build_info_lines(manager.get_device_info())
+
+
+def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force() -> None:
+    manager = DeviceManager(DeviceConfiguration())
+    manager.config.memory_strategy = MemoryStrategy.AGGRESSIVE
+    manager.config.platform_priority = ["cpu"]
+    assert manager.not_in_force == (FRACTION,)
+    lines = build_info_lines(manager.get_device_info())
+    assert {"Memory Strategy: aggressive", "Memory Fraction: 0.9", f"Not In Force: {FRACTION}"} <= set(lines)
+
+
+@pytest.mark.parametrize("config", [{"memory_strategy": "balanced"}, DeviceManager])
+def test_what_is_no_configuration_is_refused(config: Any) -> None:
+    with pytest.raises(TypeError, match="it is a DeviceConfiguration"):
+        DeviceManager(config)
+
+
+def test_what_is_no_detector_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"without detect_capabilities\(\)"):
+        DeviceManager(detector="cuda")  # type: ignore[arg-type]
+
+
+def test_a_configuration_that_was_spoiled_is_refused_at_its_next_use() -> None:
+    config = DeviceConfiguration()
+    manager = DeviceManager(config)
+    config.memory_fraction = 2.0
+    with pytest.raises(ValueError, match="memory_fraction is 2"):
+        DeviceManager(config)
+    with pytest.raises(ValueError, match="memory_fraction is 2"):
+        manager.get_device_info()
+
+
+def test_counts_and_devices_are_jaxs() -> None:
+    manager = DeviceManager()
+    assert (manager.device_count, manager.gpu_count, manager.has_gpu) == (8, 0, False)
+    assert isinstance(manager.jax_manager, JAXDeviceManager)
+    assert manager.jax_manager is manager.jax_manager
+    assert manager.get_default_device() == jax.devices()[0]
+
+
+def test_a_preference_that_is_set_later_counts_at_the_next_question() -> None:
+    manager = DeviceManager()
+    manager.config.platform_priority = ["cpu"]
+    assert manager.jax_manager.platform_priority == ["cpu"]
+
+
+def test_capabilities_are_those_of_the_backend_that_runs() -> None:
+    capabilities = DeviceManager().capabilities
+    assert (capabilities.device_type, capabilities.device_count) == (DeviceType.CPU, 8)
+    assert capabilities.supports_distributed
+    assert not capabilities.supports_mixed_precision
+
+
+def test_a_callers_detector_has_the_word_and_is_asked_once() -> None:
+    detector = Stated(H100)
+    manager = DeviceManager(detector=detector)
+    assert manager.capabilities is manager.capabilities is H100
+    assert detector.calls == 1
+    assert not manager.has_gpu
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [
+        (H100, "bfloat16"),
+        (DeviceCapabilities(DeviceType.TPU, 4, supports_bfloat16=True), "bfloat16"),
+        (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="7.0"), "float16"),
+        (DeviceCapabilities(DeviceType.GPU, 1), "float32"),
+        (DeviceCapabilities(DeviceType.CPU, 1), "float32"),
+    ],
+)
+def test_mixed_precision_takes_what_the_hardware_has(capabilities: DeviceCapabilities, dtype: str) -> None:
+    manager = DeviceManager(detector=Stated(capabilities))
+    assert manager.compute_dtype == jax.numpy.float32
+    manager.use_mixed_precision()
+    assert manager.compute_dtype == getattr(jax.numpy, dtype)
+    manager.use_mixed_precision(False)
+    assert manager.compute_dtype == jax.numpy.float32
+
+
+def test_device_info_is_json_and_says_what_there_is() -> None:
+    info = json.loads(json.dumps(DeviceManager().get_device_info()))
+    assert (info["backend"], info["default_device"]) == ("cpu", str(jax.devices()[0]))
+    assert [device["id"] for device in info["devices"]["cpu"]] == list(range(8))
+    assert (info["capabilities"]["device_type"], info["capabilities"]["device_count"]) == ("cpu", 8)
+    assert (info["memory_strategy"], info["memory_fraction"], info["compute_dtype"]) == ("balanced", 0.75, "float32")
+    assert any("JAX_PLATFORMS" in reason for reason in info["no_gpu"])
+
+
+def test_people_see_one_line_a_fact() -> None:
+    lines = build_info_lines(DeviceManager().get_device_info())
+    assert lines[:7] == (
+        "Backend: cpu",
+        "Device Type: cpu",
+        "Device Count: 8",
+        "GPU Count: 0",
+        "Memory Strategy: balanced",
+        "Memory Fraction: 0.75",
+        f"Default Device: {jax.devices()[0]}",
+    )
+    assert lines[7:]
+    assert all(line.startswith("No GPU: ") for line in lines[7:])
+
+
+def test_cuda_version_and_compute_capability_have_lines_where_there_are_any() -> None:
+    lines = build_info_lines(DeviceManager(detector=Stated(H100)).get_device_info())
+    assert {"Device Type: gpu", "CUDA Version: 12.2", "Compute Capability: 9.0"} <= set(lines)
+
+
+# ---- model sizes ----
+
+
+@pytest.mark.parametrize(
+    ("count", "strategy"),
+    [
+        (0, MemoryStrategy.CONSERVATIVE),
+        (999_999, MemoryStrategy.CONSERVATIVE),
+        (1_000_000, MemoryStrategy.BALANCED),
+        (99_999_999, MemoryStrategy.BALANCED),
+        (100_000_000, MemoryStrategy.AGGRESSIVE),
+        (7_000_000_000, MemoryStrategy.AGGRESSIVE),
+    ],
+)
+def test_a_models_size_decides_on_the_strategy(count: int, strategy: MemoryStrategy) -> None:
+    manager = DeviceManager()
+    built = manager.optimize_for_model_size(count)
+    assert built.memory_strategy is strategy
+    assert manager.config.memory_strategy is MemoryStrategy.BALANCED
+    assert built is not manager.config
+
+
+def test_all_else_stays_and_the_strategy_decides() -> None:
+    config = DeviceConfiguration(
+        memory_fraction=0.3, platform_priority=["cpu"], environment_variables={"A": "1", FRACTION: "0.2"}
+    )
+    built = set_strategy(config, MemoryStrategy.AGGRESSIVE)
+    assert build_environment(built, {})[FRACTION] == "0.9"
+    assert (built.platform_priority, built.environment_variables) == (["cpu"], {"A": "1"})
+    assert set_strategy(config, MemoryStrategy.CUSTOM).memory_fraction == 0.3
+
+
+@pytest.mark.parametrize(("count", "kind"), [(-1, ValueError), (1e9, TypeError), ("1M", TypeError)])
+def test_what_is_no_number_of_parameters_is_refused(count: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        choose_strategy(count)
+
+
+# ---- what is in force ----
+
+
+def test_the_backend_of_this_process_runs() -> None:
+    assert has_backend_started()
+    assert is_environment_read()
+
+
+@pytest.mark.parametrize(
+    ("environ", "config", "fraction"),
+    [
+        ({}, DeviceConfiguration(), 0.75),
+        ({FRACTION: ""}, DeviceConfiguration(), 0.75),
+        ({FRACTION: "0.60"}, DeviceConfiguration(MemoryStrategy.CONSERVATIVE), 0.6),
+        ({FRACTION: ".9"}, DeviceConfiguration(MemoryStrategy.AGGRESSIVE), 0.9),
+        ({FRACTION: "0.33"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.33), 0.33),
+        ({NEW_FRACTION: "0.5", FRACTION: "0.6"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.5), 0.5),
+        ({FRACTION: "4.0"}, DeviceConfiguration(environment_variables={FRACTION: "4.0"}), 4.0),
+        ({NEW_FRACTION: "2"}, DeviceConfiguration(environment_variables={NEW_FRACTION: "2"}), 2.0),
+        ({FRACTION: "much"}, DeviceConfiguration(environment_variables={FRACTION: "much"}), "much"),
+    ],
+)
+def test_the_configuration_in_force_is_read_from_the_environment(
+    environ: dict[str, str], config: DeviceConfiguration, fraction: object
+) -> None:
+    assert read_configuration(environ) == config
+    assert read_memory_fraction(config, environ) == fraction
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([FRACTION, NEW_FRACTION]), st.sampled_from(["", "0.5", "0.750", "9e-1", "4.0", "x"]), max_size=2
+    )
+)
+def test_applying_what_is_in_force_differs_in_nothing(environ: dict[str, str]) -> None:
+    assert find_differences(build_environment(read_configuration(environ), environ), environ) == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "names"),
+    [
+        ({FRACTION: "0.9"}, {}, [FRACTION]),
+        ({FRACTION: "0.75"}, {}, []),
+        ({FRACTION: "0.9"}, {FRACTION: "0.90"}, []),
+        ({NEW_FRACTION: "0.9", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, [NEW_FRACTION]),
+        ({NEW_FRACTION: "0.5", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, []),
+        ({"JAX_ENABLE_X64": "0"}, {"JAX_ENABLE_X64": "true"}, []),
+        ({"JAX_ENABLE_X64": "on"}, {"JAX_ENABLE_X64": "true"}, ["JAX_ENABLE_X64"]),
+        ({"JAX_PLATFORMS": "cpu"}, {}, []),
+        ({"JAX_NO_SUCH_OPTION": "1"}, {}, ["JAX_NO_SUCH_OPTION"]),
+        ({"XLA_FLAGS": "--b=2 --a=1"}, {"XLA_FLAGS": " --a=1  --b=2 "}, []),
+        ({"XLA_FLAGS": "--a=1"}, {}, ["XLA_FLAGS"]),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {}, []),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, {}, ["XLA_PYTHON_CLIENT_PREALLOCATE"]),
+        ({"A": "1", "B": "2"}, {"A": "1"}, ["B"]),
+    ],
+)
+def test_only_what_would_mean_something_else_differs(
+    wanted: dict[str, str], present: dict[str, str], names: list[str]
+) -> None:
+    assert [difference.name for difference in find_differences(wanted, present)] == names
+
+
+def test_of_jaxs_own_options_jax_tells_what_is_in_force() -> None:
+    (difference,) = find_differences({"JAX_ENABLE_X64": "true"}, {"JAX_ENABLE_X64": "true"})
+    assert str(difference) == "JAX_ENABLE_X64=true (in force: false)"
+
+
+def test_the_warning_quotes_for_a_shell() -> None:
+    text = describe_differences([Difference("XLA_FLAGS", "--a=1 --b=2", None)])
+    assert "XLA_FLAGS=--a=1 --b=2 (in force: not set)" in text
+    assert "export XLA_FLAGS='--a=1 --b=2'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("JAX_ENABLE_X64", "maybe"), ("JAX_NUM_CPU_DEVICES", "many"), ("JAX_DISABLE_JIT", "")]
+)
+def test_a_value_that_jax_cannot_read_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}='{value}'; JAX reads it as a"):
+        DeviceManager(DeviceConfiguration(environment_variables={name: value}))

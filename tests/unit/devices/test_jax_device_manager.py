@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.devices import JAXDeviceManager
+from tests.fakes.gpu_devices import FakeClient, FakeDevice, build_host
+
+GPU_HOST = build_host(gpu=2, cpu=1)
+TPU_HOST = build_host(cpu=1, tpu=4)
+
+
+def test_without_a_list_the_devices_are_jaxs() -> None:
+    manager = JAXDeviceManager()
+    assert manager.devices == manager.cpu_devices == jax.devices()
+    assert (manager.gpu_devices, manager.tpu_devices) == ([], [])
+    assert manager.list_platforms() == {"cpu": jax.devices()}
+
+
+def test_devices_are_listed_by_platform() -> None:
+    manager = JAXDeviceManager(devices=GPU_HOST)
+    assert (len(manager.devices), len(manager.gpu_devices), len(manager.cpu_devices)) == (3, 2, 1)
+    assert len(JAXDeviceManager(devices=TPU_HOST).tpu_devices) == 4
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm"])
+def test_gpus_of_every_maker_are_gpus(name: str) -> None:
+    assert len(JAXDeviceManager(devices=[FakeDevice(0, name)]).gpu_devices) == 1  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("priority", "devices", "expected"),
+    [
+        (None, GPU_HOST, "gpu:0"),
+        (None, build_host(cpu=1, gpu=2), "gpu:0"),
+        (None, TPU_HOST, "tpu:0"),
+        (None, build_host(cpu=2), "cpu:0"),
+        ([], GPU_HOST, "gpu:0"),
+        (["cpu", "gpu"], GPU_HOST, "cpu:0"),
+        (["tpu", "cpu"], GPU_HOST, "cpu:0"),
+        (["tpu"], GPU_HOST, "gpu:0"),
+        (["CUDA"], build_host(cpu=1, gpu=1), "gpu:0"),
+        (["no such thing"], TPU_HOST, "tpu:0"),
+        (None, [FakeDevice(0, "METAL")], "METAL:0"),
+        (["metal"], [FakeDevice(0, "metal"), *GPU_HOST], "metal:0"),
+    ],
+)
+def test_the_default_device_is_of_the_preferred_platform_else_the_fastest(
+    priority: list[str] | None, devices: list[Any], expected: str
+) -> None:
+    assert str(JAXDeviceManager(priority, devices).get_default_device()) == expected
+
+
+def test_a_preference_hides_no_device_and_sets_no_default() -> None:
+    before = (jax.config.jax_platforms, jax.config.jax_default_device, os.environ.get("JAX_PLATFORMS"))
+    manager = JAXDeviceManager(["cpu"], GPU_HOST)
+    assert str(manager.get_default_device()) == "cpu:0"
+    assert len(manager.gpu_devices) == 2
+    assert before == (jax.config.jax_platforms, jax.config.jax_default_device, os.environ.get("JAX_PLATFORMS"))
+
+
+def test_without_devices_there_is_no_default() -> None:
+    with pytest.raises(RuntimeError, match="No JAX devices are visible"):
+        JAXDeviceManager(devices=[]).get_default_device()
+
+
+def test_the_default_device_is_one_of_this_process() -> None:
+    own = FakeClient(1)
+    devices: list[Any] = [FakeDevice(rank, process_index=rank, client=own) for rank in range(2)]
+    assert JAXDeviceManager(devices=devices).get_default_device() is devices[1]
+    with pytest.raises(RuntimeError, match="No JAX devices are visible"):
+        JAXDeviceManager(devices=devices[:1]).get_default_device()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 20), st.integers(1, 8))
+def test_distributed_shards_put_together_are_the_data_each_on_its_device(rows: int, count: int) -> None:
+    data = {"x": np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), "y": np.arange(rows)}
+    targets = jax.devices()[:count]
+    shards = JAXDeviceManager().distribute_data(data, targets)
+    assert [next(iter(shard["x"].devices())) for shard in shards] == targets
+    sizes = [shard["y"].shape[0] for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+    for name, expected in data.items():
+        np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), expected)
+
+
+def test_data_goes_to_all_devices_where_there_are_no_gpus() -> None:
+    shards = JAXDeviceManager().distribute_data(np.zeros((9, 2)))
+    assert [shard.shape[0] for shard in shards] == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert [next(iter(shard.devices())) for shard in shards] == jax.devices()
+
+
+def test_writing_to_the_source_later_does_not_change_the_shards() -> None:
+    raw = np.zeros(64 + 1024 * 4, np.uint8)
+    start = -raw.ctypes.data % 64
+    data = raw[start : start + 1024 * 4].view(np.float32)
+    (shard,) = JAXDeviceManager().distribute_data(data, jax.devices()[:1])
+    shard.block_until_ready()
+    data[:] = 7
+    assert not np.asarray(shard).any()
+
+
+def test_arrays_of_jax_are_dealt_out_too() -> None:
+    data = jax.numpy.arange(6).reshape(3, 2)
+    shards = JAXDeviceManager().distribute_data(data, jax.devices()[:2])
+    assert [shard.tolist() for shard in shards] == [[[0, 1], [2, 3]], [[4, 5]]]
+
+
+def test_unequal_leaves_are_refused_by_their_paths() -> None:
+    with pytest.raises(ValueError, match=r"\['x'\] has 4, \['y'\] has 3"):
+        JAXDeviceManager().distribute_data({"x": np.zeros(4), "y": np.zeros(3)})
+
+
+OTHER: Any = FakeDevice(0, process_index=1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "words"),
+    [
+        ([], ValueError, "target_devices is empty"),
+        (["cpu:0"], TypeError, "holds a str"),
+    ],
+)
+def test_targets_that_are_none_are_refused(targets: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        JAXDeviceManager().distribute_data(np.zeros(4), targets)
+
+
+def test_a_target_gets_one_shard() -> None:
+    device = jax.devices()[0]
+    with pytest.raises(ValueError, match="more than once"):
+        JAXDeviceManager().distribute_data(np.zeros(4), [device, device])

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from meshwright._devices.no_gpu import read_cuda_plugins, read_driver_library
+from meshwright.devices import GpuSight, explain_no_gpu, read_gpu_sight
+from meshwright.topology.visible import HostGpu
+from tests.fakes.cuda_library import STUB_LIBRARY, FakeCudaLibrary, check_library, provide, refuse
+from tests.fakes.machines import RECORDED
+from tests.fakes.nvml import FakeNvml
+from tests.fakes.tree import plant
+
+GPUS = tuple(HostGpu(f"0000:0{n}:00.0", f"GPU-{n}0000000-0000-0000-0000-000000000000", "H100") for n in range(2))
+
+FINE = GpuSight(
+    device_files=("nvidia0", "nvidiactl"),
+    cards=("0000:00:00.0", "0000:01:00.0"),
+    cuda_number=13000,
+    driver_version="580.65",
+    plugins={13: "0.12.0"},
+    jax_version="0.12.0",
+    gpus=GPUS,
+)
+
+BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("no_device_file", {"device_files": (), "cards": ()}, ["no NVIDIA card is on the PCI bus", "run where"]),
+    ("no_device_file", {"device_files": ()}, ["2 NVIDIA card", "--gpus all"]),
+    ("no_device_file", {"device_files": (), "container_visible": "void"}, ["NVIDIA_VISIBLE_DEVICES is 'void'"]),
+    ("no_driver_library", {"library_error": "cannot open"}, ["cannot open", "libcuda.so.1", "install the driver's"]),
+    ("driver_too_old", {"cuda_number": 12020}, ["up to 12.2", "CUDA 13", "580 or newer", "jax[cuda12]"]),
+    ("driver_too_old", {"cuda_number": 11080, "plugins": {12: "0.12"}}, ["up to 11.8", "525 or newer", "update"]),
+    ("no_cuda_plugin", {"plugins": {}}, ["jax 0.12.0 is installed without", "jax[cuda13]"]),
+    ("no_cuda_plugin", {"plugins": {}, "cuda_number": 12020}, ["jax[cuda12]"]),
+    ("cuda_visible_devices", {"visible": ""}, ["CUDA_VISIBLE_DEVICES is ''", "CUDA_VISIBLE_DEVICES=0"]),
+    ("cuda_visible_devices", {"visible": "-1"}, ["CUDA_VISIBLE_DEVICES is '-1'", "hides all"]),
+    ("cuda_visible_devices", {"visible": "NoDevFiles"}, ["NoDevFiles"]),
+    ("cuda_visible_devices", {"visible": "2"}, ["'2'; this host has 2"]),
+    ("cuda_visible_devices", {"visible": "GPU-ffff"}, ["GPU-ffff"]),
+    ("cuda_visible_devices", {"visible": "", "gpus": ()}, ["CUDA_VISIBLE_DEVICES is ''"]),
+    ("jax_platforms", {"jax_platforms": "cpu"}, ["'cpu'", "JAX_PLATFORMS=cuda,cpu"]),
+    ("jax_platforms", {"jax_platforms": "tpu,cpu"}, ["'tpu,cpu'"]),
+]
+
+
+def test_a_machine_where_all_is_in_order_has_no_reason() -> None:
+    assert explain_no_gpu(FINE) == ()
+
+
+@pytest.mark.parametrize(("code", "change", "words"), BROKEN)
+def test_each_reason_is_named_alone_with_what_was_found_the_rule_and_what_to_do(
+    code: str, change: dict[str, Any], words: list[str]
+) -> None:
+    (reason,) = explain_no_gpu(replace(FINE, **change))
+    assert reason.code == code
+    assert reason.found
+    assert reason.rule
+    assert reason.hint
+    for word in words:
+        assert word in str(reason)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"visible": "0"},
+        {"visible": "1,9"},
+        {"visible": GPUS[1].uuid},
+        {"visible": "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"},
+        {"visible": "7", "gpus": ()},
+        {"jax_platforms": "cuda,cpu"},
+        {"jax_platforms": "gpu"},
+        {"jax_platforms": ""},
+        {"cuda_number": None},
+        {"cuda_number": 13010},
+        {"cuda_number": 12020, "plugins": {12: "0.12", 13: "0.12"}},
+        {"device_files": ("dxg",)},
+    ],
+)
+def test_what_lets_jax_find_a_gpu_is_no_reason(change: dict[str, Any]) -> None:
+    assert explain_no_gpu(replace(FINE, **change)) == ()
+
+
+def test_all_reasons_are_named_in_the_order_in_which_jax_needs_things() -> None:
+    sight = GpuSight(library_error="gone", plugins={}, visible="", jax_platforms="cpu")
+    assert [reason.code for reason in explain_no_gpu(sight)] == [
+        "no_device_file",
+        "no_driver_library",
+        "no_cuda_plugin",
+        "cuda_visible_devices",
+        "jax_platforms",
+    ]
+
+
+def look(root: Path, **more: Any) -> GpuSight:
+    settings: dict[str, Any] = {
+        "environ": {},
+        "roots": (root / "dev", root / "proc", root / "sys"),
+        "load_library": refuse,
+        "nvml": lambda: None,
+        "plugins": dict,
+        "jax_platforms": "",
+    }
+    return read_gpu_sight(**(settings | more))
+
+
+def test_a_recorded_gpu_machine_with_all_that_jax_needs_has_no_reason(tmp_path: Path) -> None:
+    plant((RECORDED / "dgx-h100/tree.txt").read_text(), tmp_path)
+    nvml = FakeNvml(json.loads((RECORDED / "dgx-h100/nvml.json").read_text()))
+    library = provide(FakeCudaLibrary(12020))
+    sight = look(tmp_path, load_library=library, nvml=lambda: nvml, plugins=lambda: {12: "0.10.2"})
+    assert (len(sight.cards), len(sight.gpus), sight.driver_version) == (8, 8, "535.129.03")
+    assert (sight.cuda_number, sight.library_error) == (12020, None)
+    assert explain_no_gpu(sight) == ()
+    assert not nvml.is_open
+
+
+def test_a_recorded_machine_without_gpus_lacks_file_library_and_plugin(tmp_path: Path) -> None:
+    plant((RECORDED / "cpu-vm/tree.txt").read_text(), tmp_path)
+    codes = [reason.code for reason in explain_no_gpu(look(tmp_path))]
+    assert codes == ["no_device_file", "no_driver_library", "no_cuda_plugin"]
+
+
+def test_without_the_library_nvml_is_not_asked(tmp_path: Path) -> None:
+    nvml = FakeNvml({"gpus": []})
+    assert look(tmp_path, nvml=lambda: nvml).gpus == ()
+    assert nvml.read_count == 0
+
+
+def test_the_environment_is_looked_at(tmp_path: Path) -> None:
+    sight = look(tmp_path, environ={"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}, jax_platforms="cpu")
+    assert (sight.visible, sight.container_visible, sight.jax_platforms) == ("", "void", "cpu")
+
+
+@pytest.mark.parametrize("status", [0, STUB_LIBRARY, 999])
+def test_the_fake_library_can_be_called_from_c(status: int) -> None:
+    assert check_library(FakeCudaLibrary(12020, status)) == status
+
+
+def test_the_drivers_cuda_version_is_asked_of_its_library() -> None:
+    assert read_driver_library(provide(FakeCudaLibrary(13000))) == (None, 13000)
+
+
+def test_the_toolkits_stub_is_no_driver() -> None:
+    error, number = read_driver_library(provide(FakeCudaLibrary(0, STUB_LIBRARY)))
+    assert "stub" in (error or "")
+    assert number is None
+
+
+def test_a_library_that_does_not_answer_is_there_all_the_same() -> None:
+    assert read_driver_library(provide(FakeCudaLibrary(0, 999))) == (None, None)
+
+
+def test_a_library_without_the_function_is_no_driver() -> None:
+    error, number = read_driver_library(provide(object()))
+    assert "cuDriverGetVersion" in (error or "")
+    assert number is None
+
+
+def test_jaxs_plugins_are_found_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "jax_cuda13_pjrt-0.12.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jax-cuda13-pjrt\nVersion: 0.12.0\n")
+    (folder / "entry_points.txt").write_text("[jax_plugins]\nxla_cuda13 = jax_plugins.xla_cuda13\n")
+    assert read_cuda_plugins() == {}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read_cuda_plugins() == {13: "0.12.0"}
+
+
+def test_this_machine_has_reasons_and_what_the_tests_set_is_one_of_them() -> None:
+    assert "jax_platforms" in {reason.code for reason in explain_no_gpu()}
+
+
+def test_nvmls_errors_are_those_of_pynvml() -> None:
+    assert FakeNvml.NVMLError is pynvml.NVMLError

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright._devices.tpu import count_hosts, parse_accelerator_type
+from meshwright.devices import DeviceCapabilities, DeviceType, TPUDetector
+from meshwright.topology.chips import find_chip_by_kind
+from tests.fakes.machines import RECORDED
+from tests.fakes.tree import plant
+
+GIB = 2**30
+
+
+def plant_chips(root: Path, *ids: str) -> Path:
+    for index, device in enumerate(ids):
+        folder = root / f"sys/bus/pci/devices/0000:00:0{index}.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text("0x1ae0\n")
+        (folder / "device").write_text(f"{device}\n")
+    return root
+
+
+def detect(root: Path, environ: dict[str, str] | None = None) -> DeviceCapabilities:
+    return TPUDetector(environ or {}, sysfs=root / "sys", dev=root / "dev").detect_capabilities()
+
+
+@pytest.mark.parametrize(
+    ("machine", "count", "kind", "gib"), [("tpu-v5e-8", 8, "TPU v5 lite", 16), ("tpu-v5p-4", 4, "TPU v5", 95)]
+)
+def test_recorded_machines_are_told(machine: str, count: int, kind: str, gib: int, tmp_path: Path) -> None:
+    plant((RECORDED / machine / "tree.txt").read_text(), tmp_path)
+    environ = json.loads((RECORDED / machine / "environ.json").read_text())
+    assert detect(tmp_path, environ) == DeviceCapabilities(
+        DeviceType.TPU,
+        count,
+        total_memory_mb=count * gib * 1024,
+        supports_mixed_precision=True,
+        supports_distributed=True,
+        supports_bfloat16=True,
+        device_kinds=(kind,),
+        device_memory_bytes=(gib * GIB,) * count,
+    )
+
+
+@pytest.mark.parametrize("machine", ["cpu-vm", "dgx-h100"])
+def test_other_machines_have_none(machine: str, tmp_path: Path) -> None:
+    plant((RECORDED / machine / "tree.txt").read_text(), tmp_path)
+    assert detect(tmp_path) == DeviceCapabilities(DeviceType.TPU, 0)
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "environ", "count", "kind"),
+    [
+        ("0x0076", {}, 2, "TPU7x"),
+        ("0x0027", {}, 2, None),
+        ("0x0027", {"TPU_ACCELERATOR_TYPE": "v3-8"}, 2, "TPU v3"),
+        ("0x005e", {}, 1, "TPU v4"),
+        ("0x006f", {}, 1, "TPU v6 lite"),
+        ("0x0083", {}, 2, "TPU8i"),
+        ("0x007c", {}, 1, "TPU8t"),
+        ("0x0056", {}, 1, None),
+    ],
+)
+def test_a_chip_is_one_jax_device_or_two(
+    pci_id: str, environ: dict[str, str], count: int, kind: str | None, tmp_path: Path
+) -> None:
+    shown = detect(plant_chips(tmp_path, pci_id), environ)
+    assert (shown.device_count, shown.device_kinds) == (count, (kind,) if kind else ())
+    assert (shown.supports_bfloat16, shown.supports_mixed_precision) == (True, True)
+
+
+def test_googles_other_cards_are_no_tpus(tmp_path: Path) -> None:
+    assert detect(plant_chips(tmp_path, "0x0042", "0x0063")).device_count == 1
+
+
+@pytest.mark.parametrize("name", ["TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"])
+def test_only_visible_chips_count(name: str, tmp_path: Path) -> None:
+    plant_chips(tmp_path, *["0x0063"] * 4)
+    assert detect(tmp_path, {name: "1,2"}).device_count == 2
+    assert detect(tmp_path, {name: "0,9"}).device_count == 1
+
+
+def test_without_a_pci_bus_the_accel_drivers_files_count(tmp_path: Path) -> None:
+    for name in ("accel0", "accel1", "accelerated"):
+        (tmp_path / "dev" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).write_text("")
+    shown = detect(tmp_path, {"TPU_ACCELERATOR_TYPE": "v4-16"})
+    assert (shown.device_count, shown.device_kinds) == (2, ("TPU v4",))
+
+
+def test_a_chip_of_a_larger_slice_can_be_joined_to_others(tmp_path: Path) -> None:
+    plant_chips(tmp_path, "0x0063")
+    assert not detect(tmp_path).supports_distributed
+    assert detect(tmp_path, {"TPU_WORKER_HOSTNAMES": "a,b"}).supports_distributed
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({}, 1),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, 1),
+        ({"TPU_WORKER_HOSTNAMES": "a,b,"}, 2),
+        ({"TPU_HOST_BOUNDS": "2,2,1"}, 4),
+        ({"TPU_PROCESS_BOUNDS": "1,2,1"}, 2),
+        ({"TPU_HOST_BOUNDS": "many"}, 1),
+    ],
+)
+def test_the_environment_tells_the_hosts_of_a_slice(environ: dict[str, str], count: int) -> None:
+    assert count_hosts(environ) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("v2-8", "TPU v2"),
+        ("v5litepod-16", "TPU v5 lite"),
+        ("v5p-8", "TPU v5"),
+        ("v6e-4", "TPU v6 lite"),
+        ("tpu7x-8", "TPU7x"),
+        ("v9-8", None),
+        (None, None),
+    ],
+)
+def test_accelerator_types_mean_kinds_of_the_chip_table(text: str | None, kind: str | None) -> None:
+    assert parse_accelerator_type(text) == kind
+    assert (kind is None) == (find_chip_by_kind(kind or "") is None)
+
+
+def test_this_machine_can_be_asked() -> None:
+    assert TPUDetector().detect_capabilities().device_type is DeviceType.TPU

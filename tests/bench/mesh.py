@@ -1,4 +1,4 @@
-"""`create_mesh`, remembered and not, beside `jax.make_mesh`: `python -m tests.bench.mesh`, a process of its own.
+"""`create_mesh`, remembered and not, beside `jax.make_mesh`; `python -m tests.bench.mesh`.
 
 Both make the same mesh in turn; the ratio is of medians. A mesh that was not made before has names of its own. The
 slices are XLA's descriptions (extra compile-tpu); without it those rows are left out and said so.
@@ -6,77 +6,86 @@ slices are XLA's descriptions (extra compile-tpu); without it those rows are lef
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-os.environ |= {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "JAX_PLATFORMS": "cpu",
-    "JAX_NUM_CPU_DEVICES": "8",
-}
+from tests.process.slice_environment import SLICE_ENVIRONMENT
 
-import jax
-from jax.experimental import topologies
-from jax.sharding import AxisType
+Row = tuple[str, str, str]
 
-from meshwright.mesh import create_mesh
-
-ROUNDS = 31
+ROUND_COUNT = 31
 SLICES: list[tuple[str, tuple[int, ...]]] = [("v5e:16x16", (16, 16)), ("v5p:16x16x24", (24, 16, 16))]
 
 
-def main() -> None:
-    """Prints one line a machine and way."""
+def bench_create_mesh() -> list[Row]:
+    """Returns the rows of all machines, measured in a process of their own."""
+    environ = {**os.environ, **SLICE_ENVIRONMENT, "JAX_NUM_CPU_DEVICES": "8"}
+    command = [sys.executable, "-m", "tests.bench.mesh", "rows"]
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    return [(name, value, note) for name, value, note in json.loads(done.stdout.splitlines()[-1])]
+
+
+def measure_rows() -> list[Row]:
+    """Returns the rows, measured in this process: one a machine and way."""
+    rows = []
     for machine, devices, sizes in list_machines():
         ours, remembered, theirs = compare(devices, sizes)
+        note = f"{theirs * 1e6:,.0f} µs for jax.make_mesh; {'×'.join(map(str, sizes))} on {machine}"
         for name, seconds in (("create_mesh, new", ours), ("create_mesh, remembered", remembered)):
-            note = f"{theirs * 1e6:,.0f} µs for jax.make_mesh; {'×'.join(map(str, sizes))} on {machine}"
-            print(f"{name:<44} {f'{seconds / theirs:.3f} × jax':>18}   {seconds * 1e6:,.0f} µs beside {note}")
+            rows.append((name, f"{seconds / theirs:.2f} × jax", f"{seconds * 1e6:,.0f} µs beside {note}"))
+    if find_spec("libtpu") is None:
+        rows.append(("create_mesh on slices", "not measured", "no libtpu: install the extra compile-tpu"))
+    return rows
 
 
 def list_machines() -> Iterator[tuple[str, Sequence[Any], tuple[int, ...]]]:
     """Yields 8 CPU devices, and slices where the compiler that describes them is installed."""
+    import jax
+    from jax.experimental import topologies
+
     yield "8 CPU devices", jax.devices(), (2, 4)
-    if find_spec("libtpu") is None:
-        print("no libtpu here: `make test` installs the extra compile-tpu")
-        return
-    for target, sizes in SLICES:
+    for target, sizes in SLICES if find_spec("libtpu") else ():
         yield target, topologies.get_topology_desc(platform="tpu", topology_name=target).devices, sizes
 
 
 def compare(devices: Sequence[Any], sizes: tuple[int, ...]) -> tuple[float, float, float]:
     """Returns median seconds of a new mesh, of a remembered one, and of `jax.make_mesh`, which take turns."""
-    taken: dict[str, list[float]] = {"ours": [], "remembered": [], "jax": []}
-    for turn in range(ROUNDS):
+    import jax
+    from jax.sharding import AxisType
+
+    from meshwright.mesh import create_mesh
+
+    types = (AxisType.Auto,) * len(sizes)
+    taken: list[list[float]] = [[], [], []]
+    for turn in range(ROUND_COUNT):
         names = tuple(f"axis{axis}_{turn}" for axis in range(len(sizes)))
-        types = (AxisType.Auto,) * len(sizes)
-
-        def make(names: tuple[str, ...] = names) -> object:
-            return create_mesh(sizes, names, devices=devices)
-
-        def make_with_jax(names: tuple[str, ...] = names, types: tuple[AxisType, ...] = types) -> object:
-            return jax.make_mesh(sizes, names, axis_types=types, devices=devices)
-
-        taken["ours"].append(time_s(make))
-        taken["remembered"].append(time_s(make))
-        taken["jax"].append(time_s(make_with_jax))
-    ours, remembered, theirs = (statistics.median(seconds) for seconds in taken.values())
+        ways: tuple[Callable[[tuple[str, ...]], object], ...] = (
+            lambda names: create_mesh(sizes, names, devices=devices),
+            lambda names: create_mesh(sizes, names, devices=devices),
+            lambda names: jax.make_mesh(sizes, names, axis_types=types, devices=devices),
+        )
+        for way, seconds in zip(ways, taken, strict=True):
+            began_s = time.perf_counter()
+            way(names)
+            seconds.append(time.perf_counter() - began_s)
+    ours, remembered, theirs = map(statistics.median, taken)
     return ours, remembered, theirs
 
 
-def time_s(work: Callable[[], object]) -> float:
-    """Returns how long one call takes."""
-    began_s = time.perf_counter()
-    work()
-    return time.perf_counter() - began_s
+def main() -> None:
+    """Prints the rows; as JSON when called as `rows`."""
+    if sys.argv[1:] == ["rows"]:
+        print(json.dumps(measure_rows()))
+        return
+    for name, value, note in bench_create_mesh():
+        print(f"{name:<44} {value:>18}   {note}")
 
 
 if __name__ == "__main__":

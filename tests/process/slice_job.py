@@ -7,18 +7,8 @@ in mesh order as [slice, x, y, z, core], and those of JAX's own order, or why JA
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
-
-os.environ |= {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "JAX_PLATFORMS": "cpu",
-}
 
 import numpy as np
 from jax.experimental import mesh_utils, topologies

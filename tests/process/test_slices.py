@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from meshwright.topology.torus import Dimension, find_wraps
+from tests.process.slice_environment import SLICE_ENVIRONMENT
 
 PROGRAM = Path(__file__).with_name("slice_job.py")
 LIMIT_S = 200.0
@@ -66,7 +68,13 @@ CASES = [
 def answers() -> list[dict[str, Any]]:
     cases = json.dumps([case.to_json() for case in CASES])
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)], input=cases, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [sys.executable, str(PROGRAM)],
+        input=cases,
+        env={**os.environ, **SLICE_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -20,6 +20,10 @@ $(VENV)/.compilers: $(VENV)/.installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu]'
 	@touch $@
 
+$(VENV)/.opponents: $(VENV)/.compilers
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,bench]'
+	@touch $@
+
 run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
@@ -35,7 +39,7 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 unit: $(VENV)/.compilers ## the tests alone (ARGS="-k mesh")
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.installed ## the budgets of the design, measured in one run
+bench: $(VENV)/.opponents ## the budgets of the design, measured in one run
 	$(BIN)/python -m tests.bench $(ARGS)
 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)

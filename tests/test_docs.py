@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -20,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import meshwright
-from meshwright import Client, cli, errors, mesh, testing
+from meshwright import Client, cli, errors, testing
 from meshwright.cli import check
 from meshwright.wire.base import Basis
 from meshwright.wire.health import State
@@ -34,8 +35,10 @@ from meshwright_agent.worker.states import TABLE
 from tests.agents import RunningAgent, start_agent
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask
 
-README, CLIENT, SERVICE = (Document.read(name) for name in ("README.md", "client/README.md", "service/README.md"))
-DOCUMENTS = (README, CLIENT, SERVICE)
+README, CLIENT, TRAINER, SERVICE = (
+    Document.read(name) for name in ("README.md", "client/README.md", "client/TRAINER.md", "service/README.md")
+)
+DOCUMENTS = (README, CLIENT, TRAINER, SERVICE)
 OTHERS = tuple(Document.read(name) for name in ("deploy/README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
 
 HOST, CPU, SYSTEM = "vm", "AMD EPYC", "Debian GNU/Linux 12 (bookworm)"
@@ -386,9 +389,19 @@ def test_the_tutorial_says_what_to_do_about_every_error() -> None:
 def test_the_tutorial_names_everything_that_is_public() -> None:
     methods = [name for name in vars(Client) if not name.startswith("_")]
     fake = [name for name in vars(testing.FakeAgent) if not name.startswith("_")]
-    public = {*meshwright.__all__, *mesh.__all__, *testing.__all__, *methods, *fake}
+    public = {*meshwright.__all__, "build_mesh", "mesh_fingerprint", *testing.__all__, *methods, *fake}
     missing = {name for name in public if not re.search(rf"\b{name}\b", CLIENT.text)}
     assert not missing, f"client/README.md does not mention {', '.join(sorted(missing))}"
+
+
+def test_the_trainers_page_lists_what_each_library_module_has() -> None:
+    rows = {
+        row[0]: row[1]
+        for row in TRAINER.table("From your trainer: meshes, placement, devices, data-parallel coordinates")
+    }
+    assert list(rows) == [f"meshwright.{name}" for name in ("mesh", "placement", "devices", "parallelism")]
+    for module, text in rows.items():
+        assert set(importlib.import_module(module).__all__) <= set(re.findall(r"\w+", text)), module
 
 
 def test_every_variable_is_documented() -> None:

@@ -20,26 +20,28 @@ def list_devices(backend: str | None = None) -> list[jax.Device]:
     """Returns all devices of a backend ("cpu", "gpu", "cuda", "tpu", …), of JAX's default one for None.
 
     Raises:
-        RuntimeError: the backend is not here; the message names those that are.
+        RuntimeError: the backend is not here, or JAX cannot start; the message names those that are.
+        TypeError: `backend` is no text.
     """
+    if not isinstance(backend, str | None):
+        raise TypeError(f"backend is {backend!r}, a {type(backend).__name__}; it is a word, such as 'cpu', or None")
     try:
         return list(jax.devices(backend))
-    except (
-        AssertionError
-    ) as error:  # of JAX_PLATFORMS=cuda without a device file JAX says nothing
-        raise RuntimeError("JAX found none of the platforms that it was to start") from error
-    except RuntimeError as error:
-        if backend is None:
-            raise
+    except (AssertionError, RuntimeError) as error:  # of JAX_PLATFORMS=cuda without a device file JAX says nothing
         raise RuntimeError(
-            f"backend {backend!r} was asked for; here are {_name_backends()}; a backend must have been started by "
-            f"JAX in this process; use one of those, or install its jax extra and check JAX_PLATFORMS"
+            f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; {_tell_backends(error)}; "
+            f"JAX starts the platforms of JAX_PLATFORMS, or all that are installed and have hardware; use one that is "
+            f"here, such as JAX_PLATFORMS=cpu, or install the jax extra of the one that you want"
         ) from error
 
 
-def _name_backends() -> str:
-    counts = {parse_platform(name): client.device_count() for name, client in jax_backend.backends().items()}
-    return ", ".join(f"{name} ({count} device{'s' if count > 1 else ''})" for name, count in counts.items())
+def _tell_backends(error: Exception) -> str:
+    try:
+        found = {parse_platform(name): client.device_count() for name, client in jax_backend.backends().items()}
+    except (AssertionError, RuntimeError):
+        return f"JAX could not start ({str(error) or 'it found none of the platforms that it was to start'})"
+    named = ", ".join(f"{name} ({count} device{'s' if count > 1 else ''})" for name, count in found.items())
+    return f"here are {named}"
 
 
 def describe_device(device: Any) -> dict[str, Any]:

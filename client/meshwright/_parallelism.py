@@ -66,9 +66,11 @@ def parse_integer(name: str, value: Any, least: int) -> int:
     """
     number = None if isinstance(value, str) else _read_integer(value)
     if number is None:
-        raise TypeError(f"{name} is {show(value)}, a {type(value).__name__}; it is an integer ≥ {least}, such as 8")
+        raise TypeError(
+            f"{name} is {show(value)}, a {type(value).__name__}; it is an integer ≥ {least}, such as {least}"
+        )
     if number < least:
-        raise ValueError(f"{name} is {number}; it is an integer ≥ {least}, such as 8")
+        raise ValueError(f"{name} is {number}; it is an integer ≥ {least}, such as {least}")
     return number
 
 
@@ -167,8 +169,8 @@ def _refuse_uneven(covered: Mapping[int, Sequence[int]], count: int) -> ValueErr
     more = f"; and {len(covered) - _NAMED} more" if len(covered) > _NAMED else ""
     return ValueError(
         f"one batch shard a process was asked for; the layout of the {count} data coordinates is uneven: {said}{more}; "
-        f"all processes must cover equally many, and any two the same ones or none in common; use all devices in the "
-        f"order of jax.devices(), with sizes that keep the devices of a process together, as build_device_mesh does"
+        f"all processes must cover equally many, and any two the same ones or none in common; use as many devices of "
+        f"each process, and keep those of a process together, as create_mesh does over equal processes"
     )
 
 

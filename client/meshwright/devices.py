@@ -95,8 +95,9 @@ def configure_for_generative_models(
 ) -> DeviceManager:
     """Returns the device manager of this process with this memory strategy, and its `compute_dtype` set.
 
-    All else stays as the manager has it, or at first as it is in force. A manager with another strategy is
-    replaced; after JAX's backend has started that is a RuntimeWarning, and the strategy has no effect.
+    The strategy wins over a memory fraction that the process was started with; all else stays as the manager has
+    it, or at first as it is in force. A manager with another strategy is replaced; after JAX's backend has started
+    that is a RuntimeWarning, and the strategy has no effect.
 
     Args:
         memory_strategy: how much of a GPU's memory JAX may take.

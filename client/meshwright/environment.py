@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 from typing import Final
 
 MEM_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -93,8 +94,12 @@ class DeviceConfiguration:
         for name in ("enable_x64", "enable_jit"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it is True or False")
-        if isinstance(self.platform_priority, str):
-            raise ValueError(f'platform_priority is {self.platform_priority!r}; it is a list, such as ["gpu", "cpu"]')
+        _check_priority(self.platform_priority)
+        if not isinstance(self.environment_variables, Mapping):
+            raise ValueError(
+                f"environment_variables is {self.environment_variables!r}; it is a mapping of names to text, such as "
+                f'{{"NCCL_DEBUG": "WARN"}}'
+            )
         _check_variables(self.environment_variables)
         _check_flags(self.environment_variables.get(XLA_FLAGS, ""))
 
@@ -193,9 +198,16 @@ def _parse_strategy(value: object) -> MemoryStrategy:
 
 
 def _is_fraction(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return math.isfinite(value) and 0 < value <= 1
+    return math.isfinite(value) and 0 < float(value) <= 1
+
+
+def _check_priority(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(word, str) for word in value):
+        raise ValueError(f'platform_priority is {value!r}; it is a list of platforms, such as ["gpu", "cpu"], or None')
 
 
 def _check_variables(variables: Mapping[str, str]) -> None:

@@ -113,8 +113,9 @@ def data_parallel_coords(
         if not jax.distributed.is_initialized():
             return 0, 1
         rank, world_size = _find_rank()
-    replicas = dp_world_size(block, world_size)
-    return _check_rank(rank, world_size) // (world_size // replicas), replicas
+    count = parse_integer("world_size", world_size, 1)
+    replicas = dp_world_size(block, count)
+    return _check_rank(rank, count) // (count // replicas), replicas
 
 
 def _find_rank() -> tuple[int, int]:
@@ -156,8 +157,8 @@ def build_device_mesh(
     Raises:
         RuntimeError: the backend is not here; names those that are.
         ValueError: the block is wrong, does not divide the devices (`not divisible`), `world_size` is more than
-            there are, or so few that this process has no device on the mesh. Such a process cannot take part, and
-            is told so here rather than at its first computation.
+            there are, or so few that this process has no device on a mesh of several. Such a process cannot take
+            part, and is told so here rather than at its first computation.
         TypeError: the block is no mapping, or `world_size` no integer.
     """
     block = parse_block(parallelism_conf)
@@ -214,8 +215,8 @@ def _refuse_outsider(mesh: Mesh) -> ValueError:
     inside = name_processes({device.process_index for device in mesh.devices.flat})
     return ValueError(
         f"process {process} has none of the {mesh.devices.size} devices of the mesh, which belong to {inside}; "
-        f"each process that uses a mesh must have a device on it; make the mesh of all devices "
-        f"(world_size=None), or let only {inside} use it"
+        f"each process that uses a mesh must have a device on it; make the mesh of all of jax.devices(), or let only "
+        f"{inside} use it"
     )
 
 
@@ -258,13 +259,13 @@ def _check_axes(mesh: Mesh, data_axes: str | Sequence[str]) -> tuple[str, ...]:
             f"such as {mesh.axis_names[0]!r}"
         )
     axes = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
-    wrong = next((name for name in axes if name not in mesh.axis_names or axes.count(name) > 1), None)
-    if wrong is None:
+    wrong = [name for name in axes if name not in mesh.axis_names or axes.count(name) > 1]
+    if not wrong:
         return axes
-    fault = "stands twice in data_axes" if wrong in mesh.axis_names else "is no axis of the mesh"
+    fault = "stands twice in data_axes" if wrong[0] in mesh.axis_names else "is no axis of the mesh"
     raise ValueError(
-        f"data axis {show(wrong)} {fault}; the mesh has {there}; each data axis is one of these, given once, such as "
-        f"{mesh.axis_names[0]!r}"
+        f"data axis {show(wrong[0])} {fault}; the mesh has {there}; each data axis is one of these, given once, "
+        f"such as {mesh.axis_names[0]!r}"
     )
 
 

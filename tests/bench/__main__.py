@@ -24,6 +24,8 @@ import numpy as np
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.bench.load import Target, fetch, measure_rates
+from tests.bench.mesh import bench_create_mesh
+from tests.bench.prefetch import bench_prefetch
 
 PLAN = json.dumps({"mesh": "dp:2,tp:-1"}).encode()
 
@@ -45,6 +47,9 @@ def main() -> None:
         bench_client(agent)
         bench_placement(agent)
         bench_release(agent)
+    for rows in (bench_prefetch, bench_create_mesh):
+        for name, value, note in rows():
+            print(row(name, value, note))
 
 
 def row(name: str, value: str, note: str = "") -> str:

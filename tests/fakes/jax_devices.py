@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FakeDevice:
-    """What the order of a mesh depends on. CPU devices have no `slice_index`, as in JAX."""
+    """What the order of a mesh depends on. CPU devices of a single process have no `slice_index`, as in JAX."""
 
     id: int
     process_index: int
@@ -19,7 +19,7 @@ class FakeDevice:
 
 @dataclass(frozen=True)
 class FakeSliced(FakeDevice):
-    """A GPU: JAX numbers its fast domain (host, or NVLink fabric) as a slice."""
+    """A GPU, whose fast domain (host, or NVLink fabric) JAX numbers as a slice; or a CPU device of a job, always 0."""
 
     slice_index: int
 
@@ -40,7 +40,8 @@ def build_tpus(columns: int, rows: int, *, kind: str = "TPU v6 lite") -> list[An
 
 def build_cpus(processes: int, each: int) -> list[Any]:
     """Ids of process p begin at p · 2048 (jaxlib, xla/pjrt/cpu)."""
-    return check_job([FakeDevice(2048 * p + i, p, "cpu", "cpu") for p in range(processes) for i in range(each)])
+    names = [(2048 * p + i, p, "cpu", "cpu") for p in range(processes) for i in range(each)]
+    return check_job([FakeDevice(*name) if processes == 1 else FakeSliced(*name, slice_index=0) for name in names])
 
 
 def build_gpus(processes: int, each: int, *, processes_per_slice: int = 1) -> list[Any]:

@@ -173,6 +173,7 @@ def test_what_lands_is_told_beside_what_is_sent(eight: Any) -> None:
 
 def test_prefetch_tells_both_ways_and_their_ratio(eight: Any) -> None:
     [record] = of_case(eight["quick"][0], "prefetch")
+    assert record.name == "prefetch_meshwright_prefetch_to_device"
     assert record.overlap_ratio == pytest.approx(record.detail["in_turn_median_s"] / record.median_s)
     assert len(record.detail["in_turn_samples_s"]) == len(record.samples_s)
     assert record.detail["compute_steps"] % 2 == 0

@@ -20,7 +20,7 @@ SET_HERE = (
 
 HEAD = """
 import json, os, sys, warnings
-import jax
+import jax, jax.extend.backend
 from meshwright.devices import *
 from meshwright._devices.starting import has_backend_started, is_environment_read
 says = {}
@@ -187,7 +187,7 @@ def test_plugins_that_are_ready_have_read_the_environment_though_no_backend_runs
     assert says == {"started": [False, True], "warned": ["RuntimeWarning"], "count": 1, "still": False}
 
 
-def test_capabilities_are_read_again_once_the_backend_has_started() -> None:
+def test_capabilities_are_read_again_once_the_backend_has_started_and_when_it_starts_anew() -> None:
     says = run(
         """
         manager = DeviceManager()
@@ -196,9 +196,12 @@ def test_capabilities_are_read_again_once_the_backend_has_started() -> None:
         says["kept"] = manager.capabilities.device_count
         says["devices"] = manager.device_count
         says["after"] = manager.capabilities.device_count
+        jax.extend.backend.clear_backends()
+        jax.config.update("jax_num_cpu_devices", 2)
+        says["anew"] = [manager.device_count, manager.capabilities.device_count]
         """
     )
-    assert says == {"before": 1, "kept": 1, "devices": 4, "after": 4}
+    assert says == {"before": 1, "kept": 1, "devices": 4, "after": 4, "anew": [2, 2]}
 
 
 @pytest.mark.parametrize("variables", [{}, {"JAX_NUM_CPU_DEVICES": "2"}])

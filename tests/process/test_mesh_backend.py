@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 RESET = """
+import gc, weakref
 import jax
 from jax.extend.backend import clear_backends
 from meshwright.mesh import create_mesh
@@ -19,7 +20,14 @@ for count in (8, 4, 8):
     assert create_mesh((-1,), ("x",)) is mesh
     array = jax.device_put(jax.numpy.arange(8), jax.NamedSharding(mesh, jax.P("x")))
     assert int(array.sum()) == 28
+    given = create_mesh((-1,), ("given",), devices=jax.devices())
+    before = weakref.ref(given.devices.flat[0].client)
+    del mesh, array, given
     clear_backends()
+    jax.clear_caches()
+create_mesh((-1,), ("given",), devices=jax.devices())
+gc.collect()
+assert before() is None, "no mesh of ours keeps the old backend"
 print("right")
 """
 

@@ -6,11 +6,9 @@ a detector and start nothing; `has_gpu`, counts and devices are JAX's own answer
 
 from __future__ import annotations
 
-import inspect
 import operator
 import os
 import threading
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -38,6 +36,7 @@ from meshwright._devices.starting import (
     read_memory_fraction,
 )
 from meshwright._jax_devices import Device, describe_device
+from meshwright._warning import warn
 from meshwright.environment import (
     MEM_FRACTION,
     NEW_MEM_FRACTION,
@@ -73,12 +72,12 @@ class DeviceManager:
     """
 
     def __init__(self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None) -> None:
-        _check_types(config, detector)
+        check_types(config, detector)
         self._config = read_configuration(os.environ) if config is None else config
         self._detector = detector
         self._lock = threading.Lock()
         self._capabilities: DeviceCapabilities | None = None
-        self._has_seen_backend = False
+        self._seen_backend: object = None
         self._is_mixed = False
         self._jax_manager = JAXDeviceManager()
         self._effect = describe_effect(self._config)
@@ -106,15 +105,15 @@ class DeviceManager:
     def capabilities(self) -> DeviceCapabilities:
         """What the devices can do, as the detector says it. Starts no backend.
 
-        Without a detector of the caller's, it is read again once the backend has started, and JAX's own devices
-        fill in what nobody told.
+        Without a detector of the caller's, it is read again once the backend has started, or was started anew, and
+        JAX's own devices fill in what nobody told.
         """
         with self._lock:
-            started = has_backend_started()
-            is_stale = self._detector is None and started and not self._has_seen_backend
+            backend = jax.local_devices()[0].client if has_backend_started() else None
+            is_stale = self._detector is None and backend is not None and backend is not self._seen_backend
             if self._capabilities is None or is_stale:
-                self._capabilities = _detect(self._detector, started)
-                self._has_seen_backend = started
+                self._capabilities = _detect(self._detector, backend is not None)
+                self._seen_backend = backend
             return self._capabilities
 
     @property
@@ -216,7 +215,13 @@ def choose_strategy(parameter_count: int) -> MemoryStrategy:
         ValueError: `parameter_count` is negative.
         TypeError: it is no integer.
     """
-    count = operator.index(parameter_count)
+    try:
+        count = operator.index(parameter_count)
+    except TypeError:
+        raise TypeError(
+            f"parameter_count is {parameter_count!r}, a {type(parameter_count).__name__}; it is a whole number of "
+            f"parameters, such as 7_000_000_000"
+        ) from None
     if count < 0:
         raise ValueError(f"parameter_count is {count}; a model has 0 parameters or more, such as 7_000_000_000")
     return next((strategy for limit, strategy in _MODEL_SIZES if count < limit), MemoryStrategy.AGGRESSIVE)
@@ -269,14 +274,6 @@ def build_info_lines(info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name}: {value}" for name, value in lines if value is not None)
 
 
-def warn(message: str) -> None:
-    """Warns at the line outside this package that asked."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "meshwright":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
-
-
 def _detect(detector: DeviceDetector | None, started: bool) -> DeviceCapabilities:
     if detector is not None:
         return detector.detect_capabilities()
@@ -284,11 +281,17 @@ def _detect(detector: DeviceDetector | None, started: bool) -> DeviceCapabilitie
     return complete(told, describe_jax_devices(jax.local_devices())) if started else told
 
 
-def _check_types(config: object, detector: object) -> None:
+def check_types(config: object, detector: object) -> None:
+    """Refuses what is no configuration or no detector.
+
+    Raises:
+        TypeError: naming which.
+    """
     if not isinstance(config, DeviceConfiguration | None):
         raise TypeError(f"config is a {type(config).__name__}; it is a DeviceConfiguration, or None for what is there")
-    if not isinstance(detector, DeviceDetector | None):
+    if isinstance(detector, type) or not isinstance(detector, DeviceDetector | None):
+        what = f"the class {detector.__name__}" if isinstance(detector, type) else f"a {type(detector).__name__}"
         raise TypeError(
-            f"detector is a {type(detector).__name__} without detect_capabilities(); it is a DeviceDetector, such as "
-            f"CUDADetector(), or None to have one chosen"
+            f"detector is {what}; it is an object with detect_capabilities(), such as CUDADetector(), or None to have "
+            f"one chosen"
         )

@@ -55,7 +55,7 @@ def _to_array(path: str, leaf: Any) -> Any:
             )
         return leaf
     array = np.asarray(leaf)
-    if array.dtype.kind in "OSUmM":
+    if array.dtype.kind in "OSUmM" or array.dtype.type is np.void:  # bfloat16 and its like are of kind V too
         raise TypeError(
             f"leaf {name_leaf(path)} is a {type(leaf).__name__} of dtype {array.dtype}; a leaf is an array of "
             f"numbers or booleans, such as numpy.zeros((8, 2))"
@@ -70,7 +70,7 @@ def _count_rows(arrays: dict[str, Any]) -> int:
         if array.ndim == 0:
             raise ValueError(
                 f"leaf {name_leaf(path)} is a scalar; each leaf is split along its first dimension: give it one, or "
-                f"replicate it by itself with meshwright.placement.replicate_across_devices"
+                f"replicate it by itself with meshwright.placement.DevicePlacement().replicate_across_devices"
             )
     sizes = {path: int(array.shape[0]) for path, array in arrays.items()}
     if len(set(sizes.values())) > 1:

@@ -9,8 +9,9 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
-from meshwright._devices.manager import DeviceManager, describe_effect, set_strategy, warn
+from meshwright._devices.manager import DeviceManager, check_types, describe_effect, set_strategy
 from meshwright._devices.starting import read_configuration
+from meshwright._warning import warn
 from meshwright.environment import DeviceConfiguration, MemoryStrategy
 
 
@@ -28,6 +29,7 @@ class SharedManager:
 
     def get(self, config: DeviceConfiguration | None = None, force_reinit: bool = False) -> DeviceManager:
         """Returns the manager; a new one at first, and with `force_reinit`."""
+        check_types(config, None)
         with self._lock:
             if self._manager is None or force_reinit:
                 self._manager = self._make(config)

@@ -127,7 +127,7 @@ def describe_differences(differences: Sequence[Difference]) -> str:
     return (
         f"could not take effect: {names}; JAX's backend has already started in this process and read them then, so "
         f"nothing was changed; set them before the first use of jax: call get_device_manager(config) first, or start "
-        f'the process with them, as in {exports}, or eval "$(meshwright environment)"'
+        f"the process with them, as in {exports}"
     )
 
 

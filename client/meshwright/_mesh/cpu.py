@@ -37,9 +37,10 @@ def list_cpu_devices() -> list[Device]:
     """
     try:
         return list(jax.local_devices(backend="cpu"))
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:
         raise RuntimeError(
-            f"the CPU was asked for; JAX has started without its CPU backend ({error}); JAX_PLATFORMS must name it; "
+            f"the CPU was asked for; JAX has no CPU backend ({str(error) or 'it could not start'}); JAX_PLATFORMS must "
+            f"name it; "
             f"use JAX_PLATFORMS=cuda,cpu, or leave the variable unset"
         ) from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,10 +25,11 @@ from meshwright._mesh.shapes import (
     check_count,
     parse_named_sizes,
     read_axis_types,
-    read_size,
+    read_sizes,
     resolve_spec,
 )
 from meshwright.spec import MeshSpec
+from meshwright.wire.devices import parse_platform
 
 AXIS_DIMS: Final = (1, -1, 1, 1, 1)
 AXIS_NAMES: Final = ("dp", "fsdp", "ep", "tp", "sp")
@@ -70,12 +71,11 @@ def create_mesh(
     """
     spec = build_spec(axis_dims, axis_names)
     types = read_axis_types(axis_types, spec.names)
-    dcn = None if dcn_mesh_dims is None else tuple(read_size(size, "dcn_mesh_dims") for size in dcn_mesh_dims)
+    dcn = None if dcn_mesh_dims is None else read_sizes(dcn_mesh_dims, "dcn_mesh_dims")
     chosen = read_devices(devices, backend)
     layout = Layout(dcn, should_sort_granules_by_key, allow_split_physical_axes)
     slices = os.environ.get(NUM_SLICES, "").strip()
-    source = "devices" if devices is not None else f"backend {backend}"
-    return find_mesh(Order(spec, types, layout, bool(use_jax), tuple(chosen), slices, source))
+    return find_mesh(Order(spec, types, layout, bool(use_jax), tuple(chosen), slices))
 
 
 def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
@@ -105,7 +105,6 @@ class Order:
         use_jax: `jax.make_mesh` first.
         devices: `jax.Device`s, which compare by identity.
         slices: what the environment says of their number; "" for nothing.
-        source: where the devices come from: given, or all of a backend.
     """
 
     spec: MeshSpec
@@ -114,7 +113,6 @@ class Order:
     use_jax: bool
     devices: tuple[Any, ...]
     slices: str = ""
-    source: str = "devices"
 
 
 def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any]:
@@ -122,11 +120,12 @@ def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any
 
     Raises:
         RuntimeError: the backend is not here.
-        ValueError: no device, one twice, or several platforms.
+        TypeError: what was given holds no devices.
+        ValueError: no device, one twice, several platforms, or another than `backend`.
     """
     if devices is None:
         return list_devices(backend)
-    chosen = list(devices)
+    chosen = _list_given(devices)
     if not chosen:
         raise ValueError("devices is empty; a mesh needs at least one; leave it out to use all of jax.devices()")
     doubled = len(chosen) - len(set(chosen))
@@ -139,6 +138,23 @@ def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any
             f"devices are of {len(platforms)} platforms ({', '.join(platforms)}); a mesh is of one; give those of one, "
             f"such as jax.devices({platforms[0]!r})"
         )
+    if backend is not None and parse_platform(backend) != parse_platform(platforms[0]):
+        raise ValueError(
+            f"backend is {backend!r} and devices are of {platforms[0]}; devices say where the mesh is; leave backend "
+            f"out, or leave devices out for all of that backend"
+        )
+    return chosen
+
+
+def _list_given(devices: Any) -> list[Any]:
+    """Returns the devices of a sequence, or of an array of any shape such as `mesh.devices`."""
+    given = devices.flat if isinstance(devices, np.ndarray) else devices
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"devices is {devices!r}; it is a sequence of devices, such as jax.devices()[:4]")
+    chosen = list(given)
+    wrong = [device for device in chosen if not hasattr(device, "device_kind")]
+    if wrong:
+        raise TypeError(f"devices holds {wrong[0]!r}, a {type(wrong[0]).__name__}; it holds devices, as jax.devices()")
     return chosen
 
 
@@ -165,7 +181,9 @@ def _make_with_jax(spec: MeshSpec, order: Order) -> Mesh | None:
     """Returns what `jax.make_mesh` makes; None where that is not for it, or it cannot."""
     processes = {device.process_index for device in order.devices}
     slices = {getattr(device, "slice_index", None) for device in order.devices}
-    if order.layout.dcn is not None or len(processes) > 1 or len(slices) > 1 or order.slices not in {"", "1"}:
+    if not order.layout.split and order.devices[0].platform == "tpu":
+        return None  # it would split all the same
+    if order.layout.dcn is not None or order.slices not in {"", "1"} or len(processes) > 1 or len(slices) > 1:
         return None
     try:
         return jax.make_mesh(spec.sizes, spec.names, axis_types=order.types, devices=order.devices)
@@ -183,21 +201,32 @@ class _Meshes:
         self._known: OrderedDict[Order, Mesh] = OrderedDict()
 
     def find(self, order: Order) -> Mesh:
-        """Returns the mesh that was made for an equal order, or makes it."""
+        """Returns the mesh that was made for an equal order, or makes it; then nobody waits for it."""
         with self._lock:
-            if order not in self._known:
-                self._forget_gone(order)
-                self._known[order] = build_ordered_mesh(order)
-            self._known.move_to_end(order)
-            return self._known[order]
+            if order in self._known:
+                self._known.move_to_end(order)
+                return self._known[order]
+        made = build_ordered_mesh(order)
+        with self._lock:
+            self._forget_gone(order)
+            return self._known.setdefault(order, made)
 
     def _forget_gone(self, order: Order) -> None:
         """Drops what would keep the devices of a backend alive that has been started anew, and the oldest."""
-        gone = [old for old in self._known if old.source == order.source != "devices" and old.devices != order.devices]
-        for old in gone:
+        for old in [old for old in self._known if _is_replaced(old.devices[0], order.devices[0])]:
             del self._known[old]
         while len(self._known) >= self.MOST:
             self._known.popitem(last=False)
+
+
+def _is_replaced(old: Any, new: Any) -> bool:
+    """Whether two devices are of one platform and of different backends, of which only one can be running.
+
+    Descriptions of topologies have a compile-only backend each, and any number of them at a time.
+    """
+    before, after = getattr(old, "client", None), getattr(new, "client", None)
+    is_described = any("CompileOnly" in type(client).__name__ for client in (before, after))
+    return bool(old.platform == new.platform and before is not after and not is_described)
 
 
 _meshes: Final = _Meshes()

@@ -1,20 +1,20 @@
 """Granules of a running job: which of its devices a fast network joins, and the planner's order over them.
 
-Rule: slices are granules where there are several; else, off TPU, processes are. A TPU slice of several hosts is
-one torus and one granule. Knows no axis types and builds no `Mesh`.
+Rule: slices are granules where there are several. Inside one slice, TPUs are one torus, of however many hosts, and
+GPUs one fast domain (JAX numbers a host or an NVLink fabric as a slice): one granule. Else processes are granules.
+Knows no axis types and builds no `Mesh`.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from meshwright._mesh.shapes import read_size
+from meshwright._warning import warn
 from meshwright.planning.granules import choose_dcn, interleave_granules
 from meshwright.planning.order import cut_torus, is_cut, search_device_order
 from meshwright.spec import MeshSpec
@@ -74,7 +74,8 @@ def group_devices(devices: Sequence[Any], *, is_sorted: bool = True, slices: str
     told = [getattr(device, "slice_index", None) for device in devices]
     known = [index for index in told if index is not None]
     keys = known if len(known) == len(told) else _deal_slices(devices, slices) or [0] * len(told)
-    if len(set(keys)) == 1 and devices[0].platform != "tpu":
+    is_joined = devices[0].platform == "tpu" or (devices[0].platform == "gpu" and None not in told)
+    if len(set(keys)) == 1 and not is_joined:
         keys = [device.process_index for device in devices]
     groups: dict[int, list[Any]] = defaultdict(list)
     for key, device in zip(keys, devices, strict=True):
@@ -86,29 +87,33 @@ def _deal_slices(devices: Sequence[Any], slices: str) -> list[int] | None:
     """Returns the slice of each device by the environment: equal runs in the order of process and id."""
     if slices in {"", "1"}:
         return None
-    count = int(slices) if slices.isascii() and slices.isdigit() else 0
-    if count < 1 or len(devices) % count:
+    everyone = _list_job(devices)
+    count = int(slices) if slices.isascii() and slices.isdigit() and len(slices) < 10 else 0
+    if count < 1 or len(everyone) % count:
         raise ValueError(
-            f"{NUM_SLICES} is {slices!r}; there are {len(devices)} devices; slices are equal parts of them; unset it, "
-            f"or set it to a number that divides {len(devices)}, such as 1"
+            f"{NUM_SLICES} is {slices!r}; the job has {len(everyone)} devices, which do not say their slice; slices "
+            f"are equal parts of them; unset it, or set it to a number that divides {len(everyone)}, such as 1"
         )
-    ranked = sorted(range(len(devices)), key=lambda place: (devices[place].process_index, devices[place].id))
-    dealt = [0] * len(devices)
-    for rank, place in enumerate(ranked):
-        dealt[place] = rank * count // len(devices)
-    return dealt
+    ranked = sorted(everyone, key=lambda device: (device.process_index, device.id))
+    dealt = {device: rank * count // len(ranked) for rank, device in enumerate(ranked)}
+    return [dealt[device] for device in devices]
+
+
+def _list_job(devices: Sequence[Any]) -> Sequence[Any]:
+    """Returns all devices of the job that these are of."""
+    client = getattr(devices[0], "client", None)
+    return devices if client is None else list(client.devices())
 
 
 def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, granule_count: int) -> tuple[int, ...] | None:
     """Returns the caller's split over granules with its -1 filled in; None where the choice is left to us.
 
     Raises:
-        TypeError: an entry is no integer.
         ValueError: as many entries as axes are needed, they must divide the sizes, and multiply to the granules.
     """
     if asked is None:
         return None
-    parts = [read_size(size, "dcn_mesh_dims") for size in asked]
+    parts = list(asked)
     known = [size for size in parts if size != -1]
     product = math.prod(known)
     if -1 in parts and product > 0 and granule_count % product == 0:
@@ -131,11 +136,10 @@ def _order_uneven(spec: MeshSpec, granules: Sequence[Sequence[Any]], layout: Lay
             f"dcn_mesh_dims is {layout.dcn} for mesh {spec}; the {len(counts)} granules have {counts} devices; a split "
             f"over granules needs as many on each; use dcn_mesh_dims=None, or choose devices of equal granules"
         )
-    warnings.warn(
+    warn(
         f"mesh {spec} lies on granules (slices or processes) of {counts} devices: its axes cross them unevenly, and "
         f"the devices stand granule by granule; for an even mesh choose as many devices on each",
         UserWarning,
-        stacklevel=8,  # the caller of create_mesh
     )
     return tuple(device for granule in granules for device in granule)
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from meshwright._jax_devices import Device
 from meshwright._mesh.create import create_mesh, read_devices
-from meshwright._mesh.shapes import MeshShape, read_count, read_size, resolve_spec, suggest
+from meshwright._mesh.shapes import MeshShape, check_spec, read_count, read_size, resolve_spec, suggest
 from meshwright.spec import MeshSpec
 
 
@@ -113,4 +113,4 @@ def _read_shape(mesh_shape: MeshShape) -> MeshSpec:
     wrong = [pair for pair in pairs if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2]
     if wrong:
         raise TypeError(f'mesh_shape holds {wrong[0]!r}, which is no pair; a pair is a name and a size, ("data", 2)')
-    return MeshSpec(tuple((name, read_size(size, "mesh_shape")) for name, size in pairs))
+    return check_spec(((name, read_size(size, "mesh_shape")) for name, size in pairs), 'use {"data": 2, "model": -1}')

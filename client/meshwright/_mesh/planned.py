@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,8 +58,8 @@ def build_mesh(
             different plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not
             come in time.
     """
-    here = list(jax.devices() if devices is None else devices)
     try:
+        here = _read_job(devices)
         wanted = _read_plan(plan)
         check_plan(wanted)
         message = {
@@ -88,8 +88,12 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
 
     Raises:
         PlanMismatchError: another process did not call it within `timeout_s`.
-        ValueError: an axis has a name that is no text, so that no plan can have it.
+        TypeError: `mesh` is no mesh.
+        ValueError: an axis has a name that is no text, so that no plan can have it; or the mesh has devices that
+            are not of this job, as a described topology's.
     """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh is a {type(mesh).__name__}; it is a jax.sharding.Mesh, as build_mesh returns")
     strangers = [name for name in mesh.axis_names if not isinstance(name, str)]
     if strangers:
         raise ValueError(
@@ -98,6 +102,14 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
             f'such as "data"'
         )
     flat = list(mesh.devices.flat)
+    client = jax.local_devices()[0].client
+    foreign = [device for device in flat if getattr(device, "client", None) is not client]
+    if foreign or not flat:
+        raise ValueError(
+            f"the mesh has {f'{foreign[0]}, which is no device of this job' if foreign else 'no device'}; a "
+            f"fingerprint names a mesh of running devices, those of jax.devices(); use a mesh of them, as create_mesh "
+            f"or build_mesh makes"
+        )
     places = _places.find(flat) or _number(flat, timeout_s)
     axes = list(zip(mesh.axis_names, mesh.devices.shape, strict=True))
     return fingerprint(axes, [kind.name.lower() for kind in mesh.axis_types], places)
@@ -161,6 +173,21 @@ def _assemble(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
 
 
 # ---- what this process says about itself ----
+
+
+def _read_job(devices: Sequence[Any] | None) -> list[Any]:
+    """Returns the devices that may be used; whatever is wrong with them is told to the other processes too."""
+    if devices is None:
+        return list(jax.devices())
+    given = devices.flat if isinstance(devices, np.ndarray) else devices
+    here = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    wrong = [device for device in here if not isinstance(device, jax.Device)]
+    if wrong:
+        raise PlanMismatchError(
+            f"devices holds {wrong[0]!r}, a {type(wrong[0]).__name__}; it holds devices of this job\n"
+            f"  hint: leave devices out, or give some of jax.devices()"
+        )
+    return here
 
 
 def _describe_own(devices: Sequence[jax.Device]) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, SupportsIndex
 
 import jax
 from jax.sharding import AxisType
 
-from meshwright.errors import PlanInfeasibleError
+from meshwright.errors import InvalidMeshError, PlanInfeasibleError
 from meshwright.planning.granules import split_axes
 from meshwright.planning.shapes import search_shapes
 from meshwright.spec import MeshSpec
@@ -27,23 +27,62 @@ MeshShape = Mapping[str, int] | Sequence[tuple[str, int]]
 _TYPE_WORDS: Final = {kind.name.lower(): kind for kind in AxisType}
 
 
-def build_spec(sizes: Sequence[SupportsIndex], names: Sequence[str]) -> MeshSpec:
+def build_spec(
+    sizes: Sequence[SupportsIndex], names: Sequence[str], *, arguments: tuple[str, str] = ("axis_dims", "axis_names")
+) -> MeshSpec:
     """Returns the mesh of these sizes and names.
 
     Raises:
         TypeError: a size is no integer, or either argument is no sequence of its own.
         ValueError: as many names as sizes are needed; and as `MeshSpec`.
     """
-    if isinstance(names, str):
-        raise TypeError(f'axis_names is {names!r}, a single word; it is a sequence of words, such as ("{names}",)')
-    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
-        raise TypeError(f"axis_dims is {sizes!r}; it is a sequence of integers, such as (1, -1)")
-    if len(sizes) != len(names):
+    dims, words = read_sizes(sizes, arguments[0]), read_names(names, arguments[1])
+    example = f"use {arguments[0]}={_suggest_sizes(len(words))} with {arguments[1]}={words or ('data',)}"
+    if len(dims) != len(words):
         raise ValueError(
-            f"axis_dims {tuple(sizes)} has {len(sizes)} sizes, axis_names {tuple(names)} has {len(names)}; each axis "
-            f"has one of both; give {len(names)} sizes, such as {(-1, *[1] * (len(names) - 1))[: len(names)]}"
+            f"{arguments[0]} {dims} has {len(dims)} sizes, {arguments[1]} {words} has {len(words)}; each axis has one "
+            f"of both; {example}"
         )
-    return MeshSpec(tuple(zip(names, (read_size(size, "axis_dims") for size in sizes), strict=True)))
+    return check_spec(zip(words, dims, strict=True), example)
+
+
+def check_spec(axes: Iterable[tuple[str, int]], example: str) -> MeshSpec:
+    """Returns the mesh of these axes.
+
+    Raises:
+        ValueError: as `MeshSpec`, with an example of the caller's way to write one.
+    """
+    try:
+        return MeshSpec(tuple(axes))
+    except InvalidMeshError as error:
+        raise ValueError(f"{error.detail}; {example}") from None
+
+
+def _suggest_sizes(count: int) -> tuple[int, ...]:
+    return (-1, *[1] * (count - 1))
+
+
+def read_names(names: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Returns axis names as a tuple.
+
+    Raises:
+        TypeError: a single word, which would be read letter by letter, or nothing to iterate over.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        word = names if isinstance(names, str) else "data"
+        raise TypeError(f'{argument} is {names!r}; it is a sequence of words, such as ("{word}",)')
+    return tuple(names)
+
+
+def read_sizes(sizes: Sequence[SupportsIndex], argument: str) -> tuple[int, ...]:
+    """Returns sizes as integers of Python.
+
+    Raises:
+        TypeError: one is no integer, or they are no sequence.
+    """
+    if isinstance(sizes, str | Mapping) or not isinstance(sizes, Iterable):
+        raise TypeError(f"{argument} is {sizes!r}; it is a sequence of integers, such as (2, 4)")
+    return tuple(read_size(size, argument) for size in sizes)
 
 
 def read_size(value: SupportsIndex, argument: str) -> int:
@@ -57,9 +96,7 @@ def read_size(value: SupportsIndex, argument: str) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{argument} holds {value!r}, a {type(value).__name__}; a size is an integer ≥ 1, or -1, such as 2"
-        ) from None
+        raise TypeError(f"{argument} holds {value!r}, a {type(value).__name__}; it takes integers, such as 2") from None
 
 
 def resolve_spec(spec: MeshSpec, device_count: int, *, there: str = "") -> MeshSpec:
@@ -136,35 +173,41 @@ def parse_named_sizes(axis_dims: str, names: Sequence[str]) -> MeshSpec:
     """Returns the mesh that a text means: "dp:2,tp:4" with each of `names` once, or "2,4" by position.
 
     Raises:
-        TypeError: `axis_dims` is no text.
+        TypeError: `axis_dims` is no text, or `names` no sequence of words.
         ValueError: naming the piece that is wrong.
     """
+    known = read_names(names, "names")
     if not isinstance(axis_dims, str):
         raise TypeError(f'axis_dims is {axis_dims!r}, a {type(axis_dims).__name__}; it is a text, such as "dp:2,tp:4"')
-    example = ",".join(f"{name}:{-1 if place == 0 else 1}" for place, name in enumerate(names))
+    if not known:
+        raise ValueError(f"mesh {axis_dims!r}: names is empty; it names every axis; use names=('dp', 'tp')")
+    example = ",".join(f"{name}:{size}" for name, size in zip(known, _suggest_sizes(len(known)), strict=True))
     entries = [entry.strip() for entry in axis_dims.split(",")]
     if not all(entries):
         raise ValueError(f"mesh {axis_dims!r} has an empty entry; entries stand between commas; use {example!r}")
     if len({":" in entry for entry in entries}) > 1:
         bare = next(entry for entry in entries if ":" not in entry)
         raise ValueError(f"mesh {axis_dims!r}: {bare!r} has no name and others have; name all or none; use {example!r}")
-    if ":" not in axis_dims:
-        return build_spec([_parse_size(entry, axis_dims, example) for entry in entries], names)
-    pairs = [_parse_pair(entry, axis_dims, example) for entry in entries]
-    _check_names([name for name, _ in pairs], names, axis_dims, example)
-    return MeshSpec(tuple(pairs))
+    pairs = [_parse_entry(entry, axis_dims, example) for entry in entries]
+    if ":" in axis_dims:
+        _check_names([name for name, _ in pairs], known, axis_dims, example)
+        return check_spec(pairs, f"use {example!r}")
+    if len(pairs) != len(known):
+        raise ValueError(
+            f"mesh {axis_dims!r} has {len(pairs)} sizes; the axes are {', '.join(known)}; by position each has one; "
+            f"use {','.join(map(str, _suggest_sizes(len(known))))!r}"
+        )
+    return check_spec(zip(known, (size for _, size in pairs), strict=True), f"use {example!r}")
 
 
-def _parse_pair(entry: str, text: str, example: str) -> tuple[str, int]:
-    name, _, size = (part.strip() for part in entry.partition(":"))
-    return name, _parse_size(size, text, example)
-
-
-def _parse_size(word: str, text: str, example: str) -> int:
-    digits = word.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"mesh {text!r}: {word!r} is no size; a size is an integer ≥ 1, or -1; use {example!r}")
-    return int(word)
+def _parse_entry(entry: str, text: str, example: str) -> tuple[str, int]:
+    """Returns (name, size) of "dp:2", and ("", size) of "2"."""
+    name, colon, rest = (part.strip() for part in entry.partition(":"))
+    size = rest if colon else name
+    digits = size.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+        raise ValueError(f"mesh {text!r}: {size[:80]!r} is no size; a size is an integer ≥ 1, or -1; use {example!r}")
+    return name if colon else "", int(size)
 
 
 def _check_names(given: Sequence[str], names: Sequence[str], text: str, example: str) -> None:
@@ -198,16 +241,31 @@ def calculate_host_mesh_shape(
     """
     local = jax.local_device_count() if total_devices is None else read_count(total_devices, "total_devices")
     hosts = jax.process_count() if num_processes is None else read_count(num_processes, "num_processes")
-    names = [f"axis{place}" for place in range(len(global_mesh_shape))]
-    sizes = resolve_spec(build_spec(global_mesh_shape, names), local * hosts).sizes
-    split = split_axes(sizes, hosts)
-    if math.prod(sizes) != local * hosts or split is None:
+    if total_devices is None and num_processes is None and jax.device_count() != local * hosts:
         raise ValueError(
-            f"mesh {tuple(global_mesh_shape)} has {math.prod(sizes)} places; {hosts} processes with {local} devices "
-            f"each have {local * hosts}; each host must get an equal box of it; use a mesh of {local * hosts} places, "
-            f"such as {(hosts, local)}"
+            f"the part of mesh {tuple(global_mesh_shape)} on one host was asked for; this process has {local} of the "
+            f"job's {jax.device_count()} devices, and there are {hosts} processes; each must have as many; start the "
+            f"job with equal hosts, or give total_devices and num_processes"
+        )
+    asked = read_sizes(global_mesh_shape, "global_mesh_shape")
+    sizes = _fill_in(asked, local * hosts)
+    split = split_axes(sizes, hosts)
+    if not asked or min(sizes) < 1 or math.prod(sizes) != local * hosts or split is None:
+        raise ValueError(
+            f"global_mesh_shape {asked} does not fit; {hosts} processes with {local} devices each have "
+            f"{local * hosts}; sizes are ≥ 1 (one may be -1) and multiply to that, so that each host gets an equal box "
+            f"of the mesh; use "
+            f"{(hosts, local)}"
         )
     return tuple(size // parts for size, parts in zip(sizes, split, strict=True))
+
+
+def _fill_in(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Returns the sizes with a single -1 replaced where the others divide the count; else as they are."""
+    known = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) != 1 or known < 1 or count % known:
+        return sizes
+    return tuple(count // known if size == -1 else size for size in sizes)
 
 
 def read_count(value: SupportsIndex, argument: str) -> int:

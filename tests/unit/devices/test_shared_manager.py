@@ -41,6 +41,14 @@ class Making:
             return DeviceManager(config, CPUDetector())
 
 
+def test_what_is_no_configuration_is_refused_at_every_call() -> None:
+    shared = SharedManager(Making())
+    for _ in range(2):
+        with pytest.raises(TypeError, match="config is a str"):
+            shared.get("balanced")  # type: ignore[arg-type]
+        shared.get()
+
+
 def test_threads_that_come_at_once_get_one_manager() -> None:
     making = Making(grace_s=0.1)
     shared, barrier = SharedManager(making), threading.Barrier(16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from jax.sharding import AxisType
 
 from meshwright._mesh.granules import NUM_SLICES
 from meshwright.mesh import create_mesh, parse_mesh_from_string
+from tests.fakes.jax_devices import build_cpus, build_tpus
 
 
 def test_defaults_give_all_devices_to_fsdp() -> None:
@@ -113,3 +115,60 @@ def test_a_mesh_has_the_order_of_its_text() -> None:
     assert mesh.axis_names == ("tp", "dp")
     assert mesh is create_mesh((4, 2), ("tp", "dp"))
     assert dict(parse_mesh_from_string("2,-1", ("dp", "tp")).shape) == {"dp": 2, "tp": 4}
+
+
+def test_a_part_of_the_job_keeps_the_slices_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NUM_SLICES, "2")
+    first = jax.devices()[:4]
+    assert create_mesh((4,), ("a",), (1,), devices=first).devices.tolist() == first
+    across = create_mesh((2, 2), ("a", "b"), (2, 1), devices=jax.devices()[2:6])
+    assert [[device.id for device in row] for row in across.devices] == [[2, 3], [4, 5]]
+    assert create_mesh((1,), ("a",), devices=first[:1]).devices.size == 1
+
+
+def test_devices_may_be_an_array_and_sizes_too() -> None:
+    grid = create_mesh((2, 4), ("a", "b")).devices
+    assert create_mesh(np.array([8]), ("a",), devices=grid).devices.tolist() == list(grid.flat)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"devices": "cpu"}, TypeError, "it is a sequence of devices"),
+        ({"devices": 8}, TypeError, "it is a sequence of devices"),
+        ({"devices": [1, 2]}, TypeError, "devices holds 1, a int"),
+        ({"backend": "gpu", "devices": jax.devices()}, ValueError, "backend is 'gpu' and devices are of cpu"),
+        ({"backend": 5}, TypeError, "backend is 5"),
+        ({"dcn_mesh_dims": 1}, TypeError, "dcn_mesh_dims is 1"),
+        ({"axis_names": None}, TypeError, "axis_names is None"),
+        ({"axis_dims": {"a": 8}}, TypeError, "axis_dims is {'a': 8}"),
+        ({"axis_dims": (0, 8)}, ValueError, "has size 0; .*use axis_dims="),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_named(more: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        create_mesh(**{"axis_dims": (8, 1), "axis_names": ("a", "b"), **more})
+
+
+def test_a_warning_hook_may_make_meshes_of_its_own() -> None:
+    made = []
+
+    def hook(*_: object) -> None:
+        made.append(create_mesh((8,), ("made_by_a_hook",)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = hook
+        create_mesh((2, 3), ("hook", "b"), devices=build_cpus(2, 4)[:6])
+    assert len(made) == 1
+
+
+def test_an_uneven_mesh_is_told_at_the_line_that_asks() -> None:
+    with pytest.warns(UserWarning, match="cross them unevenly") as told:
+        create_mesh((3, 2), ("line", "b"), devices=build_cpus(2, 4)[:6])
+    assert told[0].filename == __file__
+
+
+def test_jax_is_not_asked_for_an_order_that_it_would_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="allow_split_physical_axes=True"):
+        create_mesh((2, 8), ("a", "b"), use_jax=True, allow_split_physical_axes=False, devices=build_tpus(4, 4))

@@ -23,6 +23,7 @@ GROUPED = [
     ("CPU processes", build_cpus(4, 2), "", [2, 2, 2, 2]),
     ("GPU hosts", build_gpus(2, 8), "", [8, 8]),
     ("one process a GPU, hosts known as slices", build_gpus(16, 1, processes_per_slice=8), "", [8, 8]),
+    ("one process a GPU on one host", build_gpus(8, 1, processes_per_slice=8), "", [8]),
     ("slices by the environment", build_cpus(1, 8), "2", [4, 4]),
     ("one slice by the environment", build_cpus(2, 4), "1", [4, 4]),
     ("devices that know better than the environment", build_gpus(2, 8), "4", [8, 8]),
@@ -44,7 +45,7 @@ def test_granules_stand_by_key_or_as_they_come() -> None:
 
 @pytest.mark.parametrize("told", ["3", "0", "-2", "two", "16"])
 def test_a_number_of_slices_that_cannot_be_is_refused(told: str) -> None:
-    with pytest.raises(ValueError, match=f"MEGASCALE_NUM_SLICES is '{told}'; there are 8 devices"):
+    with pytest.raises(ValueError, match=f"MEGASCALE_NUM_SLICES is '{told}'; the job has 8 devices"):
         group_devices(build_cpus(1, 8), slices=told)
 
 

@@ -84,6 +84,7 @@ def test_a_text_names_its_axes_or_gives_them_by_position(text: str, axes: tuple[
         ("2,4,8", "has 3 sizes"),
         ("2", "has 1 sizes"),
         ("two,4", "'two' is no size"),
+        ("9" * 5000 + ",1", "is no size"),
     ],
 )
 def test_the_offending_piece_of_a_text_is_named(text: str, words: str) -> None:
@@ -113,7 +114,7 @@ def test_parsing_what_was_printed_gives_the_mesh_again(names: tuple[list[str], l
     ("sizes", "names", "error", "words"),
     [
         ((2, 4), ("dp",), ValueError, "has 2 sizes, axis_names .* has 1"),
-        ((2,), "dp", TypeError, "a single word"),
+        ((2,), "dp", TypeError, "sequence of words, such as"),
         ("24", ("dp", "tp"), TypeError, "sequence of integers"),
         (8, ("dp",), TypeError, "sequence of integers"),
         ((2.0, 4), ("dp", "tp"), TypeError, "holds 2.0, a float"),
@@ -173,13 +174,13 @@ def test_without_numbers_the_job_is_asked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (((4, 4), 4, 2), ValueError, r"\(4, 4\) has 16 places; 2 processes with 4 devices each have 8.*use"),
-        (((3, -1), 4, 2), ValueError, "make 3, which does not divide 8"),
+        (((4, 4), 4, 2), ValueError, r"\(4, 4\) does not fit; 2 processes with 4 devices each have 8.*use"),
+        (((3, -1), 4, 2), ValueError, r"\(3, -1\) does not fit; 2 processes with 4 devices each have 8.*use \(2, 4\)"),
         (((2, 4), 0, 2), ValueError, "total_devices is 0"),
         (((2, 4), 4, -1), ValueError, "num_processes is -1"),
         (((2, 4), 4.0, 2), TypeError, "holds 4.0"),
         (((2, 4.5), 4, 2), TypeError, "holds 4.5"),
-        (((), 4, 2), ValueError, "0 axes"),
+        (((), 4, 2), ValueError, r"\(\) does not fit"),
     ],
 )
 def test_a_mesh_that_hosts_cannot_share_is_refused(arguments: Any, error: type[Exception], words: str) -> None:

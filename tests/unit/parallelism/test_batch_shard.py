@@ -86,7 +86,7 @@ def test_an_uneven_layout_says_who_covers_what(coverage: dict[int, set[int]], co
     with pytest.raises(ValueError, match="uneven") as caught:
         shard_processes(coverage, count)
     assert said in str(caught.value)
-    assert "build_device_mesh" in str(caught.value)
+    assert "create_mesh" in str(caught.value)
 
 
 @pytest.mark.parametrize("data_axes", ["dp", ["dp", "domain"], ("domain", "dp"), "tp", (), []])
@@ -101,6 +101,7 @@ def test_a_process_that_has_every_device_loads_every_batch_whole(data_axes: str 
         (["dp", "fsdp"], ValueError, "data axis 'fsdp' is no axis"),
         (["dp", "dp"], ValueError, "data axis 'dp' stands twice"),
         ([("dp", "tp")], ValueError, "data axis ('dp', 'tp') is no axis"),
+        (["dp", None], ValueError, "data axis None is no axis"),
         (None, TypeError, "data_axes is None; the mesh has 'dp', 'tp'"),
         (3, TypeError, "such as 'dp'"),
     ],

@@ -230,6 +230,12 @@ def test_a_wrong_rank_is_refused(rank: Any, world_size: Any, error: type[Excepti
     assert words in str(caught.value)
 
 
+def test_coordinates_are_integers_of_python_whatever_the_rank_was() -> None:
+    found = data_parallel_coords(nest({"tensor": 2}), rank=np.int64(3), world_size=np.int64(8))  # type: ignore[arg-type]
+    assert found == (1, 4)
+    assert [type(number) for number in found] == [int, int]
+
+
 def test_a_process_by_itself_reads_everything_whatever_its_degrees() -> None:
     assert data_parallel_coords(nest({})) == (0, 1)
     assert data_parallel_coords(nest({"data": "fsdp2", "tensor": 2, "domain": 2})) == (0, 1)

@@ -1,0 +1,298 @@
+"""A thread that pulls a source, places its batches, and hands them over in their order.
+
+Rule: the thread is never more than `buffer_size` batches ahead of what was handed out, it works under the settings of
+whoever asked for it, and it ends when nobody wants its batches. How a batch is placed is an argument; this module
+knows no device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import operator
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Final, Self, SupportsIndex
+
+import jax
+
+__all__ = ["Prefetcher"]
+
+CLOSE_S: Final = 5.0
+EXIT_S: Final = 1.0
+WAKE_S: Final = 0.5
+"""How long a consumer sleeps at a stretch: a signal that came just before it fell asleep is handled by then."""
+
+_SETTINGS: Final = (
+    "check_tracer_leaks",
+    "debug_infs",
+    "debug_key_reuse",
+    "debug_nans",
+    "default_device",
+    "default_matmul_precision",
+    "default_prng_impl",
+    "disable_jit",
+    "enable_x64",
+    "legacy_prng_key",
+    "log_compiles",
+    "numpy_dtype_promotion",
+    "numpy_rank_promotion",
+    "threefry_partitionable",
+    "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host",
+    "transfer_guard_host_to_device",
+)
+"""JAX's settings that `with jax.NAME(value)` makes for one thread only; `jax.config.jax_NAME` is what holds here.
+
+Source: jax/_src/config.py, class State. `thread_guard` is left out, since leaving it changes it for all threads.
+"""
+
+
+class Prefetcher(Iterator[Any]):
+    """An iterator over the placed batches of a source, which a thread prepares while the consumer computes.
+
+    The thread starts with the first `next()`: making a prefetcher takes nothing from the source and no device
+    memory, so one for training and one for evaluation can be made side by side. It asks the source for one batch
+    after another and has at most `buffer_size` of them in hand, counted from the moment it asks until the
+    batch is handed out. So the devices hold at most `buffer_size` batches beside those that the consumer keeps.
+
+    The thread works under the JAX settings (`jax.enable_x64`, `jax.default_device`, `jax.transfer_guard`,
+    `jax.set_mesh` …) and the context variables that were in force where the prefetcher was made.
+
+    What the source raises comes out of `next()` after all batches before it; then, as after the last batch and
+    after `close()`, the prefetcher is exhausted. It is also closed at the end of a `with` block, and when nothing
+    refers to it any more, as after a `break` out of `for batch in prefetch_to_device(…)`. Work that holds Python's
+    global lock overlaps with nothing: reading files, NumPy on large arrays and waiting for devices do not hold it.
+
+    Made by `meshwright.placement.prefetch_to_device`.
+    """
+
+    def __init__(self, source: Iterable[Any], place: Callable[[Any], Any], buffer_size: SupportsIndex) -> None:
+        size = _read_buffer_size(buffer_size)
+        self._feed = _Feed(_read_source(source), place, size, copy_settings())
+        self._abandon = weakref.finalize(self, self._feed.stop)
+        self._abandon.atexit = False  # _stop_all does it then, for all together and within a bound
+
+    def __next__(self) -> Any:
+        """Returns the next batch, placed.
+
+        Raises:
+            StopIteration: the source has no more, something was raised before, or the prefetcher is closed.
+            Exception: whatever the source or placing its batch raised, with its traceback.
+        """
+        return self._feed.take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, *, timeout_s: float = CLOSE_S) -> None:
+        """Stops the source, drops the batches in hand, and waits until the thread has ended.
+
+        A source that is a generator is closed, by the thread that runs it. May be called again.
+
+        Args:
+            timeout_s: how long to wait. A source that is still in its `next()` then (a `ResourceWarning` says
+                so) is asked for nothing more: its thread ends when that `next()` returns, or with the process.
+
+        Raises:
+            Exception: whatever closing the generator raised.
+        """
+        self._feed.close(timeout_s)
+
+
+def _read_source(source: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(source)
+    except TypeError:
+        raise TypeError(
+            f"data_iterator is a {type(source).__name__}, which cannot be iterated over; give an iterator or "
+            f"iterable of batches, such as a generator or a list of pytrees"
+        ) from None
+
+
+def _read_buffer_size(value: SupportsIndex) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(
+            f"buffer_size is {value!r}, a {type(value).__name__}; it is a whole number of batches, such as 2"
+        )
+    size = operator.index(value)
+    if size < 1:
+        raise ValueError(f"buffer_size is {size}; at least 1 batch must be on its way, use 2 if in doubt")
+    return size
+
+
+def copy_settings() -> Callable[[Callable[[], None]], None]:
+    """Returns what runs a function, in any thread, under the settings and context variables of this one."""
+    values = {name: getattr(jax.config, f"jax_{name}") for name in _SETTINGS}
+    mesh = jax.sharding.get_mesh()
+    context = contextvars.copy_context()
+
+    def run(work: Callable[[], None]) -> None:
+        with ExitStack() as stack:
+            for name, value in values.items():
+                stack.enter_context(getattr(jax, name)(value))
+            if not mesh.empty:
+                stack.enter_context(jax.set_mesh(mesh))
+            context.run(work)
+
+    return run
+
+
+class _Feed:
+    """What the thread and the consumer share. The thread knows only this, so a prefetcher that nobody holds goes."""
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        place: Callable[[Any], Any],
+        buffer_size: int,
+        run_as_caller: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._source = source
+        self._place = place
+        self._buffer_size = buffer_size
+        self._run_as_caller = run_as_caller
+        # Its lock may be taken again by its holder: the garbage collector calls stop() from wherever it runs.
+        self._changed = threading.Condition(threading.RLock())
+        self._ready: deque[Any] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._close_is_awaited = False
+        self._close_error: BaseException | None = None
+
+    # ---- the consumer's side ----
+
+    def take(self) -> Any:
+        with self._changed:
+            self._start()
+            while not self._changed.wait_for(lambda: self._ready or self._ended or self._stopped, WAKE_S):
+                pass
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+            error, self._error = self._error, None
+        try:
+            raise StopIteration if error is None else error
+        finally:
+            del error  # the traceback refers to this frame
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name="meshwright-prefetch", daemon=True)
+            _running.add(self)
+            self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._error = None
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        self._close_is_awaited = True
+        self.stop()
+        if self._thread is None:
+            self._close_source()
+        elif not self.join(timeout_s):
+            warnings.warn(
+                f"the source {type(self._source).__name__} was still in its next() {timeout_s:g} s after close(); its "
+                f"thread ends when that returns: let the source wait with a time limit",
+                ResourceWarning,
+                stacklevel=3,
+            )
+        error, self._close_error = self._close_error, None
+        if error is not None:
+            raise error
+
+    def join(self, timeout_s: float) -> bool:
+        """Returns whether the thread has ended, or is the one that asks."""
+        if self._thread in (None, threading.current_thread()):
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # ---- the thread's side ----
+
+    def _run(self) -> None:
+        try:
+            self._run_as_caller(self._work)
+        except BaseException as error:
+            if self._ended:
+                raise
+            self._end(error)
+        finally:
+            _running.discard(self)
+
+    def _work(self) -> None:
+        self._end(self._pump())
+        self._close_source()
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._ended, self._error = True, None if self._stopped else error
+            self._changed.notify_all()
+
+    def _pump(self) -> BaseException | None:
+        """Returns what was raised, by the source or by placing; None at the source's end, and when stopped."""
+        try:
+            while self._wait_for_room():
+                try:
+                    batch = next(self._source)
+                except StopIteration:
+                    return None
+                if not self._stopped:
+                    self._hand_over(self._place(batch))
+                del batch  # while it waits, the thread keeps no batch
+        except BaseException as error:
+            return error
+        return None
+
+    def _wait_for_room(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._buffer_size)
+            return not self._stopped
+
+    def _hand_over(self, placed: Any) -> None:
+        with self._changed:
+            if not self._stopped:
+                self._ready.append(placed)
+                self._changed.notify_all()
+
+    def _close_source(self) -> None:
+        if not isinstance(self._source, Generator):
+            return
+        try:
+            self._source.close()
+        except BaseException as error:
+            if not self._close_is_awaited:
+                raise  # nobody asks: threading.excepthook tells it
+            self._close_error = error
+
+
+_running: Final[weakref.WeakSet[_Feed]] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """Ends the threads before JAX takes its backends down, which atexit does after this."""
+    feeds, until_s = list(_running), time.monotonic() + EXIT_S
+    for feed in feeds:
+        feed.stop()
+    for feed in feeds:
+        feed.join(max(0.0, until_s - time.monotonic()))
+
+
+atexit.register(_stop_all)

@@ -1,0 +1,332 @@
+"""Arrays onto devices: one device, a sharding, every device, a batch split over a mesh, batches ahead of time.
+
+Rule: what comes back is the data's own pytree with each leaf a `jax.Array` where it was asked to be; a leaf that cannot
+be there is named by its path. On CPU no array shares memory with a NumPy array of the caller, which
+`jax.device_put` lets happen. This module knows no model, and no plan: a mesh is an argument.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final, SupportsIndex, cast
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from meshwright._jax_devices import describe_device
+from meshwright._placing import check_target, compare_processes, place, place_and_wait
+from meshwright._prefetch import Prefetcher
+from meshwright.planning.batch_size import BatchSizeRecommendation, recommend_batch_size, validate_batch_size
+from meshwright.planning.hardware import HardwareType, detect_hardware
+from meshwright.wire.devices import parse_platform
+
+__all__ = [
+    "BatchSizeRecommendation",
+    "DevicePlacement",
+    "HardwareType",
+    "Prefetcher",
+    "distribute_batch",
+    "get_batch_size_recommendation",
+    "place_on_device",
+    "prefetch_to_device",
+]
+
+REPLICA_AXIS: Final = "replica"
+
+
+class DevicePlacement:
+    """Places pytrees of arrays, and says what hardware they are placed on.
+
+    Leaves may be NumPy arrays, JAX arrays (sharded ones and typed PRNG keys as well) and Python numbers; None is an
+    empty subtree, as everywhere in JAX. Transfers are asynchronous, as with `jax.device_put`: before a NumPy array
+    that went to an accelerator is overwritten, wait for its copy with `jax.block_until_ready`.
+
+    Where a sharding spans processes, every process passes the same global value and puts its own part on its own
+    devices. Nothing is sent between processes and nothing is compared, except by `replicate_across_devices`, and
+    where an array spans processes already: JAX moves that with a collective.
+
+    Args:
+        default_device: the `jax.Device` where `place_on_device` and `prefetch_to_device` put things unless told
+            otherwise. None means `jax.default_device` where that is in force, else `jax.devices()[0]`; in a job of
+            several processes the first device of this process, since none can put anything on another's.
+
+    Raises:
+        TypeError: `default_device` is no device.
+    """
+
+    def __init__(self, default_device: Any = None) -> None:
+        self.default_device: Any = _find_default_device() if default_device is None else default_device
+        if not isinstance(getattr(self.default_device, "device_kind", None), str):
+            raise _refuse_device("default_device", default_device)
+
+    @property
+    def hardware_type(self) -> HardwareType:
+        """The default device's row in the batch-size table; UNKNOWN for an accelerator that no table knows."""
+        return detect_hardware(parse_platform(self.default_device.platform), self.default_device.device_kind)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the default device's backend has, those of other processes included."""
+        return len(self._list_devices())
+
+    def _list_devices(self) -> list[Any]:
+        return list(self.default_device.client.devices())
+
+    def place_on_device(self, data: Any, device: Any = None) -> Any:
+        """Returns the data with every leaf on one device.
+
+        Args:
+            data: a pytree of arrays.
+            device: a `jax.Device`; None means the default device.
+
+        Raises:
+            TypeError: a leaf is no array (its path is named), or `device` is no device.
+            ValueError: a leaf is a whole number that its dtype cannot hold.
+        """
+        return place_on_device(data, self.default_device if device is None else device)
+
+    def distribute_batch(self, data: Any, sharding: Any) -> Any:
+        """Returns the data under a sharding; see the function of the same name."""
+        return distribute_batch(data, sharding)
+
+    def replicate_across_devices(self, data: Any, devices: Sequence[Any] | None = None) -> Any:
+        """Returns the data with every leaf whole on each device: one array replicated over a 1-D mesh of them.
+
+        In a job of several processes in which all take part, with equally many devices each, every process calls
+        this and the values are compared by digest, since copies that differ would go unnoticed. In other jobs
+        that is the caller's word.
+
+        Args:
+            data: a pytree of arrays.
+            devices: `jax.Device`s; None means all devices of the default device's backend.
+
+        Raises:
+            TypeError: a leaf is no array; its path is named.
+            ValueError: no device, a device twice, or devices of several backends; or the processes hold different
+                values.
+        """
+        chosen = _check_devices(self._list_devices() if devices is None else list(devices))
+        compare_processes(data, chosen)
+        mesh = Mesh(np.array(chosen), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+        return place(data, NamedSharding(mesh, PartitionSpec()))
+
+    def shard_batch_dim(
+        self,
+        data: Any,
+        mesh: Mesh,
+        batch_axis: SupportsIndex = 0,
+        mesh_axis: str | Sequence[str] = "data",
+    ) -> Any:
+        """Returns the data with one dimension of every leaf split over a mesh axis, and whole over the others.
+
+        A leaf that has no such dimension, as a scalar, is replicated over the mesh. Manual axes of the mesh become
+        Auto in the arrays' shardings, since JAX places nothing on Manual ones; `jax.shard_map` takes such arrays.
+
+        Args:
+            data: a pytree of arrays; in a job of several processes the global batch, in every process.
+            mesh: may span processes; then each puts the part of its own devices there.
+            batch_axis: the dimension; negative ones count from the end, as in NumPy.
+            mesh_axis: an axis of the mesh, or several, of which the first is the outermost.
+
+        Raises:
+            TypeError: a leaf is no array (its path is named), `mesh` is no Mesh, `batch_axis` no whole number.
+            ValueError: the mesh has no such axis, an axis is named twice, or a leaf's size does not divide.
+        """
+        names = _read_axes(mesh, mesh_axis)
+        axis = _read_whole_number("batch_axis", batch_axis, "0 or -1")
+        return place(data, jax.tree.map(lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)), data))
+
+    def prefetch_to_device(
+        self, data_iterator: Iterable[Any], device: Any = None, buffer_size: SupportsIndex = 2
+    ) -> Prefetcher:
+        """Returns an iterator over the batches, placed ahead of time; see the function of the same name."""
+        return prefetch_to_device(data_iterator, self.default_device if device is None else device, buffer_size)
+
+    def get_batch_size_recommendation(self, hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:
+        """Returns the batch sizes per device for a hardware type; None means that of the default device.
+
+        Raises:
+            TypeError: `hardware_type` is none.
+
+        Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
+        """
+        return get_batch_size_recommendation(self.hardware_type if hardware_type is None else hardware_type)
+
+    def validate_batch_size(self, batch_size: SupportsIndex, warn_suboptimal: bool = True) -> tuple[bool, str]:
+        """Returns whether a batch size per device is valid on this hardware, and a sentence on where it stands.
+
+        Below the minimum is invalid. Below the critical size is valid, and said if `warn_suboptimal`.
+
+        Raises:
+            TypeError: `batch_size` is no whole number.
+        """
+        size = _read_whole_number("batch_size", batch_size, "256")
+        return validate_batch_size(self.hardware_type, size, warn_suboptimal)
+
+    def get_device_info(self) -> dict[str, Any]:
+        """Returns what the devices of the default device's backend say of themselves.
+
+        The keys: `num_devices`; `hardware_type`, the enum's value; `platforms` and `device_kinds`, each once;
+        `devices`, a dict each, with `id`, `platform`, `device_kind`, `process_index`, `memory_limit_bytes`,
+        `memory_in_use_bytes` and what else JAX says. What a device does not say is None: memory is not told by
+        CPUs, nor by devices of other processes.
+        """
+        devices = [_describe(device) for device in self._list_devices()]
+        return {
+            "num_devices": len(devices),
+            "hardware_type": self.hardware_type.value,
+            "platforms": list(dict.fromkeys(device["platform"] for device in devices)),
+            "device_kinds": list(dict.fromkeys(device["device_kind"] for device in devices)),
+            "devices": devices,
+        }
+
+
+def place_on_device(data: Any, device: Any = None) -> Any:
+    """Returns the data with every leaf on one `jax.Device`; None means JAX's default device.
+
+    Raises:
+        TypeError: a leaf is no array (its path is named), or `device` is no device.
+        ValueError: a leaf is a whole number that its dtype cannot hold.
+    """
+    chosen = _find_default_device() if device is None else device
+    if not isinstance(chosen, jax.Device):
+        raise _refuse_device("device", device)
+    return place(data, chosen)
+
+
+def distribute_batch(data: Any, sharding: Any) -> Any:
+    """Returns the data under one sharding, or each part of it under its own.
+
+    Manual axes of a mesh become Auto, since JAX places nothing on Manual ones; `jax.shard_map` takes such arrays.
+
+    Args:
+        data: a pytree of arrays; where the sharding spans processes the global value, the same in every process.
+        sharding: a `jax.sharding.Sharding`, or a pytree of them that is a prefix of the data: each stands for a
+            leaf or for a whole subtree.
+
+    Raises:
+        TypeError: a leaf is no array, or a leaf of `sharding` no sharding; the path is named.
+        ValueError: the pytrees do not match, or a leaf's shape does not fit its sharding; its path is named.
+    """
+    return place(data, check_target("sharding", sharding))
+
+
+def prefetch_to_device(data_iterator: Iterable[Any], device: Any = None, buffer_size: SupportsIndex = 2) -> Prefetcher:
+    """Returns an iterator over the batches, each placed by a thread before it is asked for.
+
+    The source's own work and the transfers run while the consumer computes; the order is kept, and what the source
+    raises comes out at its place. A source may overwrite a batch's NumPy arrays when it is asked for the next one
+    (many data loaders fill one buffer): by then the batch has been copied, on CPU, or its transfer has ended.
+
+    Args:
+        data_iterator: yields pytrees of arrays. It is used by one thread only, and closed with the iterator if it
+            is a generator.
+        device: a device, a sharding, or a pytree of shardings as for `distribute_batch`; None means JAX's default
+            device.
+        buffer_size: how many batches the source may be ahead of the one that the consumer got last. 1 overlaps
+            already; more evens out steps of unequal length. Device memory is needed for as many batches more.
+
+    Raises:
+        TypeError: `data_iterator` cannot be iterated over, `device` is no place, `buffer_size` no whole number.
+        ValueError: `buffer_size` is below 1.
+    """
+    target = _find_default_device() if device is None else check_target("device", device)
+    return Prefetcher(data_iterator, partial(place_and_wait, target=target), buffer_size)
+
+
+def get_batch_size_recommendation(hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:
+    """Returns the batch sizes per device for a hardware type; None means that of JAX's default device.
+
+    Raises:
+        TypeError: `hardware_type` is none.
+
+    Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
+    """
+    if hardware_type is None:
+        return DevicePlacement().get_batch_size_recommendation()
+    if not isinstance(hardware_type, HardwareType):
+        raise TypeError(
+            f"hardware_type is {hardware_type!r}, a {type(hardware_type).__name__}; it is a HardwareType, such as "
+            f'HardwareType.H100 or HardwareType("h100")'
+        )
+    return recommend_batch_size(hardware_type)
+
+
+# ---- where to ----
+
+
+def _find_default_device() -> Any:
+    chosen = cast(Any, jax.config).jax_default_device
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen
+
+
+def _refuse_device(name: str, value: object) -> TypeError:
+    hint = "; for a sharding there is distribute_batch" if isinstance(value, Sharding) else ""
+    return TypeError(
+        f"{name} is {value!r}, a {type(value).__name__}; it is a jax.Device, such as jax.devices()[0]{hint}"
+    )
+
+
+def _check_devices(devices: list[Any]) -> list[Any]:
+    rule = "a value is replicated over at least one device, each of them once and all of one backend"
+    hint = "leave devices out for all of the default device's backend"
+    strangers = [device for device in devices if not isinstance(device, jax.Device)]
+    if strangers:
+        raise _refuse_device("a member of devices", strangers[0])
+    if not devices:
+        raise ValueError(f"devices is empty; {rule}: {hint}")
+    if len(set(devices)) < len(devices):
+        doubled = next(device for device, count in Counter(devices).items() if count > 1)
+        raise ValueError(f"devices holds {doubled} more than once; {rule}: {hint}")
+    if len({device.client for device in devices}) > 1:
+        raise ValueError(f"devices holds {sorted({device.platform for device in devices})}; {rule}: {hint}")
+    return devices
+
+
+def _read_axes(mesh: Mesh, mesh_axis: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"mesh is a {type(mesh).__name__}; it is a jax.sharding.Mesh of devices, as create_mesh returns"
+        )
+    names = tuple(mesh_axis) if isinstance(mesh_axis, tuple | list) else (mesh_axis,)
+    present = ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items())
+    for name in names:
+        if name not in mesh.shape:
+            raise ValueError(
+                f"mesh_axis names {name!r}, which the mesh does not have; its axes are {present}: use those"
+            )
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"mesh_axis is {mesh_axis!r}; it names one axis or more, each once, out of {present}")
+    return names
+
+
+def _read_whole_number(name: str, value: SupportsIndex, example: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it is a whole number, such as {example}")
+    return operator.index(value)
+
+
+def _build_spec(leaf: Any, batch_axis: int, names: tuple[str, ...]) -> PartitionSpec:
+    rank = len(np.shape(leaf))
+    if not -rank <= batch_axis < rank:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * (batch_axis % rank), names if len(names) > 1 else names[0])
+
+
+# ---- what a device says ----
+
+
+def _describe(device: Any) -> dict[str, Any]:
+    said = describe_device(device)
+    memory = said.pop("memory_stats") or {}
+    return {
+        **said,
+        "memory_limit_bytes": memory.get("bytes_limit"),
+        "memory_in_use_bytes": memory.get("bytes_in_use"),
+    }

@@ -1,0 +1,1 @@
+"""Arrays onto devices, on 8 virtual CPU devices."""

@@ -1,0 +1,61 @@
+"""A process that forgets its prefetchers ends all the same, quietly and within seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+LIMIT_S = 20.0
+START = """
+    import itertools, threading
+    import jax, numpy as np
+    from meshwright.placement import prefetch_to_device
+"""
+PROGRAMS = {
+    "an endless source": """
+        batches = prefetch_to_device(np.zeros((256, 1024)) for _ in itertools.count())
+        next(batches)
+    """,
+    "an endless source, by two names and in a cycle": """
+        class Trainer: ...
+        trainer = Trainer()
+        trainer.batches = trainer.again = prefetch_to_device((np.zeros(8) for _ in itertools.count()), buffer_size=64)
+        trainer.itself = trainer
+        for batch in trainer.batches:
+            break
+    """,
+    "a source that never comes back": """
+        def source():
+            yield 0
+            threading.Event().wait()
+        batches = prefetch_to_device(source())
+        next(batches)
+    """,
+    "never asked": """
+        batches = prefetch_to_device(itertools.count())
+    """,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_interpreter_ends(program: str) -> None:
+    text = textwrap.dedent(START) + textwrap.dedent(program) + "\nprint('the end', flush=True)"
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", text],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        began_s = time.monotonic()
+        _, complaints = process.communicate(timeout=LIMIT_S)
+    assert (said, complaints, process.returncode) == ("the end\n", "", 0)
+    assert time.monotonic() - began_s < 5

@@ -1,0 +1,214 @@
+"""The batch-size table and the devices, through `DevicePlacement`: every row and phrase of the contract."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from meshwright.placement import BatchSizeRecommendation, DevicePlacement, HardwareType, get_batch_size_recommendation
+
+RECORDED = Path(__file__).parents[2] / "recorded"
+
+VALUES = {
+    "TPU_V5E": "tpu_v5e",
+    "TPU_V5P": "tpu_v5p",
+    "TPU_V4": "tpu_v4",
+    "H100": "h100",
+    "A100": "a100",
+    "V100": "v100",
+    "CPU": "cpu",
+    "UNKNOWN": "unknown",
+}
+LATER = ["TPU_V2", "TPU_V3", "TPU_V6E", "TPU_7X", "H200", "B200", "GB200", "L4", "A10", "T4", "MI300X"]
+
+PUBLISHED = [
+    (HardwareType.TPU_V5E, 64, 256, 240, "roofline"),
+    (HardwareType.TPU_V5P, 128, 512, 480, "Higher throughput"),
+    (HardwareType.TPU_V4, 64, 256, 192, "somewhat lower critical"),
+    (HardwareType.H100, 64, 320, 298, "roofline"),
+    (HardwareType.A100, 32, 256, 240, "80 GB variant"),
+    (HardwareType.V100, 16, 128, 96, "16 GB"),
+    (HardwareType.CPU, 1, 32, 16, "memory bandwidth"),
+    (HardwareType.UNKNOWN, 32, 128, 64, "conservative default"),
+]
+
+
+@dataclass(frozen=True)
+class FakeClient:
+    """A backend: whatever devices there are, of one platform."""
+
+    kept: list[Any]
+
+    def devices(self) -> list[Any]:
+        return self.kept
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """A device that is not here, with the attributes of `jax.Device` that are read."""
+
+    id: int
+    platform: str
+    device_kind: str
+    client: Any
+    process_index: int = 0
+    local_hardware_id: int = 0
+    coords: Any = None
+    core_on_chip: Any = None
+    slice_index: Any = None
+    stats: Any = None
+
+    def memory_stats(self) -> Any:
+        return self.stats
+
+
+def build_recorded(machine: str) -> list[Any]:
+    """Devices as `jax.devices()` gave them on a recorded machine."""
+    recorded = json.loads((RECORDED / machine / "jax.json").read_text())["devices"]
+    client = FakeClient([])
+    for said in recorded:
+        fields = {name: said[name] for name in FakeDevice.__dataclass_fields__ if name in said}
+        device = FakeDevice(**fields, device_kind=said["kind"], client=client, stats=said["memory_stats"])
+        client.kept.append(check_fake(device))
+    return client.kept
+
+
+def check_fake(device: FakeDevice) -> FakeDevice:
+    """What a fake says, a real device says as well, and by the same names."""
+    real = jax.devices()[0]
+    for name in ("id", "platform", "device_kind", "process_index", "local_hardware_id"):
+        assert type(getattr(real, name)) is type(getattr(device, name)), name
+    assert isinstance(real.client.devices(), list)
+    assert real.memory_stats() is None
+    assert set(device.stats) >= {"bytes_limit", "bytes_in_use"}  # as jaxlib names them
+    return device
+
+
+def make_placement(platform: str, kind: str) -> DevicePlacement:
+    fake: Any = FakeDevice(0, platform, kind, FakeClient([]))
+    return DevicePlacement(fake)
+
+
+def test_hardware_types_are_an_enum_with_the_values_of_the_contract() -> None:
+    assert issubclass(HardwareType, Enum)
+    assert {name: HardwareType[name].value for name in VALUES} == VALUES
+    assert all(HardwareType[name].value == name.lower() for name in LATER)
+
+
+@pytest.mark.parametrize(("hardware", "least", "best", "critical", "words"), PUBLISHED)
+def test_the_published_rows_are_as_published(
+    hardware: HardwareType, least: int, best: int, critical: int, words: str
+) -> None:
+    for row in (get_batch_size_recommendation(hardware), DevicePlacement().get_batch_size_recommendation(hardware)):
+        assert isinstance(row, BatchSizeRecommendation)
+        assert (row.min_batch_size, row.optimal_batch_size, row.critical_batch_size) == (least, best, critical)
+        assert row.max_memory_batch_size is None
+        assert words in row.notes
+
+
+@pytest.mark.parametrize("hardware", [each for each in HardwareType if each.name not in VALUES], ids=str)
+def test_every_other_hardware_type_has_a_derived_row_that_says_so(hardware: HardwareType) -> None:
+    row = get_batch_size_recommendation(hardware)
+    assert 0 < row.min_batch_size < row.critical_batch_size <= row.optimal_batch_size
+    assert row.notes.startswith("Derived, not published: critical is ")
+
+
+def test_no_hardware_type_means_that_of_the_device() -> None:
+    assert get_batch_size_recommendation() == get_batch_size_recommendation(HardwareType.CPU)
+    h100 = make_placement("gpu", "NVIDIA H100 80GB HBM3")
+    assert h100.get_batch_size_recommendation().critical_batch_size == 298
+    assert h100.get_batch_size_recommendation(HardwareType.V100).critical_batch_size == 96
+
+
+@pytest.mark.parametrize("wrong", ["h100", 5])
+def test_what_is_no_hardware_type_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"it is a HardwareType, such as HardwareType\.H100"):
+        get_batch_size_recommendation(wrong)
+
+
+@pytest.mark.parametrize(
+    ("batch", "warn", "valid", "words"),
+    [
+        (63, True, False, "below minimum"),
+        (63, False, False, "below minimum"),
+        (0, True, False, "below minimum"),
+        (64, True, True, "below critical"),
+        (297, True, True, "below critical"),
+        (297, False, True, "is valid"),
+        (298, True, True, "at or above the critical 298"),
+        (4096, False, True, "at or above the critical 298"),
+    ],
+)
+def test_a_batch_size_is_judged_as_the_contract_says(batch: int, warn: bool, valid: bool, words: str) -> None:
+    verdict, text = make_placement("gpu", "NVIDIA H100 80GB HBM3").validate_batch_size(batch, warn)
+    assert verdict is valid
+    assert words in text
+    assert ("below critical" in text) == (words == "below critical")
+
+
+@pytest.mark.parametrize("batch", [64.0, "64", None, True])
+def test_a_batch_size_is_a_whole_number(batch: Any) -> None:
+    with pytest.raises(TypeError, match="it is a whole number, such as 256"):
+        DevicePlacement().validate_batch_size(batch)
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "expected"),
+    [
+        ("tpu", "TPU v5 lite", HardwareType.TPU_V5E),
+        ("tpu", "TPU v5p", HardwareType.TPU_V5P),
+        ("gpu", "NVIDIA A100-SXM4-40GB", HardwareType.A100),
+        ("gpu", "NVIDIA H200", HardwareType.H200),
+        ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
+        ("cpu", "cpu", HardwareType.CPU),
+        ("tpu", "TPU v9", HardwareType.UNKNOWN),
+        ("gpu", "NVIDIA H800", HardwareType.UNKNOWN),
+        ("gpu", "NVIDIA GH200 480GB", HardwareType.UNKNOWN),
+        ("gpu", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", HardwareType.UNKNOWN),
+        ("neuron", "trn2", HardwareType.UNKNOWN),
+    ],
+)
+def test_hardware_is_recognised_and_an_unknown_accelerator_is_no_neighbour(
+    platform: str, kind: str, expected: HardwareType
+) -> None:
+    assert make_placement(platform, kind).hardware_type is expected
+
+
+def test_the_devices_here_are_told_and_cpus_say_nothing_of_memory() -> None:
+    placement = DevicePlacement(jax.devices()[3])
+    info = placement.get_device_info()
+    assert placement.num_devices == info["num_devices"] == 8
+    assert (info["hardware_type"], info["platforms"], info["device_kinds"]) == ("cpu", ["cpu"], ["cpu"])
+    assert [device["id"] for device in info["devices"]] == [device.id for device in jax.devices()]
+    for device in info["devices"]:
+        assert (device["platform"], device["device_kind"], device["process_index"]) == ("cpu", "cpu", 0)
+        assert device["memory_limit_bytes"] is None
+        assert device["memory_in_use_bytes"] is None
+    assert json.loads(json.dumps(info)) == info
+
+
+@pytest.mark.parametrize(
+    ("machine", "count", "hardware", "kind", "limit_bytes", "coords"),
+    [
+        ("dgx-h100", 8, "h100", "NVIDIA H100 80GB HBM3", 63_779_000_000, None),
+        ("tpu-v5e-8", 8, "tpu_v5e", "TPU v5 lite", 16_909_334_528, [1, 0, 0]),
+        ("mig-a100", 1, "unknown", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 15_300_000_000, None),
+    ],
+)
+def test_accelerators_tell_their_memory_and_coordinates(
+    machine: str, count: int, hardware: str, kind: str, limit_bytes: int, coords: Any
+) -> None:
+    devices = build_recorded(machine)
+    info = DevicePlacement(devices[-1]).get_device_info()
+    assert (info["num_devices"], info["hardware_type"], info["device_kinds"]) == (count, hardware, [kind])
+    assert len(info["devices"]) == count
+    told = info["devices"][min(1, count - 1)]
+    assert told["memory_limit_bytes"] == limit_bytes
+    assert isinstance(told["memory_in_use_bytes"], int)
+    assert told["coords"] == coords

@@ -1,0 +1,434 @@
+"""Where leaves go, what they are there, and how a leaf that cannot go is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright._placing import _all_take_part, _copy_for_host, _is_host_memory, place, place_and_wait
+from meshwright.placement import DevicePlacement, distribute_batch, place_on_device
+from tests.unit.placement.buffers import make_aligned, shares_memory
+
+
+def make_mesh(kind: AxisType = AxisType.Auto, other: AxisType | None = None) -> Mesh:
+    types = (kind, other or kind)
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=types)
+
+
+def build_batch() -> dict[str, Any]:
+    return {
+        "x": np.arange(24.0, dtype=np.float32).reshape(8, 3),
+        "nested": [jnp.arange(8), None, (np.int32(3), 2.5, True)],
+        "keys": jax.random.split(jax.random.key(0), 8),
+        "small": np.ones(8, jnp.bfloat16),
+    }
+
+
+def read(tree: Any) -> Any:
+    """Everything of a pytree as NumPy arrays, keys as their data."""
+    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, read(got), read(expected))
+
+
+# ---- one device ----
+
+
+@pytest.mark.parametrize("place", [place_on_device, DevicePlacement().place_on_device])
+def test_a_whole_pytree_comes_onto_one_device_with_its_structure_values_and_dtypes(place: Any) -> None:
+    device = jax.devices()[3]
+    placed = place(build_batch(), device)
+    assert_same(placed, build_batch())
+    assert all(leaf.devices() == {device} and leaf.committed for leaf in jax.tree.leaves(placed))
+    assert [leaf.dtype for leaf in jax.tree.leaves(placed)] == [
+        jax.typeof(leaf).dtype for leaf in jax.tree.leaves(build_batch())
+    ]
+
+
+@pytest.mark.parametrize("empty", [[], {}, None, [None, {}]])
+def test_data_without_a_leaf_comes_back_as_it_is(empty: Any) -> None:
+    placement = DevicePlacement()
+    assert placement.place_on_device(empty) == empty
+    assert placement.distribute_batch(empty, NamedSharding(make_mesh(), P("data"))) == empty
+    assert placement.distribute_batch({}, {}) == {}
+    assert placement.replicate_across_devices(empty) == empty
+    assert placement.shard_batch_dim(empty, make_mesh()) == empty
+
+
+def test_no_device_means_the_placements_own_and_else_the_first() -> None:
+    assert DevicePlacement(jax.devices()[2]).place_on_device(1).devices() == {jax.devices()[2]}
+    assert DevicePlacement().default_device == jax.devices()[0]
+    assert place_on_device(1).devices() == {jax.devices()[0]}
+
+
+@pytest.mark.parametrize("name", [5, "cpu"])
+def test_jaxs_default_device_is_the_default_where_it_is_in_force(name: int | str) -> None:
+    chosen = jax.devices()[name] if isinstance(name, int) else name
+    expected = jax.devices()[name] if isinstance(name, int) else jax.devices()[0]
+    with jax.default_device(chosen):
+        assert DevicePlacement().default_device == expected
+        assert place_on_device(1).devices() == {expected}
+
+
+def test_an_array_that_is_sharded_comes_onto_one_device() -> None:
+    spread = jax.device_put(np.arange(8), NamedSharding(make_mesh(), P(("data", "model"))))
+    placed = place_on_device(spread, jax.devices()[1])
+    assert placed.devices() == {jax.devices()[1]}
+    assert_same(placed, np.arange(8))
+
+
+def test_placing_works_in_a_function_that_is_compiled() -> None:
+    sharding = NamedSharding(make_mesh(AxisType.Explicit), P("data"))
+    with jax.set_mesh(sharding.mesh):
+        doubled = jax.jit(lambda x: distribute_batch({"x": x}, sharding)["x"] * 2)(np.arange(8))
+    assert doubled.sharding == sharding
+    assert_same(doubled, 2 * np.arange(8))
+
+
+# ---- one sharding, or a tree of them ----
+
+
+def test_one_sharding_goes_for_all_leaves() -> None:
+    sharding = NamedSharding(make_mesh(), P("data"))
+    batch = {"x": build_batch()["x"], "keys": build_batch()["keys"], "n": None}
+    placed = distribute_batch(batch, sharding)
+    assert_same(placed, batch)
+    assert placed["x"].sharding == sharding
+    assert {shard.data.shape for shard in placed["x"].addressable_shards} == {(2, 3)}
+    assert {shard.data.shape for shard in placed["keys"].addressable_shards} == {(2,)}
+
+
+def test_a_tree_of_shardings_may_be_as_deep_as_the_data_or_stand_for_whole_parts_of_it() -> None:
+    split, whole, one = (
+        NamedSharding(make_mesh(), P("data")),
+        NamedSharding(make_mesh(), P()),
+        SingleDeviceSharding(jax.devices()[6]),
+    )
+    data = {"x": np.arange(8), "state": [np.arange(4), {"step": 3}, None]}
+    prefix = distribute_batch(data, {"x": split, "state": whole})
+    full = distribute_batch(data, {"x": split, "state": [one, {"step": whole}, None]})
+    assert_same(prefix, data)
+    assert_same(full, data)
+    assert [leaf.sharding for leaf in jax.tree.leaves(prefix)] == [whole, whole, split]
+    assert [leaf.sharding for leaf in jax.tree.leaves(full)] == [one, whole, split]
+
+
+def test_an_array_that_is_there_already_is_not_moved() -> None:
+    sharding = NamedSharding(make_mesh(), P("data"))
+    there = jax.device_put(np.arange(8), sharding)
+    assert distribute_batch([there], sharding)[0] is there
+
+
+@pytest.mark.parametrize(
+    ("shardings", "kind", "words"),
+    [
+        (None, TypeError, "sharding is None"),
+        ({"x": "data"}, TypeError, "sharding['x'] is 'data', a str"),
+        (
+            P("data"),
+            TypeError,
+            'a P; it is a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec("data"))',
+        ),
+        ({"y": SingleDeviceSharding(jax.devices()[0])}, ValueError, "PyTreeDef({'y': *}), the data has PyTreeDef({'x'"),
+        ([SingleDeviceSharding(jax.devices()[0])], ValueError, "give one for all, or a tree like the data"),
+    ],
+)
+def test_what_is_no_sharding_for_the_data_is_refused(shardings: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        distribute_batch({"x": np.arange(8)}, shardings)
+    assert words in str(caught.value)
+
+
+# ---- refusals ----
+
+NO_ARRAYS: list[tuple[Any, str]] = [
+    ({"x": [1, "a"]}, "leaf ['x'][1] is a str, which is no array"),
+    ({"x": b"bytes"}, "leaf ['x'] is a bytes"),
+    ([np.array(["a"])], "leaf [0] is a ndarray, which is no array: Dtype <U1"),
+    ([np.array([None])], "leaf [0] is a ndarray"),
+    ((np.datetime64("2020"),), "leaf [0] is a datetime64"),
+    (object(), "leaf (the data itself) is a object"),
+    ([np.ma.masked_array([1.0, 2.0], [True, False])], "leaf [0] is a MaskedArray"),
+    ([jax.ShapeDtypeStruct((2,), np.float32)], "it has a shape and no values"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), NO_ARRAYS, ids=[words for _, words in NO_ARRAYS])
+def test_a_leaf_that_is_no_array_is_a_type_error_that_names_its_path(data: Any, words: str) -> None:
+    placement, mesh = DevicePlacement(), make_mesh()
+    for call in (
+        lambda: placement.place_on_device(data),
+        lambda: placement.distribute_batch(data, NamedSharding(mesh, P())),
+        lambda: placement.replicate_across_devices(data),
+        lambda: placement.shard_batch_dim(data, mesh),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert words in str(caught.value)
+        assert "numpy.asarray" in str(caught.value)
+
+
+def test_a_number_that_no_dtype_holds_is_refused_by_its_path() -> None:
+    with pytest.raises(ValueError, match=r"leaf \['step'\] is 1099511627776: .*`with jax.enable_x64"):
+        place_on_device({"step": 2**40})
+    with jax.enable_x64():
+        assert place_on_device({"step": 2**40})["step"] == 2**40
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "words"),
+    [
+        ((6, 2), P("data"), "['x'] has the shape (6, 2); its dimension 0 is 6 and is split over mesh axis"),
+        ((6, 2), P("data"), "over mesh axis 'data' of size 4, which does not divide it"),
+        ((6, 2), P("data"), "use 4 or 8"),
+        ((3, 2), P("data"), "use 4"),
+        ((8, 5), P("data", "model"), "its dimension 1 is 5 and is split over mesh axis 'model' of size 2"),
+        ((12,), P(("data", "model")), "over mesh axes 'data', 'model' of size 8, which does not divide it: use 8 or"),
+        ((), P("data"), "P('data',) splits dimension 0, which it has not: give this leaf PartitionSpec()"),
+        ((8,), P(None, "data"), "splits dimension 1, which it has not"),
+    ],
+)  # fmt: skip
+def test_a_shape_that_does_not_fit_its_sharding_is_refused_by_its_path(
+    shape: tuple[int, ...], spec: P, words: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        distribute_batch({"x": np.zeros(shape)}, NamedSharding(make_mesh(), spec))
+    assert words in str(caught.value).replace("PartitionSpec('", "P('")
+
+
+def test_nothing_is_moved_before_all_leaves_were_checked() -> None:
+    shape = (8, 4093)
+    with pytest.raises(TypeError, match="leaf \\[1\\]"):
+        place_on_device([np.zeros(shape), "no array"])
+    assert [array for array in jax.live_arrays() if array.shape == shape] == []
+
+
+@pytest.mark.parametrize("device", ["cpu", 0, SingleDeviceSharding(jax.devices()[0])])
+def test_what_is_no_device_is_refused(device: Any) -> None:
+    for call in (
+        lambda: place_on_device(1, device),
+        lambda: DevicePlacement(device),
+        lambda: DevicePlacement().replicate_across_devices(1, [device]),
+    ):
+        with pytest.raises(TypeError, match=r"it is a jax.Device, such as jax.devices\(\)\[0\]"):
+            call()
+
+
+# ---- every device ----
+
+
+def test_every_leaf_is_one_array_that_is_whole_on_each_device() -> None:
+    placed = DevicePlacement().replicate_across_devices(build_batch())
+    assert_same(placed, build_batch())
+    for leaf in jax.tree.leaves(placed):
+        assert isinstance(leaf, jax.Array)
+        assert leaf.is_fully_replicated
+        assert isinstance(leaf.sharding, NamedSharding)
+        assert leaf.sharding.device_set == set(jax.devices())
+    assert len(placed["x"].addressable_shards) == 8
+    assert {shard.data.shape for shard in placed["x"].addressable_shards} == {(8, 3)}
+
+
+def test_only_the_named_devices_get_a_copy_in_their_order() -> None:
+    chosen = [jax.devices()[index] for index in (5, 2, 7)]
+    placed = DevicePlacement().replicate_across_devices(np.arange(3), chosen)
+    assert list(placed.sharding.mesh.devices.flat) == chosen
+    one = DevicePlacement().replicate_across_devices(np.arange(3), chosen[:1])
+    assert one.devices() == {chosen[0]}
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [((), "devices is empty"), ((1, 2, 1), "more than once")],
+)
+def test_devices_that_cannot_each_hold_a_copy_are_refused(indices: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        DevicePlacement().replicate_across_devices(1, [jax.devices()[index] for index in indices])
+    assert "at least one device, each of them once and all of one backend" in str(caught.value)
+
+
+# ---- a dimension over a mesh axis ----
+
+SPLITS: list[tuple[tuple[int, ...], int, Any, P]] = [
+    ((8, 3), 0, "data", P("data")),
+    ((3, 8), 1, "data", P(None, "data")),
+    ((3, 8), -1, "data", P(None, "data")),
+    ((8, 3), -2, "data", P("data")),
+    ((16, 3), 0, ("data", "model"), P(("data", "model"))),
+    ((16, 3), 0, ["model", "data"], P(("model", "data"))),
+    ((8, 3), 0, ("model",), P("model")),
+    ((0, 3), 0, "data", P("data")),
+    ((), 0, "data", P()),
+    ((8,), 1, "data", P()),
+    ((8,), -2, "data", P()),
+]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(("shape", "batch_axis", "mesh_axis", "spec"), SPLITS)
+def test_a_dimension_is_split_and_a_leaf_without_it_is_replicated(
+    kind: AxisType, shape: tuple[int, ...], batch_axis: int, mesh_axis: Any, spec: P
+) -> None:
+    value = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    mesh = make_mesh(kind)
+    [placed] = DevicePlacement().shard_batch_dim([value], mesh, batch_axis, mesh_axis)
+    assert_same(placed, value)
+    assert placed.sharding == NamedSharding(mesh, spec)
+
+
+def test_leaves_of_every_kind_are_split_where_they_can_be() -> None:
+    placed = DevicePlacement().shard_batch_dim(build_batch(), make_mesh())
+    assert_same(placed, build_batch())
+    specs = [leaf.sharding.spec for leaf in jax.tree.leaves(placed)]
+    split = [np.ndim(leaf) > 0 for leaf in jax.tree.leaves(build_batch())]
+    assert [spec == P("data") for spec in specs] == split
+    assert placed["nested"][1] is None
+
+
+@pytest.mark.parametrize("types", [(AxisType.Manual, AxisType.Manual), (AxisType.Manual, AxisType.Explicit)], ids=str)
+def test_manual_axes_become_auto_and_shard_map_takes_the_arrays(types: tuple[AxisType, AxisType]) -> None:
+    mesh = make_mesh(*types)
+    expected = tuple(AxisType.Auto if kind is AxisType.Manual else kind for kind in types)
+    for placed in (
+        DevicePlacement().shard_batch_dim(np.arange(8.0), mesh),
+        distribute_batch(np.arange(8.0), NamedSharding(mesh, P("data"))),
+    ):
+        assert placed.sharding.mesh.axis_types == expected
+        assert placed.sharding.mesh.devices.tolist() == mesh.devices.tolist()
+        assert placed.sharding.spec == P("data")
+    auto = make_mesh()
+    double = jax.shard_map(lambda x: 2 * x, mesh=auto, in_specs=P("data"), out_specs=P("data"))
+    assert_same(
+        double(DevicePlacement().shard_batch_dim(np.arange(8.0), make_mesh(AxisType.Manual))), 2 * np.arange(8.0)
+    )
+
+
+@given(rows=st.integers(0, 40), columns=st.integers(1, 3), axes=st.sampled_from(["data", "model", ("data", "model")]))
+def test_a_size_is_split_evenly_or_refused_with_the_nearest_sizes_that_work(rows: int, columns: int, axes: Any) -> None:
+    mesh = make_mesh()
+    count = int(np.prod([mesh.shape[axis] for axis in ([axes] if isinstance(axes, str) else axes)]))
+    value = np.zeros((rows, columns))
+    if rows % count == 0:
+        placed = DevicePlacement().shard_batch_dim(value, mesh, mesh_axis=axes)
+        assert {shard.data.shape for shard in placed.addressable_shards} == {(rows // count, columns)}
+        return
+    with pytest.raises(ValueError) as caught:
+        DevicePlacement().shard_batch_dim({"a": [value]}, mesh, mesh_axis=axes)
+    message = str(caught.value)
+    assert f"leaf ['a'][0] has the shape {value.shape}" in message
+    assert f"of size {count}" in message
+    works = [int(word) for word in message.rpartition("use ")[2].split(" or ")]
+    assert works == [near for near in (rows // count * count, (rows // count + 1) * count) if near]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        ({"mesh_axis": "batch"}, ValueError, "which the mesh does not have; its axes are 'data' (4), 'model' (2)"),
+        ({"mesh_axis": ("data", "x")}, ValueError, "names 'x'"),
+        ({"mesh_axis": ()}, ValueError, "names one axis or more, each once"),
+        ({"mesh_axis": ("data", "data")}, ValueError, "each once"),
+        ({"batch_axis": 0.0}, TypeError, "batch_axis is 0.0, a float; it is a whole number"),
+        ({"batch_axis": True}, TypeError, "batch_axis is True"),
+        ({"mesh": "data"}, TypeError, "mesh is a str; it is a jax.sharding.Mesh"),
+    ],
+)  # fmt: skip
+def test_axes_that_are_none_are_refused(given: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        DevicePlacement().shard_batch_dim(np.zeros((8, 2)), **{"mesh": make_mesh(), **given})
+    assert words in str(caught.value)
+
+
+# ---- memory ----
+
+TARGETS = {
+    "device": jax.devices()[1],
+    "split": NamedSharding(make_mesh(), P("data")),
+    "whole": NamedSharding(make_mesh(), P()),
+    "pinned": SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_jax_would_share_an_aligned_arrays_memory_and_we_do_not(target: Any) -> None:
+    """The first assertion is the reason for the copy: when it fails, JAX has changed and the copy can go."""
+    host = make_aligned(1024)
+    assert shares_memory(jax.device_put(host, target), host)
+    placed = (
+        place_on_device({"x": host}, target)
+        if isinstance(target, jax.Device)
+        else distribute_batch({"x": host}, target)
+    )["x"]
+    assert not shares_memory(placed, host)
+    host[:] = 7
+    assert np.all(np.asarray(placed) == 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_, jnp.bfloat16, np.complex64], ids=str)
+def test_what_goes_to_host_memory_is_copied_once_for_jax_takes_the_copy(dtype: Any) -> None:
+    host = np.ones((3, 50), dtype)[:, ::2]
+    copy = _copy_for_host(host, jax.devices()[0])
+    assert copy.dtype == host.dtype
+    assert np.array_equal(copy, host)
+    assert not np.shares_memory(copy, host)
+    assert shares_memory(jax.device_put(copy, jax.devices()[0]), copy)
+
+
+@pytest.mark.parametrize("leaf", [np.float64(2), 3, jnp.arange(3), np.zeros(0), np.zeros(3, np.float64)], ids=repr)
+def test_what_jax_copies_by_itself_is_not_copied_twice(leaf: Any) -> None:
+    assert _copy_for_host(leaf, jax.devices()[0]) is leaf
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device by its platform; or a sharding over such a device, which says a kind of memory."""
+
+    platform: str
+    memory_kind: str | None = None
+
+    @property
+    def device_set(self) -> set[Place]:
+        return {self}
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (Place("cpu", "device"), True),
+        (Place("cpu"), True),
+        (Place("gpu", "device"), False),
+        (Place("tpu"), False),
+        (Place("gpu", "pinned_host"), True),
+        (Place("tpu", "unpinned_host"), True),
+    ],
+)
+def test_host_memory_is_a_cpus_and_what_an_accelerator_calls_so(there: Any, expected: bool) -> None:
+    assert _is_host_memory(there) is expected
+
+
+def test_waiting_means_that_nothing_is_under_way_any_more() -> None:
+    work = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: y @ y / 512, x))
+    ones = jnp.ones((512, 512))
+    work(ones).block_until_ready()
+    assert not place(work(ones), jax.devices()[0]).is_ready(), "no test: the work is done at once"
+    assert place_and_wait({"x": work(ones)}, jax.devices()[0])["x"].is_ready()
+
+
+def test_a_job_of_one_process_compares_nothing() -> None:
+    assert not _all_take_part(jax.devices())

@@ -60,6 +60,11 @@ def describe_device(device: Any) -> dict[str, Any]:
     }
 
 
+def is_own(device: Any) -> bool:
+    """Returns whether a device belongs to this process."""
+    return bool(device.process_index == device.client.process_index())
+
+
 def read_memory_stats(device: Any) -> dict[str, int] | None:
     """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform has none."""
     try:

@@ -99,7 +99,7 @@ class Prefetcher(Iterator[Any]):
     def close(self, *, timeout_s: float = CLOSE_S) -> None:
         """Stops the source, drops the batches in hand, and waits until the thread has ended.
 
-        A source that is a generator is closed, by the thread that runs it. May be called again.
+        A source that is a generator or another prefetcher is closed, by the thread that runs it. May be called again.
 
         Args:
             timeout_s: how long to wait. A source that is still in its `next()` then (a `ResourceWarning` says
@@ -273,7 +273,7 @@ class _Feed:
                 self._changed.notify_all()
 
     def _close_source(self) -> None:
-        if not isinstance(self._source, Generator):
+        if not isinstance(self._source, Generator | Prefetcher):
             return
         try:
             self._source.close()

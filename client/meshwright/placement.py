@@ -85,7 +85,7 @@ class DevicePlacement:
 
         Raises:
             TypeError: a leaf is no array (its path is named), or `device` is no device.
-            ValueError: a leaf is a whole number that its dtype cannot hold.
+            ValueError: a leaf is a Python integer that its dtype cannot hold; NumPy's are narrowed as JAX does.
         """
         return place_on_device(data, self.default_device if device is None else device)
 
@@ -188,9 +188,12 @@ class DevicePlacement:
 def place_on_device(data: Any, device: Any = None) -> Any:
     """Returns the data with every leaf on one `jax.Device`; None means JAX's default device.
 
+    A device of another process is taken as JAX takes it: every process of the job calls this with the same data, and
+    only the owner then has the values.
+
     Raises:
         TypeError: a leaf is no array (its path is named), or `device` is no device.
-        ValueError: a leaf is a whole number that its dtype cannot hold.
+        ValueError: a leaf is a Python integer that its dtype cannot hold; NumPy's are narrowed as JAX does.
     """
     chosen = _find_default_device() if device is None else device
     if not isinstance(chosen, jax.Device):

@@ -14,7 +14,7 @@ from jax.extend import backend as jax_backend
 
 from meshwright._devices.no_gpu import explain_no_gpu
 from meshwright._devices.shards import split_rows
-from meshwright._jax_devices import Device, list_devices
+from meshwright._jax_devices import Device, is_own, list_devices
 from meshwright.wire.devices import parse_platform
 
 _ORDER: Final = ("gpu", "tpu", "cpu")
@@ -77,7 +77,7 @@ class JAXDeviceManager:
         Raises:
             RuntimeError: there is none.
         """
-        platforms = {name: [d for d in devices if _is_own(d)] for name, devices in self.list_platforms().items()}
+        platforms = {name: [d for d in devices if is_own(d)] for name, devices in self.list_platforms().items()}
         wanted = [parse_platform(name.strip().lower()) for name in self.platform_priority or ()]
         for name in (*wanted, *_ORDER, *platforms):
             if platforms.get(name):
@@ -109,7 +109,7 @@ class JAXDeviceManager:
         return [jax.device_put(shard, device) for shard, device in zip(shards, targets, strict=True)]
 
     def _choose_targets(self) -> list[Device]:
-        own = [device for device in self.gpu_devices or self.devices if _is_own(device)]
+        own = [device for device in self.gpu_devices or self.devices if is_own(device)]
         return own or [self.get_default_device()]
 
     def _list(self, platform: str) -> list[Device]:
@@ -127,10 +127,6 @@ def _start() -> list[Device]:
         ) from error
 
 
-def _is_own(device: Any) -> bool:
-    return bool(device.process_index == device.client.process_index())
-
-
 def _check_targets(devices: Sequence[Any]) -> list[Device]:
     targets = list(devices)
     if not targets:
@@ -140,7 +136,7 @@ def _check_targets(devices: Sequence[Any]) -> list[Device]:
             raise TypeError(f"target_devices holds a {type(device).__name__}; it holds devices, as in jax.devices()")
         if targets.count(device) > 1:
             raise ValueError(f"target_devices holds {device} more than once; each device gets one shard: give it once")
-        if not _is_own(device):
+        if not is_own(device):
             raise ValueError(
                 f"target_devices holds {device} of process {device.process_index}, and this is process "
                 f"{device.client.process_index()}; a process places data on its own devices: use jax.local_devices()"

@@ -300,6 +300,16 @@ def test_closing_before_the_first_batch_closes_the_source_too() -> None:
     assert list(generator) == []
 
 
+def test_closing_a_prefetcher_of_a_prefetcher_closes_both_and_their_source() -> None:
+    source = Source()
+    inner = prefetch_to_device(iter(source))
+    outer = prefetch_to_device(inner)
+    next(outer)
+    outer.close()
+    assert source.closed_in is not None
+    assert list(inner) == []
+
+
 def test_a_source_that_is_no_generator_is_stopped_and_left_as_it_is() -> None:
     source = iter(range(100))
     with prefetch_to_device(source, buffer_size=1) as batches:

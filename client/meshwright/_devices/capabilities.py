@@ -165,15 +165,16 @@ def parse_capability(text: object) -> tuple[int, int] | None:
 def choose_compute_dtype(capabilities: DeviceCapabilities) -> str:
     """Returns the name of the 16-bit type that the hardware computes in, else "float32".
 
-    bfloat16 where all devices have it; float16 on NVIDIA GPUs that have its arithmetic and no bfloat16 (compute
-    capability 5.3 up to 8.0; fast from 7.0 on, where there are tensor cores); float32 on CPUs and where the
-    hardware is not known.
+    bfloat16 where all devices have it (TPUs, and compute capability 8.0 or more, also if nobody says so); float16 on
+    NVIDIA GPUs that have its arithmetic and no bfloat16 (compute capability 5.3 up to 8.0; fast from 7.0 on, where
+    there are tensor cores); float32 on CPUs and where the hardware is not known.
 
     Source: CUDA C++ Programming Guide, "Feature Support per Compute Capability".
     """
-    if capabilities.supports_bfloat16:
-        return "bfloat16"
     capability = parse_capability(capabilities.compute_capability)
+    is_recent = capability is not None and capability >= BFLOAT16_CAPABILITY
+    if capabilities.supports_bfloat16 or is_recent or capabilities.device_type is DeviceType.TPU:
+        return "bfloat16"
     has_float16 = capability >= FLOAT16_CAPABILITY if capability else capabilities.supports_mixed_precision
     return "float16" if capabilities.device_type is DeviceType.GPU and has_float16 else "float32"
 

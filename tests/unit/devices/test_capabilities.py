@@ -107,6 +107,21 @@ def test_without_a_compute_capability_the_chip_table_decides(kind: str, dtype: s
     assert choose_compute_dtype(build_capabilities(DeviceType.GPU, [DevicePart(kind)])) == dtype
 
 
+@pytest.mark.parametrize(
+    ("told", "dtype"),
+    [
+        (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="8.0"), "bfloat16"),
+        (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="7.5"), "float16"),
+        (DeviceCapabilities(DeviceType.GPU, 1, supports_mixed_precision=True), "float16"),
+        (DeviceCapabilities(DeviceType.GPU, 1), "float32"),
+        (DeviceCapabilities(DeviceType.TPU, 4), "bfloat16"),
+        (DeviceCapabilities(DeviceType.CPU, 8, supports_mixed_precision=True), "float32"),
+    ],
+)
+def test_a_callers_own_detector_need_not_tell_what_follows(told: DeviceCapabilities, dtype: str) -> None:
+    assert choose_compute_dtype(told) == dtype
+
+
 def test_what_all_gpus_can_do_is_told_of_different_ones() -> None:
     built = build_capabilities(DeviceType.GPU, [DevicePart("a", GIB, (9, 0)), DevicePart("b", 2 * GIB, (7, 5))])
     assert built.compute_capability == "7.5"

@@ -57,6 +57,11 @@ def check_target(name: str, target: Any) -> Any:
                 f"{name}{jax.tree_util.keystr(path)} is {leaf!r}, a {type(leaf).__name__}; it is a "
                 f'jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec("data")), or a pytree of them'
             )
+        if isinstance(leaf, NamedSharding) and not isinstance(leaf.mesh, Mesh):
+            raise TypeError(
+                f"{name}{jax.tree_util.keystr(path)} is over an abstract mesh, which has no devices; a place is a "
+                f"sharding over a mesh of devices, as create_mesh returns"
+            )
     return target
 
 
@@ -101,19 +106,24 @@ def _check_leaf(data: Any, number: int, leaf: Any, there: Any) -> None:
         raise ValueError(
             f"leaf {_name(data, number)} is {leaf}: {error}; use a smaller number, or `with jax.enable_x64()`"
         ) from None
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        raise ValueError(
+            f"leaf {_name(data, number)} has been deleted or donated; its values are gone: place it before a step that "
+            f"donates it, or use what the step returned"
+        )
     if isinstance(there, NamedSharding):
         _check_fit(partial(_name, data, number), shape, there)
 
 
 def _check_fit(name: Callable[[], str], shape: tuple[int, ...], sharding: NamedSharding) -> None:
     for dimension, axes in enumerate(_list_axes(sharding.spec)):
-        if not axes:
-            continue
         if dimension >= len(shape):
             raise ValueError(
-                f"leaf {name()} has the shape {shape}; {sharding.spec} splits dimension {dimension}, which it has "
+                f"leaf {name()} has the shape {shape}; {sharding.spec} names dimension {dimension}, which it has "
                 f"not: give this leaf PartitionSpec(), or a value of {dimension + 1} or more dimensions"
             )
+        if not axes:
+            continue
         size, count = shape[dimension], math.prod(sharding.mesh.shape[axis] for axis in axes)
         if size % count:
             near = " or ".join(str(works) for works in (size // count * count, -(-size // count) * count) if works)

@@ -12,7 +12,6 @@ import contextvars
 import operator
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -22,10 +21,14 @@ from typing import Any, Final, Self, SupportsIndex
 
 import jax
 
+from meshwright._warning import warn
+
 __all__ = ["Prefetcher"]
 
 CLOSE_S: Final = 5.0
-EXIT_S: Final = 1.0
+EXIT_S: Final = 5.0
+"""How long the process's end waits for sources that are in their next(): ended inside of JAX, a thread aborts it."""
+
 WAKE_S: Final = 0.5
 """How long a consumer sleeps at a stretch: a signal that came just before it fell asleep is handled by then."""
 
@@ -63,7 +66,8 @@ class Prefetcher(Iterator[Any]):
     batch is handed out. So the devices hold at most `buffer_size` batches beside those that the consumer keeps.
 
     The thread works under the JAX settings (`jax.enable_x64`, `jax.default_device`, `jax.transfer_guard`,
-    `jax.set_mesh` …) and the context variables that were in force where the prefetcher was made.
+    `jax.set_mesh` …) and the context variables that were in force where the prefetcher was made; the deprecated
+    `with mesh:` does not reach it.
 
     What the source raises comes out of `next()` after all batches before it; then, as after the last batch and
     after `close()`, the prefetcher is exhausted. It is also closed at the end of a `with` block, and when nothing
@@ -115,6 +119,8 @@ def _read_source(source: Iterable[Any]) -> Iterator[Any]:
     try:
         return iter(source)
     except TypeError:
+        if hasattr(source, "__iter__"):
+            raise  # its own
         raise TypeError(
             f"data_iterator is a {type(source).__name__}, which cannot be iterated over; give an iterator or "
             f"iterable of batches, such as a generator or a list of pytrees"
@@ -179,7 +185,7 @@ class _Feed:
         with self._changed:
             self._start()
             while not self._changed.wait_for(lambda: self._ready or self._ended or self._stopped, WAKE_S):
-                pass
+                self._check_thread()
             if self._ready:
                 self._changed.notify_all()
                 return self._ready.popleft()
@@ -191,9 +197,16 @@ class _Feed:
 
     def _start(self) -> None:
         if self._thread is None and not self._stopped:
-            self._thread = threading.Thread(target=self._run, name="meshwright-prefetch", daemon=True)
-            _running.add(self)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="meshwright-prefetch", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _check_thread(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            raise RuntimeError(
+                "the next batch was asked for; the thread that prefetches is not in this process; threads do not go "
+                "along with a fork: make the prefetcher in the process that uses it"
+            )
 
     def stop(self) -> None:
         with self._changed:
@@ -208,11 +221,10 @@ class _Feed:
         if self._thread is None:
             self._close_source()
         elif not self.join(timeout_s):
-            warnings.warn(
+            warn(
                 f"the source {type(self._source).__name__} was still in its next() {timeout_s:g} s after close(); its "
                 f"thread ends when that returns: let the source wait with a time limit",
                 ResourceWarning,
-                stacklevel=3,
             )
         error, self._close_error = self._close_error, None
         if error is not None:
@@ -228,6 +240,8 @@ class _Feed:
     # ---- the thread's side ----
 
     def _run(self) -> None:
+        with _running_lock:
+            _running.add(self)
         try:
             self._run_as_caller(self._work)
         except BaseException as error:
@@ -235,7 +249,9 @@ class _Feed:
                 raise
             self._end(error)
         finally:
-            _running.discard(self)
+            self._source = iter(())  # what it holds goes now, not when the prefetcher does
+            with _running_lock:
+                _running.discard(self)
 
     def _work(self) -> None:
         self._end(self._pump())
@@ -283,12 +299,14 @@ class _Feed:
             self._close_error = error
 
 
-_running: Final[weakref.WeakSet[_Feed]] = weakref.WeakSet()
+_running: Final[set[_Feed]] = set()
+_running_lock: Final = threading.Lock()
 
 
 def _stop_all() -> None:
     """Ends the threads before JAX takes its backends down, which atexit does after this."""
-    feeds, until_s = list(_running), time.monotonic() + EXIT_S
+    with _running_lock:
+        feeds, until_s = list(_running), time.monotonic() + EXIT_S
     for feed in feeds:
         feed.stop()
     for feed in feeds:

@@ -220,7 +220,7 @@ def _check_variables(variables: Mapping[str, str]) -> None:
 
 def _name_mem_fraction(fraction: str, own: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:
     """Returns the fraction, or the caller's own, under the one name that JAX then finds."""
-    value = own.get(NEW_MEM_FRACTION, own.get(MEM_FRACTION, fraction))
+    value = own.get(NEW_MEM_FRACTION) or own.get(MEM_FRACTION) or fraction
     if not present.get(NEW_MEM_FRACTION):
         return {MEM_FRACTION: value}
     blanked = {MEM_FRACTION: ""} if present.get(MEM_FRACTION) else {}

@@ -223,7 +223,7 @@ def _refuse_outsider(mesh: Mesh) -> ValueError:
 # ---- what a whole process loads ----
 
 
-def process_batch_shard(mesh: Mesh, data_axes: str | Sequence[str]) -> tuple[int, int]:
+def process_batch_shard(mesh: Mesh | None, data_axes: str | Sequence[str]) -> tuple[int, int]:
     """Returns (shard_index, shard_count): which part of each batch this process loads, and of how many.
 
     Of a global batch of B rows, sharded by `PartitionSpec(data_axes)`, load the rows from shard_index · B /
@@ -236,14 +236,19 @@ def process_batch_shard(mesh: Mesh, data_axes: str | Sequence[str]) -> tuple[int
     sharded alike change places alike.
 
     Args:
-        mesh: the mesh that the batch is sharded over.
+        mesh: the mesh that the batch is sharded over; None, as `build_device_mesh` returns without parallelism:
+            (0, 1).
         data_axes: its axis, or axes (outermost first), that the batch dimension is split over; none: (0, 1).
 
     Raises:
         ValueError: an axis is not in the mesh or given twice, this process has no device on the mesh, or the
             layout is uneven: processes cover different numbers of coordinates, or share only some of them.
-        TypeError: `data_axes` is neither a name nor a sequence of names.
+        TypeError: `mesh` is no mesh, or `data_axes` neither a name nor a sequence of names.
     """
+    if mesh is None:
+        return 0, 1
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh is a {type(mesh).__name__}; it is a jax.sharding.Mesh, as build_device_mesh returns")
     axes = _check_axes(mesh, data_axes)
     if not mesh.local_devices:
         raise _refuse_outsider(mesh)

@@ -300,7 +300,7 @@ def _read_axes(mesh: Mesh, mesh_axis: str | Sequence[str]) -> tuple[str, ...]:
     names = tuple(mesh_axis) if isinstance(mesh_axis, tuple | list) else (mesh_axis,)
     present = ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items())
     for name in names:
-        if name not in mesh.shape:
+        if not isinstance(name, str) or name not in mesh.shape:
             raise ValueError(
                 f"mesh_axis names {name!r}, which the mesh does not have; its axes are {present}: use those"
             )

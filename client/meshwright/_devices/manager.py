@@ -9,7 +9,8 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ class DeviceManager:
         self._detector = detector
         self._lock = threading.Lock()
         self._capabilities: DeviceCapabilities | None = None
-        self._seen_backend: object = None
+        self._seen_backend: Callable[[], object] = lambda: None
         self._is_mixed = False
         self._jax_manager = JAXDeviceManager()
         self._effect = describe_effect(self._config)
@@ -110,10 +111,10 @@ class DeviceManager:
         """
         with self._lock:
             backend = jax.local_devices()[0].client if has_backend_started() else None
-            is_stale = self._detector is None and backend is not None and backend is not self._seen_backend
+            is_stale = self._detector is None and backend is not None and backend is not self._seen_backend()
             if self._capabilities is None or is_stale:
                 self._capabilities = _detect(self._detector, backend is not None)
-                self._seen_backend = backend
+                self._seen_backend = weakref.ref(backend) if backend is not None else lambda: None
             return self._capabilities
 
     @property

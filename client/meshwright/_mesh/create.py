@@ -125,6 +125,8 @@ def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any
     """
     if devices is None:
         return list_devices(backend)
+    if not isinstance(backend, str | None):
+        raise TypeError(f"backend is {backend!r}, a {type(backend).__name__}; it is a word, such as 'cpu', or None")
     chosen = _list_given(devices)
     if not chosen:
         raise ValueError("devices is empty; a mesh needs at least one; leave it out to use all of jax.devices()")
@@ -138,7 +140,7 @@ def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any
             f"devices are of {len(platforms)} platforms ({', '.join(platforms)}); a mesh is of one; give those of one, "
             f"such as jax.devices({platforms[0]!r})"
         )
-    if backend is not None and parse_platform(backend) != parse_platform(platforms[0]):
+    if backend and parse_platform(backend) != parse_platform(platforms[0]):
         raise ValueError(
             f"backend is {backend!r} and devices are of {platforms[0]}; devices say where the mesh is; leave backend "
             f"out, or leave devices out for all of that backend"

@@ -88,7 +88,10 @@ def _deal_slices(devices: Sequence[Any], slices: str) -> list[int] | None:
     if slices in {"", "1"}:
         return None
     everyone = _list_job(devices)
+    is_one_process = devices[0].platform != "tpu" and len({device.process_index for device in everyone}) == 1
     count = int(slices) if slices.isascii() and slices.isdigit() and len(slices) < 10 else 0
+    if is_one_process and count > 1 and len(everyone) % count:
+        return None  # the CPU of one process of a job on other devices, whose slices are meant
     if count < 1 or len(everyone) % count:
         raise ValueError(
             f"{NUM_SLICES} is {slices!r}; the job has {len(everyone)} devices, which do not say their slice; slices "

@@ -71,7 +71,11 @@ def read_names(names: Sequence[str], argument: str) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         word = names if isinstance(names, str) else "data"
         raise TypeError(f'{argument} is {names!r}; it is a sequence of words, such as ("{word}",)')
-    return tuple(names)
+    known = tuple(names)
+    wrong = [name for name in known if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(f'{argument} holds {wrong[0]!r}, a {type(wrong[0]).__name__}; it holds words, such as "data"')
+    return known
 
 
 def read_sizes(sizes: Sequence[SupportsIndex], argument: str) -> tuple[int, ...]:

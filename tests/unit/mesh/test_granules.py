@@ -46,7 +46,14 @@ def test_granules_stand_by_key_or_as_they_come() -> None:
 @pytest.mark.parametrize("told", ["3", "0", "-2", "two", "16"])
 def test_a_number_of_slices_that_cannot_be_is_refused(told: str) -> None:
     with pytest.raises(ValueError, match=f"MEGASCALE_NUM_SLICES is '{told}'; the job has 8 devices"):
-        group_devices(build_cpus(1, 8), slices=told)
+        group_devices(build_tpus(2, 4), slices=told)
+
+
+@pytest.mark.parametrize("told", ["3", "16"])
+def test_slices_of_other_devices_are_not_those_of_one_processs_cpu(told: str) -> None:
+    assert sizes_of(group_devices(build_cpus(1, 8), slices=told)) == [8]
+    with pytest.raises(ValueError, match="the job has 8 devices"):
+        group_devices(build_cpus(1, 8), slices="two")
 
 
 DCN = [

@@ -110,3 +110,9 @@ def test_axes_that_the_mesh_does_not_have_are_refused(data_axes: Any, error: typ
     with pytest.raises(error) as caught:
         process_batch_shard(make_mesh(dp=4, tp=2), data_axes)
     assert words in str(caught.value)
+
+
+def test_without_a_mesh_every_process_loads_everything() -> None:
+    assert process_batch_shard(None, "dp") == (0, 1)
+    with pytest.raises(TypeError, match="mesh is a dict"):
+        process_batch_shard({}, "dp")  # type: ignore[arg-type]

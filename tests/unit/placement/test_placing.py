@@ -200,8 +200,8 @@ def test_a_number_that_no_dtype_holds_is_refused_by_its_path() -> None:
         ((3, 2), P("data"), "use 4"),
         ((8, 5), P("data", "model"), "its dimension 1 is 5 and is split over mesh axis 'model' of size 2"),
         ((12,), P(("data", "model")), "over mesh axes 'data', 'model' of size 8, which does not divide it: use 8 or"),
-        ((), P("data"), "P('data',) splits dimension 0, which it has not: give this leaf PartitionSpec()"),
-        ((8,), P(None, "data"), "splits dimension 1, which it has not"),
+        ((), P("data"), "P('data',) names dimension 0, which it has not: give this leaf PartitionSpec()"),
+        ((8,), P(None, "data"), "names dimension 1, which it has not"),
     ],
 )  # fmt: skip
 def test_a_shape_that_does_not_fit_its_sharding_is_refused_by_its_path(
@@ -432,3 +432,13 @@ def test_waiting_means_that_nothing_is_under_way_any_more() -> None:
 
 def test_a_job_of_one_process_compares_nothing() -> None:
     assert not _all_take_part(jax.devices())
+
+
+def test_a_deleted_array_and_a_mesh_without_devices_are_named() -> None:
+    gone = jnp.ones(4)
+    gone.delete()
+    with pytest.raises(ValueError, match=r"leaf \['x'\] has been deleted or donated"):
+        place_on_device({"x": gone})
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    with pytest.raises(TypeError, match="over an abstract mesh"):
+        distribute_batch(np.ones(8), NamedSharding(mesh.abstract_mesh, P("data")))

@@ -621,3 +621,41 @@ def test_a_thread_that_cannot_take_the_settings_says_so_to_the_consumer() -> Non
         feed.take()
     with pytest.raises(StopIteration):
         feed.take()
+
+
+def test_a_thread_that_cannot_start_is_an_error_each_time_and_closing_is_none() -> None:
+    batches = prefetch_to_device([1, 2])
+    before = threading.stack_size(1 << 46)
+    try:
+        for _ in range(2):
+            with pytest.raises((RuntimeError, MemoryError)):
+                next(batches)
+    finally:
+        threading.stack_size(before)
+    assert next(batches) == 1
+    batches.close()
+
+
+def test_an_error_of_the_sources_own_iter_comes_out_as_it_is() -> None:
+    class Source:
+        def __iter__(self) -> Iterator[int]:
+            raise TypeError("bad file")
+
+    with pytest.raises(TypeError, match=r"^bad file$"):
+        prefetch_to_device(Source())
+
+
+def test_what_a_source_holds_is_let_go_when_it_is_closed() -> None:
+    closed = threading.Event()
+
+    def read() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.set()
+
+    batches = prefetch_to_device(map(np.float32, read()))
+    next(batches)
+    batches.close()
+    gc.collect()
+    assert closed.is_set()

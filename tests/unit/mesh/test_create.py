@@ -72,6 +72,12 @@ def test_the_environment_may_tell_slices_and_the_same_call_follows_it(monkeypatc
         create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(1, 2))
 
 
+def test_a_split_over_granules_is_checked_also_where_jax_is_asked_to_make_the_mesh() -> None:
+    with pytest.raises(ValueError, match="there are 1 granules"):
+        create_mesh((4, 2), ("a", "b"), (2, 1), use_jax=True)
+    assert create_mesh((4, 2), ("a", "b"), (1, 1), use_jax=True).devices.shape == (4, 2)
+
+
 def test_jax_is_left_to_it_where_it_can_and_agrees_on_equal_devices() -> None:
     ours, theirs = (create_mesh((2, 4), ("a", "b"), use_jax=use_jax) for use_jax in (False, True))
     assert ours.devices.tolist() == theirs.devices.tolist()

@@ -29,8 +29,21 @@ def place(data: Any, target: Any) -> Any:
         TypeError: a leaf is no array; its path is named.
         ValueError: the trees do not match, or a leaf does not fit where it is to go; its path is named.
     """
+    leaves = jax.tree.leaves(data)
+    return _place_leaves(data, _spread(target, data, len(leaves)))
+
+
+def place_each(data: Any, choose: Callable[[Any], Any]) -> Any:
+    """Returns the data with each leaf where `choose` says of it. Nodes of the caller's own classes hold leaves only.
+
+    Raises:
+        TypeError, ValueError: as `place`.
+    """
+    return _place_leaves(data, [_free_manual_axes(choose(leaf)) for leaf in jax.tree.leaves(data)])
+
+
+def _place_leaves(data: Any, places: list[Any]) -> Any:
     leaves, structure = jax.tree.flatten(data)
-    places = _spread(target, data, len(leaves))
     for number, (leaf, there) in enumerate(zip(leaves, places, strict=True)):
         _check_leaf(data, number, leaf, there)
     own = [_copy_for_host(leaf, there) for leaf, there in zip(leaves, places, strict=True)]
@@ -71,13 +84,16 @@ def check_target(name: str, target: Any) -> Any:
 def _spread(target: Any, data: Any, count: int) -> list[Any]:
     if isinstance(target, jax.Device | Sharding):
         return [_free_manual_axes(target)] * count
+    structure: Any = jax.tree.structure(target)
     try:
-        return [_free_manual_axes(there) for there in jax.tree.leaves(jax.tree.broadcast(target, data))]
+        parts = structure.flatten_up_to(data)
     except ValueError as error:
         raise ValueError(
-            f"the shardings have the structure {jax.tree.structure(target)}, the data has {jax.tree.structure(data)}; "
+            f"the shardings have the structure {structure}, the data has {jax.tree.structure(data)}; "
             f"each sharding stands for a leaf or a subtree of the data: give one for all, or a tree like the data"
         ) from error
+    pairs = zip(jax.tree.leaves(target), parts, strict=True)
+    return [place for there, part in pairs for place in [_free_manual_axes(there)] * len(jax.tree.leaves(part))]
 
 
 def _free_manual_axes(there: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshwright._jax_devices import describe_device
-from meshwright._placing import check_target, compare_processes, place, place_and_wait
+from meshwright._placing import check_target, compare_processes, place, place_and_wait, place_each
 from meshwright._prefetch import Prefetcher
 from meshwright.planning.batch_size import BatchSizeRecommendation, recommend_batch_size, validate_batch_size
 from meshwright.planning.hardware import HardwareType, detect_hardware
@@ -138,7 +138,7 @@ class DevicePlacement:
         """
         names = _read_axes(mesh, mesh_axis)
         axis = _read_whole_number("batch_axis", batch_axis, "0 or -1")
-        return place(data, jax.tree.map(lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)), data))
+        return place_each(data, lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)))
 
     def prefetch_to_device(
         self, data_iterator: Iterable[Any], device: Any = None, buffer_size: SupportsIndex = 2

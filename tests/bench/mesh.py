@@ -6,19 +6,14 @@ slices are XLA's descriptions (extra compile-tpu); without it those rows are lef
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from tests.bench.rows import Row, run_rows, tell_rows
 from tests.process.slice_environment import SLICE_ENVIRONMENT
-
-Row = tuple[str, str, str]
 
 ROUND_COUNT = 31
 SLICES: list[tuple[str, tuple[int, ...]]] = [("v5e:16x16", (16, 16)), ("v5p:16x16x24", (24, 16, 16))]
@@ -26,10 +21,7 @@ SLICES: list[tuple[str, tuple[int, ...]]] = [("v5e:16x16", (16, 16)), ("v5p:16x1
 
 def bench_create_mesh() -> list[Row]:
     """Returns the rows of all machines, measured in a process of their own."""
-    environ = {**os.environ, **SLICE_ENVIRONMENT, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-m", "tests.bench.mesh", "rows"]
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
-    return [(name, value, note) for name, value, note in json.loads(done.stdout.splitlines()[-1])]
+    return run_rows("tests.bench.mesh", {**SLICE_ENVIRONMENT, "JAX_NUM_CPU_DEVICES": "8"})
 
 
 def measure_rows() -> list[Row]:
@@ -79,14 +71,5 @@ def compare(devices: Sequence[Any], sizes: tuple[int, ...]) -> tuple[float, floa
     return ours, remembered, theirs
 
 
-def main() -> None:
-    """Prints the rows; as JSON when called as `rows`."""
-    if sys.argv[1:] == ["rows"]:
-        print(json.dumps(measure_rows()))
-        return
-    for name, value, note in bench_create_mesh():
-        print(f"{name:<44} {value:>18}   {note}")
-
-
 if __name__ == "__main__":
-    main()
+    tell_rows(measure_rows, bench_create_mesh)

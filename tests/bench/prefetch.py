@@ -8,16 +8,14 @@ two the source has the other, as beside an accelerator. Flax is measured where i
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Row = tuple[str, str, str]
+from tests.bench.rows import Row, run_rows, tell_rows
+
 Way = Callable[[], Any]
 
 ROWS, COLUMNS = 2048, 1024
@@ -32,10 +30,8 @@ SLEEP_ROUND_COUNT = 3
 
 def bench_prefetch() -> list[Row]:
     """Returns the rows of all comparisons, measured in a process of their own."""
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    command = [sys.executable, "-m", "tests.bench.prefetch", "rows"]
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
-    return [(name, value, note) for name, value, note in json.loads(done.stdout.splitlines()[-1])]
+    environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    return run_rows("tests.bench.prefetch", environ)
 
 
 def measure_rows() -> list[Row]:
@@ -195,14 +191,5 @@ def describe_machine() -> Row:
     return ("prefetch: measured on", f"jax {jax.__version__}", f"{count} cores, load {load:.1f}, XLA_FLAGS={flags}")
 
 
-def main() -> None:
-    """Prints the rows for people, or as JSON for `bench_prefetch`."""
-    if sys.argv[1:] == ["rows"]:
-        print(json.dumps(measure_rows()))
-        return
-    for name, value, note in bench_prefetch():
-        print(f"{name:<64} {value:>12}   {note}")
-
-
 if __name__ == "__main__":
-    main()
+    tell_rows(measure_rows, bench_prefetch)

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright._jax_devices import Device
-from meshwright._mesh.create import AXIS_DIMS, AXIS_NAMES, Order, find_mesh
+from meshwright._mesh.create import AXIS_DIMS, AXIS_NAMES, MeshRecipe, find_mesh
 from meshwright._mesh.granules import Layout
 from meshwright._mesh.shapes import build_spec, read_axis_types
 
@@ -26,7 +26,7 @@ def create_cpu_mesh(axis_dims: Sequence[int] = AXIS_DIMS, axis_names: Sequence[s
         TypeError, ValueError: as `create_mesh`.
     """
     spec = build_spec(axis_dims, axis_names)
-    return find_mesh(Order(spec, read_axis_types(None, spec.names), Layout(), False, tuple(list_cpu_devices())))
+    return find_mesh(MeshRecipe(spec, read_axis_types(None, spec.names), Layout(), False, tuple(list_cpu_devices())))
 
 
 def list_cpu_devices() -> list[Device]:

@@ -75,7 +75,7 @@ def create_mesh(
     chosen = read_devices(devices, backend)
     layout = Layout(dcn, should_sort_granules_by_key, allow_split_physical_axes)
     slices = os.environ.get(NUM_SLICES, "").strip()
-    return find_mesh(Order(spec, types, layout, bool(use_jax), tuple(chosen), slices))
+    return find_mesh(MeshRecipe(spec, types, layout, bool(use_jax), tuple(chosen), slices))
 
 
 def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
@@ -95,7 +95,7 @@ def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
 
 
 @dataclass(frozen=True)
-class Order:
+class MeshRecipe:
     """Everything that a mesh depends on.
 
     Attributes:
@@ -160,17 +160,17 @@ def _list_given(devices: Any) -> list[Any]:
     return chosen
 
 
-def build_ordered_mesh(order: Order) -> Mesh:
+def build_from_recipe(recipe: MeshRecipe) -> Mesh:
     """Returns a new mesh.
 
     Raises:
         ValueError: as `create_mesh`.
     """
-    spec = resolve_spec(order.spec, len(order.devices))
-    check_count(spec, len(order.devices))
-    if order.use_jax and (made := _make_with_jax(spec, order)) is not None:
+    spec = resolve_spec(recipe.spec, len(recipe.devices))
+    check_count(spec, len(recipe.devices))
+    if recipe.use_jax and (made := _make_with_jax(spec, recipe)) is not None:
         return made
-    return assemble(spec, order.types, order_devices(spec, order.devices, order.layout, order.slices))
+    return assemble(spec, recipe.types, order_devices(spec, recipe.devices, recipe.layout, recipe.slices))
 
 
 def assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Any]) -> Mesh:
@@ -179,17 +179,17 @@ def assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Any]) 
     return Mesh(grid.reshape(spec.sizes), spec.names, axis_types=tuple(types))
 
 
-def _make_with_jax(spec: MeshSpec, order: Order) -> Mesh | None:
+def _make_with_jax(spec: MeshSpec, recipe: MeshRecipe) -> Mesh | None:
     """Returns what `jax.make_mesh` makes; None where that is not for it, or it cannot."""
-    processes = {device.process_index for device in order.devices}
-    slices = {getattr(device, "slice_index", None) for device in order.devices}
-    if not order.layout.split and order.devices[0].platform == "tpu":
+    processes = {device.process_index for device in recipe.devices}
+    slices = {getattr(device, "slice_index", None) for device in recipe.devices}
+    if not recipe.layout.split and recipe.devices[0].platform == "tpu":
         return None  # it would split all the same
-    if order.layout.dcn is not None or order.slices not in {"", "1"} or len(processes) > 1 or len(slices) > 1:
+    if recipe.layout.dcn is not None or recipe.slices not in {"", "1"} or len(processes) > 1 or len(slices) > 1:
         return None
     try:
-        return jax.make_mesh(spec.sizes, spec.names, axis_types=order.types, devices=order.devices)
-    except Exception:  # mesh_utils raises NotImplementedError, TypeError or AssertionError where it finds no order
+        return jax.make_mesh(spec.sizes, spec.names, axis_types=recipe.types, devices=recipe.devices)
+    except (NotImplementedError, TypeError, ValueError, AssertionError):  # as mesh_utils says that it has no order
         return None
 
 
@@ -200,22 +200,22 @@ class _Meshes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Order, Mesh] = OrderedDict()
+        self._known: OrderedDict[MeshRecipe, Mesh] = OrderedDict()
 
-    def find(self, order: Order) -> Mesh:
-        """Returns the mesh that was made for an equal order, or makes it; then nobody waits for it."""
+    def find(self, recipe: MeshRecipe) -> Mesh:
+        """Returns the mesh that was made for an equal recipe, or makes it; then nobody waits for it."""
         with self._lock:
-            if order in self._known:
-                self._known.move_to_end(order)
-                return self._known[order]
-        made = build_ordered_mesh(order)
+            if recipe in self._known:
+                self._known.move_to_end(recipe)
+                return self._known[recipe]
+        made = build_from_recipe(recipe)
         with self._lock:
-            self._forget_gone(order)
-            return self._known.setdefault(order, made)
+            self._forget_gone(recipe)
+            return self._known.setdefault(recipe, made)
 
-    def _forget_gone(self, order: Order) -> None:
+    def _forget_gone(self, recipe: MeshRecipe) -> None:
         """Drops what would keep the devices of a backend alive that has been started anew, and the oldest."""
-        for old in [old for old in self._known if _is_replaced(old.devices[0], order.devices[0])]:
+        for old in [old for old in self._known if _is_replaced(old.devices[0], recipe.devices[0])]:
             del self._known[old]
         while len(self._known) >= self.MOST:
             self._known.popitem(last=False)
@@ -234,10 +234,10 @@ def _is_replaced(old: Any, new: Any) -> bool:
 _meshes: Final = _Meshes()
 
 
-def find_mesh(order: Order) -> Mesh:
-    """Returns the mesh that was made for an equal order, or makes it.
+def find_mesh(recipe: MeshRecipe) -> Mesh:
+    """Returns the mesh that was made for an equal recipe, or makes it.
 
     Raises:
         ValueError: as `create_mesh`.
     """
-    return _meshes.find(order)
+    return _meshes.find(recipe)

@@ -442,3 +442,27 @@ def test_a_deleted_array_and_a_mesh_without_devices_are_named() -> None:
     mesh = Mesh(np.array(jax.devices()), ("data",))
     with pytest.raises(TypeError, match="over an abstract mesh"):
         distribute_batch(np.ones(8), NamedSharding(mesh.abstract_mesh, P("data")))
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Checked:
+    """A user's node that accepts arrays only."""
+
+    x: Any
+
+    def __post_init__(self) -> None:
+        assert hasattr(self.x, "ndim"), f"x is a {type(self.x).__name__}"
+
+
+def test_nodes_of_a_users_own_class_hold_arrays_all_the_way() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharding = NamedSharding(mesh, P("data"))
+    data = {"a": Checked(np.ones((8, 2))), "b": [np.ones(8), None]}
+    for placed in (
+        DevicePlacement().shard_batch_dim(data, mesh),
+        distribute_batch(data, {"a": sharding, "b": sharding}),
+        distribute_batch(data, sharding),
+    ):
+        assert placed["a"].x.sharding.is_equivalent_to(sharding, 2)
+        assert placed["b"][0].sharding.is_equivalent_to(sharding, 1)

@@ -6,7 +6,7 @@ DEVICES ?= 8
 PORT ?= 8790
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit bench snapshot browsers clean
+.PHONY: help run test lint unit bench verify-order order-table snapshot browsers clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,12 @@ unit: $(VENV)/.compilers ## the tests alone (ARGS="-k mesh")
 
 bench: $(VENV)/.opponents ## the budgets of the design, measured in one run
 	$(BIN)/python -m tests.bench $(ARGS)
+
+verify-order: $(VENV)/.compilers ## our device order and JAX's, by XLA's TPU compiler (ARGS=--write)
+	$(BIN)/python -m tests.compiler $(ARGS)
+
+order-table: $(VENV)/.compilers ## our device order and JAX's on all named slices: hops and scores (ARGS=--write)
+	$(BIN)/python -m tests.compiler.sweep $(ARGS)
 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write

@@ -3,6 +3,7 @@
     MeshwrightError
     ├── AgentConnectionError            nobody answered: is the agent up, is the address right?
     │   └── AgentTimeoutError           somebody is there but did not answer in time
+    ├── FleetIncompleteError            hosts of a fleet did not answer: `.hosts` says which, and why
     ├── PlanMismatchError               this job is not the one that the plan was made for
     ├── SettingsError                   an address, token or plan reference that cannot be used
     └── ProblemError                    the agent (or the planner in this process) said no, with a code
@@ -59,6 +60,18 @@ class AgentConnectionError(MeshwrightError):
 
 class AgentTimeoutError(AgentConnectionError):
     """The agent at `host` did not answer within the time limit."""
+
+
+class FleetIncompleteError(MeshwrightError):
+    """Hosts of a fleet did not answer, and all of them (or at least one) are needed.
+
+    `hosts` names each of them by its address, with the reason.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", hosts: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{message}\n  hint: {hint}" if hint else message)
+        self.hint = hint
+        self.hosts: dict[str, str] = dict(hosts or {})
 
 
 class PlanMismatchError(MeshwrightError, ValueError):

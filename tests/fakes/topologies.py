@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import combinations, product
 from typing import Any
@@ -160,3 +160,30 @@ def change_device(topology: Topology, index: int, **fields: Any) -> Topology:
 
 def hold(topology: Topology, index: int, *, own: bool = False, name: str = "python") -> Topology:
     return change_device(topology, index, processes=(DeviceProcess(pid=4321, name=name, own=own),))
+
+
+def drop_devices(topology: Topology, gone: Collection[int]) -> Topology:
+    """The same machine without some of its devices: failed chips. Links to them are gone too."""
+    kept = [index for index in range(len(topology.devices)) if index not in gone]
+    places = {old: new for new, old in enumerate(kept)}
+    links = [
+        link.model_copy(update={"a": places[link.a], "b": places[link.b]})
+        for link in topology.links
+        if {link.a, link.b} <= set(places)
+    ]
+    return Topology(tuple(topology.devices[index] for index in kept), tuple(links), topology.granules)
+
+
+def join_topologies(*parts: Topology) -> Topology:
+    """Machines side by side, each with granules of its own."""
+    devices: list[Device] = []
+    links: list[Link] = []
+    granules: list[Granule] = []
+    for part in parts:
+        start, first = len(devices), len(granules)
+        devices += [
+            d.model_copy(update={"granule": d.granule + first, "host": f"{d.host}-{first}"}) for d in part.devices
+        ]
+        links += [link.model_copy(update={"a": link.a + start, "b": link.b + start}) for link in part.links]
+        granules += [granule.model_copy(update={"ordinal": granule.ordinal + first}) for granule in part.granules]
+    return Topology(tuple(devices), tuple(links), tuple(granules))

@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from meshwright._warning import warn
-from meshwright.planning.granules import choose_dcn, interleave_granules
-from meshwright.planning.order import cut_torus, is_cut, search_device_order
+from meshwright.planning.granules import order_granules, take_dcn
+from meshwright.planning.importance import Weights, weigh_axes
+from meshwright.planning.jax_order import Slice
+from meshwright.planning.order import build_box, cut_torus, list_grid, search_group
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Grid, build_grid, build_place, find_rings
@@ -54,15 +56,20 @@ def order_devices(spec: MeshSpec, devices: Sequence[Any], layout: Layout, slices
         ValueError: the split over granules does not fit, or a torus would have to be split and may not be.
     """
     granules = group_devices(devices, is_sorted=layout.is_sorted, slices=slices)
-    sizes = {len(granule) for granule in granules}
-    if len(sizes) > 1:
-        return _order_uneven(spec, granules, layout)
-    dcn = read_dcn(layout.dcn, spec, len(granules)) or choose_dcn(spec.sizes, len(granules))
-    assert dcn is not None, "granules of one size divide the number of places"
-    inner = tuple(size // parts for size, parts in zip(spec.sizes, dcn, strict=True))
-    if len(granules) == 1:
-        return tuple(_order_granule(spec, inner, granules[0], layout))
-    return interleave_granules(dcn, inner, [_order_granule(spec, inner, granule, layout) for granule in granules])
+    weights = weigh_axes(spec.names, spec.sizes)
+    counts = [len(granule) for granule in granules]
+    dcn = read_dcn(layout.dcn, spec, counts)
+    if len(set(counts)) > 1:
+        warn(
+            f"mesh {spec} lies on granules (slices or processes) of {counts} devices: its axes cross them unevenly; "
+            f"for an even mesh choose as many devices on each",
+            UserWarning,
+        )
+
+    def order_one(sizes: tuple[int, ...], weights: Weights, members: Sequence[Any]) -> Sequence[Any]:
+        return _order_granule(spec, sizes, weights, members, split=layout.split)
+
+    return order_granules(spec.sizes, weights, granules, order_one, dcn)
 
 
 def group_devices(devices: Sequence[Any], *, is_sorted: bool = True, slices: str = "") -> list[list[Any]]:
@@ -108,61 +115,57 @@ def _list_job(devices: Sequence[Any]) -> Sequence[Any]:
     return devices if client is None else list(client.devices())
 
 
-def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, granule_count: int) -> tuple[int, ...] | None:
-    """Returns the caller's split over granules with its -1 filled in; None where the choice is left to us.
+def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, counts: Sequence[int]) -> tuple[int, ...] | None:
+    """Returns over how many granules each axis is split; None for granules of different sizes.
+
+    Args:
+        asked: one entry an axis, one may be -1; None: the first axis that the granules divide, else several together.
+        spec: without -1.
+        counts: how many devices each granule has.
 
     Raises:
-        ValueError: as many entries as axes are needed, they must divide the sizes, and multiply to the granules.
+        ValueError: granules of different sizes; as many entries as axes are needed, they must divide the sizes, and
+            multiply to the granules.
     """
     if asked is None:
-        return None
-    parts = list(asked)
-    known = [size for size in parts if size != -1]
-    product = math.prod(known)
-    if -1 in parts and product > 0 and granule_count % product == 0:
-        parts[parts.index(-1)] = granule_count // product
-    is_split = len(parts) == len(spec.sizes) and min(parts, default=0) > 0 and math.prod(parts) == granule_count
-    if not is_split or any(size % part for size, part in zip(spec.sizes, parts, strict=True)):
-        works = choose_dcn(spec.sizes, granule_count)
+        return take_dcn(spec.sizes, len(counts)) if len(set(counts)) == 1 else None
+    if len(set(counts)) > 1:
         raise ValueError(
-            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; there are {granule_count} granules (slices, or "
+            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; the {len(counts)} granules have {list(counts)} devices; "
+            f"a split over granules needs as many on each; use dcn_mesh_dims=None, or choose devices of equal granules"
+        )
+    parts, count = list(asked), len(counts)
+    product = math.prod(size for size in parts if size != -1)
+    if -1 in parts and product > 0 and count % product == 0:
+        parts[parts.index(-1)] = count // product
+    is_split = len(parts) == len(spec.sizes) and min(parts, default=0) > 0 and math.prod(parts) == count
+    if not is_split or any(size % part for size, part in zip(spec.sizes, parts, strict=True)):
+        works = take_dcn(spec.sizes, count)
+        raise ValueError(
+            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; there are {count} granules (slices, or "
             f"processes without a fast network between them); it has one entry an axis, each divides its axis, and "
-            f"together they multiply to {granule_count}; use {works} or None"
+            f"together they multiply to {count}; use {works} or None"
         )
     return tuple(parts)
 
 
-def _order_uneven(spec: MeshSpec, granules: Sequence[Sequence[Any]], layout: Layout) -> tuple[Any, ...]:
-    counts = [len(granule) for granule in granules]
-    if layout.dcn is not None:
-        raise ValueError(
-            f"dcn_mesh_dims is {layout.dcn} for mesh {spec}; the {len(counts)} granules have {counts} devices; a split "
-            f"over granules needs as many on each; use dcn_mesh_dims=None, or choose devices of equal granules"
-        )
-    warn(
-        f"mesh {spec} lies on granules (slices or processes) of {counts} devices: its axes cross them unevenly, and "
-        f"the devices stand granule by granule; for an even mesh choose as many devices on each",
-        UserWarning,
-    )
-    return tuple(device for granule in granules for device in granule)
-
-
-def _order_granule(spec: MeshSpec, inner: tuple[int, ...], granule: Sequence[Any], layout: Layout) -> Sequence[Any]:
-    """Returns one granule's devices in the order of a mesh of sizes `inner`: a torus is cut, others stay as given."""
+def _order_granule(
+    spec: MeshSpec, sizes: tuple[int, ...], weights: Weights, granule: Sequence[Any], *, split: bool
+) -> Sequence[Any]:
+    """Returns one granule's devices in the order of a mesh of these sizes: a torus is cut, others stay as given."""
     if granule[0].platform != "tpu" or len(granule) < 3:
         return granule
-    grid = read_device_grid(granule) if is_cut(len(granule), split=layout.split) else None
-    order = (
-        search_device_order(inner, read_topology(granule), range(len(granule)), split=layout.split)
-        if grid is None
-        else cut_torus(inner, grid, split=layout.split)
-    )
-    if order is None:
+    grid = read_device_grid(granule)
+    if grid is None:
+        order, _ = search_group(sizes, weights, read_topology(granule), range(len(granule)))
+        return [granule[rank] for rank in order]
+    found = cut_torus(sizes, weights, grid.dimensions, read_device_box(granule), split=split)
+    if found is None:
         raise ValueError(
             f"mesh {spec} would share a dimension of the torus between axes, and allow_split_physical_axes is False; "
             f"each axis must then be whole dimensions of it; use allow_split_physical_axes=True"
         )
-    return [granule[rank] for rank in order]
+    return [granule[rank] for rank in list_grid(found, grid)]
 
 
 def read_device_grid(devices: Sequence[Any]) -> Grid | None:
@@ -170,6 +173,12 @@ def read_device_grid(devices: Sequence[Any]) -> Grid | None:
     places = [build_place(getattr(device, "coords", None), getattr(device, "core_on_chip", None)) for device in devices]
     kind = devices[0].device_kind
     return build_grid(places, range(len(devices)), lambda _, sizes: find_rings(kind, sizes))
+
+
+def read_device_box(devices: Sequence[Any]) -> Slice:
+    """Returns the box that the devices of one TPU slice fill, as JAX looks at it."""
+    coords = [device.coords for device in devices]
+    return build_box(devices[0].device_kind, min(coords), max(coords), len(devices))
 
 
 def read_topology(devices: Sequence[Any]) -> Topology:

@@ -2,9 +2,7 @@
 
 The objective: an axis of size n makes every line of the mesh along it a ring of n devices (a pair for n = 2).
 The cost of an axis is its worst edge plus its mean edge, over all rings: the worst bounds a ring's speed, the
-mean stands for how many links the rings load. An axis counts a quarter of the axis inside it, since the
-innermost axes carry the most traffic (as in jax.experimental.mesh_utils, whose shapes are "ordered by
-increasing network intensity").
+mean stands for how many links the rings load. How much an axis counts, `meshwright.planning.importance` says.
 
 Invariant: every device stands once, and the result costs no more than the plain order. Up to 8 devices the
 search is exact, so that no renaming of devices can change the cost. Knows costs, not devices.
@@ -18,11 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
+from meshwright.planning.importance import weigh_positions
+
 Costs = tuple[tuple[float, ...], ...]
 """Relative cost between devices, [device, device], symmetric, 0 on the diagonal."""
-
-INWARD_RATIO: Final = 4.0
-"""How much more an axis counts than the next one outwards. Ours: it orders axes, it predicts no traffic."""
 
 EXACT_COUNT: Final = 8
 EXACT_STEPS: Final = 6_000
@@ -32,7 +29,7 @@ BEAM_STEPS: Final = 2_000
 SEARCH_COUNT_MAX: Final = 128
 """Above, the plain order is taken: no host has as many devices that differ."""
 
-_EPSILON: Final = 1e-9
+_EPSILON: Final = 1e-12
 
 Method = Literal["exact", "beam", "torus", "uniform", "plain"]
 
@@ -65,7 +62,7 @@ class _Edges:
 
 
 @lru_cache(maxsize=256)
-def _build_edges(sizes: tuple[int, ...]) -> _Edges:
+def _build_edges(sizes: tuple[int, ...], weights: tuple[float, ...]) -> _Edges:
     count, earlier = math.prod(sizes), []
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     for position in range(count):
@@ -78,26 +75,21 @@ def _build_edges(sizes: tuple[int, ...]) -> _Edges:
                 edges.append((position - place * stride, axis))
         earlier.append(tuple(edges))
     counts = tuple(sum(axis == a for edges in earlier for _, axis in edges) for a in range(len(sizes)))
-    return _Edges(tuple(earlier), counts, weigh_axes(sizes))
+    return _Edges(tuple(earlier), counts, weights)
 
 
-def weigh_axes(sizes: Sequence[int]) -> tuple[float, ...]:
-    """Returns how much each axis counts: 1 for the innermost wider than 1, a quarter for the next; 0 for size 1."""
-    wide = [axis for axis, size in enumerate(sizes) if size > 1]
-    return tuple(
-        INWARD_RATIO ** (wide.index(axis) - len(wide) + 1) if axis in wide else 0.0 for axis in range(len(sizes))
-    )
-
-
-def price_order(order: Sequence[int], sizes: Sequence[int], costs: Costs) -> tuple[float, tuple[AxisCost, ...]]:
+def price_order(
+    order: Sequence[int], sizes: Sequence[int], costs: Costs, weights: Sequence[float] | None = None
+) -> tuple[float, tuple[AxisCost, ...]]:
     """Returns the relative cost of an order and what each axis adds to it, before weighting.
 
     Args:
         order: indices into `costs`, row-major, as many as the product of `sizes`.
         sizes: of the mesh, outermost first.
         costs: relative cost of each pair, [device, device].
+        weights: how much each axis counts; None: inner axes before outer ones.
     """
-    edges = _build_edges(tuple(sizes))
+    edges = _build_edges(tuple(sizes), tuple(weights or weigh_positions(sizes).inside))
     worst, total = [0.0] * len(sizes), [0.0] * len(sizes)
     for device, earlier in zip(order, edges.earlier, strict=True):
         row = costs[device]
@@ -110,7 +102,7 @@ def price_order(order: Sequence[int], sizes: Sequence[int], costs: Costs) -> tup
 
 
 @lru_cache(maxsize=512)
-def search_order(sizes: tuple[int, ...], costs: Costs) -> Assignment:
+def search_order(sizes: tuple[int, ...], costs: Costs, weights: tuple[float, ...] | None = None) -> Assignment:
     """Returns the cheapest order that was found of all devices in `costs` on a mesh of `sizes`.
 
     Worked example: four cards, 0–2 and 1–3 behind one switch each, mesh (2, 2): the inner axis goes over the
@@ -127,17 +119,20 @@ def search_order(sizes: tuple[int, ...], costs: Costs) -> Assignment:
     plain = tuple(range(count))
     seen = {cost for row, i in zip(costs, plain, strict=True) for cost in row[:i]}
     if len(seen) <= 1 or count > SEARCH_COUNT_MAX:
-        return _finish(plain, sizes, costs, "uniform" if len(seen) <= 1 else "plain")
+        return _finish(plain, sizes, costs, weights, "uniform" if len(seen) <= 1 else "plain")
+    edges = _build_edges(sizes, weights or weigh_positions(sizes).inside)
     if count <= EXACT_COUNT:
-        search = _Exact(_build_edges(sizes), sizes, costs)
-        return _finish(search.run(), sizes, costs, "exact" if search.steps <= EXACT_STEPS else "beam")
-    found = _search_beam(_build_edges(sizes), costs)
-    cheaper = min((plain, found), key=lambda order: round(price_order(order, sizes, costs)[0], 9))
-    return _finish(cheaper, sizes, costs, "beam")
+        search = _Exact(edges, sizes, costs)
+        return _finish(search.run(), sizes, costs, edges.weights, "exact" if search.steps <= EXACT_STEPS else "beam")
+    found = _search_beam(edges, costs)
+    cheaper = min((plain, found), key=lambda order: round(price_order(order, sizes, costs, edges.weights)[0], 12))
+    return _finish(cheaper, sizes, costs, edges.weights, "beam")
 
 
-def _finish(order: tuple[int, ...], sizes: tuple[int, ...], costs: Costs, method: Method) -> Assignment:
-    cost, axes = price_order(order, sizes, costs)
+def _finish(
+    order: tuple[int, ...], sizes: tuple[int, ...], costs: Costs, weights: Sequence[float] | None, method: Method
+) -> Assignment:
+    cost, axes = price_order(order, sizes, costs, weights)
     return Assignment(order, cost, axes, method)
 
 
@@ -160,7 +155,7 @@ class _Exact:
         self.nearest = min(cost for i, row in enumerate(costs) for cost in row[:i])
         self.left = self._count_left()
         self.best = tuple(range(self.count))
-        self.best_cost, _ = price_order(self.best, sizes, costs)
+        self.best_cost, _ = price_order(self.best, sizes, costs, edges.weights)
 
     def _count_left(self) -> list[float]:
         """Returns, per position, the least that the edges of it and all later ones add to the means."""
@@ -232,7 +227,7 @@ def _search_beam(edges: _Edges, costs: Costs) -> tuple[int, ...]:
             for device in free:
                 row = costs[device]
                 added = sum(scale[axis] * row[order[earlier]] for earlier, axis in edges.earlier[position])
-                grown.append((round(cost + added, 9), (*order, device)))
+                grown.append((round(cost + added, 12), (*order, device)))
         beam = sorted(grown)[:width]
     return beam[0][1]
 

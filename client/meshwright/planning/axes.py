@@ -1,15 +1,16 @@
-"""What each axis of a planned mesh runs over: the slowest link between neighbours, hops, extent in the torus.
+"""What each axis of a planned mesh runs over: the slowest link between neighbours, hops, rings, shape in the torus.
 
-Knows only what the topology says; a figure that it does not say is null.
+Knows only what the topology and the chip table say; a figure that neither says is null.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 
+from meshwright.planning.order import Layout
+from meshwright.planning.score import AxisScore, list_edges, list_lines
 from meshwright.spec import MeshSpec
+from meshwright.topology.chips import find_chip_by_kind
 from meshwright.topology.links import classify_link, price_pair
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import PlanAxis
@@ -18,46 +19,67 @@ Lines = tuple[tuple[int, ...], ...]
 """The devices along an axis, one tuple for each place on the other axes."""
 
 
-def build_axes(spec: MeshSpec, topology: Topology, order: Sequence[int]) -> tuple[PlanAxis, ...]:
-    """Returns what each axis runs over; `order` is row-major in mesh order."""
+def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[PlanAxis, ...]:
+    """Returns what each axis runs over."""
+    scores = layout.score.axes if layout.score else (AxisScore(),) * len(spec.sizes)
     return tuple(
-        _build_axis(name, topology, list_lines(spec.sizes, axis, order)) for axis, (name, _) in enumerate(spec)
+        _build_axis(name, size, topology, _list_some(spec.sizes, axis, layout), scores[axis])
+        for axis, (name, size) in enumerate(spec)
     )
 
 
-def list_lines(sizes: Sequence[int], axis: int, order: Sequence[int]) -> Lines:
-    """Returns the lines of a mesh along one axis."""
-    size, stride = sizes[axis], math.prod(sizes[axis + 1 :])
-    starts = (start for start in range(len(order)) if start // stride % size == 0)
-    return tuple(tuple(order[start + step * stride] for step in range(size)) for start in starts)
+def _list_some(sizes: Sequence[int], axis: int, layout: Layout) -> Lines:
+    """Returns the lines that have to be looked at: one where all are alike."""
+    if not layout.is_regular:
+        return list_lines(sizes, axis, layout.order)
+    stride = 1
+    for size in sizes[axis + 1 :]:
+        stride *= size
+    return (layout.order[: sizes[axis] * stride : stride],)
 
 
-def list_edges(line: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the pairs that a ring over a line joins: neighbours and, for more than two, last and first."""
-    edges = list(pairwise(line))
-    return [*edges, (line[-1], line[0])] if len(line) > 2 else edges
-
-
-def _build_axis(name: str, topology: Topology, lines: Lines) -> PlanAxis:
-    size = len(lines[0])
+def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: AxisScore) -> PlanAxis:
     if size == 1:
         return PlanAxis(name=name, size=1)
-    edges = [edge for line in lines for edge in list_edges(line)]
-    if topology.is_uniform:
-        edges = edges[:1]
-    slowest = max(edges, key=lambda edge: price_pair(topology, *edge))
-    link = topology.link(*slowest)
-    hops = _count_hops(topology, lines)
+    shape = _measure_shape(topology, lines)
+    if score.granules > 1:
+        chip = find_chip_by_kind(topology.devices[lines[0][0]].kind)
+        rate = chip.scaleout_bytes_per_s if chip else None
+        return PlanAxis(
+            name=name,
+            size=size,
+            link="dcn",
+            dcn_size=score.granules,
+            group_shape=shape,
+            neighbour_hops_max=score.hops,
+            links=score.links,
+            bandwidth_bytes_per_s=rate,
+            basis="declared" if rate else None,
+        )
+    slowest = max((edge for line in lines for edge in list_edges(line)), key=lambda edge: price_pair(topology, *edge))
+    rate, basis = _read_rate(topology, slowest)
     return PlanAxis(
         name=name,
         size=size,
         link=_name_link(topology, slowest),
-        group_shape=_measure_extent(topology, lines),
-        neighbour_hops_max=hops,
-        rings=_count_rings(topology, lines) if hops is not None else None,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
-        basis=link.basis if link and link.bandwidth_bytes_per_s is not None else None,
+        group_shape=shape,
+        neighbour_hops_max=score.hops,
+        rings=_count_rings(topology, lines) if score.hops is not None else None,
+        links=score.links,
+        bandwidth_bytes_per_s=rate,
+        basis=basis,
     )
+
+
+def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None, str | None]:
+    """Returns the bandwidth of a direct link and how it is known; of an ICI link that is not listed, the table's."""
+    link = topology.link(*edge)
+    if link is not None and link.bandwidth_bytes_per_s is not None:
+        return link.bandwidth_bytes_per_s, link.basis
+    chip = find_chip_by_kind(topology.devices[edge[0]].kind)
+    is_ici = topology.platform == "tpu" and topology.hops(*edge) is not None
+    rate = chip.link_bytes_per_s if chip and is_ici else None
+    return rate, "declared" if rate else None
 
 
 def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
@@ -66,16 +88,9 @@ def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
         return classify_link(link.kind)
     if topology.hops(*edge) is not None:
         return "ici"
+    if len(topology.group(edge)) == 1 and topology.devices[edge[0]].granule != topology.devices[edge[1]].granule:
+        return "nvlink"
     return "host" if topology.platform == "cpu" else None
-
-
-def _count_hops(topology: Topology, lines: Lines) -> int | None:
-    """Returns the most hops between neighbours on a line, last and first aside; None off the torus."""
-    if topology.platform != "tpu":
-        return None
-    hops = [topology.hops(a, b) for line in lines for a, b in pairwise(line)]
-    known = [count for count in hops if count is not None]
-    return max(known) if len(known) == len(hops) else None
 
 
 def _count_rings(topology: Topology, lines: Lines) -> int:
@@ -87,14 +102,13 @@ def _count_rings(topology: Topology, lines: Lines) -> int:
     return 1 if len(lines[0]) == 2 else 2
 
 
-def _measure_extent(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
-    """Returns how far a line reaches in each dimension of the torus; None where lines differ or know no
-    coordinates."""
-    extents = set()
+def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
+    """Returns on how many places of each dimension a line lies; None where lines differ or know no coordinates."""
+    shapes = set()
     for line in lines:
         coords = [topology.devices[index].coords for index in line]
         known = [place for place in coords if place]
         if len(known) < len(coords):
             return None
-        extents.add(tuple(max(values) - min(values) + 1 for values in zip(*known, strict=False)))
-    return extents.pop() if len(extents) == 1 else None
+        shapes.add(tuple(len(set(values)) for values in zip(*known, strict=False)))
+    return shapes.pop() if len(shapes) == 1 else None

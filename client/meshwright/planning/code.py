@@ -68,12 +68,14 @@ def write_code(
         fingerprint: of the plan.
     """
     starts = [f"#   {name}={value!r}" for name, value in environment.items()]
+    head = [f"# Mesh {spec}, plan {fingerprint}. Start the job with this environment:", *starts]
+    if len(order) > LISTED_COUNT_MAX or _spans_processes(topology, order):
+        return "\n".join([*head, *_BUILD, ""])
     lookup = _look_up_chips if _has_chips(topology, order) else _look_up_numbers
     types = ", ".join(f"AxisType.{kind.capitalize()}" for kind in axis_types) + "," * (len(axis_types) == 1)
     return "\n".join(
         [
-            f"# Mesh {spec}, plan {fingerprint}. Start the job with this environment:",
-            *starts,
+            *head,
             "# With meshwright in the job, these lines do the same, for any number of processes:",
             "#   from meshwright.mesh import build_mesh",
             "#   mesh = build_mesh(plan)",
@@ -90,6 +92,23 @@ def write_code(
             "",
         ]
     )
+
+
+LISTED_COUNT_MAX: Final = 1024
+"""Above, the code asks for the plan instead of listing its devices."""
+
+_BUILD: Final = (
+    "# `plan` is this plan: Client().stored_plan(…), or the reply of POST /mesh/plan in a file.",
+    "from meshwright.mesh import build_mesh",
+    "",
+    "mesh = build_mesh(plan)",
+)
+
+
+def _spans_processes(topology: Topology, order: Sequence[int]) -> bool:
+    """True where several processes must agree on who is where, and no coordinates tell."""
+    granules = {topology.places[index][0] for index in order}
+    return len(granules) > 1
 
 
 def _has_chips(topology: Topology, order: Sequence[int]) -> bool:

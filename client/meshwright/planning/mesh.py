@@ -2,71 +2,77 @@
 silently.
 
 Rule: pure; a request and a topology in, plans or a refusal out. The steps: read the mesh, choose the devices,
-fill in the -1, refuse what does not fit, order, and tell. Knows no model, so memory and step time stay null.
+fill in the -1, refuse what does not fit, order, and tell. Knows no model, so memory and step time stay null; and not
+where the topology comes from (`meshwright.planning.request`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import DevicesUnusedError
-from meshwright.planning.assign import price_order, search_subset
 from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
+from meshwright.planning.dcn import read_dcn
+from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices
-from meshwright.planning.order import search_assignment
+from meshwright.planning.order import Layout, score_given, search_layout
+from meshwright.planning.packing import pack_devices, sort_plain
 from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices, tell_taken
 from meshwright.planning.shapes import search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
-from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.mesh import Plan, PlanGranule, PlanRequest, Plans
+from meshwright.wire.mesh import Plan, PlanGranule, PlanRequest, Plans, PlanScore
 
-SCORE_UNIT: Final = "time of a byte over PCIe 4.0 x16; worst plus mean edge; an axis counts a quarter of the one inside"
+SCORE_UNIT: Final = (
+    "time of a byte over PCIe 4.0 x16; an axis counts 4 times the next one in rank (64 between granules)"
+)
 
 CLEARLY_RATIO: Final = 0.99
 """An order must cost less than this part of another one before a warning names it."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Devices in mesh order (row-major), what the order costs, and what the plain order of the same devices
-    does."""
-
-    order: tuple[int, ...]
-    cost: float | None
-    plain_cost: float | None
-    method: str
-
-
-def plan_mesh(request: PlanRequest, topology: Topology, *, health: Health | None = None) -> Plans:
+def plan_mesh(
+    request: PlanRequest,
+    topology: Topology,
+    *,
+    health: Health | None = None,
+    target: str | None = None,
+    notices: Sequence[Notice] = (),
+) -> Plans:
     """Returns the plan for an explicit mesh.
 
     Args:
         request: the mesh, the devices that may be used, and how.
         topology: what is there.
-        health: the state of each device by local index; devices that are not in it are taken to be well.
+        health: the state of each device by its place in `topology.devices`; those that are not in it are taken to be
+            well.
+        target: what the plan calls the hardware that it was made for, where that is not here.
+        notices: about the topology: every plan carries them.
 
     Raises:
         InvalidMeshError: the mesh or its axis types are malformed.
-        PlanInfeasibleError: more devices than there are, sizes that cannot divide them, or an unknown or
-            doubled device.
+        InvalidRequestError: `dcn` or `importance` names no axis of the mesh.
+        PlanInfeasibleError: more devices than there are, sizes that cannot divide them, an unknown or doubled device,
+            or a split over granules that does not fit.
         DevicesUnusedError: devices would be left unused without anybody having said so.
     """
     health = health or {}
     asked = MeshSpec.parse(request.mesh)
     axis_types = parse_axis_types(request.axis_types, asked.names)
+    importance = check_importance(request.importance, asked.names)
     pool = select_devices(request.devices, topology, health)
     spec = _resolve(asked, pool, topology)
     unused = _check_unused(spec, pool, topology, request)
-    layout = _lay_out(spec, pool, topology, is_given=request.device_order == "given")
-    better = _find_better(spec, pool, topology, layout)
-    notices = pool.notices + unused + build_notices(spec, topology, layout.order, health=health, better=better)
-    return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, notices),))
+    weights = weigh_axes(spec.names, spec.sizes, importance)
+    layout = _lay_out(spec, weights, pool, topology, request)
+    better = _find_better(spec, weights, pool, topology, layout, request)
+    found = build_notices(spec, topology, layout.order, health=health, better=better)
+    told = (*notices, *pool.notices, *unused, *found)
+    return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, target, told),))
 
 
 def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
@@ -127,63 +133,54 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
     return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
 
 
-def _lay_out(spec: MeshSpec, pool: Pool, topology: Topology, *, is_given: bool) -> _Layout:
+def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> Layout:
     count = spec.device_count
-    if is_given:
-        return _price_given(spec, topology, pool.indices[:count])
-    ranks = {index: rank for rank, index in enumerate(topology.order)}
-    plain = tuple(sorted(pool.indices, key=ranks.__getitem__))
-    if topology.is_uniform:
-        return _Layout(plain[:count], None, None, "uniform")
-    chosen = _pack(plain, topology, count)
-    found = search_assignment(spec.sizes, topology, chosen)
-    return _Layout(
-        tuple(chosen[rank] for rank in found.order),
-        found.cost,
-        _price_plain(spec, topology, chosen),
-        found.method,
-    )
+    if request.device_order == "given":
+        return score_given(spec.sizes, weights, topology, pool.indices[:count])
+    chosen = pack_devices(topology, sort_plain(topology, pool.indices), count)
+    dcn = None if request.dcn is None else read_dcn(request.dcn, spec, list(map(len, topology.group(chosen))))
+    return search_layout(spec.sizes, weights, topology, chosen, dcn=dcn)
 
 
-def _pack(plain: tuple[int, ...], topology: Topology, count: int) -> tuple[int, ...]:
-    """Returns the `count` devices with the least between them, in plain order."""
-    if count == len(plain):
-        return plain
-    return tuple(plain[rank] for rank in search_subset(count, price_pairs(topology, plain)))
-
-
-def _price_plain(spec: MeshSpec, topology: Topology, chosen: Sequence[int]) -> float:
-    return price_order(range(len(chosen)), spec.sizes, price_pairs(topology, chosen))[0]
-
-
-def _price_given(spec: MeshSpec, topology: Topology, order: tuple[int, ...]) -> _Layout:
-    if topology.is_uniform:
-        return _Layout(order, None, None, "given")
-    ranks = {index: rank for rank, index in enumerate(topology.order)}
-    plain = sorted(order, key=ranks.__getitem__)
-    return _Layout(order, _price_plain(spec, topology, order), _price_plain(spec, topology, plain), "given")
-
-
-def _find_better(spec: MeshSpec, pool: Pool, topology: Topology, layout: _Layout) -> tuple[int, ...] | None:
+def _find_better(
+    spec: MeshSpec,
+    weights: Weights,
+    pool: Pool,
+    topology: Topology,
+    layout: Layout,
+    request: PlanRequest,
+) -> tuple[int, ...] | None:
     """Returns an order of free devices, the same or others, that is clearly cheaper; None where there is
     none."""
-    if layout.cost is None or len(pool.alternatives) < spec.device_count:
+    is_free = request.device_order == "planned" and not pool.is_named
+    if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
         return None
-    chosen = _pack(pool.alternatives, topology, spec.device_count)
-    found = search_assignment(spec.sizes, topology, chosen)
-    return tuple(chosen[rank] for rank in found.order) if found.cost < CLEARLY_RATIO * layout.cost else None
+    chosen = pack_devices(topology, pool.alternatives, spec.device_count)
+    found = search_layout(spec.sizes, weights, topology, chosen)
+    return found.order if found.score and _is_clearly_better(found.score.key, layout.score.key) else None
+
+
+def _is_clearly_better(one: Sequence[float], other: Sequence[float]) -> bool:
+    """True when the first part in which two scores differ clearly is smaller in the first."""
+    for a, b in zip(one, other, strict=True):
+        if a < CLEARLY_RATIO * b:
+            return True
+        if b < CLEARLY_RATIO * a:
+            return False
+    return False
 
 
 def _build_plan(
     spec: MeshSpec,
     axis_types: tuple[AxisType, ...],
     topology: Topology,
-    layout: _Layout,
+    layout: Layout,
     request: PlanRequest,
+    target: str | None,
     notices: tuple[Notice, ...],
 ) -> Plan:
     order = layout.order
-    name = fingerprint(spec.axes, axis_types, [topology.place(index) for index in order])
+    name = fingerprint(spec.axes, axis_types, list(map(topology.places.__getitem__, order)))
     environment = build_job_environment(topology, order, request.memory_strategy)
     code = write_code(spec, axis_types, topology, order, environment=environment, fingerprint=name)
     return Plan(
@@ -193,8 +190,9 @@ def _build_plan(
         platform=topology.platform,
         devices=tuple(topology.references[index] for index in order) if request.include_devices else None,
         granules=_list_granules(topology, order),
-        axes=build_axes(spec, topology, order),
+        axes=build_axes(spec, topology, layout),
         score=_tell_score(layout),
+        target=target,
         environment=environment,
         code=code,
         warnings=notices,
@@ -202,25 +200,30 @@ def _build_plan(
 
 
 def _list_granules(topology: Topology, order: Sequence[int]) -> tuple[PlanGranule, ...]:
-    places = [topology.place(index) for index in order]
+    used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
+    for ordinal, position in map(topology.places.__getitem__, order):
+        used[ordinal].append(position)
     return tuple(
         PlanGranule(
             ordinal=granule.ordinal,
             kind=granule.kind,
             name=granule.name,
             device_count=granule.device_count,
-            used_positions=tuple(sorted(position for ordinal, position in places if ordinal == granule.ordinal)),
+            used_positions=tuple(sorted(used[granule.ordinal])),
         )
         for granule in topology.granules
     )
 
 
-def _tell_score(layout: _Layout) -> dict[str, float | str] | None:
-    if layout.cost is None or layout.plain_cost is None:
-        return {"method": layout.method}
-    return {
-        "method": layout.method,
-        "cost": round(layout.cost, 6),
-        "plain_cost": round(layout.plain_cost, 6),
-        "unit": SCORE_UNIT,
-    }
+def _tell_score(layout: Layout) -> PlanScore:
+    if layout.score is None:
+        return PlanScore(method=layout.method)
+    parts: dict[str, float | int | None] = {}
+    for prefix, score in (("", layout.score), ("plain_", layout.plain), ("jax_", layout.jax)):
+        if score is not None:
+            parts |= {
+                f"{prefix}crossing": score.crossing,
+                f"{prefix}hops_max": score.hops,
+                f"{prefix}cost": score.cost,
+            }
+    return PlanScore.model_validate({"method": layout.method, "unit": SCORE_UNIT, **parts})

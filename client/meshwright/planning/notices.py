@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from meshwright.planning.axes import list_edges, list_lines
+from meshwright.planning.score import list_edges, list_lines
 from meshwright.planning.selection import Health, find_foreign, name_holders
 from meshwright.spec import MeshSpec
 from meshwright.topology.links import price_pair
@@ -35,8 +35,8 @@ def build_notices(
 
 
 def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Iterator[Notice]:
-    for state in ("unhealthy", "degraded"):
-        found = [index for index in used if health.get(topology.devices[index].local_index) == state]
+    for state in sorted({"unhealthy", "degraded"} & set(health.values()), reverse=True):
+        found = [index for index in used if health.get(index) == state]
         if found:
             yield Notice(
                 code=f"devices_{state}",

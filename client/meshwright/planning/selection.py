@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.planning.assign import search_subset
-from meshwright.topology.links import price_pairs
+from meshwright.planning.packing import pack_devices, spread_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection
 
 Health = Mapping[int, str]
-"""Local index → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as `/health` says it."""
+"""Place in `Topology.devices` → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as `/health` says."""
 
 Names = Sequence[int | str]
 
@@ -78,20 +77,20 @@ def select_devices(asked: Names | DeviceSelection | None, topology: Topology, he
 def is_usable(topology: Topology, index: int, health: Health) -> bool:
     """True unless the device is unhealthy, or its driver forbids computing on it."""
     device = topology.devices[index]
-    return health.get(device.local_index) != "unhealthy" and device.compute_mode != "prohibited"
+    return health.get(index) != "unhealthy" and device.compute_mode != "prohibited"
 
 
 def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
     """Returns the devices that processes other than the agent's own worker hold."""
-    devices = topology.devices
-    return tuple(index for index in indices if any(not process.own for process in devices[index].processes or ()))
+    held = [(index, topology.devices[index].processes) for index in indices]
+    return tuple(index for index, processes in held if processes and not all(process.own for process in processes))
 
 
 def find_taken(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
     """Returns the devices that another process has to itself: any holder of a TPU, and of a GPU in exclusive mode."""
     devices = topology.devices
-    alone = [i for i in indices if devices[i].platform == "tpu" or devices[i].compute_mode == "exclusive_process"]
-    return find_foreign(topology, alone)
+    foreign = find_foreign(topology, indices)
+    return tuple(i for i in foreign if devices[i].platform == "tpu" or devices[i].compute_mode == "exclusive_process")
 
 
 def name_holders(topology: Topology, indices: Iterable[int]) -> str:
@@ -154,14 +153,13 @@ def tell_taken(topology: Topology, held: Sequence[int]) -> str:
 def _part_held(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the devices that a job could open, and those that another process has to itself."""
     held = find_taken(topology, indices)
-    return tuple(index for index in indices if index not in held), held
+    taken = set(held)
+    return tuple(index for index in indices if index not in taken), held
 
 
 def _take(asked: DeviceSelection, topology: Topology, pool: tuple[int, ...], count: int) -> tuple[int, ...]:
-    if topology.is_uniform or count == len(pool):
-        return pool[:count]
-    chosen = search_subset(count, price_pairs(topology, pool), spread=asked.policy == "spread")
-    return tuple(pool[rank] for rank in chosen)
+    take = pack_devices if asked.policy == "packed" else spread_devices
+    return take(topology, pool, count)
 
 
 def _find_all(names: Names, topology: Topology, field: str) -> tuple[int, ...]:
@@ -211,9 +209,7 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
 def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) -> tuple[Notice, ...]:
     if not left_out:
         return ()
-    why = {
-        "unhealthy" if health.get(topology.devices[i].local_index) == "unhealthy" else "prohibited" for i in left_out
-    }
+    why = {"unhealthy" if health.get(i) == "unhealthy" else "prohibited" for i in left_out}
     return (
         Notice(
             code="devices_left_out",

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
+from meshwright.topology.chips import find_chip_by_kind
 from meshwright.topology.model import ICI, Topology
 from meshwright.wire.devices import Link
 
-LinkClass = Literal["ici", "nvlink", "pcie", "host"]
+XGMI: Final = "XGMI"
+"""AMD's link between the GPUs of a host."""
+
+LinkClass = Literal["ici", "nvlink", "xgmi", "pcie", "host", "dcn"]
 """What a mesh axis runs over, as a plan says it."""
 
 PCIE_4_X16_BYTES_PER_S: Final = 31.5e9
@@ -30,6 +34,10 @@ PCIE_LADDER: Final[Mapping[str, float]] = {"PIX": 1.0, "PXB": 1.5, "PHB": 2.25, 
 ratio is ours, and any ratio above 1 ranks orders of one kind of link the same way."""
 
 UNLINKED_COST: Final = 1.5 * PCIE_LADDER["SYS"]
+
+CROSSING_COST: Final = 1.5 * UNLINKED_COST
+"""Between granules, where no table says a device's share of the network: one step further out. The ratio is ours."""
+
 NUMA_FACTOR: Final = 2.0
 """Memory of the other NUMA node. Source: the kernel's default distances, 10 local and 20 remote
 (include/linux/topology.h)."""
@@ -44,7 +52,16 @@ def classify_link(kind: str) -> LinkClass:
         return "ici"
     if kind.startswith("NV"):
         return "nvlink"
+    if kind == XGMI:
+        return "xgmi"
     return "pcie" if kind in PCIE_LADDER else "host"
+
+
+def price_crossing(topology: Topology, a: int) -> float:
+    """Returns the relative cost of a device's share of the network between granules: more than any link inside."""
+    chip = find_chip_by_kind(topology.devices[a].kind)
+    share = chip.scaleout_bytes_per_s if chip else None
+    return PCIE_4_X16_BYTES_PER_S / share if share else CROSSING_COST
 
 
 def price_link(link: Link) -> float:
@@ -63,8 +80,10 @@ def price_pair(topology: Topology, a: int, b: int) -> float:
     """Returns the relative cost between two devices: by their link, by ICI hops, or as far as can be."""
     hops = topology.hops(a, b)
     if hops is not None:
-        return _price_hop(topology, a) * (hops or SAME_CHIP_FACTOR)
+        return price_hop(topology, a) * (hops or SAME_CHIP_FACTOR)
     link = topology.link(a, b)
+    if link is None and topology.devices[a].granule != topology.devices[b].granule:
+        return _price_far(topology, a, b)
     if link is None and topology.platform == "cpu":
         return _price_numa(topology, a, b)
     if link is None:
@@ -72,8 +91,17 @@ def price_pair(topology: Topology, a: int, b: int) -> float:
     return price_link(link) * (_price_numa(topology, a, b) if classify_link(link.kind) == "host" else 1.0)
 
 
-def _price_hop(topology: Topology, a: int) -> float:
-    link = next((link for link in topology.links if link.kind == ICI and a in (link.a, link.b)), None)
+def _price_far(topology: Topology, a: int, b: int) -> float:
+    """Returns the cost between two hosts: of one NVLink domain, what the links inside a host cost."""
+    if len(topology.group((a, b))) > 1:
+        return price_crossing(topology, a)
+    inside = next((link for link in topology.links_of(a) if classify_link(link.kind) == "nvlink"), None)
+    return price_link(inside) if inside else PCIE_4_X16_BYTES_PER_S / NVLINK_BYTES_PER_S
+
+
+def price_hop(topology: Topology, a: int) -> float:
+    """Returns the relative cost of one ICI hop from a device."""
+    link = next((link for link in topology.links_of(a) if link.kind == ICI), None)
     return price_link(link) if link else PCIE_4_X16_BYTES_PER_S / ICI_BYTES_PER_S
 
 

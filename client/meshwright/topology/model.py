@@ -8,11 +8,13 @@ Knows only what the machine said: which devices there are and what joins them. W
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Final
 
+from meshwright.topology.distance import Distance, find_distance
 from meshwright.topology.identity import Position
 from meshwright.wire.devices import Device, Devices, Granule, Link, Platform
 from meshwright.wire.mesh import DeviceRef
@@ -65,7 +67,7 @@ class Topology:
     @cached_property
     def order(self) -> tuple[int, ...]:
         """All devices by (granule, position): the plain order."""
-        places = {(device.granule, device.position): index for index, device in enumerate(self.devices)}
+        places = {place: index for index, place in enumerate(self.places)}
         return tuple(places[place] for place in sorted(places))
 
     @cached_property
@@ -99,20 +101,48 @@ class Topology:
 
     @cached_property
     def names(self) -> Mapping[int | str, tuple[int, ...]]:
-        """What a request may call a device (local index, uuid, PCI bus id) → the devices so called."""
+        """What a request may call a device (local index, host/index, uuid, PCI bus id) → the devices so called."""
         names: dict[int | str, list[int]] = defaultdict(list)
         for index in self.order:
             device = self.devices[index]
             names[device.local_index].append(index)
+            names[f"{device.host}/{device.local_index}".lower()].append(index)
             for name in filter(None, (device.uuid, device.pci_bus_id)):
                 names[name.lower()].append(index)
         return {name: tuple(indices) for name, indices in names.items()}
 
     @cached_property
+    def domains(self) -> Mapping[int, str | int]:
+        """Granule → what a fast network joins: its NVLink domain where that spans hosts, else the granule itself."""
+        return {granule.ordinal: granule.domain or granule.ordinal for granule in self.granules}
+
+    @cached_property
+    def _granules(self) -> Mapping[int, Granule]:
+        return {granule.ordinal: granule for granule in self.granules}
+
+    def find_granule(self, ordinal: int) -> Granule:
+        """Returns the granule of this ordinal."""
+        return self._granules[ordinal]
+
+    def group(self, indices: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """Returns the devices by fast domain, domains in the order of their first granule, devices as given."""
+        if len(self.domains) == 1:
+            return (tuple(indices),)
+        groups: dict[str | int, list[int]] = defaultdict(list)
+        first = {name: ordinal for ordinal, name in sorted(self.domains.items(), reverse=True)}
+        for index in indices:
+            groups[self.domains[self.places[index][0]]].append(index)
+        return tuple(tuple(groups[name]) for name in sorted(groups, key=first.__getitem__))
+
+    @cached_property
     def is_uniform(self) -> bool:
         """True when every device reaches every other one alike, so that order cannot matter for speed."""
+        if self.platform == "tpu":
+            return False
         if len(self.devices) < 3:
             return True
+        if len(set(self.domains.values())) > 1:
+            return False
         kinds = {(link.kind, link.count, link.bandwidth_bytes_per_s) for link in self.links}
         alike = len({device.numa_node for device in self.devices}) == 1 or self.platform != "cpu"
         if not self.links:
@@ -127,6 +157,18 @@ class Topology:
     def link(self, a: int, b: int) -> Link | None:
         """Returns the direct link between two devices; None where there is none."""
         return self._links.get((a, b) if a < b else (b, a))
+
+    @cached_property
+    def _links_of(self) -> Mapping[int, tuple[Link, ...]]:
+        ends: dict[int, list[Link]] = defaultdict(list)
+        for link in self.links:
+            ends[link.a].append(link)
+            ends[link.b].append(link)
+        return {index: tuple(links) for index, links in ends.items()}
+
+    def links_of(self, index: int) -> tuple[Link, ...]:
+        """Returns the listed links of one device."""
+        return self._links_of.get(index, ())
 
     @cached_property
     def _chip_neighbours(self) -> Mapping[Chip, tuple[Chip, ...]]:
@@ -149,15 +191,29 @@ class Topology:
     def hops(self, a: int, b: int) -> int | None:
         """Returns how many ICI links the shortest way between two devices has; None where there is no way.
 
-        The way is searched over the ICI links; where none is listed, coordinates stand for a grid without
-        wrap-around. Two cores of one chip are 0 hops apart.
+        Where the granule says its shape and wrap, these tell. Else the way is searched over the listed ICI links;
+        where none is listed, coordinates stand for a grid without wrap-around. Two cores of one chip are 0 hops apart.
         """
         if self.platform != "tpu":
             return None
+        one, other = self.devices[a], self.devices[b]
+        distance = self.distances.get(one.granule)
+        if distance is not None:
+            known = one.granule == other.granule and one.coords is not None and other.coords is not None
+            return distance(one.coords or (), other.coords or ()) if known else None
         start = self._chip(a)
         if start not in self._hops:
             self._hops[start] = self._search_hops(start) if self._chip_neighbours else self._count_hops(start)
         return self._hops[start].get(self._chip(b))
+
+    @cached_property
+    def distances(self) -> Mapping[int, Distance]:
+        """Granule → hops between two of its chips by coordinates, for those that say their shape and wrap."""
+        return {
+            granule.ordinal: find_distance(granule.shape, granule.wrap, twisted=granule.twisted)
+            for granule in self.granules
+            if granule.shape and granule.wrap
+        }
 
     @cached_property
     def _hops(self) -> dict[Chip, Mapping[Chip, int]]:
@@ -184,13 +240,33 @@ class Topology:
             if chip[0] == start[0]
         }
 
-    def place(self, index: int) -> Position:
-        """Returns (granule ordinal, position in the granule) of a device."""
-        return self.devices[index].granule, self.devices[index].position
+    @cached_property
+    def places(self) -> tuple[Position, ...]:
+        """(granule ordinal, position in the granule) of each device."""
+        return tuple((device.granule, device.position) for device in self.devices)
+
+    @cached_property
+    def whole_slices(self) -> Mapping[int, tuple[int, ...]]:
+        """Granule → its devices in plain order, for slices all of whose chips are there and counted x, y, z, core."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for index in self.order:
+            members[self.devices[index].granule].append(index)
+        return {
+            granule.ordinal: tuple(members[granule.ordinal])
+            for granule in self.granules
+            if granule.shape and _is_counted([self.devices[i] for i in members[granule.ordinal]], granule.shape)
+        }
 
     def describe(self, indices: Iterable[int]) -> str:
         """Returns local indices as people read them: "0, 1, 5"."""
         return ", ".join(str(self.devices[index].local_index) for index in indices)
+
+
+def _is_counted(devices: Sequence[Device], shape: Sequence[int]) -> bool:
+    """True where devices fill a slice of this shape and stand in the canonical order: x fastest but for the cores."""
+    chips = [coords[::-1] for coords in product(*(range(size) for size in reversed(shape)))]
+    cores, rest = divmod(len(devices), len(chips))
+    return not rest and [device.coords for device in devices] == [chip for chip in chips for _ in range(cores)]
 
 
 def _tell_doubled(devices: tuple[Device, ...]) -> str:

@@ -1,7 +1,7 @@
 """The grid of chips inside a TPU slice: how long each dimension is, which of them close to rings, who stands where.
 
-Rule: wrap-around links are those that the topology lists; where it lists no ICI link at all, those that the
-generation has on a slice of that shape. Twisted tori are taken for plain ones. Knows no mesh.
+Rule: wrap-around links are those that the granule says; else those that the topology lists; where it lists no ICI link
+at all, those that the generation has on a slice of that shape. Knows no mesh.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from meshwright.topology.chips import find_chip_by_kind
 from meshwright.topology.links import SAME_CHIP_FACTOR
 from meshwright.topology.model import ICI, Chip, Topology
+from meshwright.wire.devices import Granule
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,21 @@ def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
 
     Dimensions of length 1 are left out.
     """
-    if topology.platform != "tpu":
+    if topology.platform != "tpu" or not indices:
         return None
+    granule = topology.places[indices[0]][0]
+    if tuple(indices) == topology.whole_slices.get(granule):
+        return _read_whole(topology, topology.find_granule(granule), tuple(indices))
     chosen = [topology.devices[index] for index in indices]
     places = [build_place(device.coords, device.core_on_chip, device.granule) for device in chosen]
     return build_grid(places, indices, lambda low, sizes: _read_wraps(topology, low, sizes))
+
+
+def _read_whole(topology: Topology, granule: Granule, members: tuple[int, ...]) -> Grid:
+    """Returns the grid of a slice that is all there, without looking at each of its devices."""
+    sizes = (granule.shape or ())[::-1]
+    rings = _read_wraps(topology, (granule.ordinal, *(0 for _ in sizes)), sizes)
+    return _build_grid((*sizes, len(members) // math.prod(sizes)), rings, members)
 
 
 def build_place(coords: Sequence[int] | None, core: int | None, granule: int = 0) -> Place | None:
@@ -115,9 +126,14 @@ def build_grid(
         return None
     _, *chips, cores = sizes
     rings = find_rings(low[:-1], tuple(chips))
+    return _build_grid((*chips, cores), rings, tuple(there[place] for place in known))
+
+
+def _build_grid(sizes: Sequence[int], rings: Sequence[bool], members: tuple[int, ...]) -> Grid:
+    *chips, cores = sizes
     dimensions = [Dimension(size, ring) for size, ring in zip(chips, rings, strict=True)]
     wide = tuple(d for d in (*dimensions, Dimension(cores, step=SAME_CHIP_FACTOR)) if d.size > 1)
-    return Grid(wide, tuple(there[place] for place in known))
+    return Grid(wide, members)
 
 
 def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
@@ -127,15 +143,43 @@ def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
 
 
 def _read_wraps(topology: Topology, low: Place, sizes: Place) -> tuple[bool, ...]:
-    """Returns which dimensions (outermost first) are rings, by the listed links or else by the generation's rule."""
+    """Returns which dimensions (outermost first) are rings: by the granule, the listed links, or the kind's rule."""
+    granule, *corner = low
+    told = topology.find_granule(granule)
+    if told.shape and told.wrap:
+        return tuple(
+            wraps and size == whole
+            for wraps, size, whole in zip(_find_straight(told)[::-1], sizes, told.shape[::-1], strict=True)
+        )
     if not any(link.kind == ICI for link in topology.links):
         return find_rings(topology.devices[0].kind, sizes)
-    granule, *corner = low
     first: Chip = (granule, tuple(reversed(corner)))
     return tuple(
         size > 2 and _step(first, len(sizes) - 1 - axis, size - 1) in topology.neighbours(first)
         for axis, size in enumerate(sizes)
     )
+
+
+def _find_straight(granule: Granule) -> tuple[bool, ...]:
+    """Returns which dimensions close to rings that come out where they went in: of a twisted torus, the long ones."""
+    shape, wrap = granule.shape or (), granule.wrap or ()
+    return tuple(ring and not (granule.twisted and size < max(shape)) for size, ring in zip(shape, wrap, strict=True))
+
+
+def find_dimensions(topology: Topology, granule: int) -> tuple[Dimension, ...]:
+    """Returns the dimensions of the box that the devices of a granule span, outermost first, the cores of a chip last.
+
+    Holes do not matter here. Devices without coordinates have no dimension but their cores.
+    """
+    devices = [device for device in topology.devices if device.granule == granule]
+    places = [place for d in devices if (place := build_place(d.coords, d.core_on_chip, granule)) is not None]
+    if not places:
+        return ()
+    low = tuple(map(min, zip(*places, strict=True)))
+    sizes = tuple(max(column) - first + 1 for column, first in zip(zip(*places, strict=True), low, strict=True))
+    rings = _read_wraps(topology, low[:-1], sizes[1:-1])
+    chips = (Dimension(size, ring) for size, ring in zip(sizes[1:-1], rings, strict=True))
+    return (*chips, Dimension(sizes[-1], step=SAME_CHIP_FACTOR))
 
 
 def find_rings(kind: str, sizes: Sequence[int]) -> tuple[bool, ...]:

@@ -117,6 +117,12 @@ class Granule(Reply):
     kind: GranuleKind
     name: str
     device_count: int
+    shape: tuple[int, ...] | None = Field(default=None, description="of a TPU slice, in chips: x, y, z")
+    wrap: tuple[bool, ...] | None = Field(default=None, description="which of these dimensions close to rings")
+    twisted: bool = Field(default=False, description="a twisted torus: the rings of short dimensions are offset")
+    domain: str | None = Field(
+        default=None, description="the NVLink domain that this host belongs to, where it spans hosts (GB200 NVL72)"
+    )
 
 
 class NumaNode(Evidence):
@@ -125,6 +131,9 @@ class NumaNode(Evidence):
     node: int
     cpus: str = Field(description='as the kernel lists them: "0-15,32-47"')
     memory_bytes: int | None = None
+    distances: tuple[int, ...] | None = Field(
+        default=None, description="to each node of the host, as the kernel says: 10 is its own memory, 20 twice as far"
+    )
 
 
 class Cpu(Evidence):

@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from meshwright.spec import AxisType
 from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
+from meshwright.wire.devices import Devices
 
 MeshShape = dict[str, int]
 """Axis name → size, outermost first."""
@@ -52,6 +53,22 @@ class PlanRequest(Request):
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
         default="balanced", description="how much memory the job's JAX may take: goes into `environment`"
     )
+    target: StrictStr | None = Field(
+        default=None,
+        description="plan on hardware that need not be here: [granules*]chip:shape, or a slice's name",
+        examples=["v5p:4x4x28", "64*h100:8", "2*v5e:16x16"],
+    )
+    topology: Devices | tuple[Devices, ...] | None = Field(
+        default=None, description="plan on these hosts: replies of their agents' GET /devices; null: this host"
+    )
+    dcn: StrictStr | dict[StrictStr, StrictInt] | None = Field(
+        default=None,
+        description='how axes are split over granules (slices, or hosts): "dp:4" or {"dp": 4}; null: by the score',
+    )
+    importance: dict[StrictStr, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+        default=None,
+        description="how much traffic each axis has, such as bytes a step: only ratios count; null: by the axes' names",
+    )
 
 
 class DeviceRef(Reply):
@@ -85,15 +102,35 @@ class PlanAxis(Reply):
     name: str
     size: int
     link: str | None = Field(
-        default=None, description='slowest link between neighbours: "ici", "nvlink", "pcie", "host"'
+        default=None, description='slowest link between neighbours: "ici", "nvlink", "pcie", "host", "dcn"'
     )
+    dcn_size: int = Field(default=1, description="over how many granules (slices, or hosts) a group of it spreads")
     group_shape: tuple[int, ...] | None = Field(
         default=None, description="extent of a group in the torus, where there is one"
     )
     neighbour_hops_max: int | None = None
     rings: int | None = None
+    links: float | None = Field(
+        default=None, description="ICI links that each device has to others of its group; a link over h hops counts 1/h"
+    )
     bandwidth_bytes_per_s: float | None = Field(default=None, description="of that link, one way")
     basis: str | None = None
+
+
+class PlanScore(Reply):
+    """What an order costs, smaller is better: first `crossing`, then `hops_max`, then `cost` (docs/device-order.md)."""
+
+    method: str = Field(description="how the order was found: torus, exact, beam, plain, given, jax or uniform")
+    crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")
+    hops_max: int | None = Field(default=None, description="longest step between neighbours on an axis, in ICI hops")
+    cost: float | None = Field(default=None, description="time of a byte inside granules, over all axes")
+    plain_crossing: float | None = None
+    plain_hops_max: int | None = None
+    plain_cost: float | None = Field(default=None, description="of the devices in plain order")
+    jax_crossing: float | None = None
+    jax_hops_max: int | None = None
+    jax_cost: float | None = Field(default=None, description="of the order that JAX itself gives; null: it has none")
+    unit: str = ""
 
 
 class Plan(Reply):
@@ -106,7 +143,8 @@ class Plan(Reply):
     devices: tuple[DeviceRef, ...] | None = Field(default=None, description="row-major in mesh order")
     granules: tuple[PlanGranule, ...] = ()
     axes: tuple[PlanAxis, ...] = ()
-    score: dict[str, Any] | None = Field(default=None, description="the score of this order and of plain order")
+    score: PlanScore | None = Field(default=None, description="of this order, of the plain one and of JAX's own")
+    target: str | None = Field(default=None, description="the target that was planned on, as it is written")
     memory: dict[str, Any] | None = None
     step_time: dict[str, Any] | None = None
     mfu_ratio: float | None = None

@@ -57,7 +57,7 @@ def test_slices_of_other_devices_are_not_those_of_one_processs_cpu(told: str) ->
 
 
 DCN = [
-    (None, None),
+    (None, (2, 1)),
     ((2, 1), (2, 1)),
     ((1, 2), (1, 2)),
     ((-1, 1), (2, 1)),
@@ -67,18 +67,18 @@ DCN = [
 
 @pytest.mark.parametrize(("asked", "expected"), DCN)
 def test_a_split_over_granules_is_taken_and_its_rest_filled_in(asked: Any, expected: Any) -> None:
-    assert read_dcn(asked, build_spec((4, 4), ("a", "b")), 2) == expected
+    assert read_dcn(asked, build_spec((4, 4), ("a", "b")), [4, 4]) == expected
 
 
 @pytest.mark.parametrize("asked", [(2,), (2, 1, 1), (1, 1), (4, 1), (2, 2), (-1, -1), (0, 2), (3, -1), (-2, 1)])
 def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"dcn_mesh_dims is .* for mesh a:4,b:4; there are 2 granules .*use \(2, 1\)"):
-        read_dcn(asked, build_spec((4, 4), ("a", "b")), 2)
+        read_dcn(asked, build_spec((4, 4), ("a", "b")), [4, 4])
 
 
 def test_a_split_must_divide_its_axis() -> None:
     with pytest.raises(ValueError, match=r"each divides its axis.*use \(1, 2\)"):
-        read_dcn((2, 1), build_spec((3, 4), ("a", "b")), 2)
+        read_dcn((2, 1), build_spec((3, 4), ("a", "b")), [6, 6])
 
 
 def order_of(devices: list[Any], sizes: tuple[int, ...], layout: Layout) -> np.ndarray[Any, Any]:
@@ -107,11 +107,12 @@ def test_each_device_stands_once_and_inner_neighbours_are_in_one_granule(
         assert all(len({device // each for device in row}) == 1 for row in order)
 
 
-def test_a_large_torus_with_a_hole_stands_in_the_order_in_which_it_is_given() -> None:
+def test_a_large_torus_with_a_hole_is_run_through_row_by_row_and_back() -> None:
     devices = build_tpus(16, 16)
     del devices[17]
-    order = order_of(devices, (5, 51), Layout())
-    assert order.flatten().tolist() == [device.id for device in devices]
+    order = order_of(devices, (5, 51), Layout()).flatten().tolist()
+    assert sorted(order) == [device.id for device in devices]
+    assert order[14:18] == [14, 15, 31, 30], "the second row backwards"
 
 
 def test_a_torus_that_may_not_be_split_refuses_a_mesh_that_would_and_says_how_to_allow_it() -> None:
@@ -122,9 +123,11 @@ def test_a_torus_that_may_not_be_split_refuses_a_mesh_that_would_and_says_how_to
     assert sorted(order_of(devices, (2, 8), Layout()).flat) == list(range(16))
 
 
-def test_granules_of_unequal_size_stand_one_after_the_other_and_are_told() -> None:
+def test_granules_of_unequal_size_are_joined_in_equal_blocks_and_told() -> None:
     devices = build_cpus(2, 4)[:6]
     with pytest.warns(UserWarning, match=r"granules \(slices or processes\) of \[4, 2\] devices"):
-        assert order_of(devices, (2, 3), Layout()).flatten().tolist() == [device.id for device in devices]
+        order = order_of(devices, (2, 3), Layout())
+    at = {device.id: device.process_index for device in devices}
+    assert [[at[device] for device in line] for line in order.T.tolist()] == [[0, 0], [0, 0], [1, 1]]
     with pytest.raises(ValueError, match="needs as many on each; use dcn_mesh_dims=None"):
         order_of(devices, (2, 3), Layout((2, 1)))

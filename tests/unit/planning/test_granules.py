@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import math
 from itertools import product
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.granules import choose_dcn, interleave_granules, split_axes
+from meshwright.planning.granules import choose_dcn, interleave_granules, order_granules, split_axes, take_dcn
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -50,15 +52,37 @@ def test_there_is_a_split_exactly_when_the_parts_divide_the_places(sizes: tuple[
         ((5, 3), 2, None),
     ],
 )
-def test_one_axis_takes_all_granules_where_it_can_else_several_share_them(
+def test_the_first_axis_that_can_takes_all_granules_else_several_share_them(
     sizes: tuple[int, ...], granules: int, expected: tuple[int, ...] | None
 ) -> None:
-    assert choose_dcn(sizes, granules) == expected
+    assert take_dcn(sizes, granules) == expected
 
 
+@pytest.mark.parametrize(
+    ("sizes", "granules", "weights", "expected"),
+    [
+        ((8, 4), 2, None, (2, 1)),
+        ((3, 4), 2, None, (1, 2)),
+        ((2, 4), 4, None, (2, 2)),
+        ((4, 2), 2, (1.0, 1 / 64), (1, 2)),
+        ((8, 64), 64, None, (8, 8)),
+        ((2, 64), 2, None, (2, 1)),
+        ((2, 64), 2, (1.0, 1.0), (1, 2)),
+        ((5, 3), 2, None, None),
+    ],
+)
+def test_as_little_as_can_be_crosses_between_granules(
+    sizes: tuple[int, ...], granules: int, weights: tuple[float, ...] | None, expected: tuple[int, ...] | None
+) -> None:
+    assert choose_dcn(sizes, granules, weights) == expected
+
+
+@pytest.mark.parametrize("choose", [choose_dcn, take_dcn])
 @given(SIZES, st.integers(1, 24))
-def test_the_chosen_split_fits_wherever_one_exists(sizes: tuple[int, ...], granules: int) -> None:
-    found = choose_dcn(sizes, granules)
+def test_the_chosen_split_fits_wherever_one_exists(
+    choose: Callable[..., tuple[int, ...] | None], sizes: tuple[int, ...], granules: int
+) -> None:
+    found = choose(sizes, granules)
     assert (found is not None) == (math.prod(sizes) % granules == 0)
     if found is not None:
         assert math.prod(found) == granules

@@ -1,0 +1,105 @@
+"""How much each mesh axis counts when axes compete for fast links.
+
+Rule: what the caller says about traffic counts; else the names of the axes rank them, as frameworks use them; else
+their order does, inner axes before outer ones (`jax.experimental.mesh_utils` too takes shapes "ordered by increasing
+network intensity"). Knows names and sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from meshwright.errors import InvalidRequestError
+
+RANK_RATIO: Final = 4.0
+"""How much more an axis counts than the next one in rank, inside a granule. Ours: it ranks axes, and predicts
+no traffic."""
+
+CROSSING_RATIO: Final = 64.0
+"""The same between granules: so much that an axis does not give way to the next one, as a tensor axis of 64 on two
+slices would at a lower ratio to a data axis of 2, whose devices each send more."""
+
+
+class Weights(NamedTuple):
+    """How much each axis counts, outermost first: on links inside a granule, and on the network between granules."""
+
+    inside: tuple[float, ...]
+    crossing: tuple[float, ...]
+
+    def lead(self) -> Weights:
+        """Returns the weights with one more axis outside of all, that counts nothing."""
+        return Weights((0.0, *self.inside), (0.0, *self.crossing))
+
+
+_RANKS: Final[Mapping[str, int]] = {
+    name: rank
+    for rank, names in enumerate(
+        (
+            ("pp", "pipe", "pipeline", "stage"),
+            ("dp", "data", "replica", "batch"),
+            ("fsdp", "fsdp_transpose", "shard", "zero"),
+            ("ep", "expert", "experts"),
+            ("sp", "cp", "sequence", "seq", "context", "context_autoregressive"),
+            ("tp", "tensor", "tensor_transpose", "tensor_sequence", "model", "mp", "mdl", "autoregressive"),
+        )
+    )
+    for name in names
+}
+"""Least traffic first: a pipeline sends activations between neighbours once a micro-batch, data parallelism gradients
+once a step, sharded data parallelism weights twice a layer, experts and sequences tokens several times a layer, and a
+tensor axis activations on the critical path of every matmul. Source: jax-ml/scaling-book, "Training" (bytes a layer: DP
+8DF, FSDP 12DF, TP 8BD); names: MaxText's base.yml, EasyLM, Flax and Haiku examples."""
+
+
+def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[str, float] | None = None) -> Weights:
+    """Returns how much each axis counts, the most important one 1; axes of size 1 count 0.
+
+    Worked example: ("tp", "dp") of (8, 4) gives (1, 1/4) inside; ("x", "y") of (8, 4) gives (1/4, 1).
+
+    Args:
+        names: of the axes, outermost first.
+        sizes: as many.
+        importance: traffic by name, in any unit, for all axes. None: by name and order.
+    """
+    wide = [axis for axis, size in enumerate(sizes) if size > 1]
+    if importance is not None:
+        most = max((importance[names[axis]] for axis in wide), default=0.0) or 1.0
+        given = tuple(importance[name] / most if size > 1 else 0.0 for name, size in zip(names, sizes, strict=True))
+        return Weights(given, given)
+    ranks = {axis: _RANKS.get(names[axis].lower()) for axis in wide}
+    is_known = None not in ranks.values()
+    ladder = sorted(wide, key=lambda axis: ((ranks[axis] or 0) if is_known else 0, axis), reverse=True)
+    return Weights(*(_weigh(ladder, len(sizes), ratio) for ratio in (RANK_RATIO, CROSSING_RATIO)))
+
+
+def _weigh(ladder: Sequence[int], count: int, ratio: float) -> tuple[float, ...]:
+    weights = {axis: ratio**-step for step, axis in enumerate(ladder)}
+    return tuple(weights.get(axis, 0.0) for axis in range(count))
+
+
+def check_importance(importance: Mapping[str, float] | None, names: Sequence[str]) -> Mapping[str, float] | None:
+    """Returns the importance as it is given.
+
+    Raises:
+        InvalidRequestError: it names no axis of the mesh, or leaves one out.
+    """
+    if importance is None:
+        return None
+    unknown = [name for name in importance if name not in names]
+    missing = [name for name in names if name not in importance]
+    if unknown or missing:
+        what = f"axis {unknown[0]!r} is not in the mesh" if unknown else f"axis {missing[0]!r} is left out"
+        example = ",".join(f"{name}:{place + 1}" for place, name in enumerate(names))
+        message = f"{what}; importance has one figure for each axis of the mesh ({', '.join(names)})"
+        raise InvalidRequestError(
+            f"importance: {message}",
+            hint=f"give all, such as {example}, or leave it out",
+            errors=[{"field": "importance", "message": message}],
+        )
+    return importance
+
+
+def weigh_positions(sizes: Sequence[int]) -> Weights:
+    """Returns how much each axis counts where nothing but the order of axes is known."""
+    return weigh_axes([""] * len(sizes), sizes)

@@ -1,0 +1,205 @@
+"""Which k of n devices: packed, with as few slow links between them as can be, or spread, with as many.
+
+Rule: packed fills few fast domains (slices, NVLink domains, hosts), the one that fits best first, and inside a torus a
+box; spread takes from all domains alike. Of equal choices the one with the lowest devices wins. Knows no mesh and no
+health: the caller gives devices that may be used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Final
+
+from meshwright.planning.assign import search_subset
+from meshwright.topology.links import price_pairs
+from meshwright.topology.model import Topology
+from meshwright.topology.torus import Dimension, Place, build_place, find_dimensions
+
+SUBSET_COUNT_MAX: Final = 64
+"""Above, devices that fill no box are taken as they stand: comparing all pairs would take seconds."""
+
+
+def sort_plain(topology: Topology, indices: Sequence[int]) -> tuple[int, ...]:
+    """Returns devices in plain order."""
+    ranks = {index: rank for rank, index in enumerate(topology.order)}
+    return tuple(sorted(indices, key=ranks.__getitem__))
+
+
+def pack_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...]:
+    """Returns `count` devices with the least between them, in plain order.
+
+    Args:
+        topology: has the devices.
+        pool: those that may be taken, in plain order; at least `count`.
+        count: how many.
+    """
+    if count >= len(pool):
+        return tuple(pool)
+    groups = topology.group(pool)
+    if len(groups) == 1:
+        groups = _group_hosts(topology, pool)
+    if len(groups) == 1:
+        return _pack_group(topology, pool, count)
+    chosen: list[int] = []
+    for group, share in _fill(groups, count):
+        chosen += pack_devices(topology, group, share)
+    return sort_plain(topology, chosen)
+
+
+def _group_hosts(topology: Topology, pool: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the devices of one fast domain by granule."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for index in pool:
+        groups[topology.places[index][0]].append(index)
+    return tuple(map(tuple, groups.values()))
+
+
+def _fill(groups: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yields which groups give how many: the smallest that is enough for what is left, else the largest one."""
+    left = list(groups)
+    while count:
+        enough = [group for group in left if len(group) >= count]
+        group = min(enough, key=len) if enough else max(left, key=len)
+        left.remove(group)
+        yield group, min(len(group), count)
+        count -= min(len(group), count)
+
+
+def _pack_group(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...]:
+    if topology.is_uniform:
+        return tuple(pool[:count])
+    box = _find_box(topology, pool, count) if topology.platform == "tpu" else None
+    if box is not None:
+        return sort_plain(topology, box)
+    if len(pool) > SUBSET_COUNT_MAX:
+        return tuple(pool[:count])
+    return tuple(pool[rank] for rank in search_subset(count, price_pairs(topology, pool)))
+
+
+def spread_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...]:
+    """Returns `count` devices that are far from each other, in plain order: from every fast domain as many.
+
+    Args:
+        topology: has the devices.
+        pool: those that may be taken, in plain order; at least `count`.
+        count: how many.
+    """
+    if count >= len(pool):
+        return tuple(pool)
+    groups = topology.group(pool)
+    if len(groups) == 1:
+        groups = _group_hosts(topology, pool)
+    if len(groups) == 1:
+        return _spread_group(topology, pool, count)
+    shares = _share([len(group) for group in groups], count)
+    chosen = [index for group, share in zip(groups, shares, strict=True) for index in _part(topology, group, share)]
+    return sort_plain(topology, chosen)
+
+
+def _part(topology: Topology, group: tuple[int, ...], share: int) -> tuple[int, ...]:
+    return spread_devices(topology, group, share) if share else ()
+
+
+def _share(sizes: Sequence[int], count: int) -> list[int]:
+    """Returns how many each group gives, as equally as their sizes allow; the first ones give one more."""
+    shares = [0] * len(sizes)
+    while count:
+        open_groups = [place for place, size in enumerate(sizes) if shares[place] < size]
+        least = min(shares[place] for place in open_groups)
+        for place in open_groups:
+            if count and shares[place] == least:
+                shares[place] += 1
+                count -= 1
+    return shares
+
+
+def _spread_group(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...]:
+    if topology.is_uniform or len(pool) > SUBSET_COUNT_MAX:
+        return tuple(pool[rank * len(pool) // count] for rank in range(count))
+    return tuple(pool[rank] for rank in search_subset(count, price_pairs(topology, pool), spread=True))
+
+
+def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """Returns the devices of a box of whole chips, the most compact one there is room for; None where there is none."""
+    *dimensions, core = find_dimensions(topology, topology.devices[pool[0]].granule) or (Dimension(0),)
+    chips = _group_chips(topology, pool)
+    whole = {place for place, members in chips.items() if len(members) == core.size}
+    if not whole or count % core.size:
+        return None
+    low = tuple(map(min, zip(*chips, strict=True)))
+    sums = _sum_up({tuple(a - b for a, b in zip(p, low, strict=True)) for p in whole}, dimensions)
+    for shape in _list_shapes(count // core.size, dimensions):
+        for corner in _list_corners(shape, dimensions):
+            if _count_in(sums, corner, shape) == math.prod(shape):
+                places = product(*(range(a + c, a + c + n) for a, c, n in zip(low, corner, shape, strict=True)))
+                return tuple(index for place in places for index in chips[place])
+    return None
+
+
+def _group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[int]]:
+    """Returns the devices by the place of their chip, (z, y, x); those without coordinates are left out."""
+    chips: dict[Place, list[int]] = defaultdict(list)
+    for index in pool:
+        place = build_place(topology.devices[index].coords, None)
+        if place is not None:
+            chips[place[1:-1]].append(index)
+    return chips
+
+
+def _list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
+    """Returns the boxes of so many chips that fit, those with the shortest ways inside first."""
+    if not dimensions:
+        return [()] if chip_count == 1 else []
+    shapes = [
+        (size, *rest)
+        for size in range(1, min(chip_count, dimensions[0].size) + 1)
+        if chip_count % size == 0
+        for rest in _list_shapes(chip_count // size, dimensions[1:])
+    ]
+    return sorted(shapes, key=lambda shape: (_measure_ways(shape, dimensions), shape))
+
+
+def _measure_ways(shape: Sequence[int], dimensions: Sequence[Dimension]) -> float:
+    """Returns the mean way between two chips of a box, in hops: a third of each length, of a whole ring a quarter."""
+    return sum(
+        size / 4 if dimension.is_ring and size == dimension.size else (size - 1 / size) / 3
+        for size, dimension in zip(shape, dimensions, strict=True)
+    )
+
+
+def _list_corners(shape: Sequence[int], dimensions: Sequence[Dimension]) -> list[Place]:
+    """Returns where a box can stand: at multiples of its own lengths first, so that what is left can be filled too."""
+    ranges = [range(d.size - size + 1) for size, d in zip(shape, dimensions, strict=True)]
+    return sorted(
+        product(*ranges),
+        key=lambda corner: (any(c % size for c, size in zip(corner, shape, strict=True)), corner),
+    )
+
+
+def _sum_up(whole: set[Place], dimensions: Sequence[Dimension]) -> dict[Place, int]:
+    """Returns for each corner how many free chips lie below it in all dimensions (a summed-area table)."""
+    sums: dict[Place, int] = {}
+    for place in product(*(range(dimension.size + 1) for dimension in dimensions)):
+        if 0 in place:
+            sums[place] = 0
+            continue
+        below = tuple(value - 1 for value in place)
+        total = int(below in whole)
+        for moves in product((0, 1), repeat=len(place)):
+            if any(moves):
+                sign = 1 if sum(moves) % 2 else -1
+                total += sign * sums[tuple(value - move for value, move in zip(place, moves, strict=True))]
+        sums[place] = total
+    return sums
+
+
+def _count_in(sums: dict[Place, int], corner: Place, shape: Place) -> int:
+    """Returns how many free chips a box holds."""
+    total = 0
+    for ends in product((0, 1), repeat=len(shape)):
+        sign = -1 if (len(shape) - sum(ends)) % 2 else 1
+        total += sign * sums[tuple(c + size * end for c, size, end in zip(corner, shape, ends, strict=True))]
+    return total

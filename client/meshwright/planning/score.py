@@ -1,0 +1,242 @@
+"""What an order of devices costs: one figure for plans, for the plain order and for JAX's own, so that they compare.
+
+The score of an order has three parts, compared in this order; smaller is better:
+
+- crossing: the time of a byte between granules (slices, hosts, NVLink domains). A group of n devices on k granules
+  sends (k − 1) ÷ k of its bytes over the slow network, spread over the devices that it has in each: n ÷ k of them.
+- cost: the time of a byte inside granules. On a torus: an axis's longest step in hops (the way back to the start
+  aside), plus one over the links that each device has to its group, as far as XLA's collectives use them. Elsewhere: the worst
+  and the mean edge of the rings that the axis's lines make.
+- hops: the longest step on any axis.
+
+An axis counts by its weight (`meshwright.planning.importance`). Times are in units of PCIe 4.0 ×16 one way.
+
+Invariant: the score depends on the order and the links only, not on how the order was found, nor on what devices are
+called. Knows no search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from meshwright.planning.colours import count_group_colours
+from meshwright.planning.importance import Weights
+from meshwright.planning.torus import DIGITS, TorusOrder, price_axis
+from meshwright.topology.links import price_crossing, price_hop, price_pair
+from meshwright.topology.model import Topology
+from meshwright.topology.torus import Dimension, Grid, Place, find_dimensions
+
+
+@dataclass(frozen=True)
+class AxisScore:
+    """What one axis costs, before weighting.
+
+    Attributes:
+        crossing: time of a byte between granules; 0 within one.
+        cost: time of a byte inside.
+        granules: over how many a group spreads, at most.
+        step: the longest step between neighbours in hops, the cores of a chip half a hop apart; None off the torus.
+        links: that each device has at least to others of its group, one over h hops counts 1/h; None off the torus.
+        colours: how many of them XLA's collectives use at once; None off the torus.
+    """
+
+    crossing: float = 0.0
+    cost: float = 0.0
+    granules: int = 1
+    step: float | None = None
+    links: float | None = None
+    colours: int | None = None
+
+    @property
+    def hops(self) -> int | None:
+        """The longest step in whole hops: two cores of one chip are none apart."""
+        return None if self.step is None else int(self.step)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an order costs."""
+
+    axes: tuple[AxisScore, ...]
+    crossing: float
+    hops: int | None
+    cost: float
+
+    @property
+    def key(self) -> tuple[float, float, int]:
+        """What orders are compared by; smaller is better."""
+        return self.crossing, self.cost, self.hops or 0
+
+    @classmethod
+    def of(cls, axes: Sequence[AxisScore], weights: Weights) -> Score:
+        """Returns the score of an order by what its axes cost."""
+        hops = [axis.hops for axis in axes if axis.hops is not None]
+        return cls(
+            axes=tuple(axes),
+            crossing=round(sum(w * axis.crossing for w, axis in zip(weights.crossing, axes, strict=True)), DIGITS),
+            hops=max(hops, default=None),
+            cost=round(sum(w * axis.cost for w, axis in zip(weights.inside, axes, strict=True)), DIGITS),
+        )
+
+
+def score_cuts(found: TorusOrder, topology: Topology, device: int, weights: Weights) -> Score:
+    """Returns the score of an order that cuts one torus, without looking at every device.
+
+    Args:
+        found: the cuts.
+        topology: has the links.
+        device: any device of the torus.
+        weights: of the axes.
+    """
+    hop = price_hop(topology, device)
+    axes = [
+        AxisScore(cost=hop * price_axis(step, links, colours), step=step, links=links, colours=colours)
+        if links
+        else AxisScore()
+        for step, links, colours in zip(found.hops, found.links, found.colours, strict=True)
+    ]
+    return Score.of(axes, weights)
+
+
+def score_order(order: Sequence[int], sizes: Sequence[int], weights: Weights, topology: Topology) -> Score:
+    """Returns the score of any order, measured on every line of every axis.
+
+    Args:
+        order: devices in mesh order, row-major, as indices of the topology.
+        sizes: of the mesh, outermost first.
+        weights: as many.
+        topology: has the links.
+    """
+    scorer = _Scorer(topology)
+    return Score.of([scorer.measure(list_lines(sizes, axis, order)) for axis in range(len(sizes))], weights)
+
+
+def list_lines(sizes: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the lines of a mesh along one axis: the devices, one tuple for each place on the other axes."""
+    size, stride = sizes[axis], math.prod(sizes[axis + 1 :])
+    span = size * stride
+    return tuple(
+        tuple(order[start : start + span : stride])
+        for first in range(0, len(order), span)
+        for start in range(first, first + stride)
+    )
+
+
+class _Scorer:
+    """Measures the axes of orders on one topology."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.is_torus = topology.platform == "tpu"
+        self._dimensions: dict[int, tuple[Dimension, ...]] = {}
+
+    def measure(self, lines: Sequence[Sequence[int]]) -> AxisScore:
+        """Returns what an axis costs by all its lines."""
+        if len(lines[0]) == 1:
+            return AxisScore()
+        groups = [self.topology.group(line) for line in lines]
+        granules = max(map(len, groups))
+        crossing = max(self._price_crossing(group) for group in groups) if granules > 1 else 0.0
+        parts = [part for group in groups for part in group if len(part) > 1]
+        if not parts:
+            return AxisScore(crossing=crossing, granules=granules)
+        if self.is_torus:
+            return self._measure_torus(parts, crossing, granules)
+        return AxisScore(crossing=crossing, cost=self._price_edges(parts), granules=granules)
+
+    def _price_crossing(self, group: Sequence[Sequence[int]]) -> float:
+        share = (len(group) - 1) / len(group) / min(map(len, group))
+        return share * price_crossing(self.topology, group[0][0])
+
+    def _measure_torus(self, parts: Sequence[Sequence[int]], crossing: float, granules: int) -> AxisScore:
+        steps = [self._measure_step(a, b) for part in parts for a, b in pairwise(part)]
+        if any(step is None for step in steps):
+            return AxisScore(crossing=crossing, cost=self._price_edges(parts), granules=granules)
+        step = max(step for step in steps if step is not None)
+        ways = [self._count_ways(part) for part in parts]
+        links, colours = min(links for links, _ in ways), min(colours for _, colours in ways)
+        hop = price_hop(self.topology, parts[0][0])
+        return AxisScore(crossing, hop * price_axis(step, links, colours), granules, step, links, colours)
+
+    def _measure_step(self, a: int, b: int) -> float | None:
+        one, other = self.topology.devices[a], self.topology.devices[b]
+        hops = self.topology.hops(a, b)
+        return None if hops is None else hops + 0.5 * ((one.core_on_chip or 0) != (other.core_on_chip or 0))
+
+    def _count_ways(self, part: Sequence[int]) -> tuple[float, int]:
+        """Returns how many links each device of a group has at least to others of it, and how many are used."""
+        devices = [self.topology.devices[index] for index in part]
+        granule = devices[0].granule
+        if granule not in self._dimensions:
+            self._dimensions[granule] = find_dimensions(self.topology, granule)
+        places = [(*reversed(d.coords or ()), d.core_on_chip or 0) for d in devices]
+        dimensions = self._dimensions[granule]
+        return count_links(places, dimensions), count_group_colours(places, dimensions)
+
+    def _price_edges(self, parts: Sequence[Sequence[int]]) -> float:
+        edges = [edge for part in parts for edge in list_edges(part)]
+        costs = [price_pair(self.topology, *edge) for edge in edges]
+        return max(costs) + sum(costs) / len(costs)
+
+
+def list_edges(line: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the pairs that a ring over a line joins: neighbours and, for more than two, last and first."""
+    edges = list(pairwise(line))
+    return [*edges, (line[-1], line[0])] if len(line) > 2 else edges
+
+
+def count_links(places: Sequence[Place], dimensions: Sequence[Dimension]) -> float:
+    """Returns how many links each device of a group has at least to others of it, straight along a dimension.
+
+    A link over h hops counts 1/h, since the groups between share the way. Round a ring the shorter way counts, and
+    both where they are equally long.
+
+    Args:
+        places: of the group's devices, one coordinate a dimension.
+        dimensions: of the torus.
+    """
+    links: dict[Place, float] = dict.fromkeys(places, 0.0)
+    for axis, dimension in enumerate(dimensions):
+        if dimension.size < 2:
+            continue
+        lines: dict[Place, list[int]] = defaultdict(list)
+        for place in places:
+            lines[(*place[:axis], *place[axis + 1 :])].append(place[axis])
+        for others, line in lines.items():
+            for value, ways in _count_ways(tuple(sorted(line)), dimension):
+                links[(*others[:axis], value, *others[axis:])] += ways
+    return min(links.values())
+
+
+@lru_cache(maxsize=4096)
+def _count_ways(line: tuple[int, ...], dimension: Dimension) -> tuple[tuple[int, float], ...]:
+    """Returns for each place on a straight line what its links to the next ones there count."""
+    ways = dict.fromkeys(line, 0.0)
+    for a, b, gap in _list_gaps(line, dimension):
+        ways[a] += 1 / (gap * dimension.step)
+        ways[b] += 1 / (gap * dimension.step)
+    return tuple(ways.items())
+
+
+def _list_gaps(line: Sequence[int], dimension: Dimension) -> Iterator[tuple[int, int, int]]:
+    for a, b in pairwise(line):
+        if not dimension.is_ring or b - a <= dimension.size / 2:
+            yield a, b, b - a
+    gap = line[0] + dimension.size - line[-1]
+    if dimension.is_ring and len(line) > 1 and gap <= dimension.size / 2:
+        yield line[-1], line[0], gap
+
+
+def find_best(scores: Mapping[str, Score]) -> str:
+    """Returns the name of the order with the best score; of equal ones the first."""
+    return min(scores, key=lambda name: scores[name].key)
+
+
+def list_members(grid: Grid, places: Iterable[int]) -> tuple[int, ...]:
+    """Returns the devices at places of a grid."""
+    return tuple(grid.members[place] for place in places)

@@ -1,0 +1,115 @@
+"""Our order beside JAX's, axis by axis: which of them the compiler gives more colours, as rows of a table.
+
+Rule: an axis is worse with ours when ours does not compile, or has fewer colours than JAX's. Phases and hops are told,
+not judged. Knows no JAX.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from tests.compiler.cases import Case
+from tests.compiler.children import COMMAND, Answer, Job, run_jobs
+
+WORKERS: Final = 2
+BEGIN: Final = "<!-- verify-order -->"
+END: Final = "<!-- /verify-order -->"
+
+_COLUMNS: Final = ("slice", "mesh", "axis", "ours", "colours", "phases", "hops", "JAX's", "colours", "phases", "hops")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One axis of a case, with what the compiler does in both orders."""
+
+    case: Case
+    axis: int
+    ours: Answer
+    jax: Answer
+
+    @property
+    def is_worse(self) -> bool:
+        """True when ours fails, or has fewer colours."""
+        return self.ours.failure is not None or (self.ours.colours or 0) < (self.jax.colours or 0)
+
+    @property
+    def is_better(self) -> bool:
+        """True when ours compiles, and JAX's does not or has fewer colours."""
+        fails = self.jax.failure is not None
+        return not self.is_worse and (fails or (self.ours.colours or 0) > (self.jax.colours or 0))
+
+
+def compare_orders(cases: Iterable[Case], command: Sequence[str] = COMMAND, workers: int = WORKERS) -> list[Row]:
+    """Returns a row for each axis of each case. Each slice has a child process of its own, a few at a time."""
+    slices: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        slices[case.topology].append(case)
+    with ThreadPoolExecutor(workers) as pool:
+        return [row for rows in pool.map(lambda cases: _compare_slice(cases, command), slices.values()) for row in rows]
+
+
+def _compare_slice(cases: Sequence[Case], command: Sequence[str]) -> list[Row]:
+    places = [(case, axis) for case in cases for axis in case.axes]
+    ours = [Job(case, axis, "ours") for case, axis in places]
+    theirs = [Job(case, axis, "jax") for case, axis in places]
+    answers = run_jobs([*ours, *theirs], command)
+    pairs = zip(answers[: len(places)], answers[len(places) :], strict=True)
+    return [Row(case, axis, *pair) for (case, axis), pair in zip(places, pairs, strict=True)]
+
+
+def build_table(rows: Sequence[Row]) -> str:
+    """Returns the rows as a Markdown table, with their sum under it."""
+    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_list_cells, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n" + summarize(rows) + "\n"
+
+
+def _list_cells(row: Row) -> tuple[str, ...]:
+    axis = f"{row.axis} ({row.case.sizes[row.axis]})"
+    mesh = "×".join(map(str, row.case.sizes))
+    return row.case.topology, mesh, axis, *_tell(row.ours), *_tell(row.jax)
+
+
+def _tell(answer: Answer) -> tuple[str, str, str, str]:
+    if answer.failure is not None:
+        return answer.failure.replace("|", "/"), "–", "–", "–"
+    counts = (answer.colours, answer.phases, answer.hops)
+    colours, phases, hops = ("–" if count is None else str(count) for count in counts)
+    return str(answer.strategy), colours, phases, hops
+
+
+def summarize(rows: Sequence[Row]) -> str:
+    """Returns one sentence: on how many axes ours has more colours, as many, fewer."""
+    worse, better = sum(row.is_worse for row in rows), sum(row.is_better for row in rows)
+    refused = sum(row.jax.failure is not None for row in rows)
+    return (
+        f"{len(rows)} axes of {len({row.case for row in rows})} meshes: {better} better with ours"
+        f" ({refused} of them have no result with JAX's order), {len(rows) - worse - better} equal, {worse} worse."
+    )
+
+
+def list_complaints(rows: Iterable[Row]) -> list[str]:
+    """Returns a line for each axis that is worse with ours."""
+    return [
+        f"{row.case.topology} mesh {row.case.sizes} axis {row.axis}: ours {' / '.join(_tell(row.ours))};"
+        f" JAX's {' / '.join(_tell(row.jax))}; ours must compile and have as many colours"
+        for row in rows
+        if row.is_worse
+    ]
+
+
+def put_table(page: str, table: str) -> str:
+    """Returns the page with the table between its two marks; a page without marks gets them at its end.
+
+    Raises:
+        ValueError: one mark without the other, one twice, or in the wrong order.
+    """
+    marks = page.count(BEGIN), page.count(END)
+    if marks == (0, 0):
+        return f"{page.rstrip()}\n\n{BEGIN}\n{table}{END}\n".lstrip()
+    if marks != (1, 1) or page.index(BEGIN) > page.index(END):
+        raise ValueError(f"the page has {marks[0]} × {BEGIN} and {marks[1]} × {END}; it needs one each, in this order")
+    return f"{page.partition(BEGIN)[0]}{BEGIN}\n{table}{END}{page.partition(END)[2]}"

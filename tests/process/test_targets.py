@@ -1,0 +1,85 @@
+"""Targets beside what libtpu describes, for every named slice: coordinates, cores, processes, order of devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from tests.fakes.slices import NamedSlice, read_named_slices
+from tests.process.described_job import digest
+from tests.process.slice_environment import SLICE_ENVIRONMENT
+
+PROGRAM = Path(__file__).with_name("described_job.py")
+LIMIT_S = 200.0
+
+pytestmark = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
+)
+
+SEVERAL: list[tuple[str, dict[str, Any]]] = [
+    ("2*v5e:4x4", {"topology_name": "v5e:4x4", "num_slices": 2}),
+    ("3*v5p:2x2x2", {"topology_name": "v5p:2x2x2", "num_slices": 3}),
+    ("2*tpu7x:4x4x4", {"topology_name": "tpu7x:4x4x4", "num_slices": 2}),
+]
+UNNAMED: list[tuple[str, dict[str, Any]]] = [
+    ("v2:8x16", {"topology_name": "v2:8x16"}),
+    ("v2:2x4", {"topology_name": "v2:2x4"}),
+    ("v3:16x32", {"topology_name": "v3:16x32"}),
+    ("v5p:4x8x16", {"topology_name": "v5p:4x8x16"}),
+    ("tpu7x:4x4x576", {"topology_name": "tpu7x:4x4x576"}),
+    ("v5p:4x4x8_twisted", {"topology_name": "v5p:4x4x8_twisted", "wrap": [True, True, True]}),
+    ("tpu7x:8x16x16_twisted", {"topology_name": "tpu7x:8x16x16_twisted", "wrap": [True, True, True]}),
+]
+
+
+def write_case(named: NamedSlice) -> dict[str, Any]:
+    config = {} if named.chip_config == "default" else {"chip_config_name": named.chip_config}
+    return {
+        "topology_name": named.topology_name,
+        "chips_per_host_bounds": named.host,
+        "wrap": named.wrap,
+        **config,
+    }
+
+
+CASES = [(named.name, write_case(named)) for named in read_named_slices()] + SEVERAL + UNNAMED
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        input=json.dumps([case for _, case in CASES]),
+        env={**os.environ, **SLICE_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(zip((name for name, _ in CASES), json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def tell(topology: Topology) -> list[str]:
+    return [
+        " ".join(map(str, (device.slice_index or 0, *(device.coords or ()), device.core_on_chip, device.process_index)))
+        for device in topology.devices
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in CASES])
+def test_a_target_is_what_libtpu_describes(described: dict[str, dict[str, Any]], name: str) -> None:
+    topology, told = build_target(name), described[name]
+    assert len(topology.devices) == told["count"]
+    assert {device.kind for device in topology.devices} == {told["kind"]}
+    assert (topology.devices[0].slice_index is not None) == told["has_slice_index"]
+    assert digest(tell(topology)) == told["digest"], "jax.Device.id counts in canonical order"

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.topology.chips import Chip, find_chip, read_chips
+from meshwright.topology.slices import (
+    Slice,
+    build_slice,
+    check_twist,
+    find_slice,
+    is_legal,
+    list_names,
+    parse_slices,
+    read_slices,
+    suggest_shapes,
+)
+from tests.fakes.slices import NamedSlice, read_named_slices
+
+TPUS = [chip for chip in read_chips() if chip.platform == "tpu"]
+HEADER = "name,aliases,chip,shape,host"
+
+
+def tpu(name: str) -> Chip:
+    chip = find_chip(name)
+    assert chip
+    return chip
+
+
+def test_all_223_names_are_there() -> None:
+    assert len(read_named_slices()) == 223
+
+
+@pytest.mark.parametrize("named", read_named_slices(), ids=lambda named: named.name)
+def test_every_named_slice_is_what_libtpu_is_asked_for(named: NamedSlice) -> None:
+    found = find_slice(named.name)
+    assert found
+    assert found.name == named.name
+    assert found.shape == named.shape
+    assert found.host_shape == named.host
+    assert found.device_count == named.device_count
+    assert found.wrap == named.wrap
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("v5litepod-256", "v5e-256"),
+        ("tpu-v5p-896", "v5p-896"),
+        ("v7x-128", "tpu7x-128"),
+        ("ironwood-128", "tpu7x-128"),
+        ("trillium-8", "v6e-8"),
+    ],
+)
+def test_a_slice_is_found_by_every_name_of_its_chip(alias: str, name: str) -> None:
+    found = find_slice(alias)
+    assert found
+    assert found.name == name
+
+
+@pytest.mark.parametrize("name", ["v5p-300", "v5p", "h100-8", "v5p-", "-256", "v5p-0896", ""])
+def test_what_no_slice_is_called_finds_none(name: str) -> None:
+    assert find_slice(name) is None
+
+
+def test_no_two_slices_share_a_name_or_a_shape_and_every_one_is_whole_hosts() -> None:
+    assert len(set(list_names())) == sum(1 + len(each.aliases) for each in read_slices())
+    assert len({(each.chip.name, each.shape) for each in read_slices()}) == len(read_slices())
+    for each in read_slices():
+        assert each.host_count * math.prod(each.host_shape) == each.chip_count
+        assert all(size % part == 0 for size, part in zip(each.extent, each.host_shape, strict=True))
+
+
+@pytest.mark.parametrize("chip", TPUS, ids=lambda chip: chip.aliases[0])
+def test_names_count_tensor_cores(chip: Chip) -> None:
+    cores = 1 if chip.aliases[0] in {"v5e", "v6e"} else 2
+    for each in read_slices():
+        if each.chip == chip:
+            assert each.name == f"{chip.aliases[0]}-{each.chip_count * cores}"
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "host_count"),
+    [
+        ("v4", (4, 4, 16), 64),
+        ("v5p", (4, 8, 16), 128),
+        ("tpu7x", (4, 4, 576), 2304),
+        ("v2", (2, 4), 2),
+        ("v3", (2, 4), 2),
+    ],
+)
+def test_a_shape_that_only_the_rule_names_is_legal(chip: str, shape: tuple[int, ...], host_count: int) -> None:
+    found = build_slice(tpu(chip), shape, asked="x")
+    assert (found.name, found.shape, found.host_count) == ("", shape, host_count)
+
+
+def test_a_third_dimension_of_one_is_dropped_where_there_are_two() -> None:
+    assert build_slice(tpu("v5e"), (16, 16, 1), asked="x") == find_slice("v5e-256")
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "suggested"),
+    [
+        ("v5p", (4, 4, 6), "v5p:4x4x8, v5p:4x4x4"),
+        ("v5p", (8, 4, 4), "v5p:4x4x8"),
+        ("v5p", (3, 4, 4), "v5p:4x4x4"),
+        ("v5p", (4, 4), "v5p:2x2x4"),
+        ("v5p", (16, 20, 32), "v5p:16x20x28"),
+        ("v5p", (1, 1, 1), "v5p:2x2x1"),
+        ("v4", (16, 16, 20), "v4:"),
+        ("tpu7x", (24, 24, 24), "tpu7x:16x24x24"),
+        ("v5e", (4, 2), "v5e:2x4"),
+        ("v5e", (32, 32), "v5e:16x16"),
+        ("v5e", (4, 4, 4), "v5e:8x8"),
+        ("v6e", (3,), "v6e:2x2"),
+        ("v2", (16, 32), "v2:16x16"),
+        ("v3", (2, 8), "v3:4x4"),
+        ("v3", (1, 1), "v3:2x2"),
+    ],
+)
+def test_an_illegal_slice_is_refused_with_the_rule_and_the_nearest(
+    chip: str, shape: tuple[int, ...], suggested: str
+) -> None:
+    with pytest.raises(PlanInfeasibleError) as caught:
+        build_slice(tpu(chip), shape, asked="what was asked")
+    assert caught.value.detail.startswith("target what was asked: ")
+    assert "its slices are " in caught.value.detail
+    assert suggested in caught.value.hint
+    assert [entry["field"] for entry in caught.value.errors] == ["target"]
+
+
+@given(st.sampled_from(TPUS), st.lists(st.integers(1, 10**6), min_size=1, max_size=3).map(tuple))
+def test_what_is_suggested_is_legal_and_there_is_always_something(chip: Chip, shape: tuple[int, ...]) -> None:
+    suggested = suggest_shapes(chip, shape)
+    assert suggested
+    assert all(is_legal(chip, each) for each in suggested)
+    if is_legal(chip, shape):
+        assert suggested[0] == shape
+
+
+@given(st.sampled_from(TPUS), st.data())
+def test_a_legal_slice_is_whole_hosts_and_its_rings_are_as_long_as_it_is(chip: Chip, data: st.DataObject) -> None:
+    named = [each.shape for each in read_slices() if each.chip == chip]
+    cubes = [shape for shape in product(range(4, 33, 4), repeat=3) if is_legal(chip, shape)]
+    found = build_slice(chip, data.draw(st.sampled_from(named + cubes)), asked="x")
+    assert all(size % part == 0 for size, part in zip(found.extent, found.host_shape, strict=True))
+    assert all(size >= 4 for size, ring in zip(found.extent, found.wrap, strict=True) if ring)
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "can_twist"),
+    [
+        ("v4", (4, 4, 8), True),
+        ("v4", (4, 8, 8), True),
+        ("v5p", (12, 12, 24), True),
+        ("tpu7x", (8, 16, 16), True),
+        ("v4", (4, 4, 4), False),
+        ("v4", (4, 4, 12), False),
+        ("v5p", (4, 8, 16), False),
+        ("v5p", (2, 2, 4), False),
+        ("v5e", (4, 8), False),
+    ],
+)
+def test_only_tori_with_sides_of_k_and_2k_can_be_twisted(chip: str, shape: tuple[int, ...], can_twist: bool) -> None:
+    found = build_slice(tpu(chip), shape, asked="x")
+    assert found.can_twist is can_twist
+    if can_twist:
+        check_twist(found, asked="x")
+    else:
+        with pytest.raises(PlanInfeasibleError, match="k×k×2k"):
+            check_twist(found, asked="x")
+
+
+@pytest.mark.parametrize("row", ["v9-8,,v9,2x2,2x2x1", "v5p-12,,v5p,3x2x1,2x2x1", "v5p-8,,v5p,big,2x2x1"])
+def test_a_row_that_contradicts_the_rules_is_refused(row: str) -> None:
+    with pytest.raises(ValueError):
+        parse_slices([HEADER, row])
+
+
+def test_a_row_is_read_as_it_is_written() -> None:
+    assert parse_slices([HEADER, "v6e-1,a|b,v6e,1x1,1x1x1"]) == (
+        Slice(tpu("v6e"), (1, 1), (1, 1, 1), "v6e-1", ("a", "b")),
+    )

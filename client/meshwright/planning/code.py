@@ -7,21 +7,22 @@ Everything that comes from outside (names of axes, uuids) stands in it as a lite
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
 from meshwright.spec import AxisType, MeshSpec
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import Platform
+from meshwright.wire.devices import Device, Platform
 
 _JAX_PLATFORMS: Final[Mapping[Platform, str]] = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """The first is the default backend and must start; the CPU stays at hand for host-side arrays."""
 
 
 def build_job_environment(topology: Topology, used: Sequence[int], memory_strategy: str) -> dict[str, str]:
-    """Returns the variables with which a job of one process sees the planned devices, in the plan's
-    numbering.
+    """Returns the variables with which each process of a job (one a host) sees the planned devices, in the plan's
+    numbering. What differs from host to host is not in it (`find_differing`).
 
     Args:
         topology: where the devices are.
@@ -29,23 +30,48 @@ def build_job_environment(topology: Topology, used: Sequence[int], memory_strate
         memory_strategy: "conservative", "balanced" or "aggressive".
     """
     variables = {"JAX_PLATFORMS": _JAX_PLATFORMS[topology.platform]}
-    if topology.platform == "cpu":
-        variables["JAX_NUM_CPU_DEVICES"] = str(len(used))
+    values = set(list_visible(topology, used).values())
     if topology.platform == "gpu":
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        variables |= _name_visible(topology, used)
+    if len(values) == 1 and (value := values.pop()):
+        variables[_VARIABLES[topology.platform]] = value
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(memory_strategy))
     return {**variables, **build_environment(config, {})}
 
 
-def _name_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
-    """Returns CUDA_VISIBLE_DEVICES where the plan uses a part of the GPUs, or MIG instances."""
-    planned = set(used)
-    chosen = [topology.devices[index] for index in topology.order if index in planned]
-    if len(chosen) == len(topology.devices) and not any(device.mig for device in chosen):
+_VARIABLES: Final[Mapping[Platform, str]] = {"cpu": "JAX_NUM_CPU_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
+"""What shows a process the devices that it is to use."""
+
+
+def list_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
+    """Returns, for each host that a plan uses, the value of the variable that shows its process the planned devices.
+
+    The value is empty where a process sees them without: all GPUs of a host. Of TPUs nothing is returned.
+    """
+    if topology.platform not in _VARIABLES:
         return {}
+    planned: dict[str, list[Device]] = defaultdict(list)
+    everyone: Counter[str] = Counter(device.host for device in topology.devices)
+    members = set(used)
+    for index in topology.order:
+        if index in members:
+            planned[topology.devices[index].host].append(topology.devices[index])
+    return {host: _name_visible(chosen, everyone[host], topology.platform) for host, chosen in planned.items()}
+
+
+def _name_visible(chosen: Sequence[Device], device_count: int, platform: Platform) -> str:
+    if platform == "cpu":
+        return str(len(chosen))
+    if len(chosen) == device_count and not any(device.mig for device in chosen):
+        return ""
     is_known = all(device.uuid for device in chosen)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(d.uuid if is_known else d.local_index) for d in chosen)}
+    return ",".join(str(device.uuid if is_known else device.local_index) for device in chosen)
+
+
+def find_differing(topology: Topology, used: Sequence[int]) -> tuple[str, dict[str, str]] | None:
+    """Returns the variable that each host must set otherwise, and its value by host; None where all are alike."""
+    values = list_visible(topology, used)
+    return (_VARIABLES[topology.platform], values) if len(set(values.values())) > 1 else None
 
 
 def write_code(

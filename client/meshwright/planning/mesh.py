@@ -70,7 +70,7 @@ def plan_mesh(
     weights = weigh_axes(spec.names, spec.sizes, importance)
     layout = _lay_out(spec, weights, pool, topology, request)
     better = _find_better(spec, weights, pool, topology, layout, request)
-    found = build_notices(spec, topology, layout.order, health=health, better=better)
+    found = build_notices(spec, topology, layout.order, health=health, better=better, is_split=request.dcn is not None)
     told = (*notices, *pool.notices, *unused, *found)
     return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, target, told),))
 
@@ -152,7 +152,7 @@ def _find_better(
 ) -> tuple[int, ...] | None:
     """Returns an order of free devices, the same or others, that is clearly cheaper; None where there is
     none."""
-    is_free = request.device_order == "planned" and not pool.is_named
+    is_free = request.device_order == "planned" and request.dcn is None and not pool.is_named
     if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
         return None
     chosen = pack_devices(topology, pool.alternatives, spec.device_count)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from meshwright.planning.code import find_differing
 from meshwright.planning.score import list_edges, list_lines
 from meshwright.planning.selection import Health, find_foreign, name_holders
 from meshwright.spec import MeshSpec
 from meshwright.topology.links import price_pair
-from meshwright.topology.model import Topology
+from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
 
 
@@ -22,15 +23,17 @@ def build_notices(
     *,
     health: Health,
     better: Sequence[int] | None = None,
+    is_split: bool = False,
 ) -> tuple[Notice, ...]:
     """Returns the warnings about the devices of a plan, and about their order where `better` is one that
-    costs less."""
+    costs less; `is_split`: the request says how axes are split over granules."""
     planned = set(order)
     used = [index for index in topology.order if index in planned]
     notices = [*_tell_health(topology, used, health), *_tell_shared(topology, used)]
-    notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used)]
+    notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used), *_tell_uneven(spec, topology, used)]
+    notices += _tell_differing(topology, used)
     if better is not None:
-        notices += _tell_slow(spec, topology, order, better)
+        notices += _tell_slow(spec, topology, order, better, is_split=is_split)
     return tuple(notices)
 
 
@@ -82,8 +85,38 @@ def _tell_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
         )
 
 
-def _tell_slow(spec: MeshSpec, topology: Topology, order: Sequence[int], better: Sequence[int]) -> Iterator[Notice]:
-    others = [index for index in better if index not in set(order)]
+def _tell_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    counts = [len(group) for group in topology.group(used)]
+    if len(set(counts)) > 1:
+        told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
+        yield Notice(
+            code="granules_uneven",
+            message=f"mesh {spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its devices: some "
+            f"groups of an axis cross them and others do not",
+            hint="choose as many devices on each, by name or by devices.exclude",
+        )
+
+
+def _tell_differing(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    found = find_differing(topology, used)
+    if found is None:
+        return
+    name, values = found
+    told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])
+    more = f"; … ({len(values) - NAMES_SHOWN} more)" if len(values) > NAMES_SHOWN else ""
+    yield Notice(
+        code="environment_differs",
+        message=f"hosts need different values of {name}, which `environment` leaves out: {told}{more}",
+        hint=f"start the process of each host with its own {name}",
+    )
+
+
+def _tell_slow(
+    spec: MeshSpec, topology: Topology, order: Sequence[int], better: Sequence[int], *, is_split: bool
+) -> Iterator[Notice]:
+    planned = set(order)
+    others = [index for index in better if index not in planned]
+    hint = "leave dcn out" if is_split else 'use device_order "planned"'
     for axis, (name, _) in enumerate(spec):
         ours, theirs = (_find_slowest(spec, topology, axis, devices) for devices in (order, better))
         if ours and theirs and ours[0] > theirs[0]:
@@ -91,7 +124,7 @@ def _tell_slow(spec: MeshSpec, topology: Topology, order: Sequence[int], better:
                 code="slow_link",
                 message=f"axis {name} runs over {_name_edge(topology, *ours[1])}; "
                 f"it could do with {_name_edge(topology, *theirs[1])}",
-                hint=f"name devices {topology.describe(sorted(better))}" if others else 'use device_order "planned"',
+                hint=f"name devices {topology.describe(sorted(better))}" if others else hint,
             )
 
 
@@ -105,6 +138,9 @@ def _find_slowest(
 
 
 def _name_edge(topology: Topology, a: int, b: int) -> str:
+    if len(topology.group((a, b))) > 1:
+        kind = topology.find_granule(topology.places[a][0]).kind
+        return f"the network between {kind}s (devices {topology.describe((a, b))})"
     link, hops = topology.link(a, b), topology.hops(a, b)
     way = f"{hops} ICI hops" if hops is not None else link.kind if link else "no direct link"
     return f"{way} (devices {topology.describe((a, b))})"

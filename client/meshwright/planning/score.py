@@ -5,8 +5,8 @@ The score of an order has three parts, compared in this order; smaller is better
 - crossing: the time of a byte between granules (slices, hosts, NVLink domains). A group of n devices on k granules
   sends (k − 1) ÷ k of its bytes over the slow network, spread over the devices that it has in each: n ÷ k of them.
 - cost: the time of a byte inside granules. On a torus: an axis's longest step in hops (the way back to the start
-  aside), plus one over the links that each device has to its group, as far as XLA's collectives use them. Elsewhere: the worst
-  and the mean edge of the rings that the axis's lines make.
+  aside), plus one over the links that each device has to its group, as far as XLA's collectives use them. Elsewhere:
+  the worst and the mean edge of the rings that the axis's lines make.
 - hops: the longest step on any axis.
 
 An axis counts by its weight (`meshwright.planning.importance`). Times are in units of PCIe 4.0 ×16 one way.

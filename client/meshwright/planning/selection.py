@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.packing import pack_devices, spread_devices
@@ -21,8 +20,6 @@ Health = Mapping[int, str]
 """Place in `Topology.devices` → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as `/health` says."""
 
 Names = Sequence[int | str]
-
-NAMES_SHOWN: Final = 16
 
 
 @dataclass(frozen=True)
@@ -188,20 +185,19 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
     found = topology.names.get(key, ())
     if len(found) == 1:
         return found[0]
-    there = topology.describe(topology.order[:NAMES_SHOWN])
-    more = ", …" if len(topology.devices) > NAMES_SHOWN else ""
+    there = topology.describe(topology.order)
     if not found:
         raise refuse(
-            f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}{more}; "
+            f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}; "
             f"a device is named by its local index, uuid or PCI bus id",
-            f"use one of {there}{more}, or a uuid from GET /devices",
+            f"use one of {there}, or a uuid from GET /devices",
             field,
         )
     raise refuse(
         f"{field} names {repr(name)[:80]}, which {len(found)} devices share "
-        f"({topology.describe(found[:NAMES_SHOWN])}); "
+        f"({topology.describe(found)}); "
         f"a name must mean one device",
-        f"use local indices or uuids: {topology.describe(found[:NAMES_SHOWN])}",
+        f"name it with its host, or by uuid: {topology.describe(found)}",
         field,
     )
 

@@ -98,7 +98,7 @@ def _search(shape: Coords, offsets: Sequence[Coords]) -> dict[Coords, int]:
 
 
 def _fold(coords: Sequence[int], shape: Coords, offsets: Sequence[Coords]) -> Coords:
-    """Returns the chip of the slice that coordinates outside of it mean: short dimensions first, as they move others."""
+    """Returns the chip of the slice that coordinates outside of it mean: short dimensions first: they move others."""
     place = list(coords)
     for axis in sorted(range(len(shape)), key=shape.__getitem__):
         turns = place[axis] // shape[axis]

@@ -21,6 +21,9 @@ from meshwright.wire.mesh import DeviceRef
 
 ICI: Final = "ICI"
 
+NAMES_SHOWN: Final = 16
+"""Devices that a sentence names before it says how many more there are."""
+
 Chip = tuple[int, tuple[int, ...]]
 """A TPU chip: (granule, coordinates). Its cores are devices of their own on some generations."""
 
@@ -258,8 +261,12 @@ class Topology:
         }
 
     def describe(self, indices: Iterable[int]) -> str:
-        """Returns local indices as people read them: "0, 1, 5"."""
-        return ", ".join(str(self.devices[index].local_index) for index in indices)
+        """Returns devices as people name them, the first of many: "0, 1, 5", or of several hosts "a/0, b/1"."""
+        chosen = [self.devices[index] for index in indices]
+        many = len(self.hosts) > 1
+        names = [f"{device.host}/{device.local_index}" if many else str(device.local_index) for device in chosen]
+        more = f", … ({len(names) - NAMES_SHOWN} more)" if len(names) > NAMES_SHOWN else ""
+        return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _is_counted(devices: Sequence[Device], shape: Sequence[int]) -> bool:

@@ -152,7 +152,7 @@ class Plan(Reply):
     largest_batch: int | None = None
     data_parallel: dict[str, Any] | None = None
     verification: dict[str, Any] | None = None
-    environment: dict[str, str] = Field(default_factory=dict, description="what the job should start with")
+    environment: dict[str, str] = Field(default_factory=dict, description="what each process of the job starts with")
     code: str = Field(default="", description="Python that makes this mesh in the job")
     warnings: tuple[Notice, ...] = ()
 

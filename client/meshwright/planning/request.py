@@ -1,0 +1,150 @@
+"""Plan requests: which hardware a request means, and the answer to it.
+
+Rule: a target, a topology, or this host; the request says which, and nothing is guessed. The agent's planner,
+`meshwright-agent plan` and `meshwright plan --local` all go this way, so that they answer alike. Knows no HTTP
+and no process; who owns a host hands it in as `here`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.mesh import plan_mesh
+from meshwright.topology.assemble import build_target, read_target
+from meshwright.topology.join import join_devices
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice, Request
+from meshwright.wire.devices import Devices
+from meshwright.wire.mesh import PlanRequest, Plans
+
+Here = Callable[[], Topology] | Topology | None
+"""This host, or how to look at it; None where there is none, as in a command that asks no agent."""
+
+_WAYS: Final = 'give a target such as "v5p:4x4x4", or a topology: replies of agents\' GET /devices'
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a request is planned on.
+
+    Attributes:
+        topology: the devices.
+        target: the target as it is written canonically; None: no target was named.
+        notices: what is to be known of the topology, such as chips that a slice lacks.
+        is_here: it is this host's, so that what is known of this host's health holds.
+    """
+
+    topology: Topology
+    target: str | None = None
+    notices: tuple[Notice, ...] = ()
+    is_here: bool = False
+
+
+def find_topology(request: PlanRequest, here: Here = None) -> Found:
+    """Returns the hardware that a request means; looks at this host only if it means this host.
+
+    Raises:
+        InvalidRequestError: a target and a topology are both given; neither is, and there is no host; or the target
+            is none.
+        PlanInfeasibleError: no such hardware can be, or the topology contradicts itself.
+    """
+    match request.target, request.topology:
+        case None, None:
+            return Found(_look(here), is_here=True)
+        case str(text), None:
+            return Found(build_target(text), str(read_target(text)))
+        case None, Devices() as reply:
+            return _join((reply,))
+        case None, tuple(replies):
+            return _join(replies)
+        case _:
+            raise _refuse(
+                "target",
+                f"target {request.target!r} stands beside a topology; a plan is made on one of them",
+                "leave out target, or leave out topology",
+            )
+
+
+def _join(replies: tuple[Devices, ...]) -> Found:
+    joined = join_devices(replies)
+    return Found(joined.topology, notices=joined.notices)
+
+
+def _look(here: Here) -> Topology:
+    if here is None:
+        message = "neither target nor topology is given, and there is no host here; a plan needs to know its devices"
+        raise _refuse("target", message, _WAYS)
+    return here if isinstance(here, Topology) else here()
+
+
+def answer_request(
+    request: PlanRequest,
+    here: Here = None,
+    *,
+    health: Mapping[int, str] | None = None,
+    notices: tuple[Notice, ...] = (),
+) -> Plans:
+    """Returns what `POST /mesh/plan` answers.
+
+    Args:
+        request: the mesh, and what to plan it on.
+        here: this host.
+        health: the state of this host's devices, by place in its topology.
+        notices: what every plan on this host should say.
+
+    Raises:
+        InvalidRequestError: see `find_topology`.
+        InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
+    """
+    found = find_topology(request, here)
+    plans = plan_mesh(
+        request,
+        found.topology,
+        health=health if found.is_here else None,
+        notices=found.notices + (notices if found.is_here else ()),
+        target=found.target,
+    )
+    ignored = tell_ignored(request)
+    return plans.model_copy(update={"warnings": (*plans.warnings, *ignored)}) if ignored else plans
+
+
+def tell_ignored(request: Request) -> tuple[Notice, ...]:
+    """Returns the warning about fields that a newer client sent and this release does not know."""
+    if not request.ignored_fields:
+        return ()
+    names = ", ".join(request.ignored_fields)
+    message = f"the request speaks schema_version {request.schema_version}; these fields were ignored: {names}"
+    return (Notice(code="fields_ignored", message=message, hint="upgrade the agent to have them taken into account"),)
+
+
+def parse_importance(text: str) -> dict[str, float]:
+    """Returns how much traffic each axis has, as "tp:8,dp:1" says it: {"tp": 8.0, "dp": 1.0}.
+
+    Raises:
+        InvalidRequestError: an entry is no name:number, a number is negative or not finite, or a name stands twice.
+    """
+    found: dict[str, float] = {}
+    for entry in text.split(","):
+        name, _, number = (part.strip() for part in entry.partition(":"))
+        weight = _parse_weight(number)
+        if not name or weight is None or name in found:
+            rule = f"{entry.strip()!r} is no axis:number; each axis stands once, with a number of 0 or more"
+            raise _refuse("importance", f"importance {text[:80]!r}: {rule}", "write tp:8,dp:1")
+        found[name] = weight
+    return found
+
+
+def _parse_weight(text: str) -> float | None:
+    try:
+        weight = float(text)
+    except ValueError:
+        return None
+    return weight if math.isfinite(weight) and weight >= 0 else None
+
+
+def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail.rpartition("; ")[2]}])

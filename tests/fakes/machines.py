@@ -19,6 +19,7 @@ from tests.fakes.tree import plant
 
 RECORDED = Path(__file__).parent.parent / "recorded"
 NAMES = tuple(sorted(path.name for path in RECORDED.iterdir() if (path / "tree.txt").exists()))
+WITH_MATRIX = tuple(name for name in NAMES if (RECORDED / name / "topo.txt").exists())
 READ_AT = datetime(2026, 11, 1, 12, 0, 0, tzinfo=UTC)
 JAX_AT = READ_AT + timedelta(seconds=20)
 NOW = READ_AT + timedelta(seconds=30)
@@ -51,6 +52,11 @@ def plant_machine(name: str, folder: Path, *, fail: Mapping[str, int] | None = N
     document, jax, environ = (_load(recorded / f"{part}.json") for part in ("nvml", "jax", "environ"))
     nvml = FakeNvml(document, fail) if document else None
     return Machine(build_roots(folder, environ or {}), nvml, jax)
+
+
+def read_published_matrix(name: str) -> list[list[str]]:
+    """Returns the words of each line of `topo.txt`: what `nvidia-smi topo -m` printed on such a machine, GPUs only."""
+    return [line.split() for line in (RECORDED / name / "topo.txt").read_text().splitlines()]
 
 
 def build_roots(folder: Path, environ: Mapping[str, str] | None = None) -> Roots:

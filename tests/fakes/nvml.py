@@ -25,7 +25,8 @@ class FakeNvml:
             are SYSTEM apart; each GPU has "name", "uuid", "bus_id", "memory"
             [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
             [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
-            "instances" [entry or null for an empty slot].
+            "remote_types" of those links where they are not to be told from it, "fabric" {"state", "status", "health",
+            "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot].
         fail: function → error code; "function:uuid" for one card.
     """
 
@@ -33,12 +34,19 @@ class FakeNvml:
     NVML_NVLINK_MAX_LINKS = 36
     NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
     nvmlMemory_v2 = 0x02000028
+    c_nvmlGpuFabricInfo_v2_t = pynvml.c_nvmlGpuFabricInfo_v2_t
 
     def __init__(self, document: Document, fail: Mapping[str, int] | None = None) -> None:
         self._document = document
         self._fail = dict(fail or {})
         self.is_open = False
         self.read_count = 0
+
+    def change_gpu(self, index: int, **fields: Any) -> None:
+        """Changes fields of a card's entry, as if that happened between two reads."""
+        gpus = list(self._document["gpus"])
+        gpus[index] = {**gpus[index], **fields}
+        self._document = {**self._document, "gpus": gpus}
 
     def _check(self, function: str, handle: Document | None = None) -> None:
         if not self.is_open:
@@ -135,11 +143,22 @@ class FakeNvml:
 
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Document, link: int) -> int:
         links = self._field("nvmlDeviceGetNvLinkRemoteDeviceType", handle, "nvlinks")
+        if handle.get("remote_types"):
+            return int(handle["remote_types"][link])
         return pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if links[link] == "switch" else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Document, link: int) -> SimpleNamespace:
         links = self._field("nvmlDeviceGetNvLinkRemotePciInfo", device, "nvlinks")
         return SimpleNamespace(busId=links[link].encode())
+
+    def nvmlDeviceGetGpuFabricInfoV(self, device: Document, gpuFabricInfo: Any) -> int:
+        fabric = self._field("nvmlDeviceGetGpuFabricInfoV", device, "fabric")
+        info = gpuFabricInfo._obj  # only byref() has one: the real function takes a pointer
+        assert info.version == pynvml.nvmlGpuFabricInfo_v2
+        info.clusterUuid[:] = bytes.fromhex(fabric.get("cluster", "00" * 16).replace("-", ""))
+        info.state, info.status = fabric["state"], fabric.get("status", 0)
+        info.cliqueId, info.healthMask = fabric.get("clique", 0), fabric.get("health", 0)
+        return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetFieldValues(self, handle: Document, fieldIds: Sequence[int]) -> list[SimpleNamespace]:
         assert list(fieldIds) == [self.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
@@ -155,7 +174,7 @@ class FakeNvml:
 
 def check_against_pynvml(fake: type) -> list[str]:
     """Returns where the fake differs from the real module; nothing is what a test wants."""
-    names = [name for name in vars(fake) if name.lower().startswith("nvml")]
+    names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
     return [difference for name in names if (difference := _compare(name, getattr(fake, name)))]
 
 

@@ -7,25 +7,14 @@ here. Says nothing that the reply does not say.
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from meshwright.topology.matrix import build_cells, count_links, format_granules, format_legend, is_known
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 
 WIDTH: Final = 100
 MOST_IN_MATRIX: Final = 16
-
-_LEGEND: Final = (
-    ("NV", "NV#   # NVLinks, directly or through switches"),
-    ("PIX", "PIX   one PCIe switch"),
-    ("PXB", "PXB   several PCIe switches, no host bridge"),
-    ("PHB", "PHB   a PCIe host bridge (the CPU)"),
-    ("NODE", "NODE  host bridges of one NUMA node"),
-    ("SYS", "SYS   between NUMA nodes"),
-    ("ICI", "ICI   TPU chips side by side"),
-    ("HOST", "HOST  the host's memory"),
-)
 
 Cell = Callable[[Device], str]
 
@@ -37,7 +26,7 @@ def format_devices(devices: Devices, *, links: bool = True) -> str:
     """
     parts = [_format_head(devices), _format_rows(devices.devices)]
     if links:
-        parts.append(_format_links(devices))
+        parts += [_format_links(devices), format_granules(devices.granules)]
     parts.append(_format_warnings(devices))
     lines = [line for part in parts if part for line in ("", *part)][1:]
     return "".join(f"{clip(line)}\n" for line in lines)
@@ -170,20 +159,16 @@ _CELLS: Final[tuple[Cell, ...]] = (
 
 
 def _format_links(devices: Devices) -> list[str]:
-    if not devices.links:
-        return []
     if len(devices.devices) > MOST_IN_MATRIX:
-        kinds = Counter(link.kind for link in devices.links)
-        counts = ", ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
-        return [f"links   {counts}"]
-    return [*_format_matrix(devices), "", *_format_legend(devices)]
+        return count_links(devices) if devices.links else []
+    cells = build_cells(devices)
+    if not is_known(cells):
+        return []
+    return [*_format_matrix(devices, cells), "", *format_legend(devices, cells)]
 
 
-def _format_matrix(devices: Devices) -> list[str]:
-    size = len(devices.devices)
-    cells = [["X" if row == column else "-" for column in range(size)] for row in range(size)]
-    for link in devices.links:
-        cells[link.a][link.b] = cells[link.b][link.a] = link.kind
+def _format_matrix(devices: Devices, cells: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the narrow matrix: 16 devices by their numbers fit into `WIDTH`."""
     names = [str(device.local_index) for device in devices.devices]
     nodes = ["" if device.numa_node is None else str(device.numa_node) for device in devices.devices]
     width = max(len(text) for row in (names, *cells) for text in row)
@@ -193,11 +178,6 @@ def _format_matrix(devices: Devices) -> list[str]:
         for name, row, node in zip(names, cells, nodes, strict=True)
     )
     return [head.rstrip(), *(row.rstrip() for row in rows)]
-
-
-def _format_legend(devices: Devices) -> list[str]:
-    kinds = {link.kind.rstrip("0123456789") for link in devices.links}
-    return [text for kind, text in _LEGEND if kind in kinds]
 
 
 def _format_warnings(devices: Devices) -> list[str]:

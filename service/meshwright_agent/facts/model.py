@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
+FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,17 @@ class CpuFacts:
 
 @dataclass(frozen=True)
 class NumaFacts:
-    """One NUMA node. `cpus` as the kernel lists them: "0-15,32-47"."""
+    """One NUMA node.
+
+    Attributes:
+        cpus: as the kernel lists them: "0-15,32-47"; "" for memory alone.
+        distances: to each node, by number, 10 being itself; None: the kernel does not say.
+    """
 
     node: int
     cpus: str
     memory_bytes: int | None = None
+    distances: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,35 @@ class MigFacts:
 
 
 @dataclass(frozen=True)
+class FabricFacts:
+    """A card's registration with the fabric that NVLink switches make.
+
+    Attributes:
+        error: why a completed registration failed; None: it did not.
+        cluster_uuid: None where the fabric is one box, which NVML calls a uuid of zeros.
+        faults: what the driver's health mask says is wrong.
+    """
+
+    state: FabricState
+    error: str | None = None
+    cluster_uuid: str | None = None
+    clique_id: int | None = None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_down(self) -> bool:
+        """True for a fabric that is there and does not work."""
+        return self.state in {"not_started", "in_progress"} or self.error is not None
+
+    @property
+    def domain(self) -> str | None:
+        """The NVLink domain, "<cluster uuid>.<clique id>", as NVIDIA's label nvidia.com/gpu.clique; None: no such."""
+        if self.state != "completed" or self.error is not None or self.cluster_uuid is None:
+            return None
+        return f"{self.cluster_uuid}.{self.clique_id}"
+
+
+@dataclass(frozen=True)
 class GpuFacts:
     """One GPU that can be computed on: a whole card, or a MIG instance of one.
 
@@ -98,6 +134,7 @@ class GpuFacts:
         index: of the card, as nvidia-smi counts; the instances of a card share it.
         pci_bus_id: as sysfs writes it: "0000:1b:00.0".
         compute_capability: "9.0".
+        fabric: None where the driver knows none, and for MIG instances, which have no NVLink.
     """
 
     index: int
@@ -112,6 +149,7 @@ class GpuFacts:
     compute_capability: str | None = None
     compute_mode: ComputeMode | None = None
     mig: MigFacts | None = None
+    fabric: FabricFacts | None = None
     processes: tuple[ProcessFacts, ...] | None = None
 
     @property
@@ -126,7 +164,7 @@ class GpuFacts:
 class GpuLink:
     """What joins two GPUs, by their keys; `kind` as in nvidia-smi's matrix: NV18, PIX, PXB, PHB, NODE, SYS.
 
-    `bandwidth_bytes_per_s`: one way, all `count` links together, where the driver tells a link's speed.
+    `bandwidth_bytes_per_s`: data one way, all `count` links together, where the driver tells a link's speed.
     """
 
     a: str
@@ -162,12 +200,23 @@ class TpuFacts:
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """What the environment says of the TPU slice that this host belongs to. Shapes in chips, [x, y, z]."""
+    """What the environment says of the TPU slice that this host belongs to. Shapes in chips, [x, y, z].
+
+    Attributes:
+        topology: of the whole slice.
+        chips_per_host: of each host.
+        hosts: how the hosts stand, in hosts.
+        wrap: which dimensions of the slice close to rings.
+        twisted: the slice is a twisted torus; None: not told.
+    """
 
     name: str | None = None
     accelerator_type: str | None = None
     topology: tuple[int, ...] | None = None
     chips_per_host: tuple[int, ...] | None = None
+    hosts: tuple[int, ...] | None = None
+    wrap: tuple[bool, ...] | None = None
+    twisted: bool | None = None
     worker_id: int | None = None
     host_count: int | None = None
 

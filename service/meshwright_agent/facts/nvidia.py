@@ -13,6 +13,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -22,10 +23,21 @@ from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts.model import (
     ComputeMode,
     DriverFacts,
+    FabricFacts,
     GpuFacts,
     GpuLink,
     MigFacts,
     ProcessFacts,
+)
+from meshwright_agent.facts.nvlink import (
+    SWITCH,
+    NvLinks,
+    are_joined,
+    count_nvlinks,
+    describe_fault,
+    leads_to_switch,
+    parse_fabric,
+    parse_link_rate,
 )
 from meshwright_agent.facts.sysfs import (
     list_folder,
@@ -33,13 +45,17 @@ from meshwright_agent.facts.sysfs import (
     read_numa_node,
     read_pci_devices,
     read_pcie_root,
+    read_text,
 )
 
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _NOT_SUPPORTED: Final = 3
 _NOT_FOUND: Final = 6
 _INVALID_ARGUMENT: Final = 2
-"""NVML_ERROR_NOT_SUPPORTED, …_NOT_FOUND (an empty MIG slot), …_INVALID_ARGUMENT (beyond the last NVLink)."""
+_FUNCTION_NOT_FOUND: Final = 13
+_VERSION_MISMATCH: Final = 25
+"""NVML_ERROR_NOT_SUPPORTED, …_NOT_FOUND (an empty MIG slot), …_INVALID_ARGUMENT (beyond the last NVLink),
+…_FUNCTION_NOT_FOUND and …_ARGUMENT_VERSION_MISMATCH (a driver older than the function, or than its structure)."""
 
 _COMPUTE_MODES: Final[Mapping[int, ComputeMode]] = {
     0: "default",
@@ -63,7 +79,6 @@ _ARCHITECTURES: Final[Mapping[int, str]] = {
 _TOPOLOGY: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t → the word of nvidia-smi's matrix; GPUs of one board (0) are behind one switch."""
 
-_REMOTE_SWITCH: Final = 2
 _MIG_ENABLED: Final = 1
 
 
@@ -75,15 +90,6 @@ class NvidiaFacts:
     links: tuple[GpuLink, ...] = ()
     driver: DriverFacts = field(default_factory=DriverFacts)
     problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class NvLinks:
-    """The active NVLinks of one card: to other cards by PCI address, and to switches."""
-
-    to_cards: Mapping[str, int] = field(default_factory=dict)
-    to_switches: int = 0
-    link_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,8 +184,29 @@ class _Reader:
             return None
         facts = self._read_gpu(whom, handle, GpuFacts(index=index))
         mode = self.ask(whom, "nvmlDeviceGetMigMode", handle)
-        is_divided = bool(mode) and mode[0] == _MIG_ENABLED
-        return _Card(facts, handle, NvLinks() if is_divided else self._read_nvlinks(whom, handle), is_divided)
+        if mode and mode[0] == _MIG_ENABLED:
+            return _Card(facts, handle, NvLinks(), is_divided=True)
+        facts = replace(facts, fabric=self._read_fabric(whom, handle))
+        return _Card(facts, handle, self._read_nvlinks(whom, handle), is_divided=False)
+
+    def _read_fabric(self, whom: str, handle: Any) -> FabricFacts | None:
+        info = self.ask(whom, "c_nvmlGpuFabricInfo_v2_t")
+        if info is None:
+            return None
+        none_on = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH)
+        if self.ask(whom, "nvmlDeviceGetGpuFabricInfoV", handle, byref(info), none_on=none_on) is None:
+            return None
+        fabric = parse_fabric(
+            cluster=bytes(info.clusterUuid),
+            clique=info.cliqueId,
+            state=info.state,
+            status=info.status,
+            health=info.healthMask,
+            status_text=str(self._nvml.NVMLError(info.status)),
+        )
+        if fault := describe_fault(fabric):
+            self._problems.append(f"{whom}: {fault}")
+        return fabric
 
     def _read_gpu(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
         pci = self.ask(whom, "nvmlDeviceGetPciInfo", handle)
@@ -258,27 +285,37 @@ class _Reader:
             if not state:
                 continue
             remote = self.ask(whom, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-            if remote == _REMOTE_SWITCH:
+            address = None if remote == SWITCH else self._read_remote(whom, handle, link)
+            if leads_to_switch(remote, self._read_class(address)):
                 switches += 1
-            elif (pci := self.ask(whom, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) is not None:
-                cards[parse_pci_address(_to_text(pci.busId) or "")] += 1
+            elif address is not None:
+                cards[address] += 1
         if len(self._problems) > before:
             return None
         speed = self._read_link_speed(whom, handle) if cards or switches else None
         return NvLinks(dict(cards), switches, speed)
 
+    def _read_remote(self, whom: str, handle: Any, link: int) -> str | None:
+        pci = self.ask(whom, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        return None if pci is None else parse_pci_address(_to_text(pci.busId) or "")
+
+    def _read_class(self, address: str | None) -> str | None:
+        """Returns the PCI class of a function; None where this host has none at that address."""
+        return read_text(self._sysfs / "bus/pci/devices" / address / "class") if address else None
+
     def _read_link_speed(self, whom: str, handle: Any) -> float | None:
         """Returns bytes/s of one link, one way. Source: nvml.h: the field is in MB/s, of active links."""
         field_ids = [self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
         values = self.ask(whom, "nvmlDeviceGetFieldValues", handle, field_ids)
-        if not values or values[0].nvmlReturn != 0 or not values[0].value.uiVal:
+        if not values or values[0].nvmlReturn != 0:
             return None
-        return float(values[0].value.uiVal * 10**6)
+        return parse_link_rate(values[0].value.uiVal)
 
     def _read_link(self, a: _Card, b: _Card) -> GpuLink | None:
         if a.nvlinks is None or b.nvlinks is None:
             return None
-        count = count_nvlinks(a.facts.pci_bus_id, a.nvlinks, b.facts.pci_bus_id, b.nvlinks)
+        switched = are_joined(a.facts.fabric, b.facts.fabric)
+        count = count_nvlinks(a.facts.pci_bus_id, a.nvlinks, b.facts.pci_bus_id, b.nvlinks, switched=switched)
         if count:
             speeds = [speed for speed in (a.nvlinks.link_bytes_per_s, b.nvlinks.link_bytes_per_s) if speed]
             total = count * min(speeds) if len(speeds) == 2 else None
@@ -287,12 +324,6 @@ class _Reader:
         level = self.ask(whom, "nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle)
         kind = _TOPOLOGY.get(level)
         return None if kind is None else GpuLink(a.facts.key, b.facts.key, kind)
-
-
-def count_nvlinks(a: str | None, links_a: NvLinks, b: str | None, links_b: NvLinks) -> int:
-    """Returns how many NVLinks join two cards: directly, else by switches, where the narrower side counts."""
-    direct = min(links_a.to_cards.get(b or "", 0), links_b.to_cards.get(a or "", 0))
-    return direct or min(links_a.to_switches, links_b.to_switches)
 
 
 def parse_cuda_version(number: int | None) -> str | None:

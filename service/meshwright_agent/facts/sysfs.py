@@ -151,7 +151,22 @@ def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:
 
 def _read_node(node: int, path: Path) -> NumaFacts:
     total = parse_fields(read_text(path / "meminfo") or "").get(f"Node {node} MemTotal")
-    return NumaFacts(node=node, cpus=read_text(path / "cpulist") or "", memory_bytes=parse_kib(total))
+    return NumaFacts(
+        node=node,
+        cpus=read_text(path / "cpulist") or "",
+        memory_bytes=parse_kib(total),
+        distances=parse_distances(read_text(path / "distance")),
+    )
+
+
+def parse_distances(text: str | None) -> tuple[int, ...] | None:
+    """Returns a node's distances, "10 21" → (10, 21); None where the text is none.
+
+    Source: Documentation/ABI/stable/sysfs-devices-node.
+    """
+    distances = [parse_int(word) for word in (text or "").split()]
+    known = tuple(distance for distance in distances if distance is not None and distance > 0)
+    return known if known and len(known) == len(distances) else None
 
 
 def list_folder(path: Path) -> list[Path]:

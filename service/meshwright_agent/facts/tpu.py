@@ -28,6 +28,8 @@ VARIABLES: Final = (
     "TPU_NAME",
     "TPU_ACCELERATOR_TYPE",
     "TPU_TOPOLOGY",
+    "TPU_TOPOLOGY_WRAP",
+    "TPU_TOPOLOGY_ALT",
     "TPU_CHIPS_PER_HOST_BOUNDS",
     "TPU_CHIPS_PER_PROCESS_BOUNDS",
     "TPU_HOST_BOUNDS",
@@ -37,7 +39,8 @@ VARIABLES: Final = (
     "TPU_VISIBLE_CHIPS",
     "TPU_VISIBLE_DEVICES",
 )
-"""Set by GKE and by users; libtpu reads them. Source: GKE, "About TPUs in GKE"; jax/_src/clusters."""
+"""Set by GKE and by users; libtpu reads them. Source: GKE, "About TPUs in GKE"; jax/_src/clusters; for …_WRAP and …_ALT
+(a twisted torus), ci/run_bazel_test_tpu.sh of jax, and test_tpu.py of penghao-wu/cambrian for their values."""
 
 
 _Processes = tuple[ProcessFacts, ...]
@@ -114,6 +117,9 @@ def parse_slice(environ: Mapping[str, str]) -> SliceFacts:
             environ.get("TPU_CHIPS_PER_HOST_BOUNDS") or environ.get("TPU_CHIPS_PER_PROCESS_BOUNDS")
         ),
         worker_id=parse_int(environ.get("TPU_WORKER_ID")),
+        hosts=hosts,
+        wrap=parse_flags(environ.get("TPU_TOPOLOGY_WRAP")),
+        twisted=parse_flag(environ.get("TPU_TOPOLOGY_ALT")),
         host_count=len(names) or (_product(hosts) if hosts else None),
     )
 
@@ -125,6 +131,18 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     if len(sizes) != len(parts) or len(sizes) > 3:
         return None
     return (*sizes, *[1] * (3 - len(sizes)))
+
+
+def parse_flags(text: str | None) -> tuple[bool, ...] | None:
+    """Returns "true,true,false" as three truths; None for anything else."""
+    flags = [parse_flag(word) for word in (text or "").split(",")]
+    known = tuple(flag for flag in flags if flag is not None)
+    return known if len(known) == len(flags) == 3 else None
+
+
+def parse_flag(text: str | None) -> bool | None:
+    """Returns "true" or "false", in any case, as a truth; None for anything else."""
+    return {"true": True, "false": False}.get((text or "").strip().lower())
 
 
 def _product(shape: tuple[int, ...]) -> int:

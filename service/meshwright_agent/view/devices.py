@@ -15,10 +15,10 @@ from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices, Granule, Platform, Worker
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.view.cpu import build_cpus
-from meshwright_agent.view.gpu import build_gpus
+from meshwright_agent.view.gpu import build_gpus, find_domain
 from meshwright_agent.view.host import build_cpu, build_host, build_numa_nodes, build_software
 from meshwright_agent.view.sight import JaxSight, Look, Part
-from meshwright_agent.view.tpu import build_tpus
+from meshwright_agent.view.tpu import build_tpus, find_slice
 
 _ACCELERATORS: Final[dict[Platform, Callable[[Look], Part]]] = {"gpu": build_gpus, "tpu": build_tpus}
 
@@ -75,10 +75,20 @@ def choose_platform(look: Look, cpu_devices: int | None) -> Platform:
 
 
 def _build_granule(look: Look, platform: Platform, count: int) -> Granule:
-    slice_name = look.facts.slice.name if look.facts else None
-    if platform == "tpu":
-        return Granule(ordinal=0, kind="slice", name=slice_name or look.host, device_count=count)
-    return Granule(ordinal=0, kind="host", name=look.host, device_count=count)
+    """Returns what the devices listed here belong to; of a slice of several hosts, the whole slice's shape."""
+    if platform != "tpu":
+        domain = find_domain(look) if platform == "gpu" else None
+        return Granule(ordinal=0, kind="host", name=look.host, device_count=count, domain=domain)
+    slice_ = find_slice(look)
+    return Granule(
+        ordinal=0,
+        kind="slice",
+        name=(look.facts.slice.name if look.facts else None) or look.host,
+        device_count=count,
+        shape=slice_.shape,
+        wrap=slice_.wrap,
+        twisted=slice_.twisted,
+    )
 
 
 def _warn(look: Look, jax: JaxSight | None) -> tuple[Notice, ...]:

@@ -39,7 +39,7 @@ def build_gpus(look: Look) -> Part:
         for link in facts.links
         if {link.a, link.b} <= set(places)
     )
-    return Part(devices, links, _warn(look, facts, seen, found))
+    return Part(devices, links, (*_warn(look, facts, seen, found), *_warn_of_domains(facts)))
 
 
 def match_devices(facts: HostFacts, seen: Sequence[JaxDevice]) -> dict[str, JaxDevice]:
@@ -65,6 +65,13 @@ def _match_by_kind(gpus: Sequence[GpuFacts], seen: Sequence[JaxDevice]) -> dict[
     there = [device["kind"] for device in seen]
     by_kind = {device["kind"]: device for device in seen if there.count(device["kind"]) == 1}
     return {gpu.key: by_kind[gpu.kind] for gpu in gpus if gpu.kind in by_kind and here.count(gpu.kind) == 1}
+
+
+def find_domain(look: Look) -> str | None:
+    """Returns the NVLink domain that all of this host's GPUs are in; None where one is in none, or in another."""
+    gpus = look.facts.gpus if look.facts else ()
+    domains = {gpu.fabric.domain if gpu.fabric else None for gpu in gpus}
+    return domains.pop() if len(domains) == 1 else None
 
 
 def _build_gpu(look: Look, facts: HostFacts, index: int, seen: JaxDevice | None) -> Device:
@@ -178,6 +185,23 @@ def _warn(
     elif hidden:
         notices.append(_tell_hidden(hidden))
     return tuple(notices)
+
+
+def _warn_of_domains(facts: HostFacts) -> tuple[Notice, ...]:
+    """Returns that the host is not in one NVLink domain, though some of its GPUs are; MIG instances are in none."""
+    domains = [gpu.fabric.domain if gpu.fabric else None for gpu in facts.gpus]
+    if not any(domains) or len(set(domains)) == 1:
+        return ()
+    outside = [str(index) for index, domain in enumerate(domains) if domain != domains[0]]
+    return (_tell_domains(sorted({domain or "none" for domain in domains}), outside),)
+
+
+def _tell_domains(domains: Sequence[str], outside: Sequence[str]) -> Notice:
+    return Notice(
+        code="nvlink_domains_differ",
+        message=f"the GPUs are in NVLink domains {', '.join(domains)}; device {', '.join(outside)} not in device 0's",
+        hint="the host counts as in none; look at the fabric of these GPUs, or leave them out of plans",
+    )
 
 
 def _tell_unseen(count: int, platform: str) -> Notice:

@@ -46,7 +46,14 @@ def build_numa_nodes(look: Look) -> tuple[NumaNode, ...]:
     """Returns the NUMA nodes; none before the probe has answered."""
     nodes = look.facts.numa_nodes if look.facts else ()
     return tuple(
-        NumaNode(node=one.node, cpus=one.cpus, memory_bytes=one.memory_bytes, **look.passive()) for one in nodes
+        NumaNode(
+            node=one.node,
+            cpus=one.cpus,
+            memory_bytes=one.memory_bytes,
+            distances=one.distances,
+            **look.passive(),
+        )
+        for one in nodes
     )
 
 

@@ -1,8 +1,9 @@
 """TPUs: chips on the PCI bus, with coordinates from JAX, or from the environment while JAX has not looked.
 
 Rule: coordinates are stated only where they are known: JAX said them, or the slice is this host alone and its
-shape is in the environment. Chips and PCI addresses are joined by order (addresses ascending; x fastest), as
-nothing that can be read without opening a chip joins them otherwise. Pure.
+shape is in the environment. So is the slice's shape, which is that of all its hosts. Chips and PCI addresses are
+joined by order (addresses ascending; x fastest), as nothing that can be read without opening a chip joins them
+otherwise. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
 from meshwright_agent.facts.model import SliceFacts, TpuFacts
@@ -32,6 +34,15 @@ class Seat:
     coords: Coords | None
     core: int
     seen: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The whole slice, in chips [x, y, z]; None: not known."""
+
+    shape: Coords | None = None
+    wrap: tuple[bool, ...] | None = None
+    twisted: bool = False
 
 
 def build_tpus(look: Look) -> Part:
@@ -83,6 +94,58 @@ def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | 
     shapes = [shape for shape in (slice_.chips_per_host, slice_.topology) if shape]
     same = len({math.prod(shape) for shape in shapes}) == 1
     return shapes[0] if same and math.prod(shapes[0]) in counts else None
+
+
+def find_slice(look: Look) -> Slice:
+    """Returns the slice that this host is part of: as the environment says, else as far as JAX sees it whole.
+
+    Nothing is known where these contradict each other, or the chips that JAX sees.
+    """
+    facts = look.facts.slice if look.facts else SliceFacts()
+    functions = look.facts.tpus if look.facts else ()
+    seen = _list_seen_coords(look)
+    shapes = {shape for shape in (*_list_declared(facts), _find_local(functions, facts, seen)) if shape}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if shape is None or any(
+        not 0 <= place < size for coords in seen for place, size in zip(coords, shape, strict=False)
+    ):
+        return Slice()
+    kind = next((seat.seen["kind"] for seat in _seat_seen(look) if seat.seen), functions[0].kind if functions else None)
+    ruled = find_wraps(kind, shape) if kind and find_chip_by_kind(kind) else None
+    return Slice(shape, facts.wrap or ruled, facts.twisted or False)
+
+
+def _list_declared(facts: SliceFacts) -> list[Coords]:
+    """Returns the slice's shape as the environment has it: by itself, and as hosts of chips."""
+    shapes = [facts.topology] if facts.topology else []
+    if facts.hosts and facts.chips_per_host:
+        shapes.append(tuple(a * b for a, b in zip(facts.hosts, facts.chips_per_host, strict=True)))
+    return shapes
+
+
+def _find_local(functions: Sequence[TpuFacts], facts: SliceFacts, seen: frozenset[Coords]) -> Coords | None:
+    """Returns the shape of a slice that is this host alone, where the environment tells no shape of the slice."""
+    if _list_declared(facts) or facts.host_count not in {None, 1}:
+        return None
+    chip = find_chip_by_kind((functions[0].kind if functions else None) or "")
+    return _bound(seen) or find_shape(len(functions), chip.jax_devices_per_chip if chip else 1, facts)
+
+
+def _bound(coords: frozenset[Coords]) -> Coords | None:
+    """Returns the box that chips fill from the origin on; None where they leave places empty, or there are none."""
+    if not coords:
+        return None
+    shape = tuple(max(places) + 1 for places in zip(*coords, strict=True))
+    return shape if math.prod(shape) == len(coords) else None
+
+
+def _list_seen_coords(look: Look) -> frozenset[Coords]:
+    """Returns where JAX sees chips of this host's slice, on all hosts of its job."""
+    if look.jax is None or look.jax.platform != "tpu":
+        return frozenset()
+    own = {device.get("slice_index") for device in look.jax.devices}
+    devices = [device for device in look.jax.view["devices"] if device.get("slice_index") in own]
+    return frozenset(tuple(device["coords"]) for device in devices if device.get("coords") is not None)
 
 
 def find_function(functions: Sequence[TpuFacts], seats: Sequence[Seat], index: int) -> TpuFacts | None:

@@ -7,14 +7,10 @@ from typing import Any
 
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright_agent.facts.model import GpuLink, ProcessFacts
 from meshwright_agent.facts.nvidia import (
     NvidiaFacts,
-    NvLinks,
-    count_nvlinks,
     find_nvml,
     parse_cuda_version,
     parse_profile,
@@ -78,7 +74,7 @@ def test_every_pair_of_a_dgx_is_joined_by_18_nvlinks(tmp_path: Path) -> None:
     found = read(plant_machine("dgx-h100", tmp_path).nvml)
     assert {(link.kind, link.count) for link in found.links} == {("NV18", 18)}
     assert len({(link.a, link.b) for link in found.links}) == 28
-    assert found.links[0].bandwidth_bytes_per_s == 18 * 26562e6
+    assert found.links[0].bandwidth_bytes_per_s == 18 * 25e9
 
 
 def test_cards_without_nvlink_are_joined_as_the_pci_tree_joins_them(tmp_path: Path) -> None:
@@ -154,7 +150,7 @@ def test_a_call_that_fails_costs_one_field_and_is_named(function: str, field: st
 
 
 @pytest.mark.parametrize("function", [name for name in vars(FakeNvml) if name.startswith(("nvmlDevice", "nvmlSystem"))])
-@pytest.mark.parametrize("name", ["dgx-h100", "mig-a100", "pcie-l40s"])
+@pytest.mark.parametrize("name", ["dgx-h100", "mig-a100", "pcie-l40s", "gb200-nvl72"])
 def test_no_failing_call_of_the_driver_is_an_error(function: str, name: str) -> None:
     nvml = FakeNvml(load(name), {function: UNKNOWN})
     found = read(nvml)
@@ -223,12 +219,6 @@ def test_cards_joined_directly_have_as_many_links_as_lead_to_each_other() -> Non
     assert found.links[2] == GpuLink(b["uuid"], c["uuid"], "SYS")
 
 
-@given(st.integers(0, 36), st.integers(0, 36), st.integers(0, 6), st.integers(0, 6))
-def test_links_between_two_cards_count_the_same_from_both_ends(s1: int, s2: int, d1: int, d2: int) -> None:
-    a, b = NvLinks({"b": d1} if d1 else {}, s1), NvLinks({"a": d2} if d2 else {}, s2)
-    assert count_nvlinks("a", a, "b", b) == count_nvlinks("b", b, "a", a) <= max(s1, d1)
-
-
 @pytest.mark.parametrize("function", ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType"])
 def test_a_card_whose_links_cannot_be_counted_has_no_link_rather_than_a_slow_one(function: str) -> None:
     document = load("dgx-h100")
@@ -238,8 +228,93 @@ def test_a_card_whose_links_cannot_be_counted_has_no_link_rather_than_a_slow_one
     assert found.problems
 
 
-def test_cards_whose_addresses_are_unknown_are_not_taken_for_neighbours() -> None:
-    assert count_nvlinks(None, NvLinks({"b": 2}), None, NvLinks({"a": 2})) == 0
+def kinds_of(found: NvidiaFacts) -> dict[tuple[int, int], str]:
+    places = {gpu.key: place for place, gpu in enumerate(found.gpus)}
+    return {(places[link.a], places[link.b]): link.kind for link in found.links}
+
+
+def test_links_to_switches_that_the_host_does_not_show_are_links_to_switches(tmp_path: Path) -> None:
+    found = read(plant_machine("gb200-nvl72", tmp_path).nvml, tmp_path)
+    assert set(kinds_of(found).values()) == {"NV18"}
+    assert {link.bandwidth_bytes_per_s for link in found.links} == {18 * 50e9}
+
+
+def test_a_link_to_a_card_or_a_processor_is_none_to_a_switch(tmp_path: Path) -> None:
+    machine = plant_machine("dgx-1v", tmp_path)
+    document = load("dgx-1v")
+    for gpu in document["gpus"]:
+        gpu["remote_types"] = [255] * len(gpu["nvlinks"])  # not told: the bus tells that there are cards
+    assert kinds_of(read(FakeNvml(document), tmp_path)) == kinds_of(read(machine.nvml, tmp_path))
+    for gpu in document["gpus"]:
+        gpu.update(nvlinks=["00000004:00:01.0"] * 6, remote_types=[1] * 6)  # a POWER9's, on no PCI bus
+    assert set(kinds_of(read(FakeNvml(document), tmp_path)).values()) == {"PIX", "PHB", "SYS"}
+
+
+def test_cards_of_one_rack_are_in_its_domain(tmp_path: Path) -> None:
+    fabrics = [gpu.fabric for gpu in read(plant_machine("gb200-nvl72", tmp_path).nvml, tmp_path).gpus]
+    assert {fabric.domain for fabric in fabrics if fabric} == {"9c6f5af3-53bf-49b5-a436-b66766c413c3.4026"}
+    assert len([fabric for fabric in fabrics if fabric]) == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["dgx-h100", "hgx-b200", "dgx-a100", "pcie-h100nvl", "dgx-1v", "mig-a100", "pcie-l40s"]
+)
+def test_a_box_by_itself_is_in_no_domain_and_has_no_problem(name: str, tmp_path: Path) -> None:
+    found = read(plant_machine(name, tmp_path).nvml, tmp_path)
+    assert {gpu.fabric.domain for gpu in found.gpus if gpu.fabric} <= {None}
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("fabric", "told"),
+    [
+        ({"state": 1}, "down (not started)"),
+        ({"state": 2}, "down (in progress)"),
+        ({"state": 3, "status": pynvml.NVML_ERROR_UNKNOWN}, "down (Unknown Error)"),
+    ],
+)
+def test_a_card_outside_the_fabric_has_no_nvlink_though_its_links_are_up(
+    fabric: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    document = load("hgx-b200")
+    document["gpus"][2]["fabric"] = fabric
+    found = read(FakeNvml(document), tmp_path)
+    kinds = kinds_of(found)
+    assert [kinds[min(2, other), max(2, other)] for other in (0, 1, 3)] == ["NODE"] * 3
+    assert [kinds[2, other] for other in (4, 5, 6, 7)] == ["SYS"] * 4
+    assert {kind for pair, kind in kinds.items() if 2 not in pair} == {"NV18"}
+    (problem,) = found.problems
+    assert problem.startswith(f"GPU 2: its NVLink fabric is {told}: ")
+
+
+def test_a_degraded_fabric_is_a_problem_and_still_joins() -> None:
+    document = load("hgx-b200")
+    document["gpus"][5]["fabric"]["health"] = 0b01
+    found = read(FakeNvml(document))
+    assert found.problems == ("GPU 5: its NVLink fabric is not well: its bandwidth is degraded",)
+    assert set(kinds_of(found).values()) == {"NV18"}
+
+
+def test_two_partitions_of_one_box_are_not_joined_by_its_switches() -> None:
+    document = load("gb200-nvl72")
+    for gpu in document["gpus"][2:]:
+        gpu["fabric"]["clique"] = 7
+    assert [kind for kind in kinds_of(read(FakeNvml(document))).values() if kind == "NV18"] == ["NV18"] * 2
+
+
+def test_a_divided_card_has_no_fabric_even_where_its_box_has_one() -> None:
+    document = load("mig-a100")
+    for gpu in document["gpus"]:
+        gpu["fabric"] = {"state": 3, "clique": 1, "cluster": "9c6f5af3-53bf-49b5-a436-b66766c413c3"}
+    assert [gpu.fabric is None for gpu in read(FakeNvml(document)).gpus] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH])
+def test_a_driver_older_than_the_fabrics_function_is_no_problem(code: int) -> None:
+    found = read(FakeNvml(load("dgx-h100"), {"nvmlDeviceGetGpuFabricInfoV": code}))
+    assert {gpu.fabric for gpu in found.gpus} == {None}
+    assert found.problems == ()
+    assert set(kinds_of(found).values()) == {"NV18"}
 
 
 def test_versions_and_profiles_are_read_from_nvmls_forms() -> None:

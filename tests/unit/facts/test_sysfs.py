@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshwright_agent.facts.sysfs import (
     format_cpu_list,
     parse_cpu_list,
+    parse_distances,
     parse_fields,
     parse_int,
     parse_kib,
@@ -111,6 +112,20 @@ def test_numa_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         (2, "2", 2048),
         (10, "10", 10240),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "distances"),
+    [("10 21", (10, 21)), ("10", (10,)), ("", None), (None, None), ("10 x", None), ("10 -1", None)],
+)
+def test_distances_of_a_node_are_all_known_or_none(text: str | None, distances: tuple[int, ...] | None) -> None:
+    assert parse_distances(text) == distances
+
+
+def test_a_node_knows_its_distances_where_the_kernel_tells_them(tmp_path: Path) -> None:
+    folder = "sys/devices/system/node"
+    plant(f"== {folder}/node0/cpulist\n0\n== {folder}/node0/distance\n10 32\n== {folder}/node1/cpulist\n1", tmp_path)
+    assert [node.distances for node in read_numa_nodes(tmp_path / "sys")] == [(10, 32), None]
 
 
 def test_what_is_not_there_is_unknown_and_no_error(tmp_path: Path) -> None:

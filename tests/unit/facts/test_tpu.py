@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.facts.model import SliceFacts
-from meshwright_agent.facts.tpu import parse_kind, parse_shape, parse_slice, read_chips, read_device_file
+from meshwright_agent.facts.tpu import parse_flags, parse_kind, parse_shape, parse_slice, read_chips, read_device_file
 from tests.fakes.machines import plant_machine
 from tests.fakes.tree import plant
 
@@ -69,7 +69,12 @@ def test_an_id_that_two_generations_share_is_told_by_the_accelerator_type(tmp_pa
 def test_the_environment_of_a_gke_pod_tells_the_slice(tmp_path: Path) -> None:
     machine = plant_machine("tpu-v5e-8", tmp_path)
     assert parse_slice(machine.roots.environ) == SliceFacts(
-        accelerator_type="v5litepod-8", topology=(2, 4, 1), chips_per_host=(2, 4, 1), worker_id=0, host_count=1
+        accelerator_type="v5litepod-8",
+        topology=(2, 4, 1),
+        chips_per_host=(2, 4, 1),
+        hosts=(1, 1, 1),
+        worker_id=0,
+        host_count=1,
     )
     assert len(read_chips(machine.roots.sysfs)) == 8
 
@@ -78,6 +83,27 @@ def test_hosts_are_counted_by_name_else_by_bounds() -> None:
     assert parse_slice({"TPU_WORKER_HOSTNAMES": "a,b, ,c", "TPU_HOST_BOUNDS": "1,1,1"}).host_count == 3
     assert parse_slice({"TPU_PROCESS_BOUNDS": "2,2,1"}).host_count == 4
     assert parse_slice({}) == SliceFacts()
+
+
+def test_a_large_slice_tells_its_rings_and_how_its_hosts_stand(tmp_path: Path) -> None:
+    found = plant_machine("tpu-v4-256", tmp_path).read().slice
+    assert (found.topology, found.hosts, found.host_count) == ((4, 4, 8), (2, 2, 8), 32)
+    assert (found.wrap, found.twisted, found.worker_id) == ((True, True, True), False, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("true,true,false", (True, True, False)),
+        ("TRUE, false,False", (True, False, False)),
+        ("true,true", None),
+        ("true,1,true", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_what_is_no_three_truths_is_unknown(text: str | None, flags: tuple[bool, ...] | None) -> None:
+    assert parse_flags(text) == flags
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=3), st.sampled_from(["x", ","]))

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import Devices
-from meshwright_agent.facts.model import HostFacts
+from meshwright.wire.devices import Devices, Granule
+from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.view.gpu import match_devices
 from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, Machine, plant_machine
@@ -55,7 +55,7 @@ def test_a_dgx_shows_the_drivers_facts_and_jaxs_view_of_each_card(dgx: Machine) 
     assert device.processes is not None
     assert [(process.pid, process.own) for process in device.processes] == [(4242, False)]
     assert (seen.software.driver, seen.software.cuda_driver) == ("535.129.03", "12.2")
-    assert seen.granules[0].model_dump() == {"ordinal": 0, "kind": "host", "name": "dgx-h100", "device_count": 8}
+    assert seen.granules == (Granule(ordinal=0, kind="host", name="dgx-h100", device_count=8),)
     assert Topology.of(seen).is_uniform
 
 
@@ -71,6 +71,47 @@ def test_attributes_have_the_names_of_the_dra_driver(dgx: Machine) -> None:
         "resource.kubernetes.io/pciBusID": "0000:1b:00.0",
         "resource.kubernetes.io/pcieRoot": "pci0000:15",
     }
+
+
+CLUSTER = "9c6f5af3-53bf-49b5-a436-b66766c413c3"
+
+
+def in_clique(gpu: GpuFacts, clique: int, **fields: Any) -> GpuFacts:
+    return replace(gpu, fabric=FabricFacts("completed", cluster_uuid=CLUSTER, clique_id=clique, **fields))
+
+
+def test_a_tray_of_a_rack_names_its_nvlink_domain(tmp_path: Path) -> None:
+    seen = plant_machine("gb200-nvl72", tmp_path).view()
+    assert (seen.granules[0].domain, seen.granules[0].device_count) == (f"{CLUSTER}.4026", 4)
+    assert codes(seen) == []
+
+
+def test_a_host_whose_gpus_are_not_all_in_one_domain_is_in_none_and_that_is_said(dgx_facts: HostFacts) -> None:
+    gpus = dgx_facts.gpus
+    for split in (
+        (*(in_clique(gpu, 1) for gpu in gpus[:6]), *(in_clique(gpu, 2) for gpu in gpus[6:])),
+        (*(in_clique(gpu, 1) for gpu in gpus[:6]), *(in_clique(gpu, 1, error="Timeout") for gpu in gpus[6:])),
+        (*(in_clique(gpu, 1) for gpu in gpus[:6]), *gpus[6:]),
+    ):
+        seen = build_devices(replace(dgx_facts, gpus=split), READ_AT, None, WORKER, now=NOW)
+        (notice,) = seen.warnings
+        assert (seen.granules[0].domain, notice.code) == (None, "nvlink_domains_differ")
+        assert "device 6, 7 not in device 0's" in notice.message
+        assert f"{CLUSTER}.1" in notice.message
+
+
+def test_cpu_devices_of_a_tray_are_in_no_nvlink_domain(tmp_path: Path) -> None:
+    assert plant_machine("gb200-nvl72", tmp_path).view(with_jax=False, cpu_devices=2).granules[0].domain is None
+
+
+def test_a_fabric_that_is_down_is_a_warning_that_a_person_sees(tmp_path: Path) -> None:
+    machine = plant_machine("gb200-nvl72", tmp_path)
+    assert machine.nvml is not None
+    machine.nvml.change_gpu(1, fabric={"state": 2})
+    seen = machine.view()
+    assert [notice.code for notice in seen.warnings] == ["driver_problem", "nvlink_domains_differ"]
+    assert "GPU 1: its NVLink fabric is down (in progress)" in seen.warnings[0].message
+    assert {link.kind for link in seen.links if 1 in (link.a, link.b)} == {"SYS"}
 
 
 def test_cards_are_here_before_jax_has_looked(dgx: Machine) -> None:

@@ -59,6 +59,78 @@ def test_the_environment_tells_the_grid_that_jax_shows_later(name: str, tmp_path
     assert {device.basis for device in after.devices} == {"live"}
 
 
+WHOLE = {
+    "tpu-v4-256": ((4, 4, 8), (True, True, True)),
+    "tpu-v5e-8": ((2, 4, 1), (False, False, False)),
+    "tpu-v5p-4": ((2, 2, 1), (False, False, False)),
+    "tpu-v6e-8": ((2, 4, 1), (False, False, False)),
+    "tpu-7x-8": ((2, 2, 1), (False, False, False)),
+}
+
+
+@pytest.mark.parametrize("with_jax", [True, False])
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_granule_is_the_whole_slice_and_counts_what_is_here(name: str, with_jax: bool, tmp_path: Path) -> None:
+    seen = plant_machine(name, tmp_path).view(with_jax=with_jax)
+    (granule,) = seen.granules
+    assert (granule.shape, granule.wrap) == WHOLE[name]
+    assert (granule.twisted, granule.device_count) == (False, len(seen.devices))
+
+
+GRID = [(x, y, 0) for y in range(2) for x in range(2)]
+V5E, V4 = "TPU v5 lite", "TPU v4"
+Slice = tuple[tuple[int, ...] | None, tuple[bool, ...] | None, bool]
+UNKNOWN: Slice = (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "coords", "expected"),
+    [
+        (V5E, {"topology": (16, 16, 1), "host_count": 64}, GRID, ((16, 16, 1), (True, True, False), False)),
+        (V5E, {"topology": (8, 16, 1)}, GRID, ((8, 16, 1), (False, True, False), False)),
+        (V4, {"hosts": (2, 2, 4), "chips_per_host": (2, 2, 1), "host_count": 16}, (), ((4, 4, 4), (True,) * 3, False)),
+        (V4, {"topology": (2, 2, 4), "host_count": 4}, GRID, ((2, 2, 4), (False,) * 3, False)),
+        (V4, {"topology": (4, 4, 8), "twisted": True}, GRID, ((4, 4, 8), (True,) * 3, True)),
+        (V4, {"topology": (4, 4, 4), "wrap": (False, True, True)}, GRID, ((4, 4, 4), (False, True, True), False)),
+        (V5E, {}, GRID, ((2, 2, 1), (False,) * 3, False)),
+        (V5E, {"chips_per_host": (2, 2, 1)}, (), ((2, 2, 1), (False,) * 3, False)),
+        ("TPU of tomorrow", {"topology": (4, 4, 4)}, GRID, ((4, 4, 4), None, False)),
+        (V5E, {}, (), UNKNOWN),
+        (V5E, {"host_count": 4}, GRID, UNKNOWN),
+        (V5E, {}, GRID[:3], UNKNOWN),
+        (V5E, {}, [(x + 2, y, z) for x, y, z in GRID], UNKNOWN),
+        (V5E, {"topology": (2, 2, 1)}, [(x + 2, y, z) for x, y, z in GRID], UNKNOWN),
+        (V4, {"topology": (4, 4, 4), "hosts": (1, 1, 1), "chips_per_host": (2, 2, 1)}, GRID, UNKNOWN),
+    ],
+)
+def test_a_slices_shape_is_told_where_nothing_contradicts_it(
+    kind: str, told: dict[str, Any], coords: list[tuple[int, ...]], expected: Slice
+) -> None:
+    devices = [jax_device(place, coord, kind=kind) for place, coord in enumerate(coords)]
+    (granule,) = show(build_facts(4, kind, **told), devices or None).granules
+    assert (granule.shape, granule.wrap, granule.twisted) == expected
+
+
+def test_a_slice_that_jax_sees_on_all_hosts_of_its_job_is_whole() -> None:
+    places = [(x, y, 0) for y in range(4) for x in range(2)]
+    devices = [{**jax_device(i, place), "process_index": i // 4} for i, place in enumerate(places)]
+    sight = JaxSight({"platform": "tpu", "process_index": 1, "devices": devices}, JAX_AT, 1, "live")
+    (granule,) = build_devices(build_facts(4), READ_AT, sight, WORKER, now=NOW).granules
+    assert (granule.shape, granule.device_count) == ((2, 4, 1), 4)
+
+
+@given(st.permutations(GRID), st.integers(1, 4))
+def test_the_order_in_which_jax_lists_chips_does_not_change_the_slice(order: list[tuple[int, ...]], count: int) -> None:
+    devices = [jax_device(i, place) for i, place in enumerate(order[:count])]
+    (granule,) = show(build_facts(4, topology=(4, 4, 1)), devices).granules
+    assert granule.shape == (4, 4, 1)
+
+
+def test_hops_within_a_part_of_a_large_slice_are_those_of_the_whole(tmp_path: Path) -> None:
+    topology = Topology.of(plant_machine("tpu-v4-256", tmp_path).view())
+    assert [topology.hops(0, other) for other in range(4)] == [0, 1, 1, 2]
+
+
 def test_positions_do_not_depend_on_jaxs_order(tmp_path: Path) -> None:
     seen = plant_machine("tpu-v5p-4", tmp_path).view()
     assert [device.coords for device in seen.devices] == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]

@@ -14,6 +14,7 @@ from meshwright.errors import (
     ConflictError,
     DeviceBusyError,
     DevicesUnusedError,
+    FleetIncompleteError,
     InvalidMeshError,
     InvalidRequestError,
     MeshwrightError,
@@ -37,16 +38,21 @@ if TYPE_CHECKING:
     from meshwright._calls.calls import Readiness
     from meshwright._client import AsyncClient, Client
     from meshwright._reference import load_plan
+    from meshwright.fleet import AsyncFleet, Fleet, FleetState
 
 __all__ = [
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
+    "AsyncFleet",
     "BenchTooLargeError",
     "Client",
     "ConflictError",
     "DeviceBusyError",
     "DevicesUnusedError",
+    "Fleet",
+    "FleetIncompleteError",
+    "FleetState",
     "InvalidMeshError",
     "InvalidRequestError",
     "MeshSpec",
@@ -70,7 +76,10 @@ __all__ = [
 
 _LAZY = {
     "AsyncClient": "meshwright._client",
+    "AsyncFleet": "meshwright.fleet",
     "Client": "meshwright._client",
+    "Fleet": "meshwright.fleet",
+    "FleetState": "meshwright.fleet",
     "Readiness": "meshwright._calls.calls",
     "load_plan": "meshwright._reference",
 }

@@ -24,27 +24,34 @@ AsyncHttpClient = httpx.AsyncClient
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
-def build_client(settings: Settings, timeout_s: float | None) -> httpx.Client:
-    """Returns a connection pool to the agent; proxies of the environment are used for remote agents only."""
+def build_client(settings: Settings, timeout_s: float | None, *, max_connections: int | None = None) -> httpx.Client:
+    """Returns a connection pool to the agent; proxies of the environment are used for remote agents only.
+
+    One pool can serve many agents that are alike in socket, locality and TLS: `max_connections` is for all of them.
+    """
     socket = settings.address.socket
     transport = httpx.HTTPTransport(uds=socket, trust_env=False) if socket else None
-    return httpx.Client(transport=transport, **_options(settings, timeout_s))
+    return httpx.Client(transport=transport, **_options(settings, timeout_s, max_connections))
 
 
-def build_async_client(settings: Settings, timeout_s: float | None) -> httpx.AsyncClient:
+def build_async_client(
+    settings: Settings, timeout_s: float | None, *, max_connections: int | None = None
+) -> httpx.AsyncClient:
     """Returns the same for asyncio."""
     socket = settings.address.socket
     transport = httpx.AsyncHTTPTransport(uds=socket, trust_env=False) if socket else None
-    return httpx.AsyncClient(transport=transport, **_options(settings, timeout_s))
+    return httpx.AsyncClient(transport=transport, **_options(settings, timeout_s, max_connections))
 
 
-def _options(settings: Settings, timeout_s: float | None) -> dict[str, Any]:
+def _options(settings: Settings, timeout_s: float | None, max_connections: int | None) -> dict[str, Any]:
     options: dict[str, Any] = {
         "base_url": settings.address.url,
         "timeout": _build_timeout(timeout_s),
         "trust_env": not settings.address.is_local,
         "headers": {"User-Agent": f"meshwright/{metadata.version('meshwright')} Python/{platform.python_version()}"},
     }
+    if max_connections is not None:
+        options["limits"] = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
     if settings.address.url.startswith("https:"):
         options["verify"] = ssl.create_default_context(cafile=settings.ca_file)
     return options

@@ -15,11 +15,15 @@ PUBLIC = {
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
+    "AsyncFleet",
     "BenchTooLargeError",
     "Client",
     "ConflictError",
     "DeviceBusyError",
     "DevicesUnusedError",
+    "Fleet",
+    "FleetIncompleteError",
+    "FleetState",
     "InvalidMeshError",
     "InvalidRequestError",
     "MeshSpec",
@@ -61,6 +65,7 @@ METHODS = {
     "cancel_run",
     "wait",
     "environment",
+    "targets",
     "metrics",
     "close",
     "base_url",
@@ -113,7 +118,12 @@ def test_importing_the_package_loads_nothing_heavy_and_no_http_library() -> None
 
 
 @pytest.mark.parametrize(
-    "statement", ["from meshwright import Client, AsyncClient, load_plan", "import meshwright.testing"]
+    "statement",
+    [
+        "from meshwright import Client, AsyncClient, load_plan",
+        "from meshwright import AsyncFleet, Fleet",
+        "import meshwright.testing",
+    ],
 )
 def test_the_client_and_its_fake_load_neither_jax_nor_numpy_nor_the_service(statement: str) -> None:
     loaded = _modules_after(statement)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
+from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, show_fleet
 from meshwright.cli.output import (
     Column,
     build_table,
@@ -20,44 +20,52 @@ from meshwright.cli.output import (
     style_state,
 )
 from meshwright.cli.session import FAILED, OK, Session
+from meshwright.topology.matrix import format_links
 from meshwright.wire.base import Evidence
-from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Link, Release
-
-LEGEND: Final = {
-    "NV": "NV#: # NVLinks",
-    "PIX": "PIX: one PCIe switch",
-    "PXB": "PXB: several PCIe switches",
-    "PHB": "PHB: the CPU's PCIe host bridge",
-    "NODE": "NODE: between host bridges of a NUMA node",
-    "SYS": "SYS: between NUMA nodes",
-    "ICI": "ICI: a link of the TPU torus",
-    "HOST": "HOST: the host's memory",
-}
-"""What the link kinds mean, as `nvidia-smi topo -m` has them, and ours."""
+from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release
 
 
 def show_devices(
     session: Session,
-    links: Annotated[bool, typer.Option("--links", help="Also how they are joined.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="The link matrix instead.")] = False,
+    fleet: FleetOption = False,
+    hosts: HostsOption = None,
 ) -> int:
-    """Show the host's devices: memory, place, links, who holds them.
+    """Show the host's devices: memory, place, who holds them.
 
-    With each fact stands how it is known, and how old it is.
+    With each fact stands how it is known, and how old it is. --links shows how they are joined, as nvidia-smi topo -m
+    does, and on TPUs how many hops apart.
     """
+    if is_asked(session, fleet, hosts):
+        if links:
+            raise typer.BadParameter("it is of one host; ask that one with --url", param_hint="--links")
+        return show_fleet(session, hosts)
     with session.open() as client:
         reply = client.devices()
-    if session.as_json:
+    if links:
+        _print_links(session, reply)
+    elif session.as_json:
         session.print_json(reply)
-        return OK
+    else:
+        _print_devices(session, reply)
+    return OK
+
+
+def _print_devices(session: Session, reply: Devices) -> None:
     for line in describe_host(reply):
         session.out.print(line, soft_wrap=True)
     session.out.print()
     session.out.print(build_table(COLUMNS, reply.devices))
-    if links:
-        session.out.print()
-        _print_links(session, reply)
     print_notices(session, reply.warnings)
-    return OK
+
+
+def _print_links(session: Session, reply: Devices) -> None:
+    """Prints the matrix as wide as it is: a folded one cannot be read."""
+    if session.as_json:
+        typer.echo(reply.model_dump_json(include={"devices", "links"}, exclude_unset=True))
+        return
+    session.print_lines(*map(clean, format_links(reply)))
+    print_notices(session, reply.warnings)
 
 
 def describe_host(reply: Devices) -> list[Text]:
@@ -138,38 +146,6 @@ COLUMNS: Final[tuple[Column[Device], ...]] = (
     Column("held by", lambda device: describe_processes(device.processes)),
     Column("basis, age", _describe_basis),
 )
-
-
-def _print_links(session: Session, reply: Devices) -> None:
-    if not reply.links:
-        session.out.print("links: none known")
-        return
-    session.out.print(build_matrix(reply))
-    kinds = {_find_legend(link.kind) for link in reply.links}
-    session.out.print("X: itself · " + " · ".join(text for kind, text in LEGEND.items() if kind in kinds))
-
-
-def _find_legend(kind: str) -> str:
-    return "NV" if kind.startswith("NV") else kind
-
-
-def build_matrix(reply: Devices) -> Table:
-    """Returns the kinds of the links between all pairs of devices, as `nvidia-smi topo -m` shows them."""
-    by_pair = {frozenset((link.a, link.b)): link for link in reply.links}
-    headings = [str(device.local_index) for device in reply.devices]
-    columns = [Column[int]("", lambda row: headings[row], "right")]
-    columns += [
-        Column(headings[column], lambda row, column=column: _name_link(by_pair, row, column))  # type: ignore[misc]
-        for column in range(len(headings))
-    ]
-    return build_table(columns, range(len(headings)))
-
-
-def _name_link(by_pair: dict[frozenset[int], Link], a: int, b: int) -> str:
-    if a == b:
-        return "X"
-    link = by_pair.get(frozenset((a, b)))
-    return link.kind if link else "-"
 
 
 def release_devices(session: Session) -> int:

@@ -6,6 +6,7 @@ Names, links and capacities are those of the real machine; identities are made u
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,20 +41,20 @@ class Model:
     kind: str
     granule: GranuleKind
     memory_bytes: int | None
-    identify: Callable[[int, int], dict[str, Any]]
+    identify: Callable[[int, int, str], dict[str, Any]]
     joined: Callable[[int, int, int], str | None]
     link_count: int | None
     link_bytes_per_s: float | None
 
 
-def _identify_cpu(index: int, count: int) -> dict[str, Any]:
+def _identify_cpu(index: int, count: int, mark: str) -> dict[str, Any]:
     return {"virtual": count > 1, "process_index": 0}
 
 
-def _identify_gpu(index: int, count: int) -> dict[str, Any]:
+def _identify_gpu(index: int, count: int, mark: str) -> dict[str, Any]:
     numa = index * 2 // count if count > 1 else 0
     return {
-        "uuid": f"GPU-fa4e0000-0000-4000-8000-{index:012x}",
+        "uuid": f"GPU-{mark}-0000-4000-8000-{index:012x}",
         "pci_bus_id": f"00000000:{0x1A + index:02X}:00.0" if index < 200 else None,
         "numa_node": numa,
         "compute_capability": "9.0",
@@ -61,7 +62,7 @@ def _identify_gpu(index: int, count: int) -> dict[str, Any]:
     }
 
 
-def _identify_tpu(index: int, count: int) -> dict[str, Any]:
+def _identify_tpu(index: int, count: int, mark: str) -> dict[str, Any]:
     return {"coords": _place(index, count), "core_on_chip": 0, "slice_index": 0, "process_index": 0}
 
 
@@ -99,7 +100,7 @@ def build_devices(name: str = "cpu:8", *, host: str = "fake-host", at: datetime 
 
     Args:
         name: kind and number of devices; `MODELS` lists the kinds.
-        host: the host's name.
+        host: the host's name; hosts of different names have different identities.
         at: when everything was observed, UTC; None: now.
 
     Raises:
@@ -118,20 +119,26 @@ def _build_host(model: Model, count: int, host: str, at: datetime) -> Devices:
     seen: dict[str, Any] = {"basis": basis, "observed_at": at, "age_s": 0.0}
     passive: dict[str, Any] = {**seen, "basis": "passive"}
     granule = Granule(ordinal=0, kind=model.granule, name=host, device_count=count)
+    mark = _mark_host(host)
     return Devices(
-        host=Host(name=host, boot_id="fa4e0000-0000-4000-8000-000000000000", **passive),
+        host=Host(name=host, boot_id=f"{mark}-0000-4000-8000-000000000000", **passive),
         cpu=Cpu(model="fake processor", architecture="x86_64", sockets=1, cores=8, threads=8, **passive),
         numa_nodes=(NumaNode(node=0, cpus="0-7", memory_bytes=64 * GIB, **passive),),
         software=Software(agent="0.0.0", python="3.13.0", jax="0.10.0", jaxlib="0.10.0", **passive),
         platform=model.platform,
         worker=Worker(state="ready", generation=1, pid=4242, since=at),
         granules=(granule,),
-        devices=tuple(_build_device(model, index, count, host, seen) for index in range(count)),
+        devices=tuple(_build_device(model, index, count, host, mark, seen) for index in range(count)),
         links=tuple(_build_links(model, count, seen)),
     )
 
 
-def _build_device(model: Model, index: int, count: int, host: str, seen: dict[str, Any]) -> Device:
+def _mark_host(host: str) -> str:
+    """Returns eight hexadecimal digits that identities on this host begin with: hosts of other names are others."""
+    return f"fa{zlib.crc32(host.encode()) & 0xFFFFFF:06x}"
+
+
+def _build_device(model: Model, index: int, count: int, host: str, mark: str, seen: dict[str, Any]) -> Device:
     memory = Memory(capacity_bytes=model.memory_bytes, used_bytes=0, **seen) if model.memory_bytes else None
     return Device(
         host=host,
@@ -141,7 +148,7 @@ def _build_device(model: Model, index: int, count: int, host: str, seen: dict[st
         kind=model.kind,
         memory=memory,
         processes=(),
-        **model.identify(index, count),
+        **model.identify(index, count, mark),
         **seen,
     )
 

@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from meshwright.errors import PlanMismatchError
 from meshwright.topology.identity import (
@@ -110,7 +111,9 @@ def digest(plan: Plan) -> str:
 def bind(plan: Plan, job: Sequence[JobDevice]) -> Binding:
     """Returns which device of the job stands at each position of the plan's mesh.
 
-    The job may see all devices of the plan's granules, or exactly those that the plan uses.
+    The job may see all devices of the plan's granules, or exactly those that the plan uses. A machine of the job is one
+    granule; where the plan has more granules than the job has machines (agents in containers of one machine, or a
+    rehearsal of a large job on a small one), a machine is several: by uuid, else each is whole processes, in order.
 
     Args:
         plan: checked here as by `check_plan`.
@@ -124,8 +127,9 @@ def bind(plan: Plan, job: Sequence[JobDevice]) -> Binding:
     wanted: dict[int, list[DeviceRef]] = defaultdict(list)
     for ref in refs:
         wanted[ref.granule].append(ref)
-    found = _match_granules(plan, wanted, group_devices(job))
     granules = {granule.ordinal: granule for granule in plan.granules}
+    groups = _part_machines(granules, wanted, group_devices(job))
+    found = _match_granules(plan, wanted, groups)
     matches = {ordinal: _match(granules[ordinal], wanted[ordinal], members) for ordinal, members in found.items()}
     missing = [name for match in matches.values() for name in match.missing]
     surplus = [name for match in matches.values() for name in match.surplus]
@@ -145,6 +149,55 @@ class _Match:
     surplus: tuple[str, ...] = ()
 
 
+def _part_machines(
+    granules: Mapping[int, PlanGranule], wanted: Mapping[int, list[DeviceRef]], groups: list[list[JobDevice]]
+) -> list[list[JobDevice]]:
+    """Returns the job's groups, parted between processes where just that makes the plan's granules."""
+    if len(groups) >= len(wanted) or any(device.coords for group in groups for device in group):
+        return groups
+    named = _part_by_uuid(wanted, groups)
+    if named is not None:
+        return named
+    ordinals = sorted(wanted)
+    whole = [granules[ordinal].device_count for ordinal in ordinals]
+    used = [len(wanted[ordinal]) for ordinal in ordinals]
+    return _deal(groups, whole) or _deal(groups, used) or groups
+
+
+def _part_by_uuid(
+    wanted: Mapping[int, list[DeviceRef]], groups: Sequence[Sequence[JobDevice]]
+) -> list[list[JobDevice]] | None:
+    """Returns the devices of each granule by their uuids, those that are not planned beside others of their process;
+    None where a process has none that is planned.
+    """
+    owners = {_fold(ref.uuid): ordinal for ordinal, refs in wanted.items() for ref in refs if ref.uuid}
+    parts: dict[int, list[JobDevice]] = defaultdict(list)
+    for group in groups:
+        for _, members in groupby(group, key=lambda device: device.process):
+            own = list(members)
+            known = [owners[_fold(device.uuid)] for device in own if _fold(device.uuid) in owners]
+            if not known:
+                return None
+            for device in own:
+                parts[owners.get(_fold(device.uuid), known[0])].append(device)
+    return list(parts.values()) if len(parts) == len(wanted) else None
+
+
+def _deal(groups: Sequence[Sequence[JobDevice]], sizes: Sequence[int]) -> list[list[JobDevice]] | None:
+    """Returns parts of these sizes, each of whole processes of one group, in order; None where there are none."""
+    parts: list[list[JobDevice]] = []
+    for group in groups:
+        part: list[JobDevice] = []
+        for _, own in groupby(group, key=lambda device: device.process):
+            part += own
+            if len(parts) < len(sizes) and len(part) == sizes[len(parts)]:
+                parts.append(part)
+                part = []
+        if part:
+            return None
+    return parts if len(parts) == len(sizes) else None
+
+
 def _match_granules(
     plan: Plan, wanted: Mapping[int, list[DeviceRef]], groups: Sequence[list[JobDevice]]
 ) -> dict[int, list[JobDevice]]:
@@ -153,7 +206,7 @@ def _match_granules(
         kinds = {granule.kind for granule in plan.granules} or {"host"}
         raise _refuse(
             f"plan {plan.fingerprint} is for {len(wanted)} {'/'.join(sorted(kinds))}(s); this job runs on "
-            f"{len(groups)}; each granule of the plan must be one of the job",
+            f"{len(groups)}; each granule of the plan must be one of the job, or some processes of one",
             "start the job on the machines that the plan was made for, or plan on these",
             missing=[_name_ref(ref) for refs in list(wanted.values())[len(groups) :] for ref in refs],
             surplus=[str(device) for group in groups[len(wanted) :] for device in group],

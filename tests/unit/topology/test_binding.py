@@ -10,8 +10,10 @@ from meshwright.errors import PlanMismatchError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.topology.binding import bind, check_plan, digest
 from meshwright.topology.identity import JobDevice
+from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan, PlanRequest
+from tests.fakes.fleets import build_host, build_slice
 from tests.fakes.jobs import cpu_job, gpu_job, tpu_job
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu
 
@@ -148,3 +150,88 @@ def test_a_digest_tells_plans_apart_that_bind_differently(part: str) -> None:
     other = {"axis_types": {"dp": "manual"}, "platform": "tpu", "fingerprint": "mw1-"}.get(part, ())
     assert digest(plan) == digest(plan.model_copy(update={"environment": {}, "warnings": ()}))
     assert digest(plan) != digest(plan.model_copy(update={part: other}))
+
+
+def make_fleet_plan(*counts: int, mesh: str = "dp:-1", **more: Any) -> Plan:
+    joined = join_devices([build_host(f"n{i}", f"cpu:{count}") for i, count in enumerate(counts)])
+    return make_plan(joined.topology, mesh, **more)
+
+
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_agents_that_share_a_machine_are_granules_of_whole_processes_in_their_order(each: int) -> None:
+    plan = make_fleet_plan(4, 4, 4, devices=["n2/1", "n0/0", "n1/3"], device_order="given")
+    job = cpu_job(12, each=each)
+    binding = bind(plan, job[::-1])
+    assert list(binding.order) == [job[i].key for i in (9, 0, 7)]
+    assert binding.places == {device.key: (i // 4, i % 4) for i, device in enumerate(job)}
+
+
+def test_a_job_that_sees_only_the_planned_part_of_each_agent_is_dealt_likewise() -> None:
+    plan = make_fleet_plan(4, 4, devices=["n1/3", "n1/1", "n0/0", "n0/2"], device_order="given")
+    job = cpu_job(4, each=2)
+    assert list(bind(plan, job).order) == [job[i].key for i in (3, 2, 0, 1)]
+
+
+def test_two_machines_of_which_one_has_two_agents_are_three_granules() -> None:
+    plan = make_fleet_plan(2, 2, 4)
+    job = [*cpu_job(4, each=2), *(JobDevice(2, 9000 + i, "boot-2", "cpu") for i in range(4))]
+    assert list(bind(plan, job).order) == [device.key for device in job]
+
+
+@pytest.mark.parametrize(
+    ("counts", "job"),
+    [
+        ((4, 4, 4), cpu_job(12, each=3)),
+        ((4, 4, 4), cpu_job(12, each=12)),
+        ((4, 4, 4), cpu_job(11, each=4)),
+        ((4, 4, 4), cpu_job(16, each=4)),
+        ((4, 2), cpu_job(6, each=2)[::-1][:4]),
+        ((2, 4), [*cpu_job(4, each=4), *(JobDevice(1, 9000 + i, "boot-1", "cpu") for i in range(2))]),
+    ],
+)
+def test_processes_that_do_not_make_up_the_granules_are_refused(counts: tuple[int, ...], job: list[JobDevice]) -> None:
+    error = refuse(make_fleet_plan(*counts), job)
+    assert f"is for {len(counts)} host(s); this job runs on 1" in str(error)
+    assert error.missing
+
+
+@pytest.mark.parametrize("seen", [[4, 5, 6, 7, 0, 1, 2, 3], [0, 3, 6, 1, 4, 7, 2, 5]])
+@pytest.mark.parametrize("each", [1, 4])
+def test_gpus_in_containers_of_one_machine_are_bound_by_uuid_whichever_process_has_them(
+    seen: list[int], each: int
+) -> None:
+    topology = join_devices([build_host("pod-a"), build_host("pod-b")]).topology
+    plan = make_plan(topology, "dp:8")
+    job = [JobDevice(r // each, r, "boot-1", "gpu", uuid=topology.devices[i].uuid) for r, i in enumerate(seen)]
+    by_key = {device.key: device.uuid for device in job}
+    assert plan.devices is not None
+    assert [by_key[key] for key in bind(plan, job).order] == [ref.uuid for ref in plan.devices]
+
+
+def test_gpus_in_containers_that_are_not_planned_stand_beside_those_of_their_process() -> None:
+    topology = join_devices([build_host("pod-a"), build_host("pod-b")]).topology
+    plan = make_plan(topology, "dp:4", devices=["pod-b/2", "pod-a/1", "pod-b/0", "pod-a/3"], device_order="given")
+    job = [JobDevice(1 - i // 4, i, "boot-1", "gpu", uuid=device.uuid) for i, device in enumerate(topology.devices)]
+    binding = bind(plan, job)
+    assert list(binding.order) == [job[i].key for i in (6, 1, 4, 3)]
+    assert {key: place[0] for key, place in binding.places.items()} == {d.key: 1 - d.process for d in job}
+    others = [JobDevice(0, i, "boot-1", "gpu", uuid=f"GPU-of-others-{i}") for i in range(8)]
+    assert "is for 2 host(s); this job runs on 1" in str(refuse(plan, others[:7]))
+    assert refuse(plan, [*job[:6], *others[:2]]).missing == (f"{job[6].uuid} (position 2 of pod-b)",)
+
+
+def test_hosts_of_a_slice_are_one_granule_whose_devices_are_bound_by_coordinates() -> None:
+    joined = join_devices(build_slice((2, 2, 2), (2, 2, 1)))
+    plan = make_plan(joined.topology, "dp:8")
+    job = tpu_job(joined.topology, [5, 2, 7, 0, 1, 6, 3, 4])
+    coords = {device.key: device.coords for device in job}
+    assert plan.devices is not None
+    assert [coords[key] for key in bind(plan, job).order] == [ref.coords for ref in plan.devices]
+
+
+def test_a_job_of_one_slice_is_no_job_of_two() -> None:
+    slices = [build_slice((2, 2, 1), (2, 2, 1), name=name, prefix=name) for name in ("a", "b")]
+    joined = join_devices([host for hosts in slices for host in hosts])
+    plan = make_plan(joined.topology, "dp:8")
+    error = refuse(plan, tpu_job(joined.topology, [0, 1, 2, 3]))
+    assert "is for 2 slice(s); this job runs on 1" in str(error)

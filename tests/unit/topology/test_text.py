@@ -35,12 +35,13 @@ def test_a_dgx_reads_as_gpustat_and_nvidia_smi_show_it(tmp_path: Path) -> None:
     assert "NV#   # NVLinks, directly or through switches" in lines
 
 
-def test_the_matrix_is_symmetric_with_a_dash_where_there_is_no_link(tmp_path: Path) -> None:
+def test_the_matrix_is_symmetric_with_hops_where_chips_are_not_side_by_side(tmp_path: Path) -> None:
     lines = format_devices(plant_machine("tpu-v5e-8", tmp_path).view()).splitlines()
     start = next(row for row, line in enumerate(lines) if line.startswith("  0 "))
     cells = [line.split()[1:9] for line in lines[start : start + 8]]
     assert all(cells[a][b] == cells[b][a] for a in range(8) for b in range(8))
-    assert [cells[0][b] for b in range(8)] == ["X", "ICI", "ICI", "-", "-", "-", "-", "-"]
+    assert [cells[0][b] for b in range(8)] == ["X", "ICI", "ICI", "2", "2", "3", "3", "4"]
+    assert lines[-1] == "slice of 2×4×1 chips, no rings"
 
 
 def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
 
 def test_links_of_more_devices_than_fit_are_counted() -> None:
     text = format_devices(build_devices(None, None, None, WORKER, now=NOW, cpu_devices=40))
-    assert "links   780 × HOST" in text
+    assert "links   780 × HOST (between 40 devices)" in text
     assert "[39] cpu (virtual)" in text
     assert "[ 0] cpu (virtual)" in text
 

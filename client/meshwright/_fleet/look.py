@@ -1,0 +1,90 @@
+"""How one host of a fleet is asked, once for both fleets: a flow of steps, as the client's own.
+
+Rule: whatever goes wrong becomes the host's state; nothing is raised but bugs. The deadline rules over the retries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from pydantic import ValidationError
+
+from meshwright._calls import calls
+from meshwright._calls.flows import Deadline, Flow, Link, exchange
+from meshwright._fleet.state import FleetHost, HostState
+from meshwright.errors import (
+    AgentConnectionError,
+    DrainingError,
+    MeshwrightError,
+    NotReadyError,
+    ProblemError,
+)
+from meshwright.wire.base import SCHEMA_VERSION, parse_version
+from meshwright.wire.devices import Devices
+
+DEFAULT_TIMEOUT_S: Final = 5.0
+
+
+def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], None]) -> Flow[None]:
+    """Notes what one host says of its devices, then again with their health; or why it says nothing.
+
+    What was noted stands where the time is over before the rest is there.
+    """
+    started_s = link.clock()
+    try:
+        devices = yield from exchange(calls.devices(), link, deadline)
+    except MeshwrightError as error:
+        note(FleetHost(url, _judge(error), detail=_explain(error), took_s=link.clock() - started_s))
+        return
+    strange = _find_strange(devices)
+    if strange:
+        note(FleetHost(url, "error", devices.host.name, strange, link.clock() - started_s))
+        return
+    host = FleetHost(url, "ok", devices.host.name, took_s=link.clock() - started_s, devices=devices)
+    note(host)
+    with contextlib.suppress(MeshwrightError):  # a plan tells of it: health_unknown
+        health = yield from exchange(calls.health(), link, deadline)
+        note(replace(host, health=health, took_s=link.clock() - started_s))
+
+
+def build_late(url: str, timeout_s: float) -> FleetHost:
+    """Returns the host that had not answered when the time was over."""
+    return FleetHost(url, "unreachable", detail=f"no answer within {timeout_s:g} s", took_s=timeout_s)
+
+
+def _judge(error: MeshwrightError) -> HostState:
+    if isinstance(error, NotReadyError | DrainingError):
+        return "not_ready"
+    unread = isinstance(error.__cause__, ValidationError)  # something answered, but nothing that can be read
+    return "unreachable" if isinstance(error, AgentConnectionError) and not unread else "error"
+
+
+def _explain(error: MeshwrightError) -> str:
+    """Returns what is wrong in one line, with what to do; of nobody's answer only the first: a fleet has many."""
+    if _judge(error) == "unreachable":
+        return str(error).partition("\n")[0]
+    detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
+    hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
+    return f"{detail}; {hint}" if hint else detail
+
+
+def _find_strange(devices: Devices) -> str:
+    """Returns what is wrong with the version that a reply speaks; "" where it can be read."""
+    theirs, ours = _read_major(devices.schema_version), parse_version(SCHEMA_VERSION)[0]
+    if theirs == ours:
+        return ""
+    side = "here" if theirs is None or theirs > ours else "on that host"
+    return (
+        f'it speaks schema version "{devices.schema_version}", this release reads "{SCHEMA_VERSION}"; '
+        f"upgrade meshwright {side}"
+    )
+
+
+def _read_major(version: str) -> int | None:
+    try:
+        return parse_version(version)[0]
+    except ValueError:
+        return None

@@ -1,0 +1,176 @@
+"""What became of asking a fleet: the state of each host, and those that answered as one topology.
+
+Rule: a host that did not answer is named wherever the fleet is spoken of, never left out silently. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+from meshwright.errors import FleetIncompleteError
+from meshwright.topology.join import Joined, join_devices
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Device, Devices
+from meshwright.wire.health import Health, State
+
+HostState = Literal["ok", "not_ready", "error", "unreachable"]
+"""It answered · it does not know its devices yet, or shuts down · it answered with an error, or in a language that
+this release does not read · nobody answered in time."""
+
+NAMES_SHOWN: Final = 8
+_WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
+
+
+@dataclass(frozen=True)
+class FleetHost:
+    """One host of a fleet, as it was found.
+
+    Attributes:
+        url: its agent's address.
+        state: "ok", "not_ready", "error" or "unreachable".
+        name: what it calls itself; "" where it did not answer.
+        detail: why it is not ok, with what to do about it.
+        took_s: seconds that asking took.
+        devices: its `GET /devices`; None where it is not ok.
+        health: its `GET /health`; None where that was not answered.
+    """
+
+    url: str
+    state: HostState
+    name: str = ""
+    detail: str = ""
+    took_s: float = 0.0
+    devices: Devices | None = None
+    health: Health | None = None
+
+    @cached_property
+    def device_states(self) -> tuple[State, ...]:
+        """The state of each of its devices, in their order; "unknown" where its health was not answered."""
+        known = {component.name: component.state for component in self.health.components} if self.health else {}
+        return tuple(_find_state(device, known) for device in (self.devices.devices if self.devices else ()))
+
+    @property
+    def worst(self) -> State | None:
+        """The worst state of its devices; None where it has none, or none are known."""
+        return next((state for state in _WORST_FIRST if state in self.device_states), None)
+
+    def __str__(self) -> str:
+        why = f": {self.detail}" if self.detail else ""
+        return f"{self.name or self.url} ({self.state}{why})"
+
+
+def _find_state(device: Device, known: Mapping[str, State]) -> State:
+    """Returns the state of the component that a device's health stands under: its strongest name that is listed."""
+    names = (f"device:{name}" for name in (device.uuid, device.pci_bus_id, device.local_index) if name is not None)
+    return next((known[name] for name in names if name in known), "unknown")
+
+
+@dataclass(frozen=True)
+class FleetState:
+    """A fleet at one moment.
+
+    Attributes:
+        hosts: every host that was asked, in the order of their addresses.
+    """
+
+    hosts: tuple[FleetHost, ...]
+
+    @property
+    def ok(self) -> tuple[FleetHost, ...]:
+        """The hosts that answered."""
+        return tuple(host for host in self.hosts if host.state == "ok")
+
+    @property
+    def failed(self) -> tuple[FleetHost, ...]:
+        """The hosts that did not, each with the reason."""
+        return tuple(host for host in self.hosts if host.state != "ok")
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts that answered, as one topology.
+
+        Raises:
+            FleetIncompleteError: no host answered.
+            PlanInfeasibleError: what they say makes no topology.
+        """
+        return self.joined.topology
+
+    @cached_property
+    def joined(self) -> Joined:
+        """The same with what should be known of it, and where each host's devices stand in it.
+
+        Raises:
+            FleetIncompleteError, PlanInfeasibleError: as `topology`.
+        """
+        if not self.ok:
+            raise _refuse(self)
+        replies = [host.devices for host in self.ok if host.devices is not None]
+        return join_devices(replies, labels=[host.url.rpartition("//")[2] for host in self.ok])
+
+    @property
+    def health(self) -> Mapping[int, State]:
+        """The state of each device, by its place in `topology.devices`; "unknown" where nobody told.
+
+        Raises:
+            FleetIncompleteError, PlanInfeasibleError: there is no topology.
+        """
+        told = zip(self.ok, self.joined.places, strict=True)
+        seen = [
+            (place, state) for host, places in told for place, state in zip(places, host.device_states, strict=True)
+        ]
+        return dict(seen)
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What a plan on this fleet should say: hosts that are missing, and what joining the others found.
+
+        Raises:
+            FleetIncompleteError, PlanInfeasibleError: there is no topology.
+        """
+        return (*_tell_missing(self), *_tell_unchecked(self), *self.joined.notices)
+
+    def require_all(self) -> None:
+        """Returns where every host answered.
+
+        Raises:
+            FleetIncompleteError: naming those that did not.
+        """
+        if self.failed:
+            raise _refuse(self)
+
+
+def _refuse(state: FleetState) -> FleetIncompleteError:
+    detail = f"{len(state.failed)} of {len(state.hosts)} hosts of the fleet did not answer: {_list(state.failed)}"
+    hint = "start their agents, give a longer timeout_s, or leave these addresses out"
+    return FleetIncompleteError(detail, hint=hint, hosts={host.url: host.detail for host in state.failed})
+
+
+def _tell_missing(state: FleetState) -> list[Notice]:
+    if not state.failed:
+        return []
+    message = f"{len(state.failed)} of {len(state.hosts)} hosts are not in the plan: {_list(state.failed)}"
+    return [Notice(code="hosts_missing", message=message, hint="require_all=True refuses to plan without them")]
+
+
+def _tell_unchecked(state: FleetState) -> list[Notice]:
+    unchecked = [host for host in state.ok if host.health is None]
+    if not unchecked:
+        return []
+    names = _shorten([host.name for host in unchecked])
+    message = (
+        f"{names} did not answer GET /health: their devices are planned with, though nobody knows that they are well"
+    )
+    return [Notice(code="health_unknown", message=message, hint="ask again, or look at their agents")]
+
+
+def _list(hosts: tuple[FleetHost, ...]) -> str:
+    return _shorten([str(host) for host in hosts], separator="; ")
+
+
+def _shorten(names: list[str], separator: str = ", ") -> str:
+    more = f"{separator}and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return separator.join(names[:NAMES_SHOWN]) + more

@@ -1,0 +1,46 @@
+"""Many waits at once, in threads, with one time limit over all of them. Knows nothing of agents."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+
+def run_all(tasks: Sequence[Callable[[], None]], *, limit_s: float, at_once: int) -> None:
+    """Returns when all tasks have ended, or when the time is over; those under way then end unheard.
+
+    The threads are daemons, as those of an executor would hold up the end of the process for a host that hangs.
+
+    Raises:
+        BaseException: what a task raised.
+    """
+    waiting, ended = deque(tasks), SimpleQueue[BaseException | None]()
+    over_at = time.monotonic() + limit_s
+    try:
+        for _ in range(min(at_once, len(tasks))):
+            threading.Thread(target=_work, args=(waiting, ended), name="meshwright-fleet", daemon=True).start()
+        for _ in tasks:
+            error = ended.get(timeout=max(over_at - time.monotonic(), 0.0))
+            if error is not None:
+                raise error
+    except Empty:
+        return
+    finally:
+        waiting.clear()
+
+
+def _work(waiting: deque[Callable[[], None]], ended: SimpleQueue[BaseException | None]) -> None:
+    while True:
+        try:
+            task = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            task()
+        except BaseException as error:  # raised again where it is waited for
+            ended.put(error)
+        else:
+            ended.put(None)

@@ -1,0 +1,159 @@
+"""`--fleet` of `meshwright devices` and `meshwright plan`: many hosts at once, each with its state.
+
+Rule: a host that did not answer stands in the table, and a plan without it says so on stderr. Which addresses there
+are is `--hosts`, else MESHWRIGHT_FLEET.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
+from meshwright.cli.session import FAILED, OK, Session, open_client
+from meshwright.errors import MeshwrightError
+from meshwright.wire.base import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from meshwright._fleet.state import FleetHost, FleetState
+    from meshwright.fleet import Fleet
+    from meshwright.wire.mesh import Plans
+
+FleetOption = Annotated[
+    bool, typer.Option("--fleet", help="All hosts of MESHWRIGHT_FLEET (or --hosts), as one topology.")
+]
+HostsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="ADDRESSES",
+        help='These hosts, as --fleet: "a,b:8790", "@file", "dns:name:port", "slurm:node[01-16]", "slurm:".',
+    ),
+]
+
+_STATE_STYLES: Final = {"ok": "green", "not_ready": "yellow", "error": "bold red", "unreachable": "bold red"}
+
+
+def is_asked(session: Session, fleet: bool, hosts: str | None) -> bool:
+    """Returns whether the command is about a fleet.
+
+    Raises:
+        typer.BadParameter: it is, and --url names one agent.
+    """
+    if not fleet and hosts is None:
+        return False
+    if session.options.url is not None:
+        raise typer.BadParameter("it asks many agents, and --url names one; write --hosts", param_hint="--fleet")
+    return True
+
+
+def show_fleet(session: Session, hosts: str | None) -> int:
+    """Prints every host with its state, then what they are together.
+
+    Exit codes: 0 every host answered · 1 some did not, or they make no topology · 2 none did, or no address.
+    """
+    with _open(session, hosts) as fleet:
+        state = fleet.devices(timeout_s=_read_limit(session))
+    if session.as_json:
+        session.print_lines(_dump(state))
+    else:
+        session.out.print(build_table(COLUMNS, state.hosts))
+    joined = state.joined
+    if not session.as_json:
+        session.out.print()
+        session.out.print(_describe(state), soft_wrap=True)
+        print_notices(session, joined.notices)
+    return FAILED if state.failed else OK
+
+
+def plan_on_fleet(session: Session, mesh: str, arguments: Mapping[str, Any], hosts: str | None) -> Plans:
+    """Returns the plans on the hosts that answer.
+
+    Raises:
+        typer.BadParameter: the arguments name other hardware as well.
+        MeshwrightError: as `Fleet.plans`.
+    """
+    given = dict(arguments)
+    for name in ("target", "topology", "local"):
+        if given.pop(name, None) not in (None, False):
+            raise typer.BadParameter(f"it asks the agents of many hosts, --{name} does not", param_hint="--fleet")
+    with _open(session, hosts) as fleet:
+        return fleet.plans(mesh, timeout_s=_read_limit(session), **given)
+
+
+def _open(session: Session, hosts: str | None) -> Fleet:
+    from meshwright.fleet import Fleet  # here, so that --help need not wait for the HTTP library
+
+    if session.connect is open_client:
+        return Fleet(hosts)  # whose clients share their connections
+    return Fleet(hosts, connect=lambda url: session.connect(url, None, 1))
+
+
+def _read_limit(session: Session) -> float:
+    from meshwright._fleet.look import DEFAULT_TIMEOUT_S
+
+    return DEFAULT_TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
+
+
+def _name_kinds(host: FleetHost) -> str:
+    kinds = Counter(device.kind for device in host.devices.devices) if host.devices else {}
+    return ", ".join(kinds if len(kinds) == 1 else (f"{count}× {kind}" for kind, count in kinds.items()))
+
+
+def _count_health(host: FleetHost) -> Text | str:
+    """Returns the worst state, and of how many devices where not of all."""
+    if host.worst is None:
+        return ""
+    count = host.device_states.count(host.worst)
+    return style_state(host.worst) + ("" if count == len(host.device_states) else f" ({count})")
+
+
+COLUMNS: Final[tuple[Column[FleetHost], ...]] = (
+    Column("host", lambda host: host.name),
+    Column("address", lambda host: host.url),
+    Column("state", lambda host: Text(host.state, _STATE_STYLES[host.state])),
+    Column("devices", lambda host: str(len(host.devices.devices)) if host.devices else "", "right"),
+    Column("kind", _name_kinds),
+    Column("health", _count_health),
+    Column("took", lambda host: format_time(host.took_s), "right"),
+    Column("why", lambda host: host.detail),
+)
+
+
+def _describe(state: FleetState) -> str:
+    topology = state.topology
+    granules = Counter(granule.kind for granule in topology.granules)
+    parts = " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in granules.items())
+    there = f"{len(topology.devices)} {topology.platform} devices in {parts or 'no host'}"
+    return clean(f"{len(state.ok)} of {len(state.hosts)} hosts: {there}")
+
+
+def _dump(state: FleetState) -> str:
+    """Returns the fleet as JSON: each host with what its agent said; of the whole, what joining them found."""
+    hosts = [
+        {
+            "url": host.url,
+            "name": host.name or None,
+            "state": host.state,
+            "detail": host.detail,
+            "took_s": host.took_s,
+            "health": host.worst,
+            "devices": host.devices and host.devices.model_dump(mode="json", exclude_unset=True),
+        }
+        for host in state.hosts
+    ]
+    return json.dumps(
+        {"schema_version": SCHEMA_VERSION, "hosts": hosts, "warnings": _list_warnings(state)}, ensure_ascii=False
+    )
+
+
+def _list_warnings(state: FleetState) -> list[dict[str, Any]]:
+    try:
+        return [notice.model_dump() for notice in state.notices]
+    except MeshwrightError:  # no topology; told on stderr, behind the hosts
+        return []

@@ -1,0 +1,352 @@
+"""Several hosts as one topology: the replies of their agents' `GET /devices`, joined, checked and put in order.
+
+Rule: nothing is dropped and nothing is guessed. A host of GPUs or CPUs is a granule of its own; TPU hosts of one slice
+are one granule. What contradicts itself is refused; what is merely not whole, such as a slice that lacks chips, is
+told. Pure; knows neither HTTP nor health.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.topology.join_slice import JoinedGranule, Part, Seat, build_link, join_slice, refuse
+from meshwright.topology.model import Topology
+from meshwright.wire.base import SCHEMA_VERSION, Notice, parse_version
+from meshwright.wire.devices import Device, Devices, Granule
+
+T = TypeVar("T")
+
+NAMES_SHOWN: Final = 8
+_SLICE_IN_PART: Final = "slice_in_part"
+"""The notice of a TPU host that knows of others of its slice."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Hosts as one.
+
+    Attributes:
+        topology: all devices, granule by granule, each in canonical order.
+        notices: what is not refused but should be known.
+        places: for each reply, where its devices stand in `topology.devices`.
+    """
+
+    topology: Topology
+    notices: tuple[Notice, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+
+
+def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> Joined:
+    """Returns several hosts as one topology.
+
+    Granules are in the order of their slice's index, then of their hosts' names (host-2 before host-10). TPU hosts
+    are of one slice when they name the same one; of those that name none, when one knows itself to be a part.
+
+    Args:
+        replies: what the agents' `GET /devices` answered, each host once.
+        labels: what tells hosts of one name apart, one for each reply, such as its address; (): they are counted.
+
+    Raises:
+        PlanInfeasibleError: there is no reply, or one contradicts itself; a host, a device or a place in a slice
+            is listed twice; platforms or schema versions differ; hosts of a slice contradict each other.
+    """
+    _check_versions(replies)
+    _check_platforms(replies)
+    _check_sound(replies)
+    _check_doubled(replies)
+    names = _name_hosts(replies, labels)
+    parts = [part for index, reply in enumerate(replies) for part in _list_parts(index, reply, names)]
+    hosts = [JoinedGranule(part.granule, part.seats) for part in parts if part.granule.kind != "slice"]
+    slices = [join_slice(group) for group in _group_slices([part for part in parts if part.granule.kind == "slice"])]
+    granules = sorted([*hosts, *slices], key=_granule_key)
+    topology, places = _assemble(replies, granules)
+    notices = [*_tell_renamed(replies, names), *_tell_machines(replies, names), *_tell_empty(replies, names)]
+    notices += [*_tell_kinds(topology), *(notice for one in granules for notice in one.notices)]
+    return Joined(topology, tuple(notices), places)
+
+
+def natural_key(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """Returns the sort key that puts host-2 before host-10; equal for equal texts only."""
+    parts = re.split(r"([0-9]+)", text)
+    return tuple((bool(odd), int(part) if odd else 0, part) for part, odd in zip(parts, _alternate(), strict=False))
+
+
+def _alternate() -> Iterable[bool]:
+    while True:
+        yield False
+        yield True
+
+
+# ---- what is refused ----
+
+
+def _check_versions(replies: Sequence[Devices]) -> None:
+    if not replies:
+        raise refuse("a topology of no host was asked for; a plan needs at least one", "give the reply of one agent")
+    ours = parse_version(SCHEMA_VERSION)[0]
+    strange = [reply for reply in replies if _read_major(reply.schema_version) != ours]
+    if strange:
+        said = ", ".join(f'{one.host.name} "{one.schema_version}"' for one in strange[:NAMES_SHOWN])
+        raise refuse(
+            f'{len(replies)} hosts were to be joined; this release reads schema version "{SCHEMA_VERSION}", and '
+            f"others speak another: {said}; all must speak one major version, since names may mean other things",
+            "run one release of meshwright on all hosts, and here",
+        )
+
+
+def _read_major(version: str) -> int | None:
+    try:
+        return parse_version(version)[0]
+    except ValueError:
+        return None
+
+
+def _check_platforms(replies: Sequence[Devices]) -> None:
+    hosts = _group((reply for reply in replies if reply.devices), lambda reply: reply.platform)
+    if len(hosts) > 1:
+        said = ", ".join(f"{platform} on {_list_hosts(found)}" for platform, found in sorted(hosts.items()))
+        rare = min(hosts.values(), key=len)
+        raise refuse(
+            f"{len(replies)} hosts were to be joined; they have devices of {len(hosts)} platforms: {said}; a mesh is "
+            f"of one platform",
+            f"leave out {_list_hosts(rare)}; where accelerators were expected, its GET /devices says why there is none",
+        )
+
+
+def _list_hosts(replies: Sequence[Devices]) -> str:
+    names = [reply.host.name for reply in replies]
+    return _shorten(list(dict.fromkeys(names)))
+
+
+def _shorten(names: Sequence[str]) -> str:
+    more = f", and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _check_sound(replies: Sequence[Devices]) -> None:
+    for reply in replies:
+        try:
+            Topology.of(reply)
+        except ValueError as error:
+            raise refuse(
+                f"host {reply.host.name} was to be joined; its reply contradicts itself: {error}",
+                "send the replies of GET /devices as the agents gave them",
+            ) from error
+
+
+def _check_doubled(replies: Sequence[Devices]) -> None:
+    for name in (_name_by_worker, _name_by_look):
+        for (a, reply), (b, _) in _find_doubled(list(enumerate(replies)), name):
+            raise refuse(
+                f"host {reply.host.name} stands twice among {len(replies)} hosts, at {a} and {b} (boot id "
+                f"{reply.host.boot_id}); a host can be in a topology once",
+                "name each agent once, by one address",
+            )
+    devices = [(reply, device) for reply in replies for device in reply.devices]
+    for (one, device), (other, _) in _find_doubled(devices, _name_by_uuid):
+        raise _refuse_device(f"device {device.uuid}", one, other)
+    for (one, device), (other, _) in _find_doubled(devices, _name_by_bus):
+        raise _refuse_device(f"device {device.pci_bus_id} of boot id {one.host.boot_id}", one, other)
+
+
+def _name_by_worker(entry: tuple[int, Devices]) -> Hashable:
+    """Returns what two replies of one agent have alike.
+
+    Several agents may run on one machine, in containers or for a test; but no two of them have workers that changed
+    in the same microsecond.
+    """
+    reply = entry[1]
+    return (reply.host.boot_id, reply.host.name, reply.worker.generation, reply.worker.since)
+
+
+def _name_by_look(entry: tuple[int, Devices]) -> Hashable:
+    """Returns the same by when the probe read the machine, which stays where the worker has changed meanwhile."""
+    reply = entry[1]
+    return (reply.host.boot_id, reply.host.name, reply.host.observed_at)
+
+
+def _name_by_uuid(entry: tuple[Devices, Device]) -> Hashable:
+    return entry[1].uuid.lower() if entry[1].uuid else None
+
+
+def _name_by_bus(entry: tuple[Devices, Device]) -> Hashable:
+    """Returns the PCI function on its machine; cores of a TPU share one, MIG instances have uuids."""
+    reply, device = entry
+    if not (device.pci_bus_id and reply.host.boot_id) or device.mig:
+        return None
+    return (reply.host.boot_id, device.pci_bus_id.lower(), device.core_on_chip)
+
+
+def _find_doubled(entries: Iterable[T], name: Callable[[T], Hashable]) -> list[tuple[T, T]]:
+    """Returns the pairs of entries that have one name; None is no name."""
+    named = _group(entries, name)
+    return [(found[0], found[1]) for key, found in named.items() if key is not None and len(found) > 1]
+
+
+def _group(entries: Iterable[T], name: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
+    groups: dict[Hashable, list[T]] = defaultdict(list)
+    for entry in entries:
+        groups[name(entry)].append(entry)
+    return groups
+
+
+def _refuse_device(what: str, one: Devices, other: Devices) -> PlanInfeasibleError:
+    return refuse(
+        f"{what} is listed by host {one.host.name} and again by host {other.host.name}; a device can be in a topology "
+        f"once",
+        "name each agent once; where several share a machine, show each its own devices",
+    )
+
+
+# ---- names and parts ----
+
+Names = Mapping[tuple[int, str], str]
+"""(reply, host as its agent calls it) → the host's name in the joined topology."""
+
+
+def _name_hosts(replies: Sequence[Devices], labels: Sequence[str]) -> Names:
+    """Returns each host's name, with its label or number where several have the same."""
+    said = [(index, name) for index, reply in enumerate(replies) for name in _list_names(reply)]
+    alike = _group(said, lambda entry: entry[1])
+    return {
+        (index, name): name if len(alike[name]) == 1 else f"{name}{_write_label(index, labels, alike[name])}"
+        for index, name in said
+    }
+
+
+def _list_names(reply: Devices) -> list[str]:
+    """Returns the hosts of a reply: of a simulated one, those that its devices stand on."""
+    return list(dict.fromkeys(device.host for device in reply.devices)) or [reply.host.name]
+
+
+def _write_label(index: int, labels: Sequence[str], alike: Sequence[tuple[int, str]]) -> str:
+    return f"@{labels[index]}" if labels else f"#{[entry[0] for entry in alike].index(index) + 1}"
+
+
+def _list_parts(index: int, reply: Devices, names: Names) -> list[Part]:
+    seats = [
+        Seat(index, place, device.model_copy(update={"host": names[index, device.host]}))
+        for place, device in enumerate(reply.devices)
+    ]
+    knows_others = any(notice.code == _SLICE_IN_PART for notice in reply.warnings)
+    of_granule = _group(seats, lambda seat: seat.device.granule)
+    return [
+        Part(
+            _rename(granule, index, names),
+            tuple(sorted(of_granule[granule.ordinal], key=lambda seat: seat.device.position)),
+            knows_others,
+            is_named=granule.name not in {reply.host.name, *_list_names(reply)},
+        )
+        for granule in reply.granules
+        if granule.ordinal in of_granule
+    ]
+
+
+def _rename(granule: Granule, index: int, names: Names) -> Granule:
+    return granule.model_copy(update={"name": names.get((index, granule.name), granule.name)})
+
+
+def _group_slices(parts: Sequence[Part]) -> list[list[Part]]:
+    """Returns the parts of each slice, in the order of their hosts.
+
+    By the slice's index and name; parts without a name are one slice where one of them is open, else each is its own.
+    """
+    named = [part for part in parts if part.is_named]
+    groups = list(_group(named, lambda part: (part.slice_index, part.granule.name)).values())
+    whole = [part for part in parts if not part.is_named and part.is_whole]
+    others = _group((p for p in parts if not (p.is_named or p.is_whole)), lambda part: part.slice_index).values()
+    for unnamed in others:
+        groups += [unnamed] if any(part.is_open for part in unnamed) else [[part] for part in unnamed]
+    groups += [[part] for part in whole]
+    return [sorted(group, key=lambda part: natural_key(part.seats[0].device.host)) for group in groups]
+
+
+def _granule_key(one: JoinedGranule) -> tuple[object, ...]:
+    device = one.seats[0].device
+    name = device.host if one.granule.kind == "host" else one.granule.name
+    return (device.slice_index or 0, natural_key(name), one.seats[0].reply)
+
+
+# ---- the whole ----
+
+
+def _assemble(
+    replies: Sequence[Devices], granules: Sequence[JoinedGranule]
+) -> tuple[Topology, tuple[tuple[int, ...], ...]]:
+    seats = [seat for one in granules for seat in one.seats]
+    at = {(seat.reply, seat.index): place for place, seat in enumerate(seats)}
+    devices = tuple(
+        seat.device.model_copy(update={"granule": ordinal, "position": position})
+        for ordinal, one in enumerate(granules)
+        for position, seat in enumerate(one.seats)
+    )
+    links = [
+        link.model_copy(update={"a": at[index, link.a], "b": at[index, link.b]})
+        for index, reply in enumerate(replies)
+        for link in reply.links
+    ]
+    for one in granules:
+        for a, b in one.links:
+            links.append(build_link(a.device, b.device, (at[a.reply, a.index], at[b.reply, b.index])))
+    listed = tuple(one.granule.model_copy(update={"ordinal": ordinal}) for ordinal, one in enumerate(granules))
+    places = tuple(
+        tuple(at[index, place] for place in range(len(reply.devices))) for index, reply in enumerate(replies)
+    )
+    return Topology(devices, tuple(sorted(links, key=lambda link: (link.a, link.b))), listed), places
+
+
+# ---- what is told ----
+
+
+def _tell_renamed(replies: Sequence[Devices], names: Names) -> list[Notice]:
+    renamed = _group((entry for entry in names.items() if entry[0][1] != entry[1]), lambda entry: entry[0][1])
+    return [
+        Notice(
+            code="hosts_renamed",
+            message=f"{len(found)} hosts are called {name}; here they are {_shorten([new for _, new in found])}",
+            hint="give hosts names of their own, or name devices by uuid",
+        )
+        for name, found in renamed.items()
+    ]
+
+
+def _tell_machines(replies: Sequence[Devices], names: Names) -> list[Notice]:
+    shared = _group(range(len(replies)), lambda index: replies[index].host.boot_id)
+    return [
+        Notice(
+            code="hosts_share_machine",
+            message=f"{_shorten([names[index, _list_names(replies[index])[0]] for index in found])} run on one machine "
+            f"(boot id {boot}); each is planned as a host of its own",
+            hint="start as many processes of the job for each of them; they share the machine's memory and network",
+        )
+        for boot, found in shared.items()
+        if boot is not None and len(found) > 1
+    ]
+
+
+def _tell_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
+    empty = [names[index, reply.host.name] for index, reply in enumerate(replies) if not reply.devices]
+    if not empty:
+        return []
+    message = f"{_shorten(empty)} ha{'s' if len(empty) == 1 else 've'} no device that jax can use"
+    return [Notice(code="hosts_without_devices", message=message, hint="its GET /devices and GET /health say why")]
+
+
+def _tell_kinds(topology: Topology) -> list[Notice]:
+    kinds = _group(topology.devices, lambda device: device.kind)
+    if len(kinds) < 2 or len(topology.hosts) < 2:
+        return []
+    hosts = {kind: list(dict.fromkeys(device.host for device in found)) for kind, found in kinds.items()}
+    said = "; ".join(f"{kind} on {_shorten(found)}" for kind, found in sorted(hosts.items(), key=str))
+    return [
+        Notice(
+            code="hosts_differ",
+            message=f"the hosts have devices of {len(kinds)} kinds: {said}",
+            hint="a mesh over all of them goes at the pace of the slowest; name devices of one kind in `devices`",
+        )
+    ]

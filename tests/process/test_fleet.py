@@ -1,0 +1,142 @@
+"""A fleet of three real agents on loopback, 4 virtual devices each; and a job on the mesh that it planned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import AsyncFleet, Fleet, FleetIncompleteError, FleetState
+from meshwright.wire.mesh import Plan
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.jobs import run_program
+
+PROGRAM = Path(__file__).with_name("fleet_job.py")
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[list[RunningAgent]]:
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(start_agent(cpu_devices=4, ready=False)) for _ in range(3)]
+        for agent in started:
+            wait_for(lambda agent=agent: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)  # type: ignore[misc]
+        yield started
+
+
+@pytest.fixture(scope="module")
+def urls(agents: list[RunningAgent]) -> list[str]:
+    return [agent.url for agent in agents]
+
+
+def look(kind: str, urls: list[str], **options: Any) -> FleetState:
+    if kind == "sync":
+        with Fleet(urls) as fleet:
+            return fleet.devices(timeout_s=LIMIT_S, **options)
+
+    async def ask() -> FleetState:
+        async with AsyncFleet(urls) as fleet:
+            return await fleet.devices(timeout_s=LIMIT_S, **options)
+
+    return asyncio.run(ask())
+
+
+def make_plan(kind: str, urls: list[str], mesh: str, **options: Any) -> Plan:
+    if kind == "sync":
+        with Fleet(urls) as fleet:
+            return fleet.plan(mesh, timeout_s=LIMIT_S, **options)
+
+    async def ask() -> Plan:
+        async with AsyncFleet(urls) as fleet:
+            return await fleet.plan(mesh, timeout_s=LIMIT_S, **options)
+
+    return asyncio.run(ask())
+
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+@both
+def test_three_agents_are_one_topology_of_twelve_devices(urls: list[str], kind: str) -> None:
+    state = look(kind, urls, require_all=True)
+    assert [host.url for host in state.hosts] == urls
+    assert {host.state for host in state.hosts} == {"ok"}
+    assert {host.worst for host in state.hosts} == {"healthy"}
+    topology = state.topology
+    assert [(device.granule, device.position) for device in topology.devices] == [
+        (g, p) for g in range(3) for p in range(4)
+    ]
+    name = state.hosts[0].name
+    assert topology.hosts == tuple(sorted(f"{name}@{url.removeprefix('http://')}" for url in urls))
+    assert set(state.health.values()) == {"healthy"}
+    assert {notice.code for notice in state.notices} == {"hosts_renamed", "hosts_share_machine"}
+
+
+def test_both_fleets_plan_alike_over_all_devices(urls: list[str]) -> None:
+    plans = [make_plan(kind, urls, "dp:3,tp:4") for kind in ("sync", "async")]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    for plan in plans:
+        assert plan.devices is not None
+        assert sorted((ref.granule, ref.position) for ref in plan.devices) == [
+            (g, p) for g in range(3) for p in range(4)
+        ]
+        assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
+
+
+@both
+def test_the_same_agent_by_two_addresses_is_refused(agents: list[RunningAgent], kind: str) -> None:
+    twice = [agents[0].url, f"unix://{agents[0].uds}"]
+    with pytest.raises(ValueError, match="a host can be in a topology once"):
+        make_plan(kind, twice, "dp:8")
+
+
+def test_each_process_of_a_job_builds_the_planned_mesh_and_an_all_reduce_gives_the_right_sum(
+    urls: list[str], tmp_path: Path
+) -> None:
+    first = make_plan("sync", urls, "dp:3,tp:4", axis_types="explicit")
+    names = [ref.host + f"/{ref.local_index}" for ref in first.devices or ()]
+    shuffled = make_plan("sync", urls, "x:2,y:6", devices=[names[i * 5 % 12] for i in range(12)], device_order="given")
+    part = make_plan("async", urls, "dp:6", devices=[name for name in names if name.endswith(("/0", "/3"))])
+    small = make_plan("sync", urls[:2], "dp:8")
+    plans = [first, shuffled, part, small]
+    steps = [{"plan": plan.model_dump_json()} for plan in plans]
+    jobs = run_program(PROGRAM, tmp_path, steps, processes=3, devices_each=4)
+    for number, plan in enumerate(plans[:3]):
+        assert plan.devices is not None
+        answers = [job["answers"][number] for job in jobs]
+        assert {answer["fingerprint"] for answer in answers} == {plan.fingerprint}
+        planned = [ref.granule for ref in plan.devices]
+        assert [process for process, _ in answers[0]["order"]] == planned, "a granule is a process, in order"
+        held = [tuple(pair) for answer in answers for pair in answer["all"]]
+        assert sorted(held) == [(place, 2.0 ** len(planned) - 1) for place in range(len(planned))]
+        sizes = list(plan.mesh_shape.values())
+        rows, columns = sizes if len(sizes) == 2 else (1, sizes[0])
+        last = plan.axes[-1].name
+        across = dict(tuple(pair) for answer in answers for pair in answer["by_axis"][last])
+        for row in range(rows):
+            members = range(row * columns, (row + 1) * columns)
+            assert {across[place] for place in members} == {sum(2.0**place for place in members)}
+    assert all("is for 2 host(s); this job runs on 1" in job["answers"][3]["error"] for job in jobs)
+
+
+@both
+def test_an_agent_that_was_killed_is_named_and_the_others_are_planned_on(
+    agents: list[RunningAgent], urls: list[str], kind: str
+) -> None:
+    agents[1].process.kill()
+    agents[1].process.wait()
+    state = look(kind, urls)
+    (dead,) = state.failed
+    assert (dead.url, dead.state) == (urls[1], "unreachable")
+    assert f"no answer from {urls[1]}" in dead.detail
+    plan = make_plan(kind, urls, "dp:2,tp:4")
+    (missing,) = [notice for notice in plan.warnings if notice.code == "hosts_missing"]
+    assert urls[1] in missing.message
+    with pytest.raises(FleetIncompleteError, match="1 of 3 hosts") as caught:
+        make_plan(kind, urls, "dp:2,tp:4", require_all=True)
+    assert list(caught.value.hosts) == [urls[1]]

@@ -1,0 +1,179 @@
+"""`--fleet` and `--hosts` on fake agents, one a host."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from meshwright import _client
+from meshwright.testing import FakeAgent
+from meshwright.wire.mesh import Plans
+from tests.unit.cli.conftest import CommandLine, Printed
+from tests.unit.fleet.both import build_fakes
+
+FLEET = "n10,n2,n1"
+
+
+@dataclass
+class FleetLine(CommandLine):
+    """`meshwright` on several fakes, by their addresses."""
+
+    fakes: dict[str, FakeAgent] = field(default_factory=lambda: build_fakes("n1", "n2", "n10"))
+
+    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> _client.Client:
+        self.asked.append((url, timeout_s, max_retries))
+        return self.fakes[str(url)].client(max_retries=max_retries)
+
+
+@pytest.fixture
+def fleet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> FleetLine:
+    for name in ("COLUMNS", "MESHWRIGHT_URL", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MESHWRIGHT_FLEET", FLEET)
+    return FleetLine(capsys)
+
+
+def rows(printed: Printed) -> list[list[str]]:
+    return [line.split() for line in printed.out.splitlines() if line.startswith("n") or "http://" in line]
+
+
+def test_devices_shows_every_host_and_what_they_are_together(fleet: FleetLine) -> None:
+    printed = fleet("devices", "--fleet")
+    assert [row[:6] for row in rows(printed)] == [
+        [name, f"http://{name}:8790", "ok", "4", "cpu", "healthy"] for name in ("n10", "n2", "n1")
+    ]
+    assert printed.out.endswith("3 of 3 hosts: 12 cpu devices in 3 hosts\n")
+    assert (printed.code, printed.err) == (0, "")
+
+
+def test_hosts_are_named_on_the_command_line_too(fleet: FleetLine) -> None:
+    printed = fleet("devices", "--hosts", "n[1-2]")
+    assert printed.out.endswith("2 of 2 hosts: 8 cpu devices in 2 hosts\n")
+
+
+def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fleet: FleetLine) -> None:
+    fleet.fakes["http://n2:8790"].drop_next(times=2, kind="refused")
+    printed = fleet("devices", "--fleet")
+    (row,) = [row for row in rows(printed) if "http://n2:8790" in row]
+    assert row[:2] == ["http://n2:8790", "unreachable"]
+    assert "no answer from" in " ".join(row)
+    assert "2 of 3 hosts: 8 cpu devices in 2 hosts" in printed.out
+    assert printed.code == 1
+
+
+def test_an_ill_device_shows_in_its_hosts_row(fleet: FleetLine) -> None:
+    fake = fleet.fakes["http://n2:8790"]
+    ill = [
+        one.model_copy(update={"state": "unhealthy"}) if one.name == "device:1" else one
+        for one in fake.health.components
+    ]
+    fake.health = fake.health.model_copy(update={"components": tuple(ill)})
+    printed = fleet("devices", "--fleet")
+    (row,) = [row for row in rows(printed) if row[0] == "n2"]
+    assert row[5:7] == ["unhealthy", "(1)"]
+    assert printed.code == 0
+
+
+def test_without_any_answer_the_table_stands_and_it_is_2(fleet: FleetLine) -> None:
+    for fake in fleet.fakes.values():
+        fake.drop_next(times=2)
+    printed = fleet("devices", "--fleet")
+    assert len(rows(printed)) == 3
+    assert "3 of 3 hosts of the fleet did not answer" in printed.err
+    assert printed.code == 2
+
+
+def test_hosts_that_make_no_topology_are_shown_and_refused(fleet: FleetLine) -> None:
+    fleet.fakes |= build_fakes("n2", what="h100:2")
+    printed = fleet("devices", "--fleet")
+    assert len(rows(printed)) == 3
+    assert "cpu on n10, n1, gpu on n2" in printed.err
+    assert printed.code == 1
+    as_json = fleet("devices", "--fleet", "--json")
+    assert [host["state"] for host in as_json.json["hosts"]] == ["ok"] * 3
+    assert (json.loads(as_json.err)["code"], as_json.code) == ("plan_infeasible", 1)
+
+
+def test_kinds_that_differ_are_shown_and_warned_of(fleet: FleetLine) -> None:
+    fake = fleet.fakes["http://n2:8790"]
+    first, *others = fake.devices.devices
+    mixed = (first.model_copy(update={"kind": "cpu of another make"}), *others)
+    fake.devices = fake.devices.model_copy(update={"devices": mixed})
+    printed = fleet("devices", "--fleet")
+    assert "1× cpu of another make, 3× cpu" in printed.out
+    assert "warning: the hosts have devices of 2 kinds" in printed.err
+
+
+def test_json_has_every_host_with_what_its_agent_said(fleet: FleetLine) -> None:
+    fleet.fakes["http://n1:8790"].drop_next(times=2)
+    printed = fleet("devices", "--fleet", "--json")
+    hosts = {host["url"]: host for host in printed.json["hosts"]}
+    assert printed.json["schema_version"] == "1"
+    assert {host["state"] for host in hosts.values()} == {"ok", "unreachable"}
+    assert hosts["http://n1:8790"]["devices"] is None
+    assert len(hosts["http://n2:8790"]["devices"]["devices"]) == 4
+    assert [warning["code"] for warning in printed.json["warnings"]] == ["hosts_missing"]
+    assert printed.code == 1
+
+
+def test_a_plan_over_the_fleet_is_drawn_with_hosts(fleet: FleetLine) -> None:
+    printed = fleet("plan", "--fleet", "dp:3,tp:4")
+    assert "dp:3 × tp:4  cpu  mw1-" in printed.out
+    assert all(f"n{host}/{index}" in printed.out for host in (1, 2, 10) for index in range(4))
+    assert "no agent knows this plan: keep it with -o FILE" in printed.out
+    assert printed.code == 0
+
+
+def test_a_kept_plan_is_loaded_by_the_job(fleet: FleetLine, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    printed = fleet("plan", "dp:2", "--fleet", "--devices", "n2/1,n10/3", "--order", "given", "-o", str(path))
+    (plan,) = Plans.model_validate_json(path.read_text()).plans
+    assert [(ref.host, ref.local_index) for ref in plan.devices or ()] == [("n2", 1), ("n10", 3)]
+    assert f"export MESHWRIGHT_PLAN={path}" in printed.out
+    assert "MESHWRIGHT_URL" not in printed.out
+
+
+def test_a_plan_without_a_host_that_failed_says_so_on_stderr(fleet: FleetLine) -> None:
+    fleet.fakes["http://n1:8790"].drop_next(times=2)
+    printed = fleet("plan", "--fleet", "dp:2,tp:4", "--json")
+    assert len(printed.json["plans"][0]["devices"]) == 8
+    assert "hosts_missing" in {warning["code"] for warning in printed.json["plans"][0]["warnings"]}
+    fleet.fakes["http://n1:8790"].drop_next(times=2)
+    shown = fleet("plan", "--fleet", "dp:2,tp:4")
+    assert "warning: 1 of 3 hosts are not in the plan: http://n1:8790 (unreachable" in shown.err
+    assert shown.code == 0
+
+
+def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: FleetLine) -> None:
+    assert fleet("plan", "--fleet", "dp:64").code == 1
+    for fake in fleet.fakes.values():
+        fake.drop_next(times=2)
+    assert fleet("plan", "--fleet", "dp:12").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["devices", "--fleet", "--url", "http://n1:8790"], "--url names one"),
+        (["devices", "--fleet", "--links"], "it is of one host"),
+        (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "--target does not"),
+        (["plan", "--hosts", "n1", "--local", "dp:4"], "--local does not"),
+        (["plan", "--hosts", "n[1-", "dp:4"], "opens or closes nothing"),
+        (["plan", "--hosts", "", "dp:4"], "no address is given"),
+    ],
+)
+def test_what_cannot_be_meant_is_usage(fleet: FleetLine, arguments: list[str], words: str) -> None:
+    printed = fleet(*arguments)
+    assert words in " ".join(printed.err.split())
+    assert printed.code == 2
+    assert fleet.asked == []
+
+
+def test_no_addresses_is_2_with_an_example(fleet: FleetLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHWRIGHT_FLEET")
+    printed = fleet("devices", "--fleet")
+    assert 'such as "node7,node8:8790"' in printed.err
+    assert printed.code == 2

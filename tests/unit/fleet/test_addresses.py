@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from meshwright._fleet.addresses import read_addresses, resolve_name
+from meshwright.errors import SettingsError
+
+RECORDS = {"agents.svc": ["10.0.0.10", "10.0.0.9", "fd00::2", "10.0.0.9"]}
+
+
+def resolve(host: str, port: int) -> Iterable[str]:
+    if host not in RECORDS:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return RECORDS[host]
+
+
+def read(given: str | list[str] | None, **environ: str) -> list[str]:
+    return [url.removeprefix("http://") for url in read_addresses(given, environ, resolve=resolve)]
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("node7", "node7:8790"),
+        ("node7:9000", "node7:9000"),
+        ("10.0.0.7", "10.0.0.7:8790"),
+        ("::1", "[::1]:8790"),
+        ("[::1]", "[::1]:8790"),
+        ("[fd00::2]:9000", "[fd00::2]:9000"),
+        ("a,b c\n d", "a:8790 b:8790 c:8790 d:8790"),
+        ("a,b,a,a:8790", "a:8790 b:8790"),
+        ("node[08-10]:9000", "node08:9000 node09:9000 node10:9000"),
+        ("slurm:node[01-02],gpu3", "node01:8790 node02:8790 gpu3:8790"),
+        ("slurm:node[1-2]:9000", "node1:9000 node2:9000"),
+        ("dns:agents.svc", "10.0.0.9:8790 10.0.0.10:8790 [fd00::2]:8790"),
+        ("dns:agents.svc:9000", "10.0.0.9:9000 10.0.0.10:9000 [fd00::2]:9000"),
+        ("http://a:1/,http://[::1]:8790", "a:1 [::1]:8790"),
+        ("https://a", "https://a"),
+        ("unix:///run/a.sock", "unix:///run/a.sock"),
+        ("http://a/mesh", "a/mesh"),
+    ],
+)
+def test_every_form_of_an_address_becomes_urls(text: str, urls: str) -> None:
+    assert read(text) == urls.split()
+    assert read(None, MESHWRIGHT_FLEET=text) == urls.split()
+    assert read([text]) == urls.split()
+
+
+def test_a_list_may_mix_forms_and_is_taken_before_the_variable() -> None:
+    assert read(["b", "slurm:a[1-2]", "dns:agents.svc"], MESHWRIGHT_FLEET="x")[:3] == ["b:8790", "a1:8790", "a2:8790"]
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
+def test_slurm_alone_means_the_hosts_of_the_job(variable: str) -> None:
+    assert read("slurm:", **{variable: "node[1-2]"}) == ["node1:8790", "node2:8790"]
+
+
+def test_a_file_has_one_address_a_line_and_comments(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    path.write_text("# the fleet\nnode[1-2]  # two\n\nhttps://b:1\nslurm:\n")
+    found = read(f"@{path},c", SLURM_JOB_NODELIST="s1")
+    assert found == ["node1:8790", "node2:8790", "https://b:1", "s1:8790", "c:8790"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "MESHWRIGHT_FLEET is empty or not set"),
+        ([], "no address is given"),
+        ("", "no address is given"),
+        (" , ", "no address is given"),
+        ("slurm:", "SLURM_JOB_NODELIST is not set"),
+        ("dns:nobody.svc", "has no address"),
+        ("dns:", "no host"),
+        ("dns:agents.svc:none", "from 1 to 65535"),
+        ("@/nowhere/fleet", "cannot be read"),
+        ("a:0", "from 1 to 65535"),
+        ("a:65536", "from 1 to 65535"),
+        ("a:b", "from 1 to 65535"),
+        ("a/b", "no host"),
+        ("user@a", "no host"),
+        ("ftp://a", "not http://"),
+        ("http://a?x=1", "query"),
+        ("node[1-", "bracket"),
+    ],
+)
+def test_an_address_that_names_nobody_is_refused_with_one_that_does(given: str | list[str] | None, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(given)
+    assert words in str(caught.value)
+    assert any(word in str(caught.value) for word in ("write", "name", "such as"))
+
+
+def test_a_file_names_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    path.write_text(f"@{path}\n")
+    with pytest.raises(SettingsError, match="names another file"):
+        read(f"@{path}")
+
+
+def test_a_file_of_nothing_but_comments_names_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    path.write_text("# nobody\n")
+    with pytest.raises(SettingsError, match="needs addresses"):
+        read(f"@{path}")
+
+
+def test_the_resolver_of_the_system_finds_loopback() -> None:
+    assert "127.0.0.1" in resolve_name("127.0.0.1", 8790)

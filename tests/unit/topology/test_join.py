@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.topology.join import Joined, join_devices, natural_key
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Devices
+from tests.fakes.fleets import AT, build_host, build_slice
+from tests.fakes.machines import NAMES, plant_machine
+
+
+def codes(joined: Joined) -> list[str]:
+    return [notice.code for notice in joined.notices]
+
+
+def find_notice(joined: Joined, code: str) -> str:
+    (notice,) = [notice for notice in joined.notices if notice.code == code]
+    assert notice.hint
+    return notice.message
+
+
+def refuse(replies: Sequence[Devices]) -> PlanInfeasibleError:
+    with pytest.raises(PlanInfeasibleError) as caught:
+        join_devices(replies)
+    error = caught.value
+    assert error.errors[0]["field"] == "topology"
+    assert error.hint
+    assert error.detail.count("; ") >= 1, "what was there; the rule"
+    assert error.detail.endswith(error.errors[0]["message"])
+    return error
+
+
+def change(reply: Devices, **fields: Any) -> Devices:
+    return reply.model_copy(update=fields)
+
+
+def change_device(reply: Devices, index: int, **fields: Any) -> Devices:
+    devices = list(reply.devices)
+    devices[index] = devices[index].model_copy(update=fields)
+    return change(reply, devices=tuple(devices))
+
+
+# ---- hosts ----
+
+
+def test_hosts_are_granules_in_the_natural_order_of_their_names() -> None:
+    joined = join_devices([build_host(name) for name in ("host-10", "host-2", "gpu-7")])
+    topology = joined.topology
+    assert [(g.ordinal, g.kind, g.name, g.device_count) for g in topology.granules] == [
+        (0, "host", "gpu-7", 4),
+        (1, "host", "host-2", 4),
+        (2, "host", "host-10", 4),
+    ]
+    assert [(d.granule, d.position) for d in topology.devices] == [(g, p) for g in range(3) for p in range(4)]
+    assert topology.names["host-10/3"] == (11,)
+    assert joined.places == ((8, 9, 10, 11), (4, 5, 6, 7), (0, 1, 2, 3))
+    assert codes(joined) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_recorded_host_alone_is_the_topology_that_it_was(name: str, tmp_path: Path) -> None:
+    reply = plant_machine(name, tmp_path).view()
+    joined = join_devices([reply])
+    assert joined.topology == Topology.of(reply)
+    assert joined.places == (tuple(range(len(reply.devices))),)
+    chips = len({device.coords for device in reply.devices})
+    is_part = any(math.prod(granule.shape or (chips,)) != chips for granule in reply.granules)
+    assert codes(joined) == (["chips_missing"] if is_part else [])
+
+
+def test_two_recorded_dgx_are_sixteen_gpus_with_their_links(tmp_path: Path) -> None:
+    one = plant_machine("dgx-h100", tmp_path).view()
+    renamed = tuple(d.model_copy(update={"host": "b", "uuid": f"{d.uuid}-b"}) for d in one.devices)
+    other = change(
+        one,
+        host=one.host.model_copy(update={"name": "b", "boot_id": "other"}),
+        devices=renamed,
+        granules=tuple(granule.model_copy(update={"name": "b"}) for granule in one.granules),
+    )
+    topology = join_devices([one, other]).topology
+    assert len(topology.links) == 2 * len(one.links)
+    for link in one.links:
+        for shift in (0, 8):
+            found = topology.link(link.a + shift, link.b + shift)
+            assert found is not None
+            assert (found.kind, found.bandwidth_bytes_per_s) == (link.kind, link.bandwidth_bytes_per_s)
+    assert topology.link(0, 8) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["cpu", "h100"]), st.integers(1, 5)), min_size=1, max_size=5), st.randoms())
+def test_every_device_and_every_link_is_there_once_and_stands_where_places_say(
+    sizes: list[tuple[str, int]], chance: random.Random
+) -> None:
+    platform = sizes[0][0]
+    replies = [build_host(f"n{i}", f"{platform}:{count}") for i, (_, count) in enumerate(sizes)]
+    chance.shuffle(replies)
+    joined = join_devices(replies)
+    assert sorted(place for places in joined.places for place in places) == list(range(len(joined.topology.devices)))
+    moved = set()
+    for reply, places in zip(replies, joined.places, strict=True):
+        for device, place in zip(reply.devices, places, strict=True):
+            there = joined.topology.devices[place]
+            assert (there.host, there.local_index, there.uuid) == (device.host, device.local_index, device.uuid)
+        moved |= {(places[link.a], places[link.b], link.kind) for link in reply.links}
+    assert {(link.a, link.b, link.kind) for link in joined.topology.links} == moved
+    assert len(joined.topology.links) == len(moved)
+
+
+@given(st.permutations(["n1", "n2", "n10", "m"]))
+def test_the_order_in_which_hosts_answered_changes_nothing(order: list[str]) -> None:
+    assert (
+        join_devices([build_host(n) for n in order]).topology
+        == join_devices([build_host(n) for n in sorted(order)]).topology
+    )
+
+
+def test_hosts_of_one_nvlink_domain_keep_its_name() -> None:
+    replies = [build_host(f"n{i}") for i in range(3)]
+    replies = [
+        change(reply, granules=tuple(g.model_copy(update={"domain": f"uuid.{i // 2}"}) for g in reply.granules))
+        for i, reply in enumerate(replies)
+    ]
+    assert [granule.domain for granule in join_devices(replies).topology.granules] == ["uuid.0", "uuid.0", "uuid.1"]
+
+
+def test_hosts_of_one_name_are_told_apart_by_number_or_by_label() -> None:
+    replies = [change(build_host("vm", "cpu:2"), worker=build_worker(i)) for i in range(2)]
+    replies = [
+        change(r, host=r.host.model_copy(update={"boot_id": f"b{i}", "observed_at": AT + timedelta(i)}))
+        for i, r in enumerate(replies)
+    ]
+    joined = join_devices([*replies, build_host("a", "cpu:2")])
+    assert joined.topology.hosts == ("a", "vm#1", "vm#2")
+    assert [granule.name for granule in joined.topology.granules] == ["a", "vm#1", "vm#2"]
+    assert find_notice(joined, "hosts_renamed") == "2 hosts are called vm; here they are vm#1, vm#2"
+    labelled = join_devices(replies, labels=["10.0.0.1:8790", "10.0.0.2:8790"])
+    assert labelled.topology.hosts == ("vm@10.0.0.1:8790", "vm@10.0.0.2:8790")
+    assert labelled.topology.names["vm@10.0.0.2:8790/1"] == (3,)
+
+
+def build_worker(number: int) -> Any:
+    worker = build_host("x", "cpu:1").worker
+    return worker.model_copy(update={"since": AT + timedelta(microseconds=number)})
+
+
+def test_two_agents_on_one_machine_are_two_hosts_and_the_plan_says_so() -> None:
+    one, other = build_host("pod-a", "cpu:4"), build_host("pod-b", "cpu:4")
+    other = change(other, host=other.host.model_copy(update={"boot_id": one.host.boot_id}))
+    joined = join_devices([one, other])
+    assert len(joined.topology.granules) == 2
+    assert find_notice(joined, "hosts_share_machine").startswith("pod-a, pod-b run on one machine")
+
+
+def test_kinds_that_differ_are_told_with_their_hosts() -> None:
+    replies = [build_host(f"n{i}") for i in range(3)]
+    replies[1] = change_device(replies[1], 0, kind="NVIDIA A100-SXM4-80GB")
+    message = find_notice(join_devices(replies), "hosts_differ")
+    assert "NVIDIA A100-SXM4-80GB on n1; NVIDIA H100 80GB HBM3 on n0, n1, n2" in message
+
+
+def test_a_host_without_devices_is_told() -> None:
+    empty = change(build_host("n1"), devices=(), links=(), granules=())
+    joined = join_devices([build_host("n0"), empty])
+    assert find_notice(joined, "hosts_without_devices") == "n1 has no device that jax can use"
+    assert joined.places == ((0, 1, 2, 3), ())
+
+
+def test_a_minor_version_is_of_the_same_language() -> None:
+    assert len(join_devices([build_host("a"), build_host("b", schema_version="1.4")]).topology.devices) == 8
+
+
+# ---- what is refused ----
+
+A, B = build_host("a"), build_host("b")
+
+REFUSED: dict[str, tuple[list[Devices], str]] = {
+    "none": ([], "a plan needs at least one"),
+    "another major version": ([A, change(B, schema_version="2")], 'others speak another: b "2"'),
+    "a version that is none": ([A, change(B, schema_version="new")], 'b "new"'),
+    "two platforms": ([A, build_host("c", "cpu:4"), B], "2 platforms: cpu on c, gpu on a, b"),
+    "one reply twice": ([A, B, A], "host a stands twice among 3 hosts, at 0 and 2"),
+    "one agent, its worker changed": ([A, change(A, worker=build_worker(7))], "host a stands twice"),
+    "one agent, its machine read again": (
+        [A, change(A, host=A.host.model_copy(update={"observed_at": AT + timedelta(1)}))],
+        "host a stands twice",
+    ),
+    "one GPU on two hosts": (
+        [A, change_device(B, 2, uuid=str(A.devices[1].uuid).upper())],
+        f"device {A.devices[1].uuid} is listed by host a and again by host b",
+    ),
+    "one PCI function by two agents": (
+        [build_slice((2, 2, 1), (2, 2, 1), prefix=p)[0] for p in ("v", "w")],
+        "",
+    ),
+    "devices at one position": ([A, change_device(B, 1, position=0)], "host b was to be joined; its reply contradicts"),
+    "a device in no granule": ([A, change_device(B, 1, granule=3)], "its reply contradicts itself"),
+}
+
+
+def put_on_one_machine(replies: list[Devices]) -> list[Devices]:
+    return [change(reply, host=reply.host.model_copy(update={"boot_id": "m"})) for reply in replies]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_contradicts_itself_is_refused(case: str) -> None:
+    replies, words = REFUSED[case]
+    if case == "one PCI function by two agents":
+        replies, words = put_on_one_machine(replies), "device 0000:00:00.0 of boot id m is listed by host v-0"
+    assert words in refuse(replies).detail
+
+
+def test_the_fewer_hosts_are_those_to_leave_out() -> None:
+    assert refuse([A, build_host("c", "cpu:4"), B]).hint.startswith("leave out c;")
+
+
+# ---- slices ----
+
+
+def test_the_hosts_of_a_slice_are_one_granule_in_canonical_order() -> None:
+    hosts = build_slice((4, 4, 4), (2, 2, 1))
+    joined = join_devices(hosts[::-1])
+    topology = joined.topology
+    (granule,) = topology.granules
+    assert (granule.kind, granule.name, granule.device_count) == ("slice", "slice-a", 64)
+    assert (granule.shape, granule.wrap, granule.twisted) == ((4, 4, 4), (True, True, True), False)
+    assert [device.coords for device in topology.devices] == [(x, y, z) for z, y, x in product(range(4), repeat=3)]
+    assert [device.position for device in topology.devices] == list(range(64))
+    assert len(topology.links) == sum(len(host.links) for host in hosts)
+    assert topology.hops(0, 3) == 1
+    assert codes(joined) == []
+
+
+@given(st.randoms())
+def test_the_order_of_replies_does_not_change_a_slice(chance: random.Random) -> None:
+    hosts = build_slice((2, 4, 2), (2, 2, 1), cores=2, kind="TPU v3")
+    expected = join_devices(hosts).topology
+    assert [device.core_on_chip for device in expected.devices[:4]] == [0, 1, 0, 1]
+    chance.shuffle(hosts)
+    joined = join_devices(hosts)
+    assert joined.topology.devices == expected.devices
+    assert joined.topology.granules == expected.granules
+
+
+def test_chips_that_lack_are_named_and_the_rest_is_a_topology_with_holes() -> None:
+    hosts = build_slice((2, 2, 4), (2, 2, 1))
+    joined = join_devices([hosts[0], hosts[1], hosts[3]])
+    assert joined.topology.granules[0].shape == (2, 2, 4)
+    assert joined.topology.granules[0].device_count == 12
+    assert find_notice(joined, "chips_missing") == (
+        "slice slice-a has 16 chips (2x2x4), and 12 of them are here; missing: (0,0,2), (1,0,2), (0,1,2), (1,1,2)"
+    )
+    assert [device.position for device in joined.topology.devices] == list(range(12))
+
+
+def test_many_chips_that_lack_are_counted() -> None:
+    joined = join_devices(build_slice((4, 4, 4), (2, 2, 1))[:1])
+    assert find_notice(joined, "chips_missing").endswith("and 52 more")
+
+
+def test_a_core_that_lacks_is_its_chip_that_lacks() -> None:
+    (host,) = build_slice((2, 2, 1), (2, 2, 1), cores=2, kind="TPU v3")
+    part = change(host, devices=host.devices[:7], links=())
+    assert find_notice(join_devices([part]), "chips_missing").endswith("missing: (1,1,0)")
+
+
+@pytest.mark.parametrize(
+    "two",
+    [
+        [build_slice((2, 2, 2), (2, 2, 1), name=name, prefix=name) for name in ("b", "a")],
+        [build_slice((2, 2, 2), (2, 2, 1), slice_index=index, prefix=f"p{index}") for index in (1, 0)],
+        [build_slice((2, 2, 2), (2, 2, 1), name=None, slice_index=index, prefix=f"p{index}") for index in (1, 0)],
+        [build_slice((2, 4, 1), (2, 4, 1), name=None, prefix=prefix) for prefix in ("q", "p")],
+        [build_slice((2, 4, 1), (2, 4, 1), name=None, prefix=prefix, says_shape=False) for prefix in ("q", "p")],
+    ],
+    ids=["by name", "by index", "by index, without names", "each whole", "each alone"],
+)
+def test_slices_are_told_apart(two: list[list[Devices]]) -> None:
+    one, other = two
+    joined = join_devices([host for pair in zip(one, other, strict=True) for host in pair])
+    assert [granule.device_count for granule in joined.topology.granules] == [8, 8]
+    second_hosts = {device.host for device in joined.topology.devices if device.granule == 0}
+    assert second_hosts == {host.host.name for host in other}, "slices are in the order of index and name"
+    assert codes(joined) == []
+
+
+def test_hosts_that_name_no_slice_are_one_where_one_of_them_is_a_part() -> None:
+    for says in ({"says_part": True}, {"says_shape": True, "says_part": False}, {"says_part": False}):
+        hosts = build_slice((2, 2, 2), (2, 2, 1), name=None, **{"says_shape": False, **says})
+        (granule,) = join_devices(hosts).topology.granules
+        assert (granule.device_count, granule.name) == (8, "w-0")
+
+
+def test_a_shape_that_nobody_says_is_that_of_the_box_unless_somebody_knows_of_others() -> None:
+    whole = join_devices(build_slice((4, 4, 4), (2, 2, 1), says_shape=False, says_part=False))
+    assert (whole.topology.granules[0].shape, whole.topology.granules[0].wrap) == ((4, 4, 4), (True,) * 3)
+    assert "they fill 4x4x4, which is taken for its shape" in find_notice(whole, "slice_shape_unknown")
+    part = join_devices(build_slice((4, 4, 4), (2, 2, 1), says_shape=False))
+    assert part.topology.granules[0].shape is None
+    assert "wrap-around is not assumed" in find_notice(part, "slice_shape_unknown")
+    assert part.topology.hops(0, 3) == 3, "the grid is joined over hosts, and not around"
+    assert part.topology.hops(0, 63) == 9
+    assert len(part.topology.links) == 3 * 4 * 4 * 3
+    assert {link.basis for link in part.topology.links} == {"declared"}
+    holes = join_devices(build_slice((2, 2, 2), (2, 1, 1), says_shape=False, says_part=False)[:3])
+    assert holes.topology.granules[0].shape is None
+
+
+def test_a_twist_that_one_host_says_is_the_slices() -> None:
+    hosts = build_slice((4, 4, 8), (2, 2, 1))
+    said = hosts[5].granules[0].model_copy(update={"twisted": True, "wrap": (True, True, True)})
+    hosts[5] = change(hosts[5], granules=(said,))
+    assert join_devices(hosts).topology.granules[0].twisted
+
+
+def without_coords(host: Devices) -> Devices:
+    return change(
+        host, devices=tuple(d.model_copy(update={"coords": None, "core_on_chip": None}) for d in host.devices)
+    )
+
+
+def test_hosts_whose_coordinates_nobody_knows_are_in_the_order_of_their_processes() -> None:
+    hosts = [without_coords(host) for host in build_slice((2, 2, 2), (2, 2, 1))]
+    joined = join_devices([hosts[1], hosts[0]])
+    assert [device.host for device in joined.topology.devices] == ["w-0"] * 4 + ["w-1"] * 4
+    assert "nobody says where the chips of w-0, w-1 stand" in find_notice(joined, "coordinates_unknown")
+
+
+SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
+    "one place twice": (
+        lambda: [*build_slice((2, 2, 1), (2, 2, 1)), *build_slice((2, 2, 1), (2, 2, 1), prefix="v")],
+        "hosts v-0 and w-0 are joined as slice slice-a; both have a device at (0,0,0) core 0",
+    ),
+    "parts of two slices without names": (
+        lambda: [host for prefix in "ab" for host in build_slice((2, 2, 2), (2, 2, 1), name=None, prefix=prefix)],
+        "at one place of a slice there is one device",
+    ),
+    "two shapes": (
+        lambda: [build_slice((2, 2, 2), (2, 2, 1))[0], build_slice((2, 2, 4), (2, 2, 1))[1]],
+        "its shape is 2x2x2 (w-0), 2x2x4 (w-1); a slice has one shape",
+    ),
+    "a chip outside": (
+        lambda: [change_device(build_slice((2, 2, 1), (2, 2, 1))[0], 3, coords=(5, 1, 0))],
+        "host w-0 has a chip at (5,1,0) core 0; a chip stands inside its slice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SLICES_REFUSED)
+def test_hosts_of_a_slice_that_contradict_each_other_are_refused(case: str) -> None:
+    build, words = SLICES_REFUSED[case]
+    assert words in refuse(build()).detail
+
+
+# ---- names ----
+
+
+@given(st.lists(st.text("ab0129-", max_size=6), unique=True))
+def test_the_natural_order_tells_all_names_apart_and_can_sort_them(names: list[str]) -> None:
+    ordered = sorted(names, key=natural_key)
+    assert len({natural_key(name) for name in names}) == len(names)
+    assert sorted(ordered[::-2] + ordered[-2::-2], key=natural_key) == ordered
+
+
+def test_numbers_in_names_count_as_numbers() -> None:
+    names = ["a", "host", "host-1", "host-02", "host-2", "host-10", "host-10a", "host-10b2", "host-10b10"]
+    assert sorted(names[::2] + names[1::2], key=natural_key) == names

@@ -248,16 +248,16 @@ class DrainingError(UnavailableError, code="draining", status=503, title="The ag
     """The agent is shutting down."""
 
 
-class WorkerCrashedError(UnavailableError, code="worker_crashed", status=503, title="The device worker died"):
-    """The process that owns the devices died while it worked."""
+class WorkerCrashedError(UnavailableError, code="worker_crashed", status=503, title="A worker died"):
+    """The process that owns the devices, or makes plans, died while it worked."""
 
 
-class WorkerTimeoutError(UnavailableError, code="worker_timeout", status=503, title="The device worker did not answer"):
-    """The process that owns the devices did not answer in time and was killed."""
+class WorkerTimeoutError(UnavailableError, code="worker_timeout", status=503, title="A worker did not answer"):
+    """The process that owns the devices, or makes plans, did not answer in time and was killed."""
 
 
-class WorkerFailedError(UnavailableError, code="worker_failed", status=503, title="The device worker cannot start"):
-    """The process that owns the devices cannot start, or has crashed too often."""
+class WorkerFailedError(UnavailableError, code="worker_failed", status=503, title="A worker cannot start"):
+    """The process that owns the devices, or makes plans, cannot start, or has crashed too often."""
 
 
 class StoreUnavailableError(

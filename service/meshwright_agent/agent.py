@@ -13,36 +13,31 @@ from datetime import datetime
 from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
-from meshwright.errors import (
-    InvalidRequestError,
-    MeshwrightError,
-    PlanNotFoundError,
-    StoreUnavailableError,
-    WorkerFailedError,
-)
+from meshwright.errors import InvalidRequestError, MeshwrightError, StoreUnavailableError, WorkerFailedError
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.request import tell_ignored
 from meshwright.topology.model import Topology
-from meshwright.wire.base import Basis, Notice
+from meshwright.wire.base import Basis
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
-from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.runs import Run, RunEvent, RunState
 from meshwright_agent.bench.limits import check_bench
 from meshwright_agent.bench.scope import DEFAULTS
-from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerators
+from meshwright_agent.children import build_device_spec, build_planner_spec, build_probe_spec, has_accelerators
 from meshwright_agent.clock import Clock, SystemClock
 from meshwright_agent.health import HealthBoard
+from meshwright_agent.plans import PlanMaker
 from meshwright_agent.release import release_devices
-from meshwright_agent.replies import notices_of, shape_reply
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
+from meshwright_agent.simulation import SimulatedHost
 from meshwright_agent.store.database import Store
 from meshwright_agent.verdicts import name_component
 from meshwright_agent.watch import LOG_LINES, HostWatch
+from meshwright_agent.worker.planner import Here
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
@@ -73,13 +68,10 @@ class Agent:
             on_change=self._on_worker_change,
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
-        self.watch = HostWatch(
-            probe=self.probe,
-            device=self.device,
-            board=self.board,
-            settings=settings,
-            clock=self.clock,
-            stays=stays,
+        self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
+        self.host: HostWatch | SimulatedHost = self._build_host(stays)
+        self.plans = PlanMaker(
+            self.planner, settings=settings, store=lambda: self.store, here=self.here, tell_here=self.tell_here
         )
         self.board.expect((STORE,))
         self._store: Store | None = None
@@ -88,6 +80,30 @@ class Agent:
         self._newest: dict[object, BenchRecord] = {}
         self._topology: tuple[object, Topology] | None = None
         self.version = 0
+
+    def _build_host(self, stays: bool) -> HostWatch | SimulatedHost:
+        if self.settings.simulate is not None:
+            return SimulatedHost(
+                self.settings.simulate,
+                board=self.board,
+                interval_s=self.settings.probe_interval_s,
+                clock=self.clock,
+                view=self.device.view,
+            )
+        return HostWatch(
+            probe=self.probe,
+            device=self.device,
+            board=self.board,
+            settings=self.settings,
+            clock=self.clock,
+            stays=stays,
+        )
+
+    @property
+    def watch(self) -> HostWatch:
+        """The watch over this host's hardware; there is none in an agent that simulates."""
+        assert isinstance(self.host, HostWatch), "require_hardware comes first"
+        return self.host
 
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -100,7 +116,7 @@ class Agent:
         if self._store is not None:
             return
         self._store = await Store.open(
-            self.settings.state_dir / "meshwright.sqlite3",
+            self.settings.state_dir / ("meshwright.sqlite3" if self.settings.simulate is None else "simulated.sqlite3"),
             clock=self.clock,
             keep_runs=self.settings.keep_runs,
             keep_plans=self.settings.keep_plans,
@@ -117,7 +133,7 @@ class Agent:
         await self._runs.start()
         for record in (await self._store.latest_bench()).records:
             self.remember(record)
-        self._spawn(self.watch.run())
+        self._spawn(self.host.run())
         self._spawn(self._check_store())
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -132,8 +148,10 @@ class Agent:
             return
         self.draining = True
         self._touch()
+        ending: list[Coroutine[Any, Any, Any]] = [self.plans.close(self.settings.drain_timeout_s / 4)]
         if self._runs:
-            await self._runs.close("the agent is shutting down")
+            ending.append(self._runs.close("the agent is shutting down"))
+        await asyncio.gather(*ending)
 
     async def close(self) -> None:
         """Drains, then ends the children and closes the store."""
@@ -141,7 +159,7 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(self.device.close(), self.probe.close())
+        await asyncio.gather(self.device.close(), self.probe.close(), self.planner.close())
         if self._store:
             await self._store.close()
 
@@ -196,17 +214,22 @@ class Agent:
 
     # ---- what is here ------------------------------------------------------------------------------------------
 
+    @property
+    def is_simulated(self) -> bool:
+        """True when a target stands in the place of this host (--simulate)."""
+        return isinstance(self.host, SimulatedHost)
+
     def readiness(self) -> tuple[bool, str]:
         """Returns whether plans can be answered, and why not in one short line."""
         if self.draining:
             return False, "draining: the agent is shutting down"
         if self.device.state == "failed":
             return False, f"worker failed: {self.device.last_error}"[:200]
-        if not self.watch.knows_topology and self.watch.failure:
-            return False, f"worker does not start: {self.watch.failure}"[:200]
-        if not self.watch.knows_topology:
+        if not self.host.knows_topology and self.host.failure:
+            return False, f"worker does not start: {self.host.failure}"[:200]
+        if not self.host.knows_topology:
             return False, f"starting: devices not seen yet, worker {self.device.state}"
-        return True, "ready"
+        return True, self.host.readiness
 
     def health(self) -> Health:
         """Returns every component's state."""
@@ -218,13 +241,12 @@ class Agent:
         Raises:
             NotReadyError: neither the probe nor the worker has answered yet.
         """
-        if self.watch.sight.facts is None:
-            self.watch.require_topology()
-        return self.watch.devices(self.clock.now())
+        self.host.require_facts()
+        return self.host.devices(self.clock.now())
 
     def snapshot_key(self) -> object:
         """Returns what tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
-        return (self.watch.sight, self.version)
+        return self.host.key if self.host.is_still else (self.host.key, self.version)
 
     def topology(self) -> Topology:
         """Returns what the planner sees.
@@ -232,14 +254,19 @@ class Agent:
         Raises:
             NotReadyError, WorkerFailedError: no device is known.
         """
-        self.watch.require_topology()
+        self.host.require_topology()
         key = self.snapshot_key()
         if self._topology is None or self._topology[0] != key:
             self._topology = (key, Topology.of(self.devices()))
         return self._topology[1]
 
     async def release(self) -> Release:
-        """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded."""
+        """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded.
+
+        Raises:
+            InvalidRequestError: the devices are simulated.
+        """
+        self.host.require_hardware("a release")
         self.watch.note_release()
         answer = await release_devices(
             device=self.device,
@@ -252,45 +279,28 @@ class Agent:
         self.watch.note_release()
         return answer
 
-    # ---- plans and batch sizes ---------------------------------------------------------------------------------
+    # ---- batch sizes, and what plans need to know -----------------------------------------------------------------
 
-    async def plan(self, request: PlanRequest) -> Plans:
-        """Returns the plan for an explicit mesh on this host, and keeps it under its fingerprint."""
-        topology = self.topology()
-        now = self.clock.now()
-        health = {d.local_index: self.board.state(name_component(d), now) for d in topology.devices}
-        plans = plan_mesh(request.model_copy(update={"include_devices": True}), topology, health=health)
-        kept = tuple([await self._keep(plan) for plan in plans.plans])
-        return shape_reply(plans.model_copy(update={"plans": kept}), request)
+    def here(self) -> Here:
+        """Returns this host as plans see it."""
+        topology, now = self.topology(), self.clock.now()
+        if isinstance(self.host, SimulatedHost):
+            return Here(topology, notices=self.host.notices)
+        states = {place: self.board.state(name_component(d), now) for place, d in enumerate(topology.devices)}
+        return Here(topology, states)
 
-    async def _keep(self, plan: Plan) -> Plan:
-        """Stores a plan; a store that does not answer costs the storing, not the plan."""
-        try:
-            await self.store.put_plan(plan)
-        except StoreUnavailableError as error:
-            message = f"the plan is right but was not stored, its fingerprint finds nothing: {error.detail}"
-            notice = Notice(code="plan_not_stored", message=message, hint="keep this reply in a file (MESHWRIGHT_PLAN)")
-            return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
-        return plan
-
-    async def stored_plan(self, fingerprint: str) -> Plans:
-        """Returns a plan made earlier.
-
-        Raises:
-            PlanNotFoundError: none has this fingerprint.
-        """
-        plan = await self.store.get_plan(fingerprint)
-        if plan is None:
-            detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
-            raise PlanNotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
-        return Plans(plans=(plan,))
+    def tell_here(self, here: Here) -> dict[str, Any]:
+        """Returns the same for the planner."""
+        simulated = self.settings.simulate
+        known = {"target": simulated} if simulated else {"devices": self.devices().model_dump_json()}
+        return {**known, "health": here.health, "notices": [notice.model_dump() for notice in here.notices]}
 
     def batch_size(self, request: BatchSizeRequest) -> BatchSize:
         """Returns the table, the roofline and the verdict for the named hardware, else for this host's."""
         named: tuple[None, None, Basis] = (None, None, "declared")
         platform, kind, basis = self._hardware() if request.hardware is None else named
         answer = answer_batch_size(request, platform=platform, kind=kind, basis=basis)
-        return answer.model_copy(update={"warnings": (*answer.warnings, *notices_of(request))})
+        return answer.model_copy(update={"warnings": (*answer.warnings, *tell_ignored(request))})
 
     def _hardware(self) -> tuple[str, str, Basis]:
         first = self.topology().devices[0]
@@ -325,7 +335,8 @@ class Agent:
 
     async def submit_bench(self, request: BenchRequest, key: str | None) -> Run:
         """Queues a bench after checking that it can be done here; the same key gives the same run."""
-        self.watch.require_topology()
+        self.host.require_hardware("a bench")
+        self.host.require_topology()
         check_bench(request, self.devices())
         self._require_platform()
         run, _created = await self.runs.submit("bench", request.model_dump(mode="json"), key=key)

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
+from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.supervisor import ChildSpec
 
 _ACCELERATOR_FILE: Final = re.compile(r"nvidia\d+|accel\d+|kfd")
 _GOOGLE, _NVIDIA, _DISPLAY = "0x1ae0", "0x10de", "0x03"
 """PCI vendor ids, and the class of display and 3D controllers (pci.ids)."""
+
+
+_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""numpy would start a thread a core for matrices that no plan has."""
 
 
 def has_accelerators(settings: Settings) -> bool:
@@ -34,6 +39,16 @@ def _is_accelerator(folder: Path) -> bool:
     except OSError:
         return False
     return vendor == _GOOGLE or (vendor == _NVIDIA and kind.startswith(_DISPLAY))
+
+
+def may_touch(facts: HostFacts | None) -> bool:
+    """Returns whether JAX may be started on accelerators unasked: only if nobody else is seen to hold a device.
+
+    Holders that could not be looked at (None) may be anybody: then nothing is touched.
+    """
+    if facts is None or facts.holders is None:
+        return False
+    return all(holder.own for holder in facts.holders)
 
 
 def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:
@@ -64,6 +79,18 @@ def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpe
         environment=lambda: _count_by_pci(environ),
         start_timeout_s=settings.probe_timeout_s,
         idle_release_s=0.0,
+    )
+
+
+def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
+    """Returns how the planner is started: for a plan that takes long, and for those that follow it."""
+    return ChildSpec(
+        name="planner",
+        module="meshwright_agent.worker.planner",
+        environment=lambda: {**_ONE_THREAD, **environ},
+        start_timeout_s=settings.start_timeout_s,
+        idle_release_s=settings.idle_release_s,
+        backoff_max_s=2.0,
     )
 
 

@@ -1,6 +1,7 @@
-"""`meshwright-agent`: serve, and doctor. Flags are settings; a setting given neither way has its default.
+"""`meshwright-agent`: serve, plan, and doctor. Flags are settings; a setting given neither way has its default.
 
-Exit codes: 0 stopped as asked, or nothing is wrong · 1 could not start, or something is wrong · 2 usage.
+Exit codes: 0 stopped as asked, a plan that fits, or nothing is wrong · 1 could not start, no such plan, or something is
+wrong · 2 usage.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 import meshwright_agent
 from meshwright.errors import StoreUnavailableError
+from meshwright_agent.flags import read_settings
 from meshwright_agent.settings import Settings
 
 app = typer.Typer(
@@ -48,17 +49,19 @@ def serve(
     port: Annotated[int | None, typer.Option(help="TCP port; 0 picks a free one.")] = None,
     uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on as well.")] = None,
     cpu_devices: Annotated[int | None, typer.Option(help="Use N virtual CPU devices, not the accelerators.")] = None,
+    simulate: Annotated[str | None, typer.Option(help="Answer for this target: 64*h100:8; no hardware.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where runs and plans are kept.")] = None,
     memory_strategy: Annotated[str | None, typer.Option(help="conservative, balanced or aggressive.")] = None,
     idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT."""
-    settings = _read_settings(
+    settings = read_settings(
         host=host,
         port=port,
         uds=uds,
         cpu_devices=cpu_devices,
+        simulate=simulate,
         state_dir=state_dir,
         memory_strategy=memory_strategy,
         idle_release_s=idle_release_s,
@@ -67,32 +70,32 @@ def serve(
     raise typer.Exit(_serve(settings))
 
 
+@app.command(
+    "plan", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def plan(context: typer.Context) -> None:
+    """Plan a mesh without a running agent: on a target, or on this host."""
+    from meshwright_agent.plan_command import app as command  # here: an agent that serves needs none of it
+
+    command(args=context.args, prog_name="meshwright-agent plan")
+
+
 @app.command()
 def doctor(
     cpu_devices: Annotated[int | None, typer.Option(help="Check as the agent with N virtual CPU devices.")] = None,
+    simulate: Annotated[str | None, typer.Option(help="Check as the agent that answers for this target.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="The agent's state directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say in plain words what is wrong with this host's JAX, and how to mend it."""
     from meshwright_agent.doctor import examine, format_findings
 
-    findings = examine(_read_settings(cpu_devices=cpu_devices, state_dir=state_dir))
+    findings = examine(read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir))
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
         typer.echo(format_findings(findings))
     raise typer.Exit(1 if any(finding.level == "wrong" for finding in findings) else 0)
-
-
-def _read_settings(**flags: Any) -> Settings:
-    try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        for wrong in error.errors():
-            name = ".".join(str(part) for part in wrong["loc"])
-            flag = f"--{name.replace('_', '-')} / " if name in flags else ""
-            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {wrong['msg']}, got {wrong['input']!r}", err=True)
-        raise typer.Exit(2) from None
 
 
 def _serve(settings: Settings) -> int:
@@ -103,27 +106,29 @@ def _serve(settings: Settings) -> int:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     agent = Agent(settings)
     try:
-        return serve(build_app(agent), agent, on_listening=_print_addresses)
+        return serve(build_app(agent), agent, on_listening=lambda addresses: _print_addresses(addresses, settings))
     except (CannotListenError, StoreUnavailableError) as error:
         typer.echo(str(error), err=True)
         return 1
 
 
-def _print_addresses(addresses: list[str]) -> None:
+def _print_addresses(addresses: list[str], settings: Settings) -> None:
     typer.echo(f"meshwright agent {meshwright_agent.__version__} listens on {', '.join(addresses)}")
+    if settings.simulate is not None:
+        typer.echo(f"simulates {settings.simulate}: its devices are declared, none is here, nothing can be measured")
     if addresses[0].startswith("unix://"):
         curl = f"curl -s --unix-socket {addresses[0].removeprefix('unix://')} http://agent"
     else:
         curl = f"curl -s {addresses[0]}"
     quick = f"{curl}/placement/bench --json '{{}}'".replace("curl -s", "curl -s -i")
-    lines = (
+    lines = [
         f"{curl}/readyz",
         f"{curl}/devices?format=text".replace("?", r"\?"),
         f"{curl}/mesh/plan?mesh=dp:2,tp:-1".replace("?", r"\?"),
         f"{curl}/batch-size?hardware=h100".replace("?", r"\?"),
-        quick,
+        *([] if settings.simulate else [quick]),
         f"MESHWRIGHT_URL={addresses[0]} {_find_command()} plan dp:2,tp:-1",
-    )
+    ]
     typer.echo("try:\n" + "\n".join(f"  {line}" for line in lines))
     sys.stdout.flush()
 

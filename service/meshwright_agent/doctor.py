@@ -16,11 +16,9 @@ from importlib import metadata
 from typing import Any, Final, Literal
 
 from meshwright.errors import ProblemError
-from meshwright_agent.children import build_device_spec, build_probe_spec, read_roots
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.facts.model import HostFacts, parse_host_facts
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.look import ask_probe, ask_worker
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.supervisor import Supervisor
 
 Level = Literal["ok", "note", "wrong"]
 _MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
@@ -66,7 +64,7 @@ class Surroundings:
     settings: Settings
     environ: Mapping[str, str]
     versions: Mapping[str, str]
-    facts: HostFacts | None
+    facts: HostFacts | None = None
     facts_error: str = ""
     jax: Mapping[str, Any] | None = None
     jax_error: str = ""
@@ -94,8 +92,9 @@ def examine(settings: Settings, environ: Mapping[str, str] | None = None) -> lis
 
 
 def judge(here: Surroundings) -> list[Finding]:
-    """Returns what all checks say of the surroundings."""
-    return [finding for check in CHECKS if (finding := check(here)) is not None]
+    """Returns what all checks say of the surroundings; of an agent that simulates, those that concern it."""
+    checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
+    return [finding for check in checks if (finding := check(here)) is not None]
 
 
 def format_findings(findings: Iterable[Finding]) -> str:
@@ -109,44 +108,28 @@ def format_findings(findings: Iterable[Finding]) -> str:
 
 
 async def _gather(settings: Settings, environ: Mapping[str, str]) -> Surroundings:
-    facts, facts_error = await _ask_probe(settings, environ)
-    jax, jax_error, jax_log = await _ask_worker(settings, environ)
+    known: dict[str, Any] = {} if settings.simulate else await _look(settings, environ)
     return Surroundings(
         settings=settings,
         environ=environ,
         versions=_read_versions(),
-        facts=facts,
-        facts_error=facts_error,
-        jax=jax,
-        jax_error=jax_error,
-        jax_log=jax_log,
         state_error=_try_state_dir(settings),
         nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
+        **known,
     )
 
 
-async def _ask_probe(settings: Settings, environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
-    probe = Supervisor(build_probe_spec(settings, environ), clock=SystemClock())
+async def _look(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
     try:
-        answer = await probe.call("facts", read_roots(settings), deadline_s=settings.probe_timeout_s)
-        return parse_host_facts(answer.result), ""
+        seen["facts"] = await ask_probe(settings, environ)
     except ProblemError as error:
-        return None, error.detail
-    finally:
-        await probe.close()
-
-
-async def _ask_worker(
-    settings: Settings, environ: Mapping[str, str]
-) -> tuple[dict[str, Any] | None, str, tuple[str, ...]]:
-    worker = Supervisor(build_device_spec(settings, environ, stays=True), clock=SystemClock())
+        seen["facts_error"] = error.detail
     try:
-        answer = await worker.call("describe", {}, deadline_s=settings.start_timeout_s)
-        return answer.result, "", ()
+        seen["jax"], _ = await ask_worker(settings, environ)
     except ProblemError as error:
-        return None, error.detail, tuple(error.log) or worker.log_tail
-    finally:
-        await worker.close()
+        seen["jax_error"], seen["jax_log"] = error.detail, error.log
+    return seen
 
 
 def _read_versions() -> dict[str, str]:
@@ -341,6 +324,12 @@ def _check_cpu_quota(here: Surroundings) -> Finding | None:
     return Finding("note", "CPU", "less than one CPU may be used", mend)
 
 
+def _check_simulation(here: Surroundings) -> Finding | None:
+    mend = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host checked"
+    seen = f"the agent answers for {here.settings.simulate}: nothing of this host is looked at"
+    return Finding("note", "simulated", seen, mend)
+
+
 def _check_state(here: Surroundings) -> Finding | None:
     if here.state_error:
         mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
@@ -360,3 +349,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     _check_cpu_quota,
     _check_state,
 )
+
+SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
+"""Of an agent that needs neither JAX nor a driver."""

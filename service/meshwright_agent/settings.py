@@ -12,7 +12,10 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from meshwright.errors import ProblemError
+
 DEFAULT_PORT = 8790
+MOST_SIMULATED = 16384
 
 
 def default_state_dir() -> Path:
@@ -38,6 +41,10 @@ class Settings(BaseSettings):
         le=1024,
         description="run JAX on this many virtual CPU devices instead of accelerators",
     )
+    simulate: str | None = Field(
+        default=None,
+        description="answer for this target, such as 64*h100:8, instead of looking at the host; nothing is measured",
+    )
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
         default="balanced", description="how much device memory the agent's own JAX may take: 60, 75 or 90 %"
     )
@@ -49,11 +56,18 @@ class Settings(BaseSettings):
     start_timeout_s: float = Field(default=120.0, gt=0, description="how long JAX may take to start")
     probe_timeout_s: float = Field(default=10.0, gt=0, description="how long a driver may take to answer")
     describe_timeout_s: float = Field(default=30.0, gt=0, description="how long JAX may take to list its devices")
+    plan_timeout_s: float = Field(default=60.0, gt=0, description="how long one plan may take in the planner")
     crash_budget: int = Field(
         default=5, ge=1, description="crashes of the worker within 5 minutes before it stays down"
     )
     queue_limit: int = Field(default=8, ge=1, le=1024, description="runs that may wait; more are refused with 429")
     body_limit_bytes: int = Field(default=1 << 20, ge=1024, description="largest request body")
+    plan_body_limit_bytes: int = Field(
+        default=1 << 24,
+        ge=1024,
+        le=1 << 25,
+        description="the same for POST /mesh/plan, whose topology may be many hosts",
+    )
     keep_runs: int = Field(default=1000, ge=1, description="finished runs to keep")
     keep_plans: int = Field(default=10000, ge=1, description="plans to keep")
     drain_timeout_s: float = Field(default=5.0, gt=0, description="how long a shutdown waits for answers under way")
@@ -72,7 +86,32 @@ class Settings(BaseSettings):
             return None
         raise ValueError("is empty; give a folder, or leave the setting out")
 
+    @field_validator("simulate", mode="after")
+    @classmethod
+    def _simulable(cls, target: str | None, info: ValidationInfo) -> str | None:
+        """Returns the target as it is written canonically; an empty text is none, as in a manifest."""
+        if not target:
+            return None
+        if info.data.get("cpu_devices") is not None:
+            raise ValueError("stands beside cpu_devices; a host is simulated or has virtual devices; set one of them")
+        return _read_simulated(target)
+
     @field_validator("state_dir", "uds", mode="after")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
+
+
+def _read_simulated(target: str) -> str:
+    from meshwright.topology.assemble import build_target, read_target  # here: few agents simulate
+
+    try:
+        count = len(build_target(target).devices)
+    except ProblemError as error:
+        raise ValueError("; ".join(filter(None, (error.detail, error.hint)))) from error
+    if count > MOST_SIMULATED:
+        raise ValueError(
+            f"{target} has {count} devices; an agent simulates up to {MOST_SIMULATED}, since every GET /devices lists "
+            f"them all; plan on it with `meshwright plan --target {target}`, or simulate a part"
+        )
+    return str(read_target(target))

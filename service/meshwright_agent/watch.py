@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
+from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices, Worker
-from meshwright_agent.children import read_roots
+from meshwright_agent.children import may_touch, read_roots
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
 from meshwright_agent.health import HealthBoard
@@ -43,6 +44,10 @@ class Sight:
 class HostWatch:
     """Looks every `probe_interval_s`, and whenever it is asked to."""
 
+    is_still: Final = False
+    readiness: Final = "ready"
+    notices: Final[tuple[Notice, ...]] = ()
+
     def __init__(
         self,
         *,
@@ -62,6 +67,11 @@ class HostWatch:
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
+
+    @property
+    def key(self) -> object:
+        """What tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
+        return self.sight
 
     @property
     def knows_topology(self) -> bool:
@@ -100,14 +110,8 @@ class HostWatch:
         return not self.released or self._device.state in {"ready", "busy"}
 
     def _may_touch(self) -> bool:
-        """On accelerators JAX is started once to learn its view, and only if nobody else is seen to hold a device.
-
-        Holders that could not be looked at (None) may be anybody: then nothing is touched unasked.
-        """
-        facts = self.sight.facts
-        if self.sight.jax is not None or facts is None or facts.holders is None:
-            return False
-        return all(holder.own for holder in facts.holders)
+        """On accelerators JAX is started once to learn its view, and only if nobody else is seen to hold a device."""
+        return self.sight.jax is None and may_touch(self.sight.facts)
 
     async def look_at_facts(self) -> None:
         """Asks the probe; a driver that does not answer in time is reported, and its facts grow old."""
@@ -208,6 +212,14 @@ class HostWatch:
     def failure(self) -> str:
         """Why JAX did not answer when it was last asked; empty if it did, or was not asked."""
         return "" if self._failure is None else (self._device.last_error or _first_line(self._failure))
+
+    def require_facts(self) -> None:
+        """Passes if `/devices` can be answered; raises as `require_topology` does."""
+        if self.sight.facts is None:
+            self.require_topology()
+
+    def require_hardware(self, asked: str) -> None:
+        """Passes: this host is what it says."""
 
     def require_topology(self) -> None:
         """Passes if plans can be answered.

@@ -25,6 +25,7 @@ from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.bench.load import Target, fetch, measure_rates
 from tests.bench.mesh import bench_create_mesh
+from tests.bench.planner import bench_planner
 from tests.bench.prefetch import bench_prefetch
 
 PLAN = json.dumps({"mesh": "dp:2,tp:-1"}).encode()
@@ -47,7 +48,7 @@ def main() -> None:
         bench_client(agent)
         bench_placement(agent)
         bench_release(agent)
-    for rows in (bench_prefetch, bench_create_mesh):
+    for rows in (bench_prefetch, bench_create_mesh, bench_planner):
         for name, value, note in rows():
             print(row(name, value, note))
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.agents import RunningAgent
+from tests.agents import RunningAgent, start_agent
 from tests.browser.chromium import Visit, visit
 
 
@@ -62,3 +62,12 @@ def test_a_mesh_name_is_shown_as_text_and_never_run(agent: RunningAgent, tmp_pat
 def test_the_page_asks_only_the_agent_and_nothing_complains(agent: RunningAgent, page: Visit) -> None:
     assert [url for url in page.requested if not url.startswith(agent.url)] == []
     assert page.console == ()
+
+
+def test_a_simulated_host_is_shown_as_one_and_its_devices_with_their_hosts(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="2*h100:2") as simulated:
+        seen = visit(f"{simulated.url}/?mesh=dp:2,tp:2", tmp_path)
+    assert re.search(r'id="ready"[^>]*class="good"[^>]*>ready: simulated 2\*h100:2', seen.html)
+    assert "this agent simulates 2*h100:2" in read_section(seen, "devices")
+    assert re.search(r"host-0/0\s+host-0/1\s+host-1/0\s+host-1/1", read_section(seen, "plan"))
+    assert seen.console == ()

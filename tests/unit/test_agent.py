@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
-from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.settings import Settings
 from meshwright_agent.watch import Sight
+from meshwright_agent.worker.planner import parse_here
 from tests.fakes.stored import build_record_json
 
 
@@ -25,17 +27,30 @@ def build_agent(folder: Path, count: int = 8) -> Agent:
     return agent
 
 
+def plan(agent: Agent, **request: Any) -> Plans:
+    answer = asyncio.run(agent.plans.answer(PlanRequest(**request)))
+    return Plans.model_validate_json(answer.write())
+
+
 def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:
-    plans = asyncio.run(agent.plan(PlanRequest(**request)))
-    return {notice.code: notice.message for notice in plans.plans[0].warnings}
+    plans = plan(agent, **request)
+    return {notice.code: notice.message for notice in (*plans.plans[0].warnings, *plans.warnings)}
 
 
 def test_a_device_that_the_board_calls_unhealthy_is_left_out_of_a_plan(tmp_path: Path) -> None:
     agent = build_agent(tmp_path)
     agent.board.report("device:3", "unhealthy", "gave wrong results", at=agent.clock.now())
-    plans = asyncio.run(agent.plan(PlanRequest(mesh="x:-1")))
+    plans = plan(agent, mesh="x:-1")
     assert plans.plans[0].devices is not None
     assert [device.local_index for device in plans.plans[0].devices] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_planner_is_told_a_large_host_with_the_health_of_each_device(tmp_path: Path) -> None:
+    agent = build_agent(tmp_path, 100)
+    agent.board.report("device:70", "unhealthy", "gave wrong results", at=agent.clock.now())
+    here = parse_here(json.loads(json.dumps(agent.tell_here(agent.here()))))
+    assert here.topology.references == agent.topology().references
+    assert {place for place, state in here.health.items() if state == "unhealthy"} == {70}
 
 
 def test_a_device_that_the_board_calls_degraded_is_planned_with_a_warning(tmp_path: Path) -> None:
@@ -52,7 +67,7 @@ def test_a_plan_that_cannot_be_stored_is_answered_and_says_so(tmp_path: Path) ->
 def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
     agent = Agent(Settings(cpu_devices=8, state_dir=tmp_path), environ={})
     with pytest.raises(NotReadyError):
-        asyncio.run(agent.plan(PlanRequest(mesh="x:8")))
+        plan(agent, mesh="x:8")
 
 
 def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) -> None:

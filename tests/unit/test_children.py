@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerators, read_roots
+from meshwright_agent.children import (
+    build_device_spec,
+    build_planner_spec,
+    build_probe_spec,
+    has_accelerators,
+    may_touch,
+    read_roots,
+)
+from meshwright_agent.facts.model import HolderFacts
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.probe import parse_roots
+from tests.fakes.machines import plant_machine
 
 BASE = {"PATH": "/usr/bin", "HOME": "/root", "NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1"}
 
@@ -83,6 +93,40 @@ def test_the_probe_looks_where_the_settings_say(tmp_path: Path) -> None:
     settings = Settings(sysfs_root=tmp_path / "s", proc_root=tmp_path / "p", dev_root=tmp_path / "d")
     roots = parse_roots(read_roots(settings))
     assert (roots.sysfs, roots.proc, roots.dev) == (tmp_path / "s", tmp_path / "p", tmp_path / "d")
+
+
+# ---- the planner ----------------------------------------------------------------------------------------------------
+
+
+def test_the_planner_goes_when_idle_and_starts_no_threads_for_matrices() -> None:
+    spec = build_planner_spec(Settings(idle_release_s=7, start_timeout_s=3), BASE)
+    assert (spec.name, spec.module) == ("planner", "meshwright_agent.worker.planner")
+    assert (spec.idle_release_s, spec.start_timeout_s) == (7, 3)
+    assert spec.environment()["OPENBLAS_NUM_THREADS"] == "1"
+    assert build_planner_spec(Settings(), {"OPENBLAS_NUM_THREADS": "4"}).environment()["OPENBLAS_NUM_THREADS"] == "4"
+
+
+def test_after_a_crash_the_planner_is_there_again_within_seconds() -> None:
+    assert build_planner_spec(Settings(), BASE).backoff_max_s <= 2
+
+
+# ---- who may be disturbed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owns", "may"), [((), True), ((True,), True), ((True, True), True), ((False,), False), ((True, False), False)]
+)
+def test_jax_is_started_unasked_only_where_nobody_else_holds_a_device(
+    tmp_path: Path, owns: tuple[bool, ...], may: bool
+) -> None:
+    facts = plant_machine("dgx-h100", tmp_path).read()
+    holders = tuple(HolderFacts(pid=number, own=own) for number, own in enumerate(owns))
+    assert may_touch(replace(facts, holders=holders)) is may
+
+
+def test_where_nobody_could_look_nothing_is_touched(tmp_path: Path) -> None:
+    assert not may_touch(None)
+    assert not may_touch(replace(plant_machine("dgx-h100", tmp_path).read(), holders=None))
 
 
 # ---- device files ---------------------------------------------------------------------------------------------------

@@ -413,3 +413,22 @@ def test_a_state_directory_that_is_a_file_and_a_probe_without_a_host_are_found_b
     findings = {finding.subject: finding for finding in examine(settings)}
     assert findings["state directory"].level == "wrong"
     assert (findings["probe"].level, findings["device worker"].level) == ("wrong", "wrong")
+
+
+# ---- simulated hosts ------------------------------------------------------------------------------------------------
+
+
+def test_of_an_agent_that_simulates_it_is_said_so_and_nothing_of_the_host_is_looked_at(tmp_path: Path) -> None:
+    findings = examine(Settings(simulate="64*h100:8", state_dir=tmp_path, dev_root=tmp_path / "none"), {})
+    assert [(finding.level, finding.subject) for finding in findings] == [
+        ("note", "simulated"),
+        ("ok", "state directory"),
+    ]
+    assert "64*h100:8" in findings[0].seen
+    assert "--simulate" in findings[0].mend
+
+
+def test_a_simulation_that_cannot_write_is_as_wrong_as_any_agent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    findings = examine(Settings(simulate="h100:8", state_dir=tmp_path / "file" / "state"), {})
+    assert [finding.level for finding in findings] == ["note", "wrong"]

@@ -13,7 +13,11 @@ from meshwright_agent.cli import app
 from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir
 
 NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata]
-FLAGS = {"host", "port", "uds", "cpu_devices", "state_dir", "memory_strategy", "idle_release_s", "log_level"}
+FLAGS = {"host", "port", "uds", "cpu_devices", "simulate", "state_dir"} | {
+    "memory_strategy",
+    "idle_release_s",
+    "log_level",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +46,11 @@ def test_without_anything_said_the_agent_is_on_loopback_only() -> None:
         ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
         ("HOST", "", ""),
         ("UDS", "", None),
+        ("SIMULATE", "64*H100:8", "64*h100:8"),
+        ("SIMULATE", "v5p-8", "v5p:2x2x1"),
+        ("SIMULATE", "", None),
+        ("PLAN_TIMEOUT_S", "2.5", 2.5),
+        ("PLAN_BODY_LIMIT_BYTES", "2048", 2048),
     ],
 )
 def test_each_setting_is_also_an_environment_variable(
@@ -192,3 +201,27 @@ def test_the_version_is_told() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert re.fullmatch(r"meshwright-agent \d+\.\d+\.\d+\S*\n", result.stdout)
+
+
+# ---- simulated hosts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--simulate", "v5q:4x4"], "did you mean"),
+        (["--simulate", "v5p:3x4x4"], "v5p"),
+        (["--simulate", "?"], "is no name"),
+        (["--simulate", "4096*h100:8"], "simulates up to 16384"),
+        (["--simulate", "h100:8", "--cpu-devices", "8"], "stands beside cpu_devices"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_a_target_that_cannot_be_simulated_is_a_usage_error_with_the_reason(
+    command: str, flags: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, [command, *flags])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("--simulate / MESHWRIGHT_SIMULATE: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.output

@@ -58,6 +58,8 @@ def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> N
         ({"devices": [0, 1.5]}, "devices.1", "it should be an integer or a string, got 1.5"),
         ({"devices": {"exclude": [None]}}, "devices.exclude.0", "it should be an integer or a string, got None"),
         ({"devices": 8}, "devices", "it should be a list or an object, got 8"),
+        ({"topology": "a"}, "topology", "it should be an object or a list, got 'a'"),
+        ({"topology": [8]}, "topology.0", "input should be a valid dictionary or instance of Devices, got 8"),
         ({"axis_types": {"dp": 1}}, "axis_types.dp", "input should be a valid string, got 1"),
     ],
 )

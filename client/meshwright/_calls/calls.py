@@ -25,14 +25,17 @@ from meshwright.wire.bench import LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
-from meshwright.wire.mesh import DeviceSelection, Plan, Plans
+from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans
 from meshwright.wire.runs import Run, RunList
+from meshwright.wire.targets import Targets
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
 """Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "policy": "packed"}."""
+TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]
+"""What the agents' `devices()` returned, of one host or of several; or the same as JSON."""
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
@@ -97,12 +100,16 @@ def release() -> Call[Release]:
 def plans(
     mesh: MeshLike | MeshSpec,
     *,
-    devices: DevicesLike | None,
-    device_order: Literal["planned", "given"],
-    axis_types: AxisTypesLike | None,
-    allow_unused: bool,
-    include_devices: bool,
-    memory_strategy: MemoryStrategyName,
+    devices: DevicesLike | None = None,
+    device_order: Literal["planned", "given"] = "planned",
+    axis_types: AxisTypesLike | None = None,
+    allow_unused: bool = False,
+    include_devices: bool = True,
+    memory_strategy: MemoryStrategyName = "balanced",
+    target: str | None = None,
+    topology: TopologyLike | None = None,
+    dcn: str | Mapping[str, int] | None = None,
+    importance: Mapping[str, float] | None = None,
 ) -> Call[Plans]:
     """`POST /mesh/plan`.
 
@@ -117,8 +124,17 @@ def plans(
         "allow_unused": allow_unused,
         "include_devices": include_devices,
         "memory_strategy": memory_strategy,
+        "target": target,
+        "topology": _write_sequence(topology),
+        "dcn": _write_sequence(dcn),
+        "importance": _write_sequence(importance),
     }
     return _build_model(endpoints.PLAN, fields=fields)
+
+
+def parse_plan_request(call: Call[Plans]) -> PlanRequest:
+    """Returns the request that such a call sends, as its receiver reads it: for a plan in this process."""
+    return PlanRequest.model_validate_json(call.request.body or b"")
 
 
 def stored_plan(fingerprint: str) -> Call[Plans]:
@@ -210,6 +226,11 @@ def environment(memory_strategy: EnvironmentStrategy | None, memory_fraction: fl
     """`GET /environment`."""
     query = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
     return _build_model(endpoints.ENVIRONMENT, query=query)
+
+
+def targets(chip: str | None) -> Call[Targets]:
+    """`GET /targets`."""
+    return _build_model(endpoints.TARGETS, query={"chip": chip})
 
 
 def metrics() -> Call[str]:

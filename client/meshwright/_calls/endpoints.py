@@ -22,6 +22,7 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.runs import Run, RunList
+from meshwright.wire.targets import Targets
 
 R = TypeVar("R")
 
@@ -90,6 +91,7 @@ RUN: Final = Endpoint("GET", "/runs/{run_id}", Run)
 RUN_EVENTS: Final = Endpoint("GET", "/runs/{run_id}/events", str)
 CANCEL_RUN: Final = Endpoint("DELETE", "/runs/{run_id}", Run, statuses=frozenset({200, 202}))
 ENVIRONMENT: Final = Endpoint("GET", "/environment", Environment, query=("memory_strategy", "memory_fraction"))
+TARGETS: Final = Endpoint("GET", "/targets", Targets, query=("chip",))
 METRICS: Final = Endpoint("GET", "/metrics", str)
 
 ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
@@ -110,6 +112,7 @@ ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
     RUN_EVENTS,
     CANCEL_RUN,
     ENVIRONMENT,
+    TARGETS,
     METRICS,
 )
 """All of them; the fake agent and the contract tests read this table."""

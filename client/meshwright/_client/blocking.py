@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -21,6 +21,7 @@ from meshwright._calls.calls import (
     ExportFormat,
     MemoryStrategyName,
     Readiness,
+    TopologyLike,
 )
 from meshwright._calls.flows import Flow, Observer, Open, Pause, ReadChunk, Send, Step
 from meshwright._client.connection import DEFAULT_TIMEOUT_S, Connection, advance
@@ -33,6 +34,7 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
+from meshwright.wire.targets import Targets
 
 T = TypeVar("T")
 
@@ -122,6 +124,10 @@ class Client(Connection):
         allow_unused: bool = False,
         include_devices: bool = True,
         memory_strategy: MemoryStrategyName = "balanced",
+        target: str | None = None,
+        topology: TopologyLike | None = None,
+        dcn: str | Mapping[str, int] | None = None,
+        importance: Mapping[str, float] | None = None,
     ) -> Plan:
         """Returns the best plan for a mesh such as "dp:2,tp:-1" on the agent's devices.
 
@@ -133,6 +139,10 @@ class Client(Connection):
             allow_unused: a mesh smaller than the host is a warning and not an error.
             include_devices: False leaves the list of devices out of the reply.
             memory_strategy: how much memory the job's JAX may take; goes into the plan's environment.
+            target: plan on hardware that need not be here, such as "v5p:4x4x28" or "64*h100:8"; None: the agent's host.
+            topology: plan on these hosts: what their agents' `devices()` returned.
+            dcn: how axes are split over slices or hosts, such as "dp:4"; None: as the score has it.
+            importance: how much traffic each axis has, such as {"tp": 8, "dp": 1}; None: by the axes' names.
 
         Raises:
             InvalidMeshError: the mesh is none.
@@ -149,6 +159,10 @@ class Client(Connection):
                     allow_unused=allow_unused,
                     include_devices=include_devices,
                     memory_strategy=memory_strategy,
+                    target=target,
+                    topology=topology,
+                    dcn=dcn,
+                    importance=importance,
                 )
             )
         )
@@ -163,6 +177,10 @@ class Client(Connection):
         allow_unused: bool = False,
         include_devices: bool = True,
         memory_strategy: MemoryStrategyName = "balanced",
+        target: str | None = None,
+        topology: TopologyLike | None = None,
+        dcn: str | Mapping[str, int] | None = None,
+        importance: Mapping[str, float] | None = None,
     ) -> Plans:
         """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
         return self._ask(
@@ -174,6 +192,10 @@ class Client(Connection):
                 allow_unused=allow_unused,
                 include_devices=include_devices,
                 memory_strategy=memory_strategy,
+                target=target,
+                topology=topology,
+                dcn=dcn,
+                importance=importance,
             )
         )
 
@@ -344,6 +366,14 @@ class Client(Connection):
     ) -> Environment:
         """Returns the variables that a job on this host should start with; `memory_fraction` wins."""
         return self._ask(calls.environment(memory_strategy, memory_fraction))
+
+    def targets(self, chip: str | None = None) -> Targets:
+        """Returns the chips, hosts and slices that a plan's target may name; of one chip, where it is named.
+
+        Raises:
+            UnknownHardwareError: no table knows the chip; near ones stand in the hint.
+        """
+        return self._ask(calls.targets(chip))
 
     def metrics(self) -> str:
         """Returns the agent's metrics in Prometheus' text format."""

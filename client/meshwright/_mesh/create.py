@@ -49,8 +49,10 @@ def create_mesh(
 ) -> Mesh:
     """Returns a mesh of all devices, in the planner's order; for equal arguments and devices the same object.
 
-    On one TPU slice, of however many hosts, axes follow the torus. Several slices, or several processes without a
-    fast network between them (CPU, GPU), are granules: the outer part of an axis is split over them.
+    On one TPU slice, of however many hosts, axes follow the torus; those whose names stand for more traffic (tp > sp,
+    cp > ep > fsdp > dp > pp) get the better links, or inner ones before outer ones where a name is not known. Several
+    slices, or several processes without a fast network between them (CPU, GPU), are granules: the outer part of an axis
+    is split over them. Granules of different sizes are cut into equal blocks, with a warning.
 
     Args:
         axis_dims: sizes, outermost first; one may be -1, the rest of the devices.

@@ -45,7 +45,9 @@ def build_mesh(
 
     Every process of the job calls it, with the same plan. The job may see all devices that the plan's hosts
     have, or exactly those that the plan uses; ids and order do not matter, nor how many devices each process
-    has. The axis types are always those of the plan: JAX's own default differs between its versions.
+    has. A job that runs on fewer machines than the plan has hosts (agents side by side on one machine) is parted
+    by uuid, or process by process where these fill the hosts exactly. The axis types are always those of the
+    plan: JAX's own default differs between its versions.
 
     Args:
         plan: from the agent or from `plan_mesh`.

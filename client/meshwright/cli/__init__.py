@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from meshwright import errors
-from meshwright.cli import batch_size, bench, check, devices, environment, plan, runs
+from meshwright.cli import batch_size, bench, check, devices, environment, plan, runs, targets
 from meshwright.cli.arguments import check_timeout
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Connect, Options, Session, open_client
@@ -183,6 +183,7 @@ _COMMANDS: Final[dict[str, _Command]] = {
     "bench": bench.run_bench,
     "check": check.check_health,
     "environment": environment.show_environment,
+    "targets": targets.show_targets,
     "runs": runs.show_runs,
     "cancel": runs.cancel_run,
     "release": devices.release_devices,

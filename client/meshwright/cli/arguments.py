@@ -1,19 +1,23 @@
-"""Arguments: the small languages of the command line, sizes and lists, as values.
+"""Arguments: the small languages of the command line, sizes and lists, as values; and the options of a plan.
 
 Rule: a text that is none is a usage error that names the option and a value that works. Meshes are not read
-here: the agent reads them, so that there is one grammar.
+here: the agent reads them, so that there is one grammar. `meshwright plan` and `meshwright-agent plan` take the same
+options, from here.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Final, get_args
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
 
 import typer
 
+from meshwright.errors import SettingsError
 from meshwright.wire.bench import BenchCase
 
 MAX_TIMEOUT_S: Final = 86400.0
@@ -147,3 +151,110 @@ def build_selection(
             param_hint="--devices",
         )
     return parse_devices(devices)
+
+
+# ---- the options of a plan ----
+
+DevicesOption = Annotated[
+    str | None, typer.Option("--devices", metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
+]
+CountOption = Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them.")]
+PolicyOption = Annotated[
+    Literal["packed", "spread"] | None, typer.Option("--policy", help="How to choose them: near to each other, or far.")
+]
+ExcludeOption = Annotated[str | None, typer.Option("--exclude", metavar="0,1", help="Not these.")]
+OrderOption = Annotated[
+    Literal["planned", "given"], typer.Option("--order", help="The best order, or the one of --devices, row-major.")
+]
+AxisTypesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--axis-types", metavar="TYPES", help="auto, explicit or manual: for all, a list, or dp:auto,tp:explicit."
+    ),
+]
+AllowUnusedOption = Annotated[bool, typer.Option("--allow-unused", help="The mesh may leave devices out.")]
+MemoryStrategyOption = Annotated[
+    Literal["conservative", "balanced", "aggressive"],
+    typer.Option("--memory-strategy", help="How much memory the job may take."),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--target", metavar="TARGET", help="On hardware that need not be here: v5p:4x4x28, 64*h100:8."),
+]
+TopologyOption = Annotated[
+    list[Path] | None,
+    typer.Option("--topology", metavar="FILE", help="On these hosts: kept replies of GET /devices; may be repeated."),
+]
+DcnOption = Annotated[
+    str | None, typer.Option("--dcn", metavar="dp:4", help="How axes are split over slices, or hosts.")
+]
+ImportanceOption = Annotated[
+    str | None, typer.Option("--importance", metavar="tp:8,dp:1", help="How much traffic each axis has.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
+]
+CodeOption = Annotated[bool, typer.Option("--code", help="Print only the Python that makes the mesh.")]
+
+
+def build_plan_arguments(
+    *,
+    devices: str | None,
+    count: int | None,
+    policy: str | None,
+    exclude: str | None,
+    order: str,
+    axis_types: str | None,
+    allow_unused: bool,
+    memory_strategy: str,
+    target: str | None,
+    topology: list[Path] | None = None,
+    dcn: str | None,
+    importance: str | None,
+) -> dict[str, Any]:
+    """Returns the keyword arguments of `Client.plans` that these options say.
+
+    Raises:
+        typer.BadParameter: an option is none of its language, or stands beside one that excludes it.
+        InvalidRequestError: the weights are none.
+        SettingsError: a file cannot be read.
+    """
+    return {
+        "devices": build_selection(devices, count, policy, exclude),
+        "device_order": order,
+        "axis_types": None if axis_types is None else parse_axis_types(axis_types),
+        "allow_unused": allow_unused,
+        "memory_strategy": memory_strategy,
+        "target": target,
+        "topology": read_topology(topology) if topology else None,
+        "dcn": dcn,
+        "importance": None if importance is None else _parse_importance(importance),
+    }
+
+
+def _parse_importance(text: str) -> dict[str, float]:
+    from meshwright.planning.request import parse_importance  # here, so that other commands do not wait for it
+
+    return parse_importance(text)
+
+
+def read_topology(paths: list[Path]) -> tuple[dict[str, Any], ...]:
+    """Returns the replies of `GET /devices` that files hold: one each, or a list of them.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds neither.
+    """
+    return tuple(reply for path in paths for reply in _read_replies(path))
+
+
+def _read_replies(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--topology {path}: cannot be read: {error.strerror}; name a file that is there") from None
+    except ValueError as error:
+        raise SettingsError(f"--topology {path}: no JSON: {error}; keep one with `curl …/devices > {path}`") from None
+    replies = found if isinstance(found, list) else [found]
+    if not all(isinstance(reply, dict) for reply in replies):
+        raise SettingsError(f"--topology {path}: no reply of GET /devices, nor a list of them; keep what `curl` prints")
+    return replies

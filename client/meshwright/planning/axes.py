@@ -76,6 +76,13 @@ def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None,
     link = topology.link(*edge)
     if link is not None and link.bandwidth_bytes_per_s is not None:
         return link.bandwidth_bytes_per_s, link.basis
+    if (
+        topology.platform == "gpu"
+        and topology.is_joined(*edge)
+        and topology.places[edge[0]][0] != topology.places[edge[1]][0]
+    ):
+        inside = next((link for link in topology.links_of(edge[0]) if classify_link(link.kind) == "nvlink"), None)
+        return (inside.bandwidth_bytes_per_s, inside.basis) if inside else (None, None)
     chip = find_chip_by_kind(topology.devices[edge[0]].kind)
     is_ici = topology.platform == "tpu" and topology.hops(*edge) is not None
     rate = chip.link_bytes_per_s if chip and is_ici else None
@@ -88,7 +95,7 @@ def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
         return classify_link(link.kind)
     if topology.hops(*edge) is not None:
         return "ici"
-    if len(topology.group(edge)) == 1 and topology.devices[edge[0]].granule != topology.devices[edge[1]].granule:
+    if topology.platform == "gpu" and topology.is_joined(*edge):
         return "nvlink"
     return "host" if topology.platform == "cpu" else None
 

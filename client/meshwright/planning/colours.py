@@ -21,9 +21,6 @@ SMALL_GROUP: Final = 9
 SHORT_SIDE: Final = 8
 """Up to such sides a square has two colours a dimension, above one."""
 
-_OUTER_AND_INNER: Final = (0, 2)
-"""Of z, y and x: the planes along z and x, which the compiler treats better than others."""
-
 _CORE_COLOURS: Final = {2: 4, 3: 12}
 """Of chips with several devices, whose SparseCores run collectives: by the number of whole dimensions."""
 
@@ -31,7 +28,8 @@ _CORE_COLOURS: Final = {2: 4, 3: 12}
 def count_colours(whole: Sequence[int], dimensions: Sequence[Dimension], count: int) -> int:
     """Returns how many colours an all-reduce over a group has.
 
-    Worked example: on 4×4×8 chips a group of the 4×4 plane has 4, one of 16 chips in any other shape has 1.
+    Planes along z and x are treated better than others. Worked example: on 4×4×8 chips a group of the 4×4 plane has
+    4, one of 16 chips in any other shape has 1.
 
     Args:
         whole: the dimensions of chips (longer than 1) that the group is made of, if it fills each from end to end and
@@ -48,7 +46,9 @@ def count_colours(whole: Sequence[int], dimensions: Sequence[Dimension], count: 
         return len(whole) * (2 if lengths[0] <= SHORT_SIDE else 1)
     if lengths[-1] == 2 * lengths[0] or len(whole) > 2:
         return len(whole)
-    return 2 if tuple(whole) == _OUTER_AND_INNER and dimensions[whole[1]].size <= SHORT_SIDE else 1
+    wide = [axis for axis, dimension in enumerate(dimensions) if dimension.size > 1 and not is_core(dimension)]
+    is_outer_and_inner = len(wide) == 3 and tuple(whole) == (wide[0], wide[-1])
+    return 2 if is_outer_and_inner and dimensions[wide[-1]].size <= SHORT_SIDE else 1
 
 
 def has_cores(dimensions: Sequence[Dimension]) -> bool:

@@ -41,9 +41,9 @@ def read_dcn(asked: str | Mapping[str, int], spec: MeshSpec, granules: Sequence[
         )
     if math.prod(split) != count or any(size % part for size, part in zip(spec.sizes, split, strict=True)):
         works = choose_dcn(spec.sizes, count)
-        hint = (
-            f"use dcn {_write(dict(zip(spec.names, works, strict=True)))}, or leave it out" if works else "leave it out"
-        )
+        hint = "leave it out"
+        if works and count > 1:
+            hint = f"use dcn {_write(dict(zip(spec.names, works, strict=True)))}, or {hint}"
         raise _refuse(
             f"dcn {_write(parts)} splits mesh {spec}; there are {count} granules (slices, or hosts); each part divides "
             f"its axis, and together they multiply to {count}",

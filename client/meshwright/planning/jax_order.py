@@ -1,7 +1,7 @@
 """The order that JAX's own `mesh_utils.create_device_mesh` gives, so that plans can say what it costs.
 
 Rule: the same devices in the same places as jax 0.12 puts them, with `allow_split_physical_axes=True`, held by tests
-against the original; older releases differ where they fail. Knows JAX's rules, not JAX.
+against the original; older releases have no order or another one for some. Knows JAX's rules, not JAX.
 
 Source: jax/_src/mesh_utils.py of jax 0.12.0.1: whole dimensions where they fit, the last axis first; else every
 dimension is cut, by the preferences of `_prefer`; small slices of some kinds have fixed orders.
@@ -26,15 +26,21 @@ _V5E_2X4: Final = (0, 1, 2, 3, 7, 6, 5, 4)
 _V5E_CUBE: Final = (0, 4, 2, 6, 1, 5, 3, 7)
 _V5P_CUBE: Final = (0, 1, 3, 2, 6, 7, 5, 4)
 _7X_MOST: Final = 32
+_7X_KINDS: Final = {"TPU7x", "TPU7"}
+_V5P_KINDS: Final = {"TPU v5", "TPU v5p"}
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What JAX looks at: the kind, and the box of chips in x, y, z with the devices of a chip."""
+    """What JAX looks at: the kind, and the box of chips in x, y, z with the devices of a chip.
+
+    `corner`: the lowest coordinates; JAX knows the fixed orders of some kinds only where they are 0.
+    """
 
     kind: str
     shape: Shape
     cores: int = 1
+    corner: Shape = (0, 0, 0)
 
     @property
     def device_count(self) -> int:
@@ -46,7 +52,13 @@ class Slice:
         """The array of devices that JAX cuts."""
         if self.kind in {"TPU v2", "TPU v3"}:
             return (*self.shape[:2], self.cores)
-        return (*self.shape, self.cores) if self.kind == "TPU7x" else self.shape
+        has_cores = self.kind in _7X_KINDS or (self.kind in _V5P_KINDS and self.cores == 2)
+        return (*self.shape, self.cores) if has_cores else self.shape
+
+    @property
+    def reach(self) -> Shape:
+        """One more than the highest coordinates."""
+        return tuple(size + low for size, low in zip(self.shape, self.corner, strict=True))
 
 
 def find_fixed_order(sizes: Sequence[int], box: Slice) -> tuple[int, ...] | None:
@@ -68,15 +80,16 @@ def _order_v2(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
 
 
 def _order_v5e(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
-    if box.shape == (2, 2, 1):
+    count = box.device_count
+    if box.reach == (2, 2, 1) and count == len(_SQUARE):
         return _SQUARE
-    if box.device_count == len(_V5E_2X4):
-        return _V5E_CUBE if box.shape == (2, 2, 2) else _V5E_2X4
-    return _V5E_4X4 if box.shape == (4, 4, 1) and max(sizes) == len(_V5E_4X4) else None
+    if count == len(_V5E_2X4):
+        return _V5E_CUBE if box.reach == (2, 2, 2) else _V5E_2X4
+    return _V5E_4X4 if box.reach == (4, 4, 1) and count == max(sizes) == len(_V5E_4X4) else None
 
 
 def _order_v5p(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
-    return _V5P_CUBE if box.shape == (2, 2, 2) and box.device_count == len(_V5P_CUBE) else None
+    return _V5P_CUBE if box.reach == (2, 2, 2) and box.device_count == len(_V5P_CUBE) else None
 
 
 def _order_7x(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
@@ -96,10 +109,8 @@ _FIXED: Final[Mapping[str, Callable[[Shape, Slice], tuple[int, ...] | None]]] = 
     "TPU v5 lite": _order_v5e,
     "TPU v5e": _order_v5e,
     "TPU v6 lite": _order_v5e,
-    "TPU v6e": _order_v5e,
-    "TPU v5": _order_v5p,
-    "TPU v5p": _order_v5p,
-    "TPU7x": _order_7x,
+    **dict.fromkeys(_V5P_KINDS, _order_v5p),
+    **dict.fromkeys(_7X_KINDS, _order_7x),
 }
 
 
@@ -116,7 +127,9 @@ def find_cuts(sizes: Sequence[int], box: Slice, *, core_first: bool = True) -> t
     physical = box.physical
     if math.prod(physical) != math.prod(sizes):
         return None
-    parts = _take_whole(sizes, physical, core_first=core_first and box.kind == "TPU7x") or _take_parts(sizes, physical)
+    parts = _take_whole(sizes, physical, core_first=core_first and box.kind in _7X_KINDS) or _take_parts(
+        sizes, physical
+    )
     if parts is None:
         return None
     return tuple(_build_cuts(axis, parts, physical) for axis in range(len(sizes)))

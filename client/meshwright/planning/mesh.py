@@ -8,7 +8,7 @@ where the topology comes from (`meshwright.planning.request`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from meshwright.errors import DevicesUnusedError
@@ -18,7 +18,7 @@ from meshwright.planning.dcn import read_dcn
 from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices
 from meshwright.planning.order import Layout, score_given, search_layout
-from meshwright.planning.packing import pack_devices, sort_plain
+from meshwright.planning.packing import list_packings, sort_plain
 from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices, tell_taken
 from meshwright.planning.shapes import search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
@@ -137,9 +137,23 @@ def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, r
     count = spec.device_count
     if request.device_order == "given":
         return score_given(spec.sizes, weights, topology, pool.indices[:count])
-    chosen = pack_devices(topology, sort_plain(topology, pool.indices), count)
-    dcn = None if request.dcn is None else read_dcn(request.dcn, spec, list(map(len, topology.group(chosen))))
-    return search_layout(spec.sizes, weights, topology, chosen, dcn=dcn)
+    return _search(spec, weights, topology, sort_plain(topology, pool.choice), request.dcn)
+
+
+def _search(
+    spec: MeshSpec,
+    weights: Weights,
+    topology: Topology,
+    pool: Sequence[int],
+    asked: str | Mapping[str, int] | None,
+) -> Layout:
+    """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best score."""
+    found = []
+    for chosen in list_packings(topology, pool, spec.device_count):
+        counts = [] if asked is None else list(map(len, topology.group(chosen)))
+        dcn = None if asked is None else read_dcn(asked, spec, counts)
+        found.append(search_layout(spec.sizes, weights, topology, chosen, dcn=dcn))
+    return min(found, key=lambda layout: layout.score.key if layout.score else ())
 
 
 def _find_better(
@@ -155,8 +169,7 @@ def _find_better(
     is_free = request.device_order == "planned" and request.dcn is None and not pool.is_named
     if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
         return None
-    chosen = pack_devices(topology, pool.alternatives, spec.device_count)
-    found = search_layout(spec.sizes, weights, topology, chosen)
+    found = _search(spec, weights, topology, pool.alternatives, None)
     return found.order if found.score and _is_clearly_better(found.score.key, layout.score.key) else None
 
 
@@ -189,7 +202,7 @@ def _build_plan(
         axis_types=dict(zip(spec.names, axis_types, strict=True)),
         platform=topology.platform,
         devices=tuple(topology.references[index] for index in order) if request.include_devices else None,
-        granules=_list_granules(topology, order),
+        granules=_list_granules(topology, order, is_listed=request.include_devices),
         axes=build_axes(spec, topology, layout),
         score=_tell_score(layout),
         target=target,
@@ -199,7 +212,7 @@ def _build_plan(
     )
 
 
-def _list_granules(topology: Topology, order: Sequence[int]) -> tuple[PlanGranule, ...]:
+def _list_granules(topology: Topology, order: Sequence[int], *, is_listed: bool) -> tuple[PlanGranule, ...]:
     used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
     for ordinal, position in map(topology.places.__getitem__, order):
         used[ordinal].append(position)
@@ -209,7 +222,7 @@ def _list_granules(topology: Topology, order: Sequence[int]) -> tuple[PlanGranul
             kind=granule.kind,
             name=granule.name,
             device_count=granule.device_count,
-            used_positions=tuple(sorted(used[granule.ordinal])),
+            used_positions=tuple(sorted(used[granule.ordinal])) if is_listed else None,
         )
         for granule in topology.granules
     )

@@ -138,7 +138,7 @@ def _find_slowest(
 
 
 def _name_edge(topology: Topology, a: int, b: int) -> str:
-    if len(topology.group((a, b))) > 1:
+    if not topology.is_joined(a, b):
         kind = topology.find_granule(topology.places[a][0]).kind
         return f"the network between {kind}s (devices {topology.describe((a, b))})"
     link, hops = topology.link(a, b), topology.hops(a, b)

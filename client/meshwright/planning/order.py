@@ -8,6 +8,7 @@ worse than the plain order (as the devices are given) or JAX's own, where these 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,12 +28,12 @@ from meshwright.planning.torus import (
     price_cuts,
     search_torus,
 )
-from meshwright.topology.links import price_pairs
+from meshwright.topology.links import classify_link, price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, Grid, read_grid
 
 MEASURED_COUNT_MAX: Final = 1024
-"""Above, only orders that cut a torus are compared: their score does not grow with the number of devices."""
+"""Above, a torus's plain order is not measured: the time for its cuts does not grow with the number of devices."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def search_layout(
         found = _list_cuts(sizes, weights, topology, grid)
     else:
         found = _list_orders(sizes, weights, topology, groups, dcn)
-    if len(plain) <= MEASURED_COUNT_MAX:
+    if grid is None or len(plain) <= MEASURED_COUNT_MAX:
         found["plain"] = _Candidate(score_order(plain, sizes, weights, topology), plain)
     allowed = found if dcn is None else {name: one for name, one in found.items() if name != "plain"}
     best = find_best({name: one.score for name, one in allowed.items()})
@@ -225,7 +226,7 @@ def read_box(topology: Topology, grid: Grid) -> Slice:
 def build_box(kind: str, low: Sequence[int], high: Sequence[int], device_count: int) -> Slice:
     """Returns the box between two corners, [x, y, z]; a dimension that coordinates do not have is 1."""
     shape = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
-    return Slice(kind, (*shape, 1, 1, 1)[:3], device_count // math.prod(shape))
+    return Slice(kind, (*shape, 1, 1, 1)[:3], device_count // math.prod(shape), (*low, 0, 0, 0)[:3])
 
 
 def _rename(cuts: Sequence[Cut], box: Slice) -> tuple[Cut, ...]:
@@ -300,6 +301,8 @@ def search_group(
     grid = read_grid(topology, members)
     if grid is not None:
         return list_grid(cut_torus(sizes, weights, grid.dimensions, read_box(topology, grid)), grid), "torus"
+    if _are_alike(topology, members):
+        return tuple(members), "uniform"
     path = _list_path(topology, members)
     if len(members) > SEARCH_COUNT_MAX:
         return path, "path"
@@ -310,6 +313,18 @@ def search_group(
     }
     best = find_best({name: score_order(order, sizes, weights, topology) for name, order in orders.items()})
     return orders[best], best
+
+
+def _are_alike(topology: Topology, members: Sequence[int]) -> bool:
+    """True for GPUs that equal links join: those of a host to each other, and hosts by their NVLink domain."""
+    if topology.platform != "gpu":
+        return False
+    inside = set(members)
+    links = [link for index in members for link in topology.links_of(index) if link.a == index and link.b in inside]
+    hosts = Counter(topology.places[index][0] for index in members)
+    kinds = {(link.kind, link.count, link.bandwidth_bytes_per_s) for link in links}
+    are_fast = len(hosts) == 1 or all(classify_link(link.kind) == "nvlink" for link in links)
+    return len(kinds) < 2 and are_fast and len(links) == sum(count * (count - 1) // 2 for count in hosts.values())
 
 
 def _list_path(topology: Topology, members: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Final
 
 from meshwright.planning.assign import search_subset
@@ -20,6 +20,10 @@ from meshwright.topology.torus import Dimension, Place, build_place, find_dimens
 
 SUBSET_COUNT_MAX: Final = 64
 """Above, devices that fill no box are taken as they stand: comparing all pairs would take seconds."""
+
+
+EVEN_SETS_MAX: Final = 3
+"""How many numbers of domains are tried for equal parts, the lowest first."""
 
 
 def sort_plain(topology: Topology, indices: Sequence[int]) -> tuple[int, ...]:
@@ -47,6 +51,25 @@ def pack_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[i
     for group, share in _fill(groups, count):
         chosen += pack_devices(topology, group, share)
     return sort_plain(topology, chosen)
+
+
+def list_packings(topology: Topology, pool: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """Yields sets of `count` devices that fill few domains: the packed one, then those with as many in each domain.
+
+    The packed set has the fewest slow links, but a mesh may lie better on equal parts: 12 of two hosts of 8 as 6 and 6.
+    """
+    packed = pack_devices(topology, pool, count)
+    yield packed
+    if count >= len(pool):
+        return
+    groups = sorted(topology.group(pool), key=len)
+    fewest = len(topology.group(packed))
+    parts = (parts for parts in range(max(2, fewest), len(groups) + 1) if count % parts == 0)
+    for number in islice(parts, EVEN_SETS_MAX):
+        enough = [group for group in groups if len(group) >= count // number][:number]
+        if len(enough) == number:
+            chosen = [index for group in enough for index in pack_devices(topology, group, count // number)]
+            yield sort_plain(topology, chosen)
 
 
 def _group_hosts(topology: Topology, pool: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -124,7 +147,9 @@ def _spread_group(topology: Topology, pool: Sequence[int], count: int) -> tuple[
 
 def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Returns the devices of a box of whole chips, the most compact one there is room for; None where there is none."""
-    *dimensions, core = find_dimensions(topology, topology.devices[pool[0]].granule) or (Dimension(0),)
+    granule = topology.places[pool[0]][0]
+    everyone = (index for index, place in enumerate(topology.places) if place[0] == granule)
+    *dimensions, core = find_dimensions(topology, everyone) or (Dimension(0),)
     chips = _group_chips(topology, pool)
     whole = {place for place, members in chips.items() if len(members) == core.size}
     if not whole or count % core.size:

@@ -112,7 +112,7 @@ def score_order(order: Sequence[int], sizes: Sequence[int], weights: Weights, to
         weights: as many.
         topology: has the links.
     """
-    scorer = _Scorer(topology)
+    scorer = _Scorer(topology, order)
     return Score.of([scorer.measure(list_lines(sizes, axis, order)) for axis in range(len(sizes))], weights)
 
 
@@ -128,12 +128,15 @@ def list_lines(sizes: Sequence[int], axis: int, order: Sequence[int]) -> tuple[t
 
 
 class _Scorer:
-    """Measures the axes of orders on one topology."""
+    """Measures the axes of one order of devices. The torus is the box that they span in each granule."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, order: Sequence[int]) -> None:
         self.topology = topology
         self.is_torus = topology.platform == "tpu"
-        self._dimensions: dict[int, tuple[Dimension, ...]] = {}
+        members: dict[int, list[int]] = defaultdict(list)
+        for index in order if self.is_torus else ():
+            members[topology.places[index][0]].append(index)
+        self._dimensions = {granule: find_dimensions(topology, indices) for granule, indices in members.items()}
 
     def measure(self, lines: Sequence[Sequence[int]]) -> AxisScore:
         """Returns what an axis costs by all its lines."""
@@ -171,11 +174,8 @@ class _Scorer:
     def _count_ways(self, part: Sequence[int]) -> tuple[float, int]:
         """Returns how many links each device of a group has at least to others of it, and how many are used."""
         devices = [self.topology.devices[index] for index in part]
-        granule = devices[0].granule
-        if granule not in self._dimensions:
-            self._dimensions[granule] = find_dimensions(self.topology, granule)
         places = [(*reversed(d.coords or ()), d.core_on_chip or 0) for d in devices]
-        dimensions = self._dimensions[granule]
+        dimensions = self._dimensions[devices[0].granule]
         return count_links(places, dimensions), count_group_colours(places, dimensions)
 
     def _price_edges(self, parts: Sequence[Sequence[int]]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.packing import pack_devices, spread_devices
@@ -21,6 +22,8 @@ Health = Mapping[int, str]
 
 Names = Sequence[int | str]
 
+HOSTS_SHOWN: Final = 3
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -32,6 +35,7 @@ class Pool:
         alternatives: what a faster order could be made of: well, free, and not excluded, in plain order.
         left_out: devices that are there and were not taken because they are not well.
         held: devices that are well and were not taken because another process has them to itself.
+        is_counted: the request said how many, and not which.
     """
 
     indices: tuple[int, ...]
@@ -40,6 +44,12 @@ class Pool:
     left_out: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
     held: tuple[int, ...] = ()
+    is_counted: bool = False
+
+    @property
+    def choice(self) -> tuple[int, ...]:
+        """What a plan may choose from: all that are free where the request asks for any so many, packed."""
+        return self.alternatives if self.is_counted and self.alternatives else self.indices
 
 
 def select_devices(asked: Names | DeviceSelection | None, topology: Topology, health: Health) -> Pool:
@@ -102,9 +112,11 @@ def name_holders(topology: Topology, indices: Iterable[int]) -> str:
 
 
 def name_hosts(topology: Topology) -> str:
-    """Returns the hosts as a refusal names them: "host a has 8"."""
-    names = ", ".join(topology.hosts[:3])
-    return f"host{'s' if len(topology.hosts) > 1 else ''} {names} {'have' if len(topology.hosts) > 1 else 'has'}"
+    """Returns the hosts as a refusal names them: "host a has 8", "3 hosts (a, b, c) have 8"."""
+    hosts = topology.hosts
+    if len(hosts) == 1:
+        return f"host {hosts[0]} has"
+    return f"{len(hosts)} hosts ({', '.join(hosts[:HOSTS_SHOWN])}{', …' if len(hosts) > HOSTS_SHOWN else ''}) have"
 
 
 def refuse(detail: str, hint: str, field: str) -> PlanInfeasibleError:
@@ -139,7 +151,8 @@ def _choose(
     free = tuple(index for index in candidates if index not in busy)
     pool = free if len(free) >= asked.count else candidates
     alternatives = pool if asked.policy == "packed" else ()
-    return Pool(_take(asked, topology, pool, asked.count), True, alternatives, left_out, notices, held)
+    chosen = _take(asked, topology, pool, asked.count)
+    return Pool(chosen, True, alternatives, left_out, notices, held, is_counted=True)
 
 
 def tell_taken(topology: Topology, held: Sequence[int]) -> str:
@@ -189,7 +202,7 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
     if not found:
         raise refuse(
             f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}; "
-            f"a device is named by its local index, uuid or PCI bus id",
+            f"a device is named by its local index, host/index, uuid or PCI bus id",
             f"use one of {there}, or a uuid from GET /devices",
             field,
         )

@@ -36,10 +36,11 @@ from meshwright.errors import (
     class_for,
 )
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.request import answer_request
 from meshwright.testing.hardware import build_devices
 from meshwright.testing.routing import Asked, Served, find_route, write, write_events, write_problem
 from meshwright.testing.runs import RunBook
+from meshwright.topology.catalogue import list_targets
 from meshwright.topology.model import Topology
 from meshwright.topology.text import format_devices
 from meshwright.wire.batch_size import BatchSizeRequest
@@ -48,6 +49,7 @@ from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Component, Health
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.targets import Targets
 
 URL: Final = "http://fake-agent"
 
@@ -211,7 +213,7 @@ class FakeAgent:
 
     def _plan(self, asked: Asked) -> Plans:
         request: PlanRequest = asked.body
-        plans = plan_mesh(request, Topology.of(self.devices))
+        plans = answer_request(request, lambda: Topology.of(self.devices))
         self._plans.update({plan.fingerprint: plan for plan in plans.plans})
         return plans
 
@@ -278,6 +280,9 @@ class FakeAgent:
             exports=format_exports(variables),
         )
 
+    def _targets(self, asked: Asked) -> Targets:
+        return list_targets(asked.query.get("chip"))
+
     def _metrics(self, asked: Asked) -> str:
         return self.metrics
 
@@ -298,6 +303,7 @@ _ROUTES: Final = {
     ("GET", "/runs/{run_id}/events"): "_run_events",
     ("DELETE", "/runs/{run_id}"): "_cancel_run",
     ("GET", "/environment"): "_environment",
+    ("GET", "/targets"): "_targets",
     ("GET", "/metrics"): "_metrics",
 }
 

@@ -92,7 +92,7 @@ def _check_granules(plan: Plan, refs: Sequence[DeviceRef]) -> None:
         if granule is None:
             raise _corrupt(plan, f"its devices name granule {ordinal}, its granules are {sorted(granules)}")
         outside = [position for position in positions if not 0 <= position < granule.device_count]
-        if outside or positions != set(granule.used_positions):
+        if outside or positions != set(granule.used_positions or ()):
             raise _corrupt(
                 plan,
                 f"granule {ordinal} has {granule.device_count} devices, uses {granule.used_positions}, "

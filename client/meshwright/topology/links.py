@@ -93,7 +93,7 @@ def price_pair(topology: Topology, a: int, b: int) -> float:
 
 def _price_far(topology: Topology, a: int, b: int) -> float:
     """Returns the cost between two hosts: of one NVLink domain, what the links inside a host cost."""
-    if len(topology.group((a, b))) > 1:
+    if not topology.is_joined(a, b):
         return price_crossing(topology, a)
     inside = next((link for link in topology.links_of(a) if classify_link(link.kind) == "nvlink"), None)
     return price_link(inside) if inside else PCIE_4_X16_BYTES_PER_S / NVLINK_BYTES_PER_S

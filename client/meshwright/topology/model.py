@@ -127,15 +127,23 @@ class Topology:
         """Returns the granule of this ordinal."""
         return self._granules[ordinal]
 
+    def is_joined(self, a: int, b: int) -> bool:
+        """True where two devices are in one fast domain."""
+        return self.domains[self.places[a][0]] == self.domains[self.places[b][0]]
+
+    @cached_property
+    def _domain_ranks(self) -> Mapping[str | int, int]:
+        """Domain → its first granule."""
+        return {name: ordinal for ordinal, name in sorted(self.domains.items(), reverse=True)}
+
     def group(self, indices: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """Returns the devices by fast domain, domains in the order of their first granule, devices as given."""
         if len(self.domains) == 1:
             return (tuple(indices),)
         groups: dict[str | int, list[int]] = defaultdict(list)
-        first = {name: ordinal for ordinal, name in sorted(self.domains.items(), reverse=True)}
         for index in indices:
             groups[self.domains[self.places[index][0]]].append(index)
-        return tuple(tuple(groups[name]) for name in sorted(groups, key=first.__getitem__))
+        return tuple(tuple(groups[name]) for name in sorted(groups, key=self._domain_ranks.__getitem__))
 
     @cached_property
     def is_uniform(self) -> bool:

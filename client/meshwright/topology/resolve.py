@@ -164,7 +164,8 @@ def find_near(name: str) -> list[str]:
         names = [known for known in list_names() if known.rpartition("-")[0] in {prefix, chip.aliases[0]}]
         return sorted(names, key=lambda known: _compare(known, int(count)))[:_NEAR_COUNT]
     aliases = [alias for chip in read_chips() for alias in chip.aliases]
-    return difflib.get_close_matches(name, [CPU, *aliases, *list_names()], n=_NEAR_COUNT, cutoff=0.5)
+    chips = difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR_COUNT, cutoff=0.5)
+    return chips or difflib.get_close_matches(name, list_names(), n=_NEAR_COUNT, cutoff=0.6)
 
 
 def _compare(name: str, count: int) -> float:

@@ -253,7 +253,9 @@ def suggest_shapes(chip: Chip, shape: Shape) -> tuple[Shape, ...]:
 
 
 def _round(size: int) -> tuple[int, ...]:
-    return tuple(sorted({max(4, size // 4 * 4), -(-size // 4) * 4}))
+    """Returns multiples of 4 near a size: the next one up, and three from there down."""
+    up = -(-size // 4) * 4
+    return tuple(sorted({max(4, up - 4 * step) for step in range(4)}))
 
 
 def _measure(one: Shape, other: Shape) -> tuple[float, float, Shape]:

@@ -7,7 +7,7 @@ at all, those that the generation has on a slice of that shape. Knows no mesh.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -166,13 +166,13 @@ def _find_straight(granule: Granule) -> tuple[bool, ...]:
     return tuple(ring and not (granule.twisted and size < max(shape)) for size, ring in zip(shape, wrap, strict=True))
 
 
-def find_dimensions(topology: Topology, granule: int) -> tuple[Dimension, ...]:
-    """Returns the dimensions of the box that the devices of a granule span, outermost first, the cores of a chip last.
+def find_dimensions(topology: Topology, indices: Iterable[int]) -> tuple[Dimension, ...]:
+    """Returns the dimensions of the box that devices of one granule span, outermost first, the cores of a chip last.
 
-    Holes do not matter here. Devices without coordinates have no dimension but their cores.
+    Holes do not matter here. Devices without coordinates have no dimension.
     """
-    devices = [device for device in topology.devices if device.granule == granule]
-    places = [place for d in devices if (place := build_place(d.coords, d.core_on_chip, granule)) is not None]
+    devices = [topology.devices[index] for index in indices]
+    places = [place for d in devices if (place := build_place(d.coords, d.core_on_chip, d.granule)) is not None]
     if not places:
         return ()
     low = tuple(map(min, zip(*places, strict=True)))

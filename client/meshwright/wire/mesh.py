@@ -23,7 +23,9 @@ class DeviceSelection(RequestPart):
     policy: Literal["packed", "spread"] = Field(
         default="packed", description="packed: as few slow links between them as can be; spread: the reverse"
     )
-    exclude: tuple[StrictInt | StrictStr, ...] = Field(default=(), description="local indices, uuids or PCI bus ids")
+    exclude: tuple[StrictInt | StrictStr, ...] = Field(
+        default=(), description="local indices, host/index, uuids or PCI bus ids"
+    )
 
 
 class PlanRequest(Request):
@@ -37,7 +39,8 @@ class PlanRequest(Request):
         ),
     ]
     devices: tuple[StrictInt | StrictStr, ...] | DeviceSelection | None = Field(
-        default=None, description="local indices, uuids or PCI bus ids; or a selection; null: all healthy and free ones"
+        default=None,
+        description="local indices, host/index, uuids or PCI bus ids; or a selection; null: all that are well and free",
     )
     device_order: Literal["planned", "given"] = Field(
         default="planned",
@@ -87,13 +90,13 @@ class DeviceRef(Reply):
 
 
 class PlanGranule(Reply):
-    """A granule of the plan: how many devices it has, and which of them (by position) the plan uses."""
+    """A granule that the plan's topology has: how many devices, and which of them (by position) the plan uses."""
 
     ordinal: int
     kind: Literal["host", "slice"]
     name: str
     device_count: int
-    used_positions: tuple[int, ...]
+    used_positions: tuple[int, ...] | None = Field(default=None, description="null where devices are left out")
 
 
 class PlanAxis(Reply):
@@ -126,10 +129,10 @@ class PlanScore(Reply):
     cost: float | None = Field(default=None, description="time of a byte inside granules, over all axes")
     plain_crossing: float | None = None
     plain_hops_max: int | None = None
-    plain_cost: float | None = Field(default=None, description="of the devices in plain order")
+    plain_cost: float | None = Field(default=None, description="of the devices in plain order; null: not measured")
     jax_crossing: float | None = None
     jax_hops_max: int | None = None
-    jax_cost: float | None = Field(default=None, description="of the order that JAX itself gives; null: it has none")
+    jax_cost: float | None = Field(default=None, description="of the order that JAX itself gives; null: none is known")
     unit: str = ""
 
 

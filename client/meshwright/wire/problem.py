@@ -18,7 +18,7 @@ from meshwright.wire.base import SCHEMA_VERSION, Reply
 
 _DOCS_HINT: Final = "GET /docs shows every field with its type and bounds"
 _QUOTED: Final = re.compile(r"'([^']*)'")
-_TAGS: Final = frozenset({"str", "int", "float", "bool", "DeviceSelection"})
+_TAGS: Final = frozenset({"str", "int", "float", "bool", "DeviceSelection", "Devices"})
 _KINDS: Final = {
     "string_type": "a string",
     "int_type": "an integer",

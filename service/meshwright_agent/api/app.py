@@ -15,11 +15,11 @@ from starlette.types import ASGIApp
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import Problem
 from meshwright_agent.agent import Agent
-from meshwright_agent.api import batch_size, bench, devices, environment, health, mesh, metrics, pages, runs
+from meshwright_agent.api import batch_size, bench, devices, environment, health, mesh, metrics, pages, runs, targets
 from meshwright_agent.api.gate import Gate
 from meshwright_agent.api.problem import MEDIA_TYPE, install_handlers
 
-API_VERSION: Final = "1.0.0"
+API_VERSION: Final = "1.1.0"
 """The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
 
 _DESCRIPTION: Final = (
@@ -29,6 +29,7 @@ _DESCRIPTION: Final = (
 _ROUTERS: Final = (
     health.router,
     mesh.router,
+    targets.router,
     batch_size.router,
     bench.router,
     runs.router,
@@ -83,6 +84,8 @@ def build_app(agent: Agent) -> ASGIApp:
 async def _lead(app: FastAPI) -> AsyncIterator[None]:
     agent: Agent = app.state.agent
     await agent.start()
+    if agent.host.is_still:  # thousands of devices may take half a second to write: once, before anybody waits
+        app.state.rendering.read(agent)
     try:
         yield
     finally:

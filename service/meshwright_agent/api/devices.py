@@ -55,7 +55,7 @@ class Rendering:
 
     def read(self, agent: Agent) -> Shown:
         """Returns the replies of this moment."""
-        key = (agent.snapshot_key(), int(agent.clock.monotonic()))
+        key = (agent.snapshot_key(), 0 if agent.host.is_still else int(agent.clock.monotonic()))
         if self._shown is None or self._shown.key != key:
             self._shown = self._render(agent.devices(), key)
         return self._shown

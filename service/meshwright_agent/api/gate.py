@@ -5,27 +5,25 @@ Rule: a few microseconds, no copying of bodies. Bodies are read by `JsonRoute`: 
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request as PlainRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.errors import BodyTooLargeError, InvalidRequestError, ProblemError, UnsupportedMediaTypeError
-from meshwright.wire.problem import translate_validation
 from meshwright_agent.api.problem import answer_bug, build_response, request_id_of
+from meshwright_agent.bodies import parse_json
 
-Model = TypeVar("Model", bound=BaseModel)
 PlainEndpoint = Callable[[PlainRequest], Coroutine[Any, Any, Response]]
 Observe = Callable[[str, str, int, float], None]
 """(route template, method, status, seconds)"""
@@ -83,7 +81,7 @@ def _read_request_id(scope: Scope) -> bytes:
 class StrictJsonRequest(Request):
     """Reads JSON as RFC 8259 has it, and refuses what `json` lets through: doubled names, NaN, Infinity, no UTF-8."""
 
-    async def read_body(self, limit_bytes: int) -> None:
+    async def read_body(self, limit_bytes: int, setting: str = "MESHWRIGHT_BODY_LIMIT_BYTES") -> None:
         """Reads the whole body, to be had by `body()` and `json()`.
 
         Raises:
@@ -101,7 +99,7 @@ class StrictJsonRequest(Request):
                 chunks.append(chunk)
         if size > limit_bytes:
             detail = f"the body has {size} bytes or more; this agent takes {limit_bytes}"
-            raise BodyTooLargeError(detail, hint="send less, or raise MESHWRIGHT_BODY_LIMIT_BYTES on the agent")
+            raise BodyTooLargeError(detail, hint=f"send less, or raise {setting} on the agent")
         self._body = b"".join(chunks)
 
     async def json(self) -> Any:
@@ -111,31 +109,7 @@ class StrictJsonRequest(Request):
             json.JSONDecodeError: not UTF-8, not JSON, a name twice in one object, a number that is none, or nested
                 too deep.
         """
-        try:
-            text = (await self.body()).decode("utf-8")
-            return json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
-        except json.JSONDecodeError:
-            raise
-        except UnicodeDecodeError as error:
-            message = f"not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
-            raise json.JSONDecodeError(message, "", 0) from error
-        except RecursionError as error:
-            raise json.JSONDecodeError("nested too deep", "", 0) from error
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from error
-
-
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    built = dict(pairs)
-    if len(built) != len(pairs):
-        names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {doubled[:80]!r} stands twice in one object; the first value would be lost")
-    return built
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a JSON number; numbers are finite")
+        return parse_json(await self.body())
 
 
 class JsonRoute(APIRoute):
@@ -202,24 +176,17 @@ def _check_media_type(request: Request) -> None:
         raise UnsupportedMediaTypeError(f"the body came with {said}; it must be application/json", hint=hint)
 
 
-async def read_model(request: PlainRequest, model: type[Model]) -> Model:
-    """Returns the request's body as a model: for a plain route, the same reading and refusals as elsewhere.
+async def read_body(request: PlainRequest, limit_bytes: int, *, setting: str) -> bytes:
+    """Returns the body of a plain route's request, which says that it is JSON; it is not parsed.
 
     Raises:
-        RequestError: not JSON by its type, too large, no JSON, or not what the model takes.
+        UnsupportedMediaTypeError: it says otherwise.
+        BodyTooLargeError: it is larger than the limit, which is the setting of this name.
     """
     strict = StrictJsonRequest(request.scope, request.receive)
     _check_media_type(strict)
-    await strict.read_body(request.app.state.agent.settings.body_limit_bytes)
-    try:
-        return model.model_validate(await strict.json())
-    except json.JSONDecodeError as error:
-        raise translate_validation(
-            [{"type": "json_invalid", "loc": (), "msg": error.msg, "ctx": {"error": error.msg}}]
-        ) from error
-    except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise translate_validation(found) from error
+    await strict.read_body(limit_bytes, setting)
+    return await strict.body()
 
 
 class PlainRoute(APIRoute):

@@ -1,4 +1,7 @@
-"""Mesh routes: a plan for an explicit mesh, by POST or, for curl, by GET; and a stored plan by its fingerprint."""
+"""Mesh routes: a plan for an explicit mesh, by POST or, for curl, by GET; and a stored plan by its fingerprint.
+
+Plans come from the agent as text and go out as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.request import parse_importance
 from meshwright.wire.base import SCHEMA_VERSION, SchemaVersion
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import BODY_REFUSALS, IDEMPOTENCY_PARAMETER, AgentHere, document_body, problems
-from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_model
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body
 
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
 
 _REFUSALS = problems(
     s422="invalid_mesh, invalid_request, plan_infeasible or devices_unused: with the rule and shapes that work",
-    s503="no device is known yet, or the worker cannot start",
+    s429="queue_full: many plans wait already; try again after Retry-After",
+    s503="no device is known yet, the worker cannot start, or the planner died or did not answer in time",
 )
 
 
@@ -39,6 +44,9 @@ class PlanQuery(BaseModel):
     allow_unused: bool = False
     include_devices: bool = True
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = "balanced"
+    target: str | None = Field(default=None, description="hardware that need not be here: v5p:4x4x28, 64*h100:8")
+    dcn: str | None = Field(default=None, description="how axes are split over granules: dp:4")
+    importance: str | None = Field(default=None, description="how much traffic each axis has: tp:8,dp:1")
     schema_version: SchemaVersion = SCHEMA_VERSION
 
     def to_request(self) -> PlanRequest:
@@ -58,6 +66,9 @@ class PlanQuery(BaseModel):
             allow_unused=self.allow_unused,
             include_devices=self.include_devices,
             memory_strategy=self.memory_strategy,
+            target=self.target,
+            dcn=self.dcn,
+            importance=None if self.importance is None else parse_importance(self.importance),
             schema_version=self.schema_version,
         )
 
@@ -84,20 +95,22 @@ def _split_words(text: str | None) -> str | tuple[str, ...] | None:
     return tuple(part.strip() for part in text.split(",")) if text and "," in text else text
 
 
-def _reply(plans: Plans) -> Response:
-    return Response(plans.model_dump_json(), media_type="application/json")
+def _reply(text: str) -> Response:
+    return Response(text, media_type="application/json")
 
 
 async def plan_by_post(request: Request) -> Response:
-    """A validated plan for an explicit mesh on this host, stored under its fingerprint."""
+    """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint."""
     agent: Agent = request.app.state.agent
-    return _reply(await agent.plan(await read_model(request, PlanRequest)))
+    limit_bytes = agent.settings.plan_body_limit_bytes
+    body = await read_body(request, limit_bytes, setting="MESHWRIGHT_PLAN_BODY_LIMIT_BYTES")
+    return _reply((await agent.plans.answer_body(body)).write())
 
 
 @router.get("/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, responses=_REFUSALS)
 async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
-    return _reply(await agent.plan(query.to_request()))
+    return _reply((await agent.plans.answer(query.to_request())).write())
 
 
 @router.get(
@@ -108,7 +121,7 @@ async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, Query()]) ->
 )
 async def read_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
     """The plan with this fingerprint, so that every rank can fetch the same one."""
-    return _reply(await agent.stored_plan(fingerprint))
+    return _reply(await agent.plans.read_stored(fingerprint))
 
 
 PLAIN_ROUTES = (
@@ -120,6 +133,6 @@ PLAIN_ROUTES = (
         summary="Plan a mesh",
         response_model=Plans,
         openapi_extra={"requestBody": document_body(PlanRequest), "parameters": [IDEMPOTENCY_PARAMETER]},
-        responses=_REFUSALS | BODY_REFUSALS,
+        responses=_REFUSALS | BODY_REFUSALS | problems(s413="the body is larger than MESHWRIGHT_PLAN_BODY_LIMIT_BYTES"),
     ),
 )

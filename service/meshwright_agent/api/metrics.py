@@ -33,6 +33,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 HEALTH_STATES: Final[tuple[str, ...]] = get_args(State)
 WORKER_STATES: Final[tuple[str, ...]] = get_args(WorkerState)
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+MOST_LISTED: Final = 1024
+"""Devices with series of their own. Only a simulated host has more; a scrape of thousands would hold up the agent."""
 _DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "modelName", "Hostname", "platform")
 
 METRICS: Final = {
@@ -40,6 +42,7 @@ METRICS: Final = {
     "meshwright_http_requests_total": "requests answered, by route template, method and status",
     "meshwright_http_request_duration_seconds": "time from request to the last byte of the answer, by route template",
     "meshwright_ready": "1 when /readyz answers 200",
+    "meshwright_simulated": "1 when the devices are declared by --simulate, so that nothing here is of hardware",
     "meshwright_component_health": "1 for the state that the component is in, 0 for the others",
     "meshwright_device_info": "1 a device, with its identity",
     "meshwright_device_memory_capacity_bytes": "memory of the device",
@@ -106,6 +109,7 @@ class AgentCollector(Collector):
         """Yields the families of this moment."""
         agent = self._agent
         yield _gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
+        yield _gauge("meshwright_simulated", 1.0 if agent.is_simulated else 0.0)
         yield from self._collect_health()
         yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
         yield _gauge("meshwright_worker_generation", agent.device.generation)
@@ -129,6 +133,8 @@ class AgentCollector(Collector):
         try:
             devices = self._agent.devices().devices
         except ProblemError:
+            return
+        if len(devices) > MOST_LISTED:
             return
         info = _family("meshwright_device_info", _DEVICE_LABELS)
         capacity = _family("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
-from meshwright.wire.mesh import Plan
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.store import events as event_rows
@@ -26,6 +25,7 @@ from meshwright_agent.store import runs as run_rows
 from meshwright_agent.store.file import DatabaseFile, is_damage
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.migrations import transaction
+from meshwright_agent.store.plans import PlanCache
 from meshwright_agent.store.writer import Writer, WriterBusyError
 
 Result = TypeVar("Result")
@@ -34,7 +34,6 @@ TIMEOUT_S: Final = 10.0
 KEEP_RUNS: Final = 1000
 KEEP_PLANS: Final = 10_000
 KEEP_RECORDS: Final = 10_000
-_CACHED_PLANS: Final = 256
 
 
 class Store:
@@ -54,6 +53,7 @@ class Store:
         keep_runs: int,
         keep_plans: int,
         keep_records: int,
+        keep_plan_chars: int,
     ) -> None:
         self.path = file.path
         self._file = file
@@ -62,7 +62,8 @@ class Store:
         self._keep_runs = keep_runs
         self._keep_plans = keep_plans
         self._keep_records = keep_records
-        self._cached_plans: dict[str, Plan] = {}
+        self._keep_plan_chars = keep_plan_chars
+        self._plan_cache = PlanCache(keep_plans)
 
     @classmethod
     async def open(
@@ -73,6 +74,7 @@ class Store:
         keep_runs: int = KEEP_RUNS,
         keep_plans: int = KEEP_PLANS,
         keep_records: int = KEEP_RECORDS,
+        keep_plan_chars: int = plans.KEPT_CHARS,
         timeout_s: float = TIMEOUT_S,
     ) -> Store:
         """Returns the store in `path`, made or brought to the newest schema; a damaged file is set aside.
@@ -83,6 +85,7 @@ class Store:
             keep_runs: finished runs that are kept.
             keep_plans: plans that are kept.
             keep_records: newest bench records that are kept.
+            keep_plan_chars: of JSON that all plans together may have.
             timeout_s: how long each verb may wait for the disk.
 
         Raises:
@@ -90,7 +93,15 @@ class Store:
         """
         file = DatabaseFile(path, now=clock.now())
         writer = Writer(file.connect, file.disconnect, timeout_s=timeout_s)
-        store = cls(file, writer, clock=clock, keep_runs=keep_runs, keep_plans=keep_plans, keep_records=keep_records)
+        store = cls(
+            file,
+            writer,
+            clock=clock,
+            keep_runs=keep_runs,
+            keep_plans=keep_plans,
+            keep_records=keep_records,
+            keep_plan_chars=keep_plan_chars,
+        )
         await store._translate(writer.start)
         return store
 
@@ -183,25 +194,23 @@ class Store:
         now = self._clock.now()
         return await self._call(lambda connection: records.read_latest(connection, now))
 
-    async def put_plan(self, plan: Plan) -> None:
-        """Keeps a plan under its fingerprint; costs nothing when the same was put there lately."""
-        if self._cached_plans.get(plan.fingerprint) == plan:
+    async def put_plan(self, fingerprint: str, body: str) -> None:
+        """Keeps a plan, as JSON text with its devices; costs nothing when the same was put there lately."""
+        if self._plan_cache.holds(fingerprint, body):
             return
-        await self._write(lambda connection: plans.put_plan(connection, plan, self._keep_plans))
-        if plan.devices is not None:
-            self._cache(plan)
 
-    def _cache(self, plan: Plan) -> None:
-        """Remembers what was written last; forgets in the table's order, so what is here is also there."""
-        self._cached_plans.pop(plan.fingerprint, None)
-        self._cached_plans[plan.fingerprint] = plan
-        while len(self._cached_plans) > min(_CACHED_PLANS, self._keep_plans):
-            del self._cached_plans[next(iter(self._cached_plans))]
+        def job(connection: sqlite3.Connection) -> int:
+            return plans.put_plan(connection, fingerprint, body, self._keep_plans, keep_chars=self._keep_plan_chars)
 
-    async def get_plan(self, fingerprint: str) -> Plan | None:
-        """Returns the plan with this fingerprint, None if there is none (any more)."""
-        if fingerprint in self._cached_plans:
-            return self._cached_plans[fingerprint]
+        if await self._write(job):
+            self._plan_cache.clear()
+        self._plan_cache.put(fingerprint, body)
+
+    async def get_plan(self, fingerprint: str) -> str | None:
+        """Returns the plan with this fingerprint as JSON text, None if there is none (any more)."""
+        cached = self._plan_cache.get(fingerprint)
+        if cached is not None:
+            return cached
         return await self._call(lambda connection: plans.get_plan(connection, fingerprint))
 
     # ---- the thread ------------------------------------------------------------------------------------

@@ -48,6 +48,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX idempotency_keys_by_run ON idempotency_keys (run_id)",
         "CREATE TABLE heartbeat (id INTEGER PRIMARY KEY CHECK (id = 1), token TEXT NOT NULL)",
     ),
+    (  # a plan of thousands of devices has megabytes: their number alone does not bound the file
+        "ALTER TABLE plans ADD COLUMN size INTEGER NOT NULL DEFAULT 0",
+        "CREATE INDEX plans_by_size ON plans (position, size)",
+    ),
 )
 
 SCHEMA: Final = len(MIGRATIONS)

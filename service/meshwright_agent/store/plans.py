@@ -1,38 +1,94 @@
-"""Plans as rows, by fingerprint: the last N that were made. Knows SQL and the wire model, not planning."""
+"""Plans as rows, by fingerprint: the last N that were made. Knows SQL and bodies of JSON text, not what stands in them.
+
+Rule: a plan is written with its devices, since ranks fetch it to build a mesh. A body goes in and out as text: to
+read 8,960 devices only to write them again would take longer than planning.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from typing import Final
 
-from meshwright.wire.mesh import Plan
+CACHED_PLANS: Final = 256
+SMALL_CHARS: Final = 1 << 15
+"""Of a plan that memory keeps: some 100 devices. 256 of them are 8 MiB; one plan of 8,960 devices has 2."""
+KEPT_CHARS: Final = 1 << 30
+"""Of all plans that are kept: 500 of 8,960 devices."""
 
 _PRUNE: Final = """
     DELETE FROM plans WHERE position IN (
         SELECT position FROM plans ORDER BY position LIMIT MAX(0, (SELECT COUNT(*) FROM plans) - ?)
     )
 """
+_PRUNE_BY_SIZE: Final = """
+    DELETE FROM plans WHERE position IN (
+        SELECT position FROM (SELECT position, SUM(size) OVER (ORDER BY position DESC) AS kept FROM plans)
+        WHERE kept > ? AND position < (SELECT MAX(position) FROM plans)
+    )
+"""
 
 
-def put_plan(connection: sqlite3.Connection, plan: Plan, keep: int) -> None:
-    """Writes a plan as the newest, in the place of an earlier one; drops the oldest beyond `keep`.
+def put_plan(
+    connection: sqlite3.Connection, fingerprint: str, body: str, keep: int, *, keep_chars: int = KEPT_CHARS
+) -> int:
+    """Writes a plan as the newest, in the place of an earlier one; drops the oldest beyond `keep` and `keep_chars`.
 
-    A plan whose devices were left out never replaces one that has them: ranks fetch it to build a mesh.
+    Returns how many went because of `keep_chars`.
     """
-    if plan.devices is None and _has_devices(get_plan(connection, plan.fingerprint)):
-        return
     connection.execute(
-        "INSERT OR REPLACE INTO plans (fingerprint, body) VALUES (?, ?)",
-        (plan.fingerprint, plan.model_dump_json()),
+        "INSERT OR REPLACE INTO plans (fingerprint, body, size) VALUES (?, ?, ?)", (fingerprint, body, len(body))
     )
     connection.execute(_PRUNE, (keep,))
+    return connection.execute(_PRUNE_BY_SIZE, (keep_chars,)).rowcount if len(body) > SMALL_CHARS else 0
 
 
-def get_plan(connection: sqlite3.Connection, fingerprint: str) -> Plan | None:
-    """Returns the plan with this fingerprint, None if there is none."""
-    row = connection.execute("SELECT body FROM plans WHERE fingerprint = ?", (fingerprint,)).fetchone()
-    return None if row is None else Plan.model_validate_json(row[0])
+def get_plan(connection: sqlite3.Connection, fingerprint: str) -> str | None:
+    """Returns the plan with this fingerprint as JSON text, None if there is none.
+
+    Raises:
+        sqlite3.DataError: what stands there is no JSON: the file was damaged.
+    """
+    row = connection.execute(
+        "SELECT body, json_valid(body) FROM plans WHERE fingerprint = ?", (fingerprint,)
+    ).fetchone()
+    if row is None:
+        return None
+    if not row[1]:
+        raise sqlite3.DataError(f"the body of plan {fingerprint} is no JSON")
+    return str(row[0])
 
 
-def _has_devices(plan: Plan | None) -> bool:
-    return plan is not None and plan.devices is not None
+class PlanCache:
+    """The plans that were written last: small ones whole, large ones by their digest; forgets in the table's order.
+
+    So what is here is also in the table; whoever drops rows for another reason than their number says so (`clear`).
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._limit = min(CACHED_PLANS, keep)
+        self._bodies: dict[str, str | bytes] = {}
+
+    def get(self, fingerprint: str) -> str | None:
+        """Returns a plan's text, None where it is not in memory."""
+        body = self._bodies.get(fingerprint)
+        return body if isinstance(body, str) else None
+
+    def holds(self, fingerprint: str, body: str) -> bool:
+        """Returns whether this very text was written lately."""
+        return self._bodies.get(fingerprint) == _shorten(body)
+
+    def put(self, fingerprint: str, body: str) -> None:
+        """Remembers what was written just now, as the newest."""
+        self._bodies.pop(fingerprint, None)
+        self._bodies[fingerprint] = _shorten(body)
+        while len(self._bodies) > self._limit:
+            del self._bodies[next(iter(self._bodies))]
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._bodies.clear()
+
+
+def _shorten(body: str) -> str | bytes:
+    return body if len(body) <= SMALL_CHARS else hashlib.sha256(body.encode()).digest()

@@ -26,11 +26,18 @@ function mark(state, text) {
   return element("td", "", node);
 }
 
+// Local indices; with the host before them where there are several, as on a simulated or joined topology.
+function labels(devices) {
+  const several = new Set(devices.map((d) => d.host)).size > 1;
+  return devices.map((d) => (several ? `${d.host}/${d.local_index}` : d.local_index));
+}
+
 function showDevices(devices) {
   place("host", new Text(devices.host.name));
   place("worker", new Text(`worker ${devices.worker.state}, generation ${devices.worker.generation}`));
-  const rows = devices.devices.map((d) => [
-    d.local_index, d.kind + (d.virtual ? " (virtual)" : ""), d.uuid || d.pci_bus_id || (d.coords ? d.coords.join(",") : ""),
+  const shown = labels(devices.devices);
+  const rows = devices.devices.map((d, index) => [
+    shown[index], d.kind + (d.virtual ? " (virtual)" : ""), d.uuid || d.pci_bus_id || (d.coords ? d.coords.join(",") : ""),
     gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", seen(d),
   ]);
   place("devices", table(["", "kind", "identity", "memory", "used", "NUMA", "jax id", "known"], rows),
@@ -41,8 +48,13 @@ function showDevices(devices) {
 function showLinks(devices) {
   const kinds = new Map(devices.links.flatMap((l) => [[`${l.a},${l.b}`, l.kind], [`${l.b},${l.a}`, l.kind]]));
   const order = devices.devices.map((_, index) => index);
-  const rows = order.map((a) => [devices.devices[a].local_index, ...order.map((b) => (a === b ? "X" : kinds.get(`${a},${b}`) || ""))]);
-  place("links", order.length > 64 ? element("p", "too many devices for a matrix") : table(["", ...devices.devices.map((d) => d.local_index)], rows));
+  const shown = labels(devices.devices);
+  if (order.length > 64) {
+    place("links", element("p", "too many devices for a matrix"));
+    return;
+  }
+  const rows = order.map((a) => [shown[a], ...order.map((b) => (a === b ? "X" : kinds.get(`${a},${b}`) || ""))]);
+  place("links", table(["", ...shown], rows));
 }
 
 function showHealth(health) {
@@ -55,10 +67,9 @@ function showHealth(health) {
 function drawMesh(plan) {
   const names = Object.keys(plan.mesh_shape);
   const columns = plan.mesh_shape[names[names.length - 1]];
+  const shown = labels(plan.devices);
   const rows = [];
-  for (let start = 0; start < plan.devices.length; start += columns) {
-    rows.push(plan.devices.slice(start, start + columns).map((d) => d.local_index));
-  }
+  for (let start = 0; start < shown.length; start += columns) rows.push(shown.slice(start, start + columns));
   const head = rows[0].map((_, index) => `${names[names.length - 1]} ${index}`);
   return table(head, rows);
 }
@@ -107,7 +118,7 @@ function tell(id) {
 async function refresh() {
   const line = (await (await fetch("/readyz")).text()).trim();
   place("ready", new Text(line));
-  document.getElementById("ready").className = line === "ready" ? "good" : "bad";
+  document.getElementById("ready").className = line.startsWith("ready") ? "good" : "bad";
   await Promise.all([
     ask("/devices").then(showDevices).catch(tell("devices")),
     ask("/health").then(showHealth).catch(tell("health")),

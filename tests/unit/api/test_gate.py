@@ -16,7 +16,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.errors import DeviceBusyError
-from meshwright_agent.api.gate import Gate, JsonRoute, PlainRoute, read_model
+from meshwright_agent.api.gate import Gate, JsonRoute, PlainRoute, read_body
+from meshwright_agent.bodies import parse_body
 from tests.unit.api.asgi import JSON, LIMIT_BYTES, Heard, ask, build_small_app
 
 Observed = list[tuple[str, str, int, float]]
@@ -29,7 +30,8 @@ class Question(BaseModel):
 
 
 async def _answer_bare(request: Request) -> Response:
-    question = await read_model(request, Question)
+    limit_bytes = request.app.state.agent.settings.body_limit_bytes
+    question = parse_body(await read_body(request, limit_bytes, setting="MESHWRIGHT_BODY_LIMIT_BYTES"), Question)
     return Response(json.dumps({"value": question.value}), media_type="application/json")
 
 

@@ -19,7 +19,7 @@ from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, WORKER_STATES, Meters
+from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters
 from meshwright_agent.health import HealthBoard
 from tests.fakes.machines import plant_machine
 from tests.fakes.stored import EPOCH, ManualClock, build_record
@@ -35,6 +35,7 @@ class MemoryAgent:
     seen: Devices | None = None
     records: tuple[BenchRecord, ...] = ()
     is_ready: bool = True
+    is_simulated: bool = False
     clock: ManualClock = field(default_factory=ManualClock)
     board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
     device: Any = field(default_factory=lambda: SimpleNamespace(state="ready", generation=3))
@@ -131,6 +132,15 @@ def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) ->
         "Hostname": first.host,
         "platform": "gpu",
     }
+
+
+def test_a_simulated_host_says_so_and_of_thousands_of_devices_none_is_listed(dgx: Devices) -> None:
+    few = _scrape(MemoryAgent(seen=dgx, is_simulated=True))
+    many = dgx.model_copy(update={"devices": dgx.devices * (MOST_LISTED // len(dgx.devices) + 1)})
+    assert _value(few, "meshwright_simulated") == 1
+    assert _value(_scrape(MemoryAgent(seen=dgx)), "meshwright_simulated") == 0
+    assert len(_samples(few, "meshwright_device_info")) == len(dgx.devices)
+    assert _samples(_scrape(MemoryAgent(seen=many, is_simulated=True)), "meshwright_device_info") == []
 
 
 def test_memory_is_the_devices_own_in_bytes(dgx: Devices) -> None:

@@ -33,6 +33,7 @@ PATHS = {
     "/runs/a/events": "after",
     "/health": "none",
     "/devices": "format",
+    "/targets": "chip",
     "/mesh/plan": "mesh, devices, count",
     "/mesh/plan/mw1-0": "none",
 }
@@ -97,6 +98,20 @@ def test_a_plan_by_query_asks_what_the_post_would() -> None:
     assert devices(exclude="3", policy="spread") == DeviceSelection(policy="spread", exclude=(3,))
 
 
+def test_a_plan_by_query_names_its_hardware_its_split_and_its_weights_as_the_post_does() -> None:
+    request = PlanQuery(mesh="dp:2,tp:4", target="2*v5e:2x2", dcn="dp:2", importance="tp:8, dp:0.5").to_request()
+    assert (request.target, request.dcn, request.importance) == ("2*v5e:2x2", "dp:2", {"tp": 8.0, "dp": 0.5})
+    plain = PlanQuery(mesh="dp:2").to_request()
+    assert (plain.target, plain.dcn, plain.importance) == (None, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "tp", "tp:", "tp:x", "tp:-1", "tp:nan", "tp:inf", ":1", "tp:1,tp:2", "tp:1,"])
+def test_weights_that_are_none_are_refused_and_none_is_dropped(app: FastAPI, text: str) -> None:
+    heard = ask(app, target=f"/mesh/plan?mesh=tp:2&importance={text}")
+    assert (heard.status, heard.document["errors"][0]["field"]) == (422, "importance")
+    assert heard.document["hint"] == "write tp:8,dp:1"
+
+
 # ---- bodies and headers ---------------------------------------------------------------------------------------------
 
 
@@ -125,7 +140,8 @@ def test_an_empty_idempotency_key_is_named_and_not_called_the_body(app: FastAPI)
         ("get", "/runs/{run_id}/events", {"200", "404", "422", "503"}),
         ("get", "/placement/bench", {"200", "422", "503"}),
         ("post", "/placement/bench", {"202", "409", "413", "415", "422", "429", "503"}),
-        ("post", "/mesh/plan", {"200", "413", "415", "422", "503"}),
+        ("post", "/mesh/plan", {"200", "413", "415", "422", "429", "503"}),
+        ("get", "/mesh/plan", {"200", "422", "429", "503"}),
         ("post", "/batch-size", {"200", "413", "415", "422", "503"}),
         ("post", "/devices/release", {"200", "413", "415", "422", "503"}),
         ("get", "/health", {"200", "422"}),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from meshwright.cli.devices import build_matrix, describe_processes
+from meshwright.cli.devices import describe_processes
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import DeviceProcess, Devices, Holder, JaxView, Mig, Release
@@ -80,40 +80,60 @@ def test_holders_are_named_and_the_agents_own_worker_is_marked() -> None:
     assert (describe_processes([]), describe_processes(None)) == ("free", "?")
 
 
-def test_links_are_a_symmetric_matrix_with_its_legend(meshwright: CommandLine) -> None:
+def test_links_are_the_matrix_alone_with_its_legend(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("v5e:4")
-    out = meshwright("devices", "--links").out
-    rows = [line.split() for line in out.splitlines()[-5:-1]]
-    assert rows == [
-        ["0", "X", "ICI", "ICI", "-"],
-        ["1", "ICI", "X", "-", "ICI"],
-        ["2", "ICI", "-", "X", "ICI"],
-        ["3", "-", "ICI", "ICI", "X"],
+    printed = meshwright("devices", "--links")
+    assert printed.out.splitlines() == [
+        "     TPU0 TPU1 TPU2 TPU3",
+        "TPU0  X   ICI  ICI   2",
+        "TPU1 ICI   X    2   ICI",
+        "TPU2 ICI   2    X   ICI",
+        "TPU3  2   ICI  ICI   X",
+        "",
+        "ICI   TPU chips side by side",
+        "2, 3… hops over ICI links, the shortest way",
+        "bandwidth, one way: ICI 45 GB/s",
     ]
-    assert out.splitlines()[-1] == "X: itself · ICI: a link of the TPU torus"
+    assert (printed.code, printed.err) == (0, "")
 
 
 def test_the_matrix_needs_no_more_than_100_columns_for_8_devices(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("h100:8")
-    assert max(map(len, meshwright("devices", "--links").out.splitlines())) <= 100
+    lines = meshwright("devices", "--links").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[1].split() == ["GPU0", "X", *["NV18"] * 7, "0-7", "0"]
 
 
-def test_links_are_found_by_position_not_by_number() -> None:
-    devices = build_devices("v5e:2")
-    swapped = devices.model_copy(update={"devices": devices.devices[::-1]})
-    table = build_matrix(swapped)
-    assert [str(column.header) for column in table.columns] == ["", "1", "0"]
+def test_a_wide_matrix_is_never_folded(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("h100:64")
+    lines = meshwright("devices", "--links").out.splitlines()
+    assert [line.split()[0] for line in lines[1:65]] == [f"GPU{index}" for index in range(64)]
+    assert len(lines[1]) > 300
+
+
+def test_links_as_json_are_the_devices_and_their_links_alone(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("v5e:4")
+    whole = meshwright.fake.devices.model_dump(mode="json")
+    assert meshwright("devices", "--links", "--json").json == {name: whole[name] for name in ("devices", "links")}
 
 
 def test_a_host_without_known_links_says_so(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("cpu:1")
-    assert meshwright("devices", "--links").out.endswith("links: none known\n")
+    assert meshwright("devices", "--links").out == "links: none known\n"
+
+
+def test_what_an_agent_sent_cannot_steer_the_terminal_by_the_matrix(meshwright: CommandLine) -> None:
+    devices = build_devices("h100:2")
+    link = devices.links[0].model_copy(update={"kind": "NV\x1b[2J", "bandwidth_bytes_per_s": None})
+    meshwright.fake = FakeAgent(devices.model_copy(update={"links": (link,)}))
+    assert "\x1b" not in meshwright("devices", "--links").out
 
 
 def test_warnings_go_to_stderr(meshwright: CommandLine) -> None:
     notice = Notice(code="stale", message="old facts", hint="wait")
     meshwright.fake.devices = meshwright.fake.devices.model_copy(update={"warnings": (notice,)})
     assert meshwright("devices").err == "warning: old facts\n  hint: wait\n"
+    assert meshwright("devices", "--links").err == "warning: old facts\n  hint: wait\n"
 
 
 def test_json_is_the_agents_answer(meshwright: CommandLine) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from meshwright.testing import FakeAgent
+from meshwright.testing.hardware import build_devices
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, Plans, Rejected
 from tests.unit.cli.conftest import CommandLine
@@ -92,6 +94,9 @@ def test_json_is_all_the_plans(meshwright: CommandLine) -> None:
         (("--allow-unused",), "allow_unused", True),
         (("--order", "given"), "device_order", "given"),
         (("--memory-strategy", "aggressive"), "memory_strategy", "aggressive"),
+        (("--target", "h100:8"), "target", "h100:8"),
+        (("--dcn", "x:2"), "dcn", "x:2"),
+        (("--importance", "x:8"), "importance", {"x": 8.0}),
     ],
 )
 def test_every_option_reaches_the_agent(
@@ -168,3 +173,108 @@ def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine)
     out = meshwright("plan", "x:800").out
     assert "800 devices: too many to draw" in out
     assert "x=0" not in out
+
+
+# ---- targets and topologies -----------------------------------------------------------------------------------------
+
+
+def keep(path: Path, *names: str) -> str:
+    """Writes the reply of /devices of hosts of 8 GPUs, one or a list."""
+    hosts = []
+    for number, name in enumerate(names):
+        devices = build_devices("h100:8").model_dump(mode="json")
+        devices["host"] |= {"name": name, "boot_id": name}
+        for device in devices["devices"]:
+            device |= {"host": name, "uuid": f"GPU-{path.stem}-{number}-{device['local_index']}"}
+        hosts.append(devices)
+    path.write_text(json.dumps(hosts[0] if len(hosts) == 1 else hosts))
+    return str(path)
+
+
+def test_a_target_is_planned_by_the_agent(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "dp:2,tp:-1", "--target", "2*h100:8", "--json")
+    assert printed.json["plans"][0]["target"] == "2*h100:8"
+    assert meshwright.asked
+
+
+def test_kept_topologies_are_sent_to_the_agent(meshwright: CommandLine, tmp_path: Path) -> None:
+    files = [keep(tmp_path / "a.json", "a"), keep(tmp_path / "bc.json", "b", "c")]
+    printed = meshwright("plan", "dp:3,tp:8", "--topology", files[0], "--topology", files[1], "--json")
+    assert [host["host"]["name"] for host in meshwright.body()["topology"]] == ["a", "b", "c"]
+    assert {device["host"] for device in printed.json["plans"][0]["devices"]} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("options", [("--json",), (), ("--code",)])
+def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
+    meshwright: CommandLine, options: tuple[str, ...]
+) -> None:
+    asked = meshwright("plan", "dp:2,fsdp:2,tp:-1", "--target", "v5e:4x4", *options)
+    assert len(meshwright.asked) == 1
+    local = meshwright("plan", "dp:2,fsdp:2,tp:-1", "--target", "v5e:4x4", "--local", *options)
+    assert len(meshwright.asked) == 1
+    kept = "  export MESHWRIGHT_URL=http://fake-agent\n  export MESHWRIGHT_PLAN=mw1-"
+    assert (local.code, local.err) == (asked.code, asked.err) == (0, "")
+    if options:
+        assert local.out == asked.out
+    else:
+        assert asked.out.partition("start the job")[0] == local.out.partition("start the job")[0]
+        assert kept in asked.out
+        assert "MESHWRIGHT_PLAN=" not in local.out
+        assert "keep it with -o FILE" in local.out
+
+
+def test_a_local_plan_on_kept_topologies_asks_nobody(meshwright: CommandLine, tmp_path: Path) -> None:
+    file = keep(tmp_path / "ab.json", "a", "b")
+    printed = meshwright("plan", "dp:2,tp:8", "--local", "--topology", file, "--json")
+    assert {device["host"] for device in printed.json["plans"][0]["devices"]} == {"a", "b"}
+    assert meshwright.asked == []
+
+
+def test_a_local_plan_is_kept_as_it_is_printed_and_the_job_is_pointed_at_the_file(
+    meshwright: CommandLine, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    printed = meshwright("plan", "x:16", "--local", "--target", "v5e:4x4", "-o", str(path))
+    assert f"export MESHWRIGHT_PLAN={path}\n" in printed.out
+    assert "no agent knows" not in printed.out
+    assert path.read_text() == meshwright("plan", "x:16", "--local", "--target", "v5e:4x4", "--json").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("x:8", "--local"), 2, "neither target nor topology"),
+        (("x:8", "--local", "--target", "?"), 2, "no name"),
+        (("x:8", "--local", "--target", "v5q:4x4"), 1, "did you mean"),
+        (("x:8", "--local", "--target", "v5p:3x4x4"), 1, "v5p"),
+        (("x:9", "--local", "--target", "h100:8"), 1, "needs 9 devices"),
+        (("x:4", "--local", "--target", "h100:8"), 1, "stay idle"),
+        (("x:0", "--local", "--target", "h100:8"), 2, "size"),
+        (("x:8", "--local", "--target", "h100:8", "--importance", "x"), 2, "write tp:8,dp:1"),
+        (("x:8", "--local", "--target", "h100:8", "--dcn", "y:2"), 2, "y"),
+        (("x:8", "--local", "--topology", "nowhere.json"), 2, "cannot be read"),
+        (("x:8", "--local", "--target", "h100:8", "--url", "http://a:1"), 2, "asks no agent"),
+    ],
+)
+def test_a_local_plan_that_is_infeasible_is_1_and_a_wrong_question_is_2(
+    meshwright: CommandLine, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    printed = meshwright("plan", *arguments)
+    assert (printed.code, printed.out) == (code, "")
+    assert said in " ".join(printed.err.split())
+    assert meshwright.asked == []
+
+
+@pytest.mark.parametrize("text", ["{", "8", "[8]", '"a"'])
+def test_a_file_that_holds_no_reply_of_an_agent_is_2(meshwright: CommandLine, tmp_path: Path, text: str) -> None:
+    (tmp_path / "wrong.json").write_text(text)
+    printed = meshwright("plan", "x:8", "--local", "--topology", str(tmp_path / "wrong.json"))
+    assert printed.code == 2
+    assert "wrong.json" in printed.err
+
+
+def test_a_file_of_something_else_is_2_with_the_field_that_it_lacks(meshwright: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text('{"plans": []}')
+    printed = meshwright("plan", "x:8", "--local", "--topology", str(tmp_path / "wrong.json"))
+    assert printed.code == 2
+    assert "topology.0.host: this field is required" in printed.err

@@ -94,6 +94,8 @@ def test_a_bench_that_no_agent_would_take_is_refused_before_anything_is_sent() -
 
 def test_parameters_of_the_query_that_were_not_given_are_left_out() -> None:
     assert calls.runs(None, None).request.path == "/runs"
+    assert calls.targets(None).request.path == "/targets"
+    assert calls.targets("H100 SXM").request.path == "/targets?chip=H100+SXM"
     assert calls.runs(5, "failed").request.path == "/runs?limit=5&state=failed"
     assert calls.environment("custom", 0.5).request.path == "/environment?memory_strategy=custom&memory_fraction=0.5"
 

@@ -79,6 +79,7 @@ def test_every_question_has_its_answer(kind: Kind) -> None:
     assert len(ask(kind, fake, lambda c: c.plans({"dp": 2, "tp": 4})).plans) >= 1
     assert ask(kind, fake, lambda c: c.batch_size(batch=512)).validation.valid
     assert ask(kind, fake, lambda c: c.environment(memory_fraction=0.5)).memory_fraction == 0.5
+    assert [each.name for each in ask(kind, fake, lambda c: c.targets("v6e")).slices][-1] == "v6e-256"
     assert "meshwright_up 1" in ask(kind, fake, lambda c: c.metrics())
     assert ask(kind, fake, lambda c: c.runs()).runs == ()
     assert ask(kind, fake, lambda c: c.latest_bench()).records == ()
@@ -106,6 +107,7 @@ def test_a_plan_can_be_asked_for_again_by_its_fingerprint(kind: Kind) -> None:
         (lambda c: c.plan("dp:2,dp:4"), InvalidMeshError),
         (lambda c: c.plan("dp:16"), PlanInfeasibleError),
         (lambda c: c.batch_size("abacus"), UnknownHardwareError),
+        (lambda c: c.targets("abacus"), UnknownHardwareError),
         (lambda c: c.run("run-none"), RunNotFoundError),
         (lambda c: c.run_events("run-none"), RunNotFoundError),
         (lambda c: c.cancel_run("run-none"), RunNotFoundError),

@@ -4,7 +4,9 @@ import ast
 
 import pytest
 
+from meshwright.planning.code import LISTED_COUNT_MAX, find_differing, list_visible
 from meshwright.planning.mesh import plan_mesh
+from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device
@@ -60,3 +62,64 @@ def test_code_is_python_whatever_the_axes_are_called(name: str) -> None:
         )
         assert isinstance(mesh, ast.Call)
         assert ast.literal_eval(mesh.args[1]) == (name,)
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+MANY = [
+    ("2*h100:8", "dp:2,tp:8"),
+    ("2*v5e:4x4", "dp:2,tp:16"),
+    ("gb200:72", "tp:72"),
+    ("2*cpu:4", "x:8"),
+    ("v5p:12x12x16", "dp:144,tp:16"),
+    ("v5p:16x20x28", "dp:560,tp:16"),
+]
+
+
+@pytest.mark.parametrize(("target", "mesh"), MANY)
+def test_code_for_several_granules_or_very_many_devices_asks_for_the_plan(target: str, mesh: str) -> None:
+    plan = make_plan(build_target(target), mesh, include_devices=False)
+    compile(plan.code, "plan.py", "exec")
+    statements = [ast.unparse(node) for node in ast.parse(plan.code).body]
+    assert statements == ["from meshwright.mesh import build_mesh", "mesh = build_mesh(plan)"]
+    assert plan.fingerprint in plan.code.splitlines()[0]
+    assert f"# Mesh {mesh}" in plan.code
+    assert len(plan.code) < 2000
+
+
+@pytest.mark.parametrize(
+    ("target", "mesh"), [("v5p:4x4x8", "dp:8,tp:16"), ("v5p:8x8x16", "dp:64,tp:16"), ("tpu7x:2x2x1", "x:8")]
+)
+def test_code_for_one_slice_lists_its_chips_up_to_a_thousand(target: str, mesh: str) -> None:
+    topology = build_target(target)
+    plan = make_plan(topology, mesh)
+    compile(plan.code, "plan.py", "exec")
+    (order,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(plan.code).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "order"
+    )
+    assert order == [(ref.coords, ref.core_on_chip) for ref in plan.devices or ()]
+    assert len(order) <= LISTED_COUNT_MAX
+
+
+def test_a_host_that_uses_a_part_of_its_gpus_has_a_variable_of_its_own() -> None:
+    hosts = build_target("2*h100:4")
+    assert list_visible(hosts, range(8)) == {"host-0": "", "host-1": ""}
+    assert list_visible(hosts, [5, 0, 4, 1]) == {"host-0": "0,1", "host-1": "0,1"}
+    assert find_differing(hosts, [5, 0, 4, 1]) is None
+    assert find_differing(hosts, [0, 1, 2, 3, 6]) == ("CUDA_VISIBLE_DEVICES", {"host-0": "", "host-1": "2"})
+    assert find_differing(build_target("2*v5e:2x2"), [0, 1, 4]) is None
+    assert find_differing(build_target("2*cpu:4"), [0, 1, 4]) == ("JAX_NUM_CPU_DEVICES", {"host-0": "2", "host-1": "1"})
+
+
+def test_a_variable_that_all_hosts_share_is_in_the_environment_and_one_that_differs_is_not() -> None:
+    hosts = build_target("2*h100:4")
+    alike = make_plan(hosts, "dp:4", devices=["host-0/1", "host-0/2", "host-1/1", "host-1/2"])
+    assert alike.environment["CUDA_VISIBLE_DEVICES"] == "1,2"
+    assert not [notice for notice in alike.warnings if notice.code == "environment_differs"]
+    differing = make_plan(hosts, "dp:4", devices=["host-0/0", "host-0/1", "host-1/1", "host-1/2"])
+    assert "CUDA_VISIBLE_DEVICES" not in differing.environment
+    (told,) = (notice for notice in differing.warnings if notice.code == "environment_differs")
+    assert "host-0: 0,1; host-1: 1,2" in told.message
+    assert make_plan(build_target("2*cpu:4"), "x:8").environment["JAX_NUM_CPU_DEVICES"] == "4"

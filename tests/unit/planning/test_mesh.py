@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 
 from meshwright.errors import DevicesUnusedError, InvalidMeshError, PlanInfeasibleError, RequestError
 from meshwright.planning.mesh import plan_mesh
+from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
-from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, PlanScore
 from tests.fakes.topologies import (
     build_cpu,
     build_dgx1,
@@ -20,8 +24,10 @@ from tests.fakes.topologies import (
     build_topology,
     build_tpu,
     change_device,
+    drop_devices,
     gpu,
     hold,
+    join_topologies,
 )
 
 MACHINES = {
@@ -295,9 +301,10 @@ def test_devices_of_several_kinds_are_warned_of() -> None:
 
 
 def test_the_list_of_devices_can_be_left_out_and_changes_nothing_else() -> None:
-    short = plan(MACHINES["cpu"], "dp:8", include_devices=False)
+    short, full = (plan(MACHINES["cpu"], "dp:8", include_devices=told) for told in (False, True))
     assert short.devices is None
-    assert short.model_copy(update={"devices": plan(MACHINES["cpu"], "dp:8").devices}) == plan(MACHINES["cpu"], "dp:8")
+    assert short.granules[0].used_positions is None
+    assert short.model_copy(update={"devices": full.devices, "granules": full.granules}) == full
 
 
 def test_two_nodes_of_memory_keep_the_inner_axis_inside_one() -> None:
@@ -313,3 +320,262 @@ def test_a_host_with_very_many_devices_is_planned_in_plain_order() -> None:
     made = plan(build_cpu(300, with_links=False), "dp:-1,tp:4")
     assert made.mesh_shape == {"dp": 75, "tp": 4}
     assert indices(made) == list(range(300))
+
+
+# ---- several granules -----------------------------------------------------------------------------------------------
+
+UNEVEN = join_topologies(build_target("v5e:4x4"), build_target("v5e:2x4"))
+
+
+@pytest.mark.parametrize(
+    ("target", "mesh", "dcn_sizes"),
+    [
+        ("2*v5e:4x4", "dp:4,tp:8", [2, 1]),
+        ("4*v5e:2x2", "dp:2,fsdp:2,tp:4", [2, 2, 1]),
+        ("11*v5e:2x2", "dp:11,tp:4", [11, 1]),
+        ("3*h100:8", "dp:3,tp:8", [3, 1]),
+        ("2*h100:8", "tp:2,dp:8", [1, 2]),
+        ("2*h100:8", "tp:16", [2]),
+        ("2*tpu7x:2x2x1", "dp:2,tp:8", [2, 1]),
+    ],
+)
+def test_the_axis_that_counts_least_crosses_between_granules(target: str, mesh: str, dcn_sizes: list[int]) -> None:
+    made = plan(build_target(target), mesh)
+    assert [axis.dcn_size for axis in made.axes] == dcn_sizes
+    assert len({(ref.granule, ref.position) for ref in made.devices or ()}) == math.prod(made.mesh_shape.values())
+
+
+def test_importance_says_which_axis_may_cross() -> None:
+    hosts = build_target("2*h100:8")
+    assert [axis.dcn_size for axis in plan(hosts, "dp:4,tp:4").axes] == [2, 1]
+    assert [axis.dcn_size for axis in plan(hosts, "dp:4,tp:4", importance={"dp": 8, "tp": 1}).axes] == [1, 2]
+    alike = plan(hosts, "dp:4,tp:4", importance={"dp": 1, "tp": 64})
+    assert alike.fingerprint == plan(hosts, "dp:4,tp:4").fingerprint
+
+
+def test_importance_says_which_axis_has_the_links_of_a_torus() -> None:
+    v5p = build_target("v5p:4x4x4")
+    outer = plan(v5p, "a:4,b:4,c:4", importance={"a": 9, "b": 1, "c": 1}).axes
+    assert outer[0].links == max(axis.links or 0 for axis in outer)
+    ranked = plan(v5p, "tp:16,dp:4").axes
+    assert (ranked[0].group_shape, ranked[0].links) == ((4, 4, 1), 4.0)
+
+
+def test_granules_of_different_sizes_are_planned_on_and_warned_of() -> None:
+    made = plan(UNEVEN, "dp:3,tp:8")
+    assert codes(made) == ["granules_uneven"]
+    assert "2 granules (slices, or hosts) with 16, 8 of its devices" in made.warnings[0].message
+    assert [axis.dcn_size for axis in made.axes] == [2, 1]
+    assert sorted((ref.granule, ref.position) for ref in made.devices or ()) == sorted(UNEVEN.places)
+
+
+def test_as_many_devices_of_each_host_are_taken_where_a_mesh_lies_better_on_them() -> None:
+    made = plan(build_target("2*h100:8"), "dp:2,tp:6", devices=DeviceSelection(count=12))
+    assert [len(granule.used_positions or ()) for granule in made.granules] == [6, 6]
+    assert codes(made) == []
+
+
+@pytest.mark.parametrize("fields", [{"devices": {"count": 9}}, {"allow_unused": True}])
+def test_hosts_that_use_different_devices_need_different_variables(fields: dict[str, Any]) -> None:
+    made = plan(build_target("2*h100:8"), "dp:3,tp:3", **fields)
+    assert {"granules_uneven", "environment_differs"} <= set(codes(made))
+    (told,) = (notice for notice in made.warnings if notice.code == "environment_differs")
+    assert "host-0: unset; host-1: 0" in told.message
+    assert "CUDA_VISIBLE_DEVICES" not in made.environment
+
+
+def test_health_is_by_place_in_the_topology_and_not_by_local_index() -> None:
+    hosts = build_target("2*h100:8")
+    made = plan(hosts, "dp:15", health={9: "unhealthy"})
+    assert ("host-1", 1) not in {(ref.host, ref.local_index) for ref in made.devices or ()}
+    assert ("host-0", 1) in {(ref.host, ref.local_index) for ref in made.devices or ()}
+    assert made.warnings[0].message == "device host-1/1 is left out: unhealthy"
+    turned = Topology(hosts.devices[::-1], (), hosts.granules)
+    assert "device host-0/6 is left out" in plan(turned, "dp:15", health={9: "unhealthy"}).warnings[0].message
+
+
+def test_devices_of_several_hosts_are_named_with_their_host() -> None:
+    hosts = build_target("2*h100:8")
+    made = plan(hosts, "dp:2,tp:2", devices=["host-1/3", "HOST-1/2", "host-0/3", "host-0/2"], device_order="given")
+    assert [(ref.host, ref.local_index) for ref in made.devices or ()] == [
+        ("host-1", 3), ("host-1", 2), ("host-0", 3), ("host-0", 2)
+    ]  # fmt: skip
+    for name in (3, "3"):
+        error = refuse(PlanInfeasibleError, hosts, "dp:2", devices=[name, "host-0/1"])
+        assert "2 devices share (host-0/3, host-1/3)" in error.detail
+        assert "host-0/3, host-1/3" in error.hint
+    assert "'host-7/1'; 2 hosts" in refuse(PlanInfeasibleError, hosts, "dp:1", devices=["host-7/1"]).detail
+
+
+def test_a_mesh_over_the_network_while_one_host_would_do_is_warned_of() -> None:
+    made = plan(build_target("2*h100:8"), "dp:2", devices=["host-0/3", "host-1/3"])
+    (slow,) = (notice for notice in made.warnings if notice.code == "slow_link")
+    assert slow.message.startswith("axis dp runs over the network between hosts (devices host-0/3, host-1/3)")
+    assert slow.hint == "name devices host-0/0, host-0/1"
+
+
+NOTICE = Notice(code="simulated", message="nothing is here", hint="see the runbook")
+
+
+def test_notices_about_the_topology_come_first_in_every_plan() -> None:
+    request = PlanRequest(mesh="dp:3,tp:2", allow_unused=True)
+    (made,) = plan_mesh(request, MACHINES["cpu"], notices=[NOTICE], target="cpu:8").plans
+    assert codes(made) == ["simulated", "devices_unused"]
+    assert made.warnings[0] == NOTICE
+    assert made.target == "cpu:8"
+    assert plan(MACHINES["cpu"], "dp:8").target is None
+
+
+# ---- any size, any hole ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "mesh"),
+    [
+        ("v5p:4x4x28", "dp:7,fsdp:16,tp:4"),
+        ("v5p:4x4x28", "x:-1,tp:7"),
+        ("v5p:4x4x20", "pp:5,dp:8,tp:8"),
+        ("v5e:8x8", "x:64"),
+        ("v5e:8x16", "a:2,b:2,c:2,d:2,e:2,f:2,g:2"),
+        ("5*v5e:2x4", "dp:5,tp:8"),
+        ("7*h100:8", "dp:7,tp:8"),
+        ("7*h100:8", "dp:8,tp:7"),
+        ("v3:4x4", "dp:2,tp:16"),
+        ("tpu7x:4x4x12", "dp:3,fsdp:64,tp:2"),
+        ("gb200:72", "dp:9,tp:8"),
+    ],
+)
+def test_a_mesh_of_any_sizes_has_a_plan_no_worse_than_jaxs_nor_the_plain_order(target: str, mesh: str) -> None:
+    topology = build_target(target)
+    made = plan(topology, mesh)
+    assert sorted((ref.granule, ref.position) for ref in made.devices or ()) == sorted(topology.places)
+    assert made.score is not None
+    ours, plain, theirs = (read_key(made.score, prefix) for prefix in ("", "plain_", "jax_"))
+    assert ours is not None
+    assert plain is not None
+    assert ours <= plain
+    assert theirs is None or ours <= theirs
+
+
+def read_key(score: PlanScore, prefix: str) -> tuple[float, float] | None:
+    cost, crossing = getattr(score, f"{prefix}cost"), getattr(score, f"{prefix}crossing")
+    return None if cost is None else (crossing, cost)
+
+
+@pytest.mark.parametrize(("holes", "mesh"), [({5, 20, 33}, "x:61"), ({0}, "dp:7,tp:9"), ({7, 56}, "dp:2,tp:31")])
+def test_a_slice_with_failed_chips_is_planned_on_around_them(holes: set[int], mesh: str) -> None:
+    topology = drop_devices(build_target("v5e:8x8"), holes)
+    made = plan(topology, mesh)
+    gone = {build_target("v5e:8x8").devices[index].coords for index in holes}
+    assert not gone & {ref.coords for ref in made.devices or ()}
+    assert len({ref.coords for ref in made.devices or ()}) == 64 - len(holes)
+    assert made.score is not None
+    assert (made.score.crossing, made.score.jax_cost) == (0, None), "JAX has no order of a slice with holes"
+    assert (made.score.cost or 0) <= (made.score.plain_cost or 0)
+
+
+# ---- the score ------------------------------------------------------------------------------------------------------
+
+
+def test_the_score_of_a_torus_stands_beside_that_of_the_plain_order_and_of_jaxs() -> None:
+    score = plan(build_target("v5e:8x8"), "dp:4,tp:16").score
+    assert score is not None
+    assert (score.method, score.crossing, score.plain_crossing, score.jax_crossing) == ("torus", 0, 0, 0)
+    assert (score.hops_max, score.plain_hops_max, score.jax_hops_max) == (2, 8, 2)
+    assert (score.cost or 9) < (score.jax_cost or 0) < (score.plain_cost or 0)
+    assert score.unit.startswith("time of a byte over PCIe 4.0 x16")
+
+
+def test_where_order_cannot_matter_there_is_no_score() -> None:
+    score = plan(MACHINES["cpu"], "dp:2,tp:4").score
+    assert score == PlanScore(method="uniform")
+
+
+def test_of_gpus_jaxs_order_is_the_plain_one() -> None:
+    for topology in (MACHINES["dgx1"], build_target("2*h100:8")):
+        score = plan(topology, "dp:-1,tp:4").score
+        assert score is not None
+        assert score.plain_cost is not None
+        assert read_key(score, "jax_") == read_key(score, "plain_")
+        assert score.hops_max is score.plain_hops_max is score.jax_hops_max is None
+
+
+def test_of_a_very_large_torus_the_plain_order_is_not_measured() -> None:
+    score = plan(build_target("v5p:12x12x16"), "dp:144,tp:16", include_devices=False).score
+    assert score is not None
+    assert (score.plain_cost, score.plain_crossing, score.plain_hops_max) == (None, None, None)
+    assert (score.cost or 9) <= (score.jax_cost or 0)
+
+
+def test_a_given_order_stands_beside_the_plain_one() -> None:
+    topology = build_target("v5e:4x4")
+    names = [f"host-{host}/{place}" for host in range(4) for place in range(4)]
+    made = plan(topology, "x:16", devices=names, device_order="given")
+    assert made.score is not None
+    assert (made.score.method, made.score.hops_max, made.score.jax_cost) == ("given", 4, None)
+    assert codes(made) == ["slow_link"]
+    assert made.warnings[0].hint == 'use device_order "planned"'
+
+
+# ---- every refusal names something that works -----------------------------------------------------------------------
+
+Follow = Callable[[str], dict[str, Any]]
+
+
+def use_mesh(hint: str) -> dict[str, Any]:
+    return {"mesh": re.search(r"use (\S+)", hint)[1].rstrip(";")}  # type: ignore[index]
+
+
+def use_count(hint: str) -> dict[str, Any]:
+    return {"devices": {"count": int(re.search(r"ask for (\d+)", hint)[1])}}  # type: ignore[index]
+
+
+def use_dcn(hint: str) -> dict[str, Any]:
+    return {"dcn": re.search(r"use dcn (\S+),", hint)[1]}  # type: ignore[index]
+
+
+def use_importance(hint: str) -> dict[str, Any]:
+    entries = re.search(r"such as (\S+),", hint)[1].split(",")  # type: ignore[index]
+    return {"importance": {name: float(figure) for name, figure in (entry.split(":") for entry in entries)}}
+
+
+def use_names(hint: str) -> dict[str, Any]:
+    return {"devices": re.findall(r"host-\d/\d", hint)[:2]}
+
+
+def leave_out(field: str) -> Follow:
+    def follow(hint: str) -> dict[str, Any]:
+        assert "leave" in hint
+        return {field: None}
+
+    return follow
+
+
+REFUSED: list[tuple[str, dict[str, Any], Follow]] = [
+    ("2*h100:8", {"mesh": "x:17"}, use_mesh),
+    ("64*h100:8", {"mesh": "dp:100,tp:8"}, use_mesh),
+    ("64*h100:8", {"mesh": "x:-1,tp:3"}, use_mesh),
+    ("64*h100:8", {"mesh": "x:500"}, use_mesh),
+    ("v5p:4x4x28", {"mesh": "dp:64,tp:8"}, use_mesh),
+    ("3*v5e:2x4", {"mesh": "dp:2,tp:8"}, use_mesh),
+    ("gb200:72", {"mesh": "tp:64"}, use_mesh),
+    ("v5e:4x4", {"mesh": "x:-1", "devices": {"count": 17}}, use_count),
+    ("2*h100:8", {"mesh": "x:-1", "devices": {"count": 99, "policy": "spread"}}, use_count),
+    ("2*v5e:4x4", {"mesh": "a:4,b:8", "dcn": "a:4"}, use_dcn),
+    ("2*v5e:4x4", {"mesh": "a:5,b:2", "dcn": "a:5", "devices": {"count": 10}}, leave_out("dcn")),
+    ("2*v5e:4x4", {"mesh": "a:4,b:8", "dcn": "c:2"}, lambda hint: {"dcn": f"{hint.split()[3].rstrip(',')}:2"}),
+    ("2*v5e:4x4", {"mesh": "a:4,b:8", "importance": {"a": 1}}, use_importance),
+    ("2*v5e:4x4", {"mesh": "a:4,b:8", "importance": {"a": 1, "c": 2}}, use_importance),
+    ("2*h100:8", {"mesh": "x:2", "devices": [3]}, use_names),
+    ("2*h100:8", {"mesh": "x:2", "devices": ["host-0/9"]}, use_names),
+    ("2*h100:8", {"mesh": "x:2", "devices": []}, leave_out("devices")),
+]
+
+
+@pytest.mark.parametrize(("target", "fields", "follow"), REFUSED)
+def test_what_a_refusal_offers_works(target: str, fields: dict[str, Any], follow: Follow) -> None:
+    topology = build_target(target)
+    error = refuse(RequestError, topology, **fields)
+    assert error.errors[0]["message"] in error.detail
+    again = {**fields, **follow(error.hint)}
+    assert plan(topology, **again, allow_unused="devices" in fields).devices

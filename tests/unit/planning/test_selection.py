@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.mesh import plan_mesh
-from meshwright.planning.selection import select_devices
+from meshwright.planning.selection import name_hosts, select_devices
+from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.mesh import DeviceSelection, PlanRequest
@@ -89,3 +90,83 @@ def test_shared_devices_are_told_in_one_warning_that_lists_them_by_who_holds_the
     (plan,) = plan_mesh(PlanRequest(mesh="dp:8"), machine).plans
     assert [notice.code for notice in plan.warnings] == ["devices_shared"]
     assert plan.warnings[0].message == "device 0, 1 is held by python (4321); device 5 is held by other (4321)"
+
+
+# ---- several hosts --------------------------------------------------------------------------------------------------
+
+HOSTS = build_target("3*h100:4")
+
+
+def test_a_device_of_several_hosts_is_named_with_its_host_in_any_case() -> None:
+    pool = select_devices(("host-2/3", "HOST-0/1"), HOSTS, {})
+    assert pool.indices == (11, 1)
+    assert pool.is_named
+    assert pool.choice == (11, 1)
+
+
+@pytest.mark.parametrize("name", [1, "1"])
+@pytest.mark.parametrize("field", ["devices", "devices.exclude"])
+def test_a_local_index_that_several_hosts_have_is_refused_with_the_names_that_mean_one(
+    name: int | str, field: str
+) -> None:
+    asked = (name,) if field == "devices" else DeviceSelection(exclude=(name,))
+    with pytest.raises(PlanInfeasibleError) as caught:
+        select_devices(asked, HOSTS, {})
+    assert caught.value.errors[0]["field"] == field
+    assert "3 devices share (host-0/1, host-1/1, host-2/1)" in caught.value.detail
+    for offered in ("host-0/1", "host-1/1", "host-2/1"):
+        assert offered in caught.value.hint
+        assert len(select_devices((offered,), HOSTS, {}).indices) == 1
+
+
+def test_a_number_of_one_host_is_its_local_index_as_text_too() -> None:
+    assert select_devices(("3", 1), GPUS, {}).indices == (3, 1)
+    with pytest.raises(PlanInfeasibleError, match="names device 3 2 times"):
+        select_devices((3, "a/3"), GPUS, {})
+
+
+@given(st.sets(st.integers(0, 11), max_size=11), st.sets(st.integers(0, 11), max_size=11))
+def test_all_that_are_well_are_taken_and_the_rest_is_told_by_host(sick: set[int], degraded: set[int]) -> None:
+    health = {**dict.fromkeys(degraded, "degraded"), **dict.fromkeys(sick, "unhealthy")}
+    pool = select_devices(None, HOSTS, health)
+    assert set(pool.indices) == set(range(12)) - sick
+    assert pool.left_out == tuple(sorted(sick))
+    assert pool.choice == pool.indices
+    names = ", ".join(f"host-{index // 4}/{index % 4}" for index in sorted(sick))
+    assert [notice.message for notice in pool.notices] == ([f"device {names} is left out: unhealthy"] if sick else [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "hosts"),
+    [
+        ("packed", 4, [0] * 4),
+        ("packed", 6, [0] * 4 + [1] * 2),
+        ("spread", 3, [0, 1, 2]),
+        ("spread", 5, [0, 0, 1, 1, 2]),
+    ],
+)
+def test_a_number_of_devices_is_taken_from_few_hosts_or_from_many(policy: str, count: int, hosts: list[int]) -> None:
+    pool = select_devices(DeviceSelection.model_validate({"count": count, "policy": policy}), HOSTS, {})
+    assert [index // 4 for index in pool.indices] == hosts
+    assert pool.choice == (HOSTS.order if policy == "packed" else pool.indices), "packed: the mesh may choose others"
+
+
+def test_sick_and_excluded_devices_and_those_that_others_have_alone_are_not_counted_on() -> None:
+    machine, health = hold(hold_alone(HOSTS, 0), 1), {5: "unhealthy"}
+
+    def choose(count: int) -> tuple[int, ...]:
+        asked = DeviceSelection(count=count, exclude=("host-2/0", "host-2/1"))
+        return select_devices(asked, machine, health).indices
+
+    with pytest.raises(PlanInfeasibleError) as caught:
+        choose(9)
+    assert "3 hosts (host-0, host-1, host-2) have 12, of which 2 are excluded and 1 are not well" in caught.value.detail
+    assert caught.value.hint == "ask for 8 or fewer"
+    assert choose(8) == (1, 2, 3, 4, 6, 7, 10, 11)
+    assert choose(7) == (2, 3, 4, 6, 7, 10, 11), "one that is shared is taken last"
+
+
+def test_many_hosts_are_told_by_the_first_and_their_number() -> None:
+    assert name_hosts(GPUS) == "host a has"
+    assert name_hosts(HOSTS) == "3 hosts (host-0, host-1, host-2) have"
+    assert name_hosts(build_target("64*h100:8")) == "64 hosts (host-0, host-1, host-2, …) have"

@@ -1,75 +1,90 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from meshwright.errors import StoreUnavailableError
 from meshwright_agent.store.database import Store
-from meshwright_agent.store.plans import get_plan, put_plan
+from meshwright_agent.store.plans import SMALL_CHARS, get_plan, put_plan
 from tests.fakes.stored import build_plan
 from tests.unit.store.opening import held, migrated, run_with_store
 
 
-def test_a_plan_comes_back_by_fingerprint_also_after_a_restart(tmp_path: Path) -> None:
-    plan = build_plan(1, environment={"XLA_FLAGS": "--a=b"}, code="mesh = 1")
+def write(number: int = 1, code: str = "") -> tuple[str, str]:
+    """Returns a plan's fingerprint and its JSON."""
+    plan = build_plan(number, code=code)
+    return plan.fingerprint, plan.model_dump_json()
 
-    async def write(store: Store) -> None:
-        await store.put_plan(plan)
-        assert await store.get_plan(plan.fingerprint) == plan
+
+LARGE = "x" * SMALL_CHARS
+"""Code that makes a plan one that memory does not keep."""
+
+
+@pytest.mark.parametrize("code", ["mesh = 1", LARGE])
+def test_a_plan_comes_back_by_fingerprint_as_it_was_also_after_a_restart(tmp_path: Path, code: str) -> None:
+    fingerprint, body = write(1, code)
+
+    async def keep(store: Store) -> None:
+        await store.put_plan(fingerprint, body)
+        assert await store.get_plan(fingerprint) == body
 
     async def read(store: Store) -> None:
-        assert await store.get_plan(plan.fingerprint) == plan
+        assert await store.get_plan(fingerprint) == body
         assert await store.get_plan("mw1-unknown") is None
 
-    run_with_store(tmp_path / "s.sqlite3", write)
+    run_with_store(tmp_path / "s.sqlite3", keep)
     run_with_store(tmp_path / "s.sqlite3", read)
 
 
 def test_a_newer_plan_of_the_same_fingerprint_replaces_the_older(tmp_path: Path) -> None:
-    older, newer = build_plan(1, code="older"), build_plan(1, code="newer")
+    (fingerprint, older), (_, newer) = write(1, "older"), write(1, "newer")
 
     async def main(store: Store) -> None:
-        await store.put_plan(older)
-        await store.put_plan(newer)
-        assert await store.get_plan(older.fingerprint) == newer
+        await store.put_plan(fingerprint, older)
+        await store.put_plan(fingerprint, newer)
+        assert await store.get_plan(fingerprint) == newer
 
     async def read(store: Store) -> None:
-        assert await store.get_plan(older.fingerprint) == newer
+        assert await store.get_plan(fingerprint) == newer
 
     run_with_store(tmp_path / "s.sqlite3", main)
     run_with_store(tmp_path / "s.sqlite3", read)
 
 
-def test_a_plan_without_devices_never_replaces_one_that_has_them(tmp_path: Path) -> None:
-    whole, bare = build_plan(1), build_plan(1, devices=None)
-
-    async def main(store: Store) -> None:
-        await store.put_plan(bare)
-        assert await store.get_plan(bare.fingerprint) == bare
-        await store.put_plan(whole)
-        await store.put_plan(bare)
-        assert await store.get_plan(whole.fingerprint) == whole
-
-    async def read(store: Store) -> None:
-        assert await store.get_plan(whole.fingerprint) == whole
-
-    run_with_store(tmp_path / "s.sqlite3", main)
-    run_with_store(tmp_path / "s.sqlite3", read)
-
-
-def test_an_equal_plan_put_again_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["", LARGE])
+def test_an_equal_plan_put_again_does_not_wait_for_the_disk(tmp_path: Path, code: str) -> None:
     path = tmp_path / "s.sqlite3"
 
     async def main(store: Store) -> None:
-        await store.put_plan(build_plan(1))
+        await store.put_plan(*write(1, code))
         with held(path):
             async with asyncio.timeout(1):
-                await store.put_plan(build_plan(1))
+                await store.put_plan(*write(1, code))
 
     run_with_store(path, main)
+
+
+def test_a_body_that_the_disk_has_spoilt_is_a_fault_of_the_store_and_no_plan(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+    fingerprint, body = write()
+
+    async def keep(store: Store) -> None:
+        await store.put_plan(fingerprint, body)
+
+    async def read(store: Store) -> None:
+        with pytest.raises(StoreUnavailableError, match="no JSON"):
+            await store.get_plan(fingerprint)
+
+    run_with_store(path, keep)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE plans SET body = substr(body, 5)")
+    connection.close()
+    run_with_store(path, read)
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,27 +92,52 @@ def test_an_equal_plan_put_again_does_not_wait_for_the_disk(tmp_path: Path) -> N
 def test_exactly_the_last_plans_are_kept(numbers: list[int], keep: int) -> None:
     with migrated() as connection:
         for number in numbers:
-            put_plan(connection, build_plan(number), keep)
+            put_plan(connection, *write(number), keep)
         newest = list(dict.fromkeys(reversed(numbers)))[:keep]
-        there = {n for n in range(7) if get_plan(connection, build_plan(n).fingerprint) is not None}
+        there = {n for n in range(7) if get_plan(connection, write(n)[0]) is not None}
         assert there == set(newest)
+
+
+@settings(max_examples=40, deadline=None)
+@given(numbers=st.lists(st.integers(0, 6), min_size=1, max_size=12), room=st.integers(0, 4))
+def test_large_plans_are_kept_while_there_is_room_and_the_newest_in_any_case(numbers: list[int], room: int) -> None:
+    with migrated() as connection:
+        size = len(write(0, LARGE)[1])
+        for number in numbers:
+            put_plan(connection, *write(number, LARGE), 100, keep_chars=room * size)
+        newest = list(dict.fromkeys(reversed(numbers)))[: max(1, room)]
+        there = {n for n in range(7) if get_plan(connection, write(n)[0]) is not None}
+        assert there == set(newest)
+
+
+def test_a_plan_that_gave_way_to_larger_ones_is_written_again_when_it_is_made_again(tmp_path: Path) -> None:
+    first, second = write(1, LARGE), write(2, LARGE)
+
+    async def main(store: Store) -> None:
+        for fingerprint, body in (first, second, first):
+            await store.put_plan(fingerprint, body)
+        assert await store.get_plan(first[0]) == first[1]
+        assert await store.get_plan(second[0]) is None
+
+    run_with_store(tmp_path / "s.sqlite3", main, keep_plan_chars=len(first[1]) + 10)
 
 
 @settings(max_examples=15, deadline=None)
 @example(puts=[(0, "a"), (1, "a"), (2, "a"), (0, "b"), (3, "a")])
-@given(puts=st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab")), min_size=1, max_size=15))
+@example(puts=[(0, "a"), (1, "a"), (2, "a"), (3, LARGE)])
+@given(puts=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["a", "b", LARGE])), min_size=1, max_size=15))
 def test_what_memory_answers_is_what_the_file_holds(
     tmp_path_factory: pytest.TempPathFactory, puts: list[tuple[int, str]]
 ) -> None:
     path = tmp_path_factory.mktemp("plans") / "s.sqlite3"
-    fingerprints = [build_plan(number).fingerprint for number in range(6)]
+    fingerprints = [write(number)[0] for number in range(6)]
 
-    async def write(store: Store) -> list[object]:
+    async def keep(store: Store) -> list[object]:
         for number, code in puts:
-            await store.put_plan(build_plan(number, code=code))
+            await store.put_plan(*write(number, code))
         return [await store.get_plan(fingerprint) for fingerprint in fingerprints]
 
     async def read(store: Store) -> list[object]:
         return [await store.get_plan(fingerprint) for fingerprint in fingerprints]
 
-    assert run_with_store(path, write, keep_plans=3) == run_with_store(path, read, keep_plans=3)
+    assert run_with_store(path, keep, keep_plans=3) == run_with_store(path, read, keep_plans=3)

@@ -1,0 +1,112 @@
+"""`meshwright-agent plan`: a plan without a running agent, on a target or on this host.
+
+Rule: the options and what is printed are those of `meshwright plan`; `--json` prints what `POST /mesh/plan` answers.
+This host is looked at once, as an agent does at its start. Imported only for this command, since an agent that serves
+needs no tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Any, Final
+
+import typer
+
+from meshwright._calls import calls
+from meshwright.cli import EXIT_CODES
+from meshwright.cli.arguments import (
+    AllowUnusedOption,
+    AxisTypesOption,
+    CodeOption,
+    CountOption,
+    DcnOption,
+    DevicesOption,
+    ExcludeOption,
+    ImportanceOption,
+    MemoryStrategyOption,
+    OrderOption,
+    OutputOption,
+    PolicyOption,
+    TargetOption,
+    TopologyOption,
+    build_plan_arguments,
+)
+from meshwright.cli.output import print_error
+from meshwright.cli.plan import check_output, print_plans
+from meshwright.cli.session import Options, Session, open_client
+from meshwright.errors import MeshwrightError
+from meshwright.planning.request import answer_request
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.mesh import Plans
+from meshwright_agent.flags import read_settings
+from meshwright_agent.look import look_at_host
+from meshwright_agent.settings import Settings
+from meshwright_agent.simulation import build_notice
+
+app: Final = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def plan(
+    mesh: Annotated[str, typer.Option("--mesh", metavar="MESH", help='The axes, outermost first: "dp:56,tp:8".')],
+    target: TargetOption = None,
+    topology: TopologyOption = None,
+    devices: DevicesOption = None,
+    count: CountOption = None,
+    policy: PolicyOption = None,
+    exclude: ExcludeOption = None,
+    order: OrderOption = "planned",
+    axis_types: AxisTypesOption = None,
+    allow_unused: AllowUnusedOption = False,
+    memory_strategy: MemoryStrategyOption = "balanced",
+    dcn: DcnOption = None,
+    importance: ImportanceOption = None,
+    cpu_devices: Annotated[int | None, typer.Option(help="Plan as an agent with N virtual CPU devices.")] = None,
+    output: OutputOption = None,
+    code: CodeOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what POST /mesh/plan answers, and no more.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR does the same.")] = False,
+) -> None:
+    """Plan a mesh without a running agent: on a target, or on this host, which is looked at once.
+
+    Exit codes: 0 a plan that fits · 1 infeasible, or it does not fit · 2 usage, or no answer.
+    """
+    session = Session(Options(as_json=as_json, no_color=no_color), open_client)
+    check_output(session, code)
+    try:
+        arguments = build_plan_arguments(
+            devices=devices,
+            count=count,
+            policy=policy,
+            exclude=exclude,
+            order=order,
+            axis_types=axis_types,
+            allow_unused=allow_unused,
+            memory_strategy=memory_strategy,
+            target=target,
+            topology=topology,
+            dcn=dcn,
+            importance=importance,
+        )
+        plans = _answer(mesh, arguments, cpu_devices)
+        status = print_plans(session, plans, mesh, output=output, code=code)
+    except MeshwrightError as error:
+        print_error(session, error)
+        status = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+    raise typer.Exit(status)
+
+
+def _answer(mesh: str, arguments: dict[str, Any], cpu_devices: int | None) -> Plans:
+    request = calls.parse_plan_request(calls.plans(mesh, **arguments))
+    if request.target is not None or request.topology is not None:
+        return answer_request(request)
+    settings = read_settings(cpu_devices=cpu_devices)
+    if settings.simulate is not None:
+        return answer_request(request, build_target(settings.simulate), notices=(build_notice(settings.simulate),))
+    return answer_request(request, lambda: _look(settings))
+
+
+def _look(settings: Settings) -> Topology:
+    return Topology.of(asyncio.run(look_at_host(settings, os.environ)))

@@ -1,0 +1,119 @@
+"""The planner: plans that the event loop cannot wait for. `python -m meshwright_agent.worker.planner`, a child.
+
+Rule: JSON in, JSON out; the agent passes a plan on as it comes and never parses it again. Pure but for a cache of
+targets, so a planner may die and be started anew at any time. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from meshwright.errors import BodyTooLargeError, NotReadyError
+from meshwright.planning.request import answer_request
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Devices
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright_agent.bodies import parse_body
+from meshwright_agent.worker.child import CallContext, serve
+
+KIND: Final = "planner"
+MEMORY_LIMIT_BYTES: Final = 4 * 2**30
+"""131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
+NICENESS: Final = 5
+"""So that on few cores the agent answers, and a job runs, before a plan is made."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """This host, as plans see it.
+
+    Attributes:
+        topology: its devices.
+        health: their states, by place in the topology.
+        notices: what every plan on this host should say.
+    """
+
+    topology: Topology
+    health: Mapping[int, str] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
+
+
+def read_hello() -> dict[str, Any]:
+    """Returns nothing: what planning needs is imported by now. Bounds its memory, and lets others go first."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    os.nice(NICENESS)
+    return {}
+
+
+def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Answers one request: {"request": its JSON text, "here": what `parse_here` takes} in, `write_plans` out.
+
+    Raises:
+        ProblemError: the request is refused, or takes more memory than there is.
+    """
+    told = arguments["here"]
+    try:
+        request = parse_body(arguments["request"].encode(), PlanRequest)
+        return write_plans(request, None if told is None else parse_here(told))
+    except MemoryError:
+        detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"
+        raise BodyTooLargeError(detail, hint="plan on fewer hosts, or with `meshwright plan --local`") from None
+
+
+def parse_here(told: Mapping[str, Any]) -> Here:
+    """Returns this host of {"target": …} or {"devices": the JSON text of GET /devices}, "health" and "notices".
+
+    Raises:
+        NotReadyError: {"problem": …} stands there: the agent does not know its devices.
+    """
+    if "problem" in told:
+        raise NotReadyError(told["problem"], hint="wait until GET /readyz answers 200, or name a target")
+    if "target" in told:
+        topology = build_target(told["target"])
+    else:
+        topology = Topology.of(Devices.model_validate_json(told["devices"]))
+    health = {int(place): str(state) for place, state in told["health"].items()}
+    return Here(topology, health, tuple(Notice.model_validate(notice) for notice in told["notices"]))
+
+
+def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
+    """Returns the answer to a request in pieces of JSON text, as `replies.PlanAnswer` takes them.
+
+    Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them.
+
+    Raises:
+        ProblemError: the request is refused.
+    """
+    whole = request.model_copy(update={"include_devices": True})
+    plans = answer_request(
+        whole,
+        here.topology if here else None,
+        health=here.health if here else None,
+        notices=here.notices if here else (),
+    )
+    kept = [each.model_dump_json() for each in plans.plans]
+    shown = None if request.include_devices else _write_bare(plans)
+    frame = plans.model_copy(update={"plans": ()}).model_dump_json()
+    return {"frame": frame, "fingerprints": [each.fingerprint for each in plans.plans], "kept": kept, "shown": shown}
+
+
+def _write_bare(plans: Plans) -> list[str]:
+    return [_leave_out(each).model_dump_json() for each in plans.plans]
+
+
+def _leave_out(plan: Plan) -> Plan:
+    """Returns the plan as `include_devices=false` wants it: without what grows with the number of devices."""
+    granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
+    return plan.model_copy(update={"devices": None, "granules": granules})
+
+
+if __name__ == "__main__":
+    serve(KIND, read_hello, {"plan": plan})

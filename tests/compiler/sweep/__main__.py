@@ -1,0 +1,73 @@
+"""`make order-table`: prints the table, and exits 1 when a rule is broken.
+
+`--write` puts the table into docs/device-order.md and a line for each case into docs/device-order-cases.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from tests.compiler.page import put_section
+from tests.compiler.sweep.cases import CASES_PER_SLICE, SEED, Case, count_factorings, list_cases, list_several
+from tests.compiler.sweep.orders import Row, compare_cases
+from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
+
+DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
+HEADING: Final = "# Device order\n"
+MARK: Final = "sweep"
+WORKERS: Final = 2
+PART: Final = 20
+"""Cases on several slices that are one piece of work."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.compiler.sweep", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the results into docs/")
+    parser.add_argument("--cases", type=int, default=CASES_PER_SLICE, metavar="N", help="a slice, at most; 0: all")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the samples")
+    asked = parser.parse_args(arguments)
+    began_s = time.perf_counter()
+    several = list_several(seed=asked.seed)
+    parts = [several[start : start + PART] for start in range(0, len(several), PART)]
+    rows = compare_all([*list_cases(per_slice=asked.cases, seed=asked.seed), *parts])
+    print(f"({time.perf_counter() - began_s:.0f} s)", file=sys.stderr)
+    table = build_table(rows) + tell(rows, count_factorings(), asked.cases, asked.seed, version("jax"))
+    return report(rows, table, DOCS if asked.write else None)
+
+
+def compare_all(parts: Sequence[Sequence[Case]], workers: int = WORKERS) -> list[Row]:
+    """Returns a row for each case, in their order. The parts are compared in processes, the longest first."""
+    order = sorted(range(len(parts)), key=lambda place: -_weigh(parts[place]))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        done = dict(zip(order, pool.map(compare_cases, [parts[place] for place in order]), strict=True))
+    return [row for place in range(len(parts)) for row in done[place]]
+
+
+def _weigh(cases: Sequence[Case]) -> int:
+    return sum(case.slice.device_count * case.slice_count for case in cases)
+
+
+def report(rows: Sequence[Row], table: str, docs: Path | None = None) -> int:
+    """Prints the table, writes it and the rows into `docs`, complains; returns 1 when a rule is broken, else 0."""
+    print(table)
+    if docs is not None:
+        page = docs / "device-order.md"
+        page.write_text(put_section(page.read_text() if page.exists() else HEADING, MARK, table))
+        (docs / "device-order-cases.csv").write_text(write_rows(rows))
+    complaints = list_complaints(rows)
+    for complaint in complaints:
+        print(f"broken: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,378 @@
+"""`make order-table` on a small fixed sample, its parts on what is made up, and orders that it must not let through."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.planning.importance import weigh_positions
+from meshwright.planning.jax_order import Slice
+from meshwright.planning.order import Layout, cut_like_jax, list_grid, read_box, search_layout
+from meshwright.planning.score import score_order
+from meshwright.planning.torus import TorusOrder
+from meshwright.topology.links import price_hop
+from meshwright.topology.torus import read_grid
+from tests.compiler.page import put_section
+from tests.compiler.sweep.__main__ import compare_all, report
+from tests.compiler.sweep.cases import (
+    Case,
+    count_factorings,
+    find_generation,
+    list_cases,
+    list_factorings,
+    list_several,
+)
+from tests.compiler.sweep.measure import Places, measure_score, measure_steps
+from tests.compiler.sweep.orders import (
+    MUST_SPLIT,
+    NOT_ONCE,
+    Cost,
+    Fault,
+    Ground,
+    Planner,
+    Row,
+    Rule,
+    ask_jax,
+    compare_case,
+    compare_cases,
+    is_copied,
+    judge,
+)
+from tests.compiler.sweep.table import KNOWN, build_table, list_complaints, tell, write_rows
+from tests.fakes.slices import read_named_slices
+
+NAMED = {named.name: named for named in read_named_slices()}
+
+SAMPLE: dict[str, list[tuple[int, ...]]] = {
+    "v4-16": [(8,), (2, 4), (4, 2), (2, 2, 2)],
+    "v4-128": [(64,), (16, 4), (4, 16), (2, 32), (8, 4, 2), (2, 4, 8)],
+    "v5e-8": [(8,), (2, 4), (2, 2, 2)],
+    "v5e-16": [(16,), (2, 8)],
+    "v5e-128": [(8, 16), (32, 4), (2, 64), (4, 2, 16)],
+    "v6e-64": [(8, 8), (4, 16), (2, 4, 8)],
+    "v6e-256": [(16, 16), (32, 8), (4, 64), (2, 8, 16)],
+    "v5p-8": [(4,), (2, 2)],
+    "v5p-16": [(8,), (2, 4), (2, 2, 2)],
+    "v5p-896": [(56, 8), (8, 56), (28, 16), (7, 64), (2, 224), (4, 14, 8), (2, 7, 32)],
+    "v5p-1408": [(44, 16), (11, 64), (22, 4, 8)],
+    "v5p-2944": [(23, 64), (92, 16), (2, 46, 16)],
+    "tpu7x-8": [(8,), (4, 2), (2, 2, 2)],
+    "tpu7x-64": [(8, 8), (4, 2, 8), (2, 4, 8)],
+    "tpu7x-256": [(16, 16), (8, 32), (2, 128), (4, 2, 32)],
+    "tpu7x-896": [(56, 16), (7, 128), (4, 28, 8)],
+}
+"""Every generation; small slices of which JAX has fixed orders; lengths with the factors 7, 11 and 23."""
+
+CASES = [Case(NAMED[name], sizes) for name, meshes in SAMPLE.items() for sizes in meshes]
+ODD = Case(NAMED["v5p-896"], (56, 8))
+CUBE = Case(NAMED["v5p-128"], (4, 16))
+GOOD, BAD = Cost(0.0, 1.0, 1), Cost(0.0, 2.0, 2)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return compare_cases(CASES)
+
+
+def build_row(ours: Cost | None = GOOD, jax: Cost | None = BAD, **fields: Any) -> Row:
+    faults = tuple(judge(ours, jax)) if ours else ()
+    made = Row(CUBE, True, "torus", ours, jax, "" if jax else "TypeError", faults)
+    return replace(made, **fields)
+
+
+# ---- a sample -------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_sample_of_every_generation_our_order_is_never_worse(rows: list[Row]) -> None:
+    assert list_complaints(rows) == []
+    assert all(row.ours for row in rows)
+    assert {find_generation(row.case.slice) for row in rows} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    assert {row.must_split for row in rows if row.jax} == {True, False}
+
+
+def test_where_a_long_dimension_must_be_split_our_steps_are_short(rows: list[Row]) -> None:
+    row = next(row for row in rows if row.case == ODD)
+    assert row.must_split
+    assert row.ours
+    assert row.ours.hops <= 2
+    assert row.jax is None or row.jax.hops > row.ours.hops
+
+
+def test_on_several_slices_ours_is_never_worse_for_the_same_split_and_for_our_own() -> None:
+    cases = [case for case in list_several() if case.slice.device_count * case.slice_count <= 256][:12]
+    found = compare_cases(cases)
+    assert [fault for row in found for fault in row.faults] == []
+    assert sum(row.jax is not None for row in found) > len(found) // 2
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLE if is_copied(NAMED[name])])
+def test_the_planner_s_copy_of_jax_s_order_has_every_device_in_the_same_place(name: str) -> None:
+    ground = Ground.of(name, NAMED[name])
+    grid = read_grid(ground.topology, ground.topology.order)
+    assert grid is not None
+    box: Slice = read_box(ground.topology, grid)
+    for sizes in SAMPLE[name]:
+        copied = cut_like_jax(sizes, weigh_positions(sizes), grid.dimensions, box)
+        assert copied is not None
+        order = list_grid(copied, grid) if isinstance(copied, TorusOrder) else [grid.members[rank] for rank in copied]
+        given, failure = ask_jax(Case(NAMED[name], sizes), ground.devices)
+        assert given is not None, failure
+        assert given.tolist() == list(order)
+
+
+def test_work_in_processes_comes_back_in_order() -> None:
+    parts = [[Case(NAMED["v5e-4"], (2, 2))], [Case(NAMED["v5e-16"], (4, 4)), Case(NAMED["v5e-16"], (16,))]]
+    assert compare_all(parts) == [row for part in parts for row in compare_cases(part)]
+
+
+# ---- what must be caught --------------------------------------------------------------------------------------------
+
+
+def change(edit: Callable[[Layout], Layout]) -> Planner:
+    """Returns our planner with something done to what it found."""
+
+    def plan(*arguments: Any, **more: Any) -> Layout:
+        return edit(search_layout(*arguments, **more))
+
+    return plan
+
+
+def shuffle(layout: Layout) -> Layout:
+    return replace(layout, order=tuple(random.Random(0).sample(layout.order, len(layout.order))))
+
+
+def swap_two(layout: Layout) -> Layout:
+    first, *middle, last = layout.order
+    return replace(layout, order=(last, *middle, first))
+
+
+def double_one(layout: Layout) -> Layout:
+    return replace(layout, order=(layout.order[1], *layout.order[1:]))
+
+
+def drop_one(layout: Layout) -> Layout:
+    return replace(layout, order=layout.order[1:])
+
+
+def praise(layout: Layout) -> Layout:
+    assert layout.score
+    return replace(layout, score=replace(layout.score, cost=layout.score.cost / 2))
+
+
+def fail(layout: Layout) -> Layout:
+    raise RuntimeError("none found")
+
+
+@pytest.mark.parametrize(
+    ("edit", "rules"),
+    [
+        (shuffle, {"score", "hops", "told"}),
+        (swap_two, {"score", "hops", "told"}),
+        (double_one, {"once"}),
+        (drop_one, {"once"}),
+        (praise, {"told"}),
+        (fail, {"raises"}),
+    ],
+)
+def test_a_broken_order_is_caught(
+    edit: Callable[[Layout], Layout], rules: set[Rule], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = compare_case(CUBE, Ground.of(CUBE.target, CUBE.slice), change(edit))
+    assert {fault.rule for fault in row.faults} == rules
+    assert report([row], "table") == 1
+    assert f"broken: v5p-128 mesh 4×16: {min(fault.rule for fault in row.faults)}" in capsys.readouterr().err
+
+
+def test_a_wrong_word_of_jax_s_order_is_caught() -> None:
+    case = Case(NAMED["v5e-128"], (2, 64))
+    slander = change(lambda layout: replace(layout, jax=replace(layout.score, cost=9.0)))  # type: ignore[type-var]
+    row = compare_case(case, Ground.of(case.target, case.slice), slander)
+    assert [fault.rule for fault in row.faults] == ["told"]
+
+
+def test_a_dearer_split_over_slices_of_our_own_is_caught() -> None:
+    def split_inside(*arguments: Any, dcn: tuple[int, ...] | None = None) -> Layout:
+        return search_layout(*arguments, dcn=dcn or (1, 2))
+
+    case = Case(NAMED["v5e-16"], (4, 8), (2, 1))
+    row = compare_case(case, Ground.of(case.target, case.slice), split_inside)
+    assert [fault.rule for fault in row.faults] == ["score"]
+    assert not compare_case(case, Ground.of(case.target, case.slice)).faults
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "rules"),
+    [
+        (GOOD, BAD, []),
+        (GOOD, GOOD, []),
+        (BAD, None, []),
+        (BAD, GOOD, ["score", "hops"]),
+        (Cost(0.0, 1.0, 2), Cost(0.0, 2.0, 1), ["hops"]),
+        (Cost(0.0, 2.0, 1), Cost(0.0, 1.0, 1), ["score"]),
+        (Cost(0.5, 1.0, 1), Cost(0.25, 2.0, 2), ["score"]),
+    ],
+)
+def test_an_order_is_worse_by_its_score_or_by_its_longest_step(
+    ours: Cost, theirs: Cost | None, rules: list[Rule]
+) -> None:
+    assert [fault.rule for fault in judge(ours, theirs)] == rules
+
+
+def test_too_few_better_ones_where_a_dimension_is_split_are_a_complaint() -> None:
+    assert list_complaints([build_row()] * 6 + [build_row(GOOD, GOOD)] * 4) == []
+    complaints = list_complaints([build_row()] * 5 + [build_row(GOOD, GOOD)] * 4)
+    assert [text.partition(" on ")[0] for text in complaints] == ["better by score", "better by hops"]
+    assert list_complaints([build_row(GOOD, GOOD, must_split=False), build_row(GOOD, None)]) == []
+
+
+def test_what_is_known_excuses_that_rule_on_that_mesh_alone() -> None:
+    named = next(named for named in read_named_slices() if named.topology_name == "tpu7x:4x4x8")
+    hops, score = Fault("hops", "2"), Fault("score", "2")
+    known = build_row(case=Case(named, (4, 4, 16)), faults=(hops,))
+    assert list_complaints([known]) == []
+    assert tell([known], 1, 0, 0, "0.12").endswith(f"Known: tpu7x:4x4x8 4×4×16: {next(iter(KNOWN.values()))}.\n")
+    for other in (replace(known, faults=(hops, score)), build_row(case=Case(named, (4, 16, 4)), faults=(hops,))):
+        assert len(list_complaints([other])) == 1
+
+
+# ---- JAX ------------------------------------------------------------------------------------------------------------
+
+
+def test_why_jax_has_no_order_is_told() -> None:
+    ground = Ground.of(CUBE.target, CUBE.slice)
+    assert ask_jax(Case(CUBE.slice, (3, 2)), ground.devices) == (None, "ValueError")
+    assert ask_jax(Case(CUBE.slice, (8, 8)), ground.devices, split=False) == (None, MUST_SPLIT)
+    assert ask_jax(CUBE, [ground.devices[0]] * 64) == (None, "AssertionError")
+    twins = [*ground.devices[:-1], type(ground.devices[0])(**vars(ground.devices[-1]) | {"id": 0})]
+    assert ask_jax(CUBE, twins) == (None, NOT_ONCE)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_counted_round_a_ring_and_cores_are_half_a_hop_apart() -> None:
+    row = np.array([[x, 0, 0] for x in range(16)])
+    ring = Places(row, np.zeros(16, int), np.zeros(16, int), (16, 1, 1), (True, False, False))
+    line = replace(ring, wrap=(False, False, False))
+    turned = np.array([15, *range(15)])
+    assert measure_steps(ring, np.arange(16), (16,)) == measure_steps(ring, turned, (16,)) == [(1, 1.0)]
+    assert measure_steps(line, turned, (16,)) == [(15, 15.0)]
+    assert measure_steps(ring, np.arange(16), (4, 4)) == [(4, 4.0), (1, 1.0)]
+    pairs = replace(ring, coords=row // 2, cores=np.arange(16) % 2)
+    assert measure_steps(pairs, np.arange(16), (8, 2)) == [(1, 1.0), (0, 0.5)]
+    assert measure_steps(pairs, np.arange(16), (16,)) == [(1, 1.5)]
+
+
+def test_a_step_to_another_slice_is_no_hop() -> None:
+    coords = np.array([[x, 0, 0] for x in (0, 3, 0, 1)])
+    places = Places(coords, np.zeros(4, int), np.array([0, 0, 1, 1]), (4, 1, 1), (False,) * 3)
+    assert measure_steps(places, np.arange(4), (2, 2)) == [(0, 0.0), (3, 3.0)]
+    assert measure_steps(places, np.array([0, 2, 1, 3]), (2, 2)) == [(3, 3.0), (0, 0.0)]
+
+
+@pytest.mark.parametrize("name", ["v4-128", "v5e-128", "v6e-64", "v5p-384", "tpu7x-64", "tpu7x-128"])
+def test_the_score_of_any_order_is_the_planner_s_score_of_every_device(name: str) -> None:
+    ground = Ground.of(name, NAMED[name])
+    draw = random.Random(name)
+    count = len(ground.devices)
+    for sizes in draw.sample(list_factorings(count), 4):
+        found = search_layout(sizes, weigh_positions(sizes), ground.topology, ground.topology.order).order
+        for order in (found, tuple(range(count)), found[3:] + found[:3], tuple(draw.sample(range(count), count))):
+            weights = weigh_positions(sizes)
+            expected = score_order(order, sizes, weights, ground.topology)
+            hop = price_hop(ground.topology, 0)
+            assert measure_score(ground.places, np.array(order), sizes, weights, hop) == expected
+            assert max(hops for hops, _ in measure_steps(ground.places, np.array(order), sizes)) == expected.hops
+
+
+# ---- the cases ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12, 64, 90])
+def test_factorings_are_all_ways_to_write_a_number_as_up_to_three_sizes(count: int) -> None:
+    divisors = [size for size in range(2, count + 1) if count % size == 0]
+    expected = {(a, b, c) for a in (1, *divisors) for b in (1, *divisors) for c in (1, *divisors) if a * b * c == count}
+    found = list_factorings(count)
+    assert len(set(found)) == len(found)
+    assert {tuple(size for size in sizes if size > 1) for sizes in expected} == {
+        tuple(size for size in sizes if size > 1) for sizes in found
+    }
+
+
+def test_every_named_slice_has_cases_and_a_sample_depends_on_the_seed_alone() -> None:
+    every, some = list_cases(per_slice=0), list_cases(per_slice=5)
+    assert len(every) == len(some) == 223
+    assert sum(map(len, every)) == count_factorings()
+    assert all(math.prod(case.sizes) == case.slice.device_count for cases in some for case in cases)
+    assert [len(cases) for cases in some] == [min(5, len(cases)) for cases in every]
+    assert list_cases(per_slice=5) == some
+    assert list_cases(per_slice=5, seed=1) != some
+    assert list_cases([NAMED["v5p-896"]], per_slice=5) == [cases for cases in some if cases[0].target == "v5p-896"]
+
+
+def test_cases_on_several_slices_split_their_axes_over_them() -> None:
+    cases = list_several()
+    assert len(set(cases)) == len(cases) == 200
+    assert {find_generation(case.slice) for case in cases} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    for case in cases:
+        assert case.slice_count > 1
+        assert math.prod(case.inner) == case.slice.device_count
+        assert case.target == f"{case.slice_count}*{case.slice.name}"
+    assert list_several() == cases
+
+
+# ---- what is written ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_counts_by_generation_and_tells_what_is_broken() -> None:
+    several = Case(NAMED["v5e-16"], (4, 8), (1, 2))
+    made = [build_row(), build_row(GOOD, GOOD, must_split=False), build_row(GOOD, None), build_row(BAD, GOOD)]
+    lines = build_table([*made, build_row(GOOD, GOOD, case=several)]).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2:] == [
+        "| v5p | 1 | 4 | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 3 | 1 | 1 (50 %) | 1 (50 %) |",
+        "| several slices | 1 | 1 | 0 | 0 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 (0 %) | 0 (0 %) |",
+        "| all | 2 | 5 | 1 | 1 | 2 | 1 | 1 | 2 | 1 | 4 | 1 | 1 (33 %) | 1 (33 %) |",
+    ]
+    told = tell(made, 70, 4, 0, "0.10.2")
+    assert "With jax 0.10.2. 4 of the 70 ways" in told
+    assert "(at most 4 a slice, seed 0), and 0 meshes over several slices" in told
+    assert "it raises: TypeError 1." in told
+
+
+def test_a_line_of_the_csv_has_what_is_known_of_a_case() -> None:
+    several = Case(NAMED["v5e-16"], (4, 8), (1, 2))
+    made = [build_row(), build_row(None, None, method="", case=several)]
+    assert write_rows(made).splitlines() == [
+        "slice,mesh,dcn,must_split,method,hops,jax_hops,cost,jax_cost,jax_failure",
+        "v5p-128,4×16,,yes,torus,1,2,1,2,",
+        "2*v5e-16,4×8,1×2,yes,,,,,,TypeError",
+    ]
+
+
+def test_the_page_and_the_csv_are_written_beside_each_other(tmp_path: Path) -> None:
+    page = tmp_path / "device-order.md"
+    page.write_text("# Mine\n\n<!-- other -->\nkept\n<!-- /other -->\n\n<!-- sweep -->\n<!-- /sweep -->\n\nAfter.\n")
+    assert report([build_row()], "table\n", tmp_path) == 0
+    assert page.read_text() == (
+        "# Mine\n\n<!-- other -->\nkept\n<!-- /other -->\n\n<!-- sweep -->\ntable\n<!-- /sweep -->\n\nAfter.\n"
+    )
+    assert (tmp_path / "device-order-cases.csv").read_text() == write_rows([build_row()])
+    page.unlink()
+    report([build_row()], "table\n", tmp_path)
+    assert page.read_text() == "# Device order\n\n<!-- sweep -->\ntable\n<!-- /sweep -->\n"
+
+
+@pytest.mark.parametrize(
+    "page", ["<!-- a -->", "<!-- /a -->", "<!-- /a --> <!-- a -->", "<!-- a --> <!-- a --> <!-- /a -->"]
+)
+def test_a_page_with_other_marks_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="it needs one each"):
+        put_section(page, "a", "text\n")

@@ -1,0 +1,307 @@
+"""The planner child of a real agent: it is not felt, its refusals are the agent's own, and it may die at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import Client
+from meshwright.errors import ProblemError
+from meshwright.planning.request import answer_request
+from meshwright.testing.hardware import build_devices
+from meshwright.wire.mesh import PlanRequest
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import is_alive, list_children, list_mapped_files, stopped, worker_pid
+
+LARGE = "v5p:16x20x28"
+MESHES = ("dp:56,fsdp:20,tp:8", "dp:28,fsdp:40,tp:8", "pp:4,dp:28,fsdp:10,tp:8")
+POLL_LIMIT_S = 0.5
+"""A poll of /healthz takes 1 ms here; one that waits for a plan of 8,960 devices takes as long as the plan."""
+HEAVY_FILE = re.compile(r"_multiarray|jaxlib|libtpu")
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    """An agent of our own: its planner is killed."""
+    with start_agent(cpu_devices=4) as running:
+        yield running
+
+
+def ask(agent: RunningAgent, **body: Any) -> httpx.Response:
+    return httpx.post(f"{agent.url}/mesh/plan", json=body, timeout=120)
+
+
+def find_planner(agent: RunningAgent) -> int:
+    """Returns the process id of the planner, which must run."""
+    children = list_children(agent.pid) - {worker_pid(agent)}
+    found = [pid for pid in children if b"worker.planner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(found) == 1, children
+    return found[0]
+
+
+@contextlib.contextmanager
+def polling(agent: RunningAgent) -> Iterator[list[float]]:
+    """Asks /healthz again and again for the length of the block; gives how long each answer took."""
+    took_s: list[float] = []
+    ended = threading.Event()
+
+    def poll() -> None:
+        with httpx.Client(base_url=agent.url, timeout=60) as client:
+            while not ended.wait(0.005):
+                began_s = time.perf_counter()
+                client.get("/healthz").raise_for_status()
+                took_s.append(time.perf_counter() - began_s)
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    try:
+        yield took_s
+    finally:
+        ended.set()
+        poller.join(timeout=60)
+
+
+# ---- it is not felt -------------------------------------------------------------------------------------------------
+
+
+def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_lives(host: RunningAgent) -> None:
+    with polling(host) as took_s:
+        replies = [ask(host, mesh=mesh, target=LARGE) for mesh in (*MESHES, *MESHES)]
+    assert [reply.status_code for reply in replies] == [200] * len(replies)
+    assert len(replies[0].json()["plans"][0]["devices"]) == 8960
+    assert len(took_s) > 20
+    assert max(took_s) < POLL_LIMIT_S
+    assert not {path for path in list_mapped_files(host.pid) if HEAVY_FILE.search(path)}
+
+
+def test_a_small_plan_on_this_host_needs_no_planner() -> None:
+    with start_agent(cpu_devices=4) as agent:
+        assert ask(agent, mesh="dp:2,tp:2").status_code == 200
+        assert list_children(agent.pid) <= {worker_pid(agent), *list_probes(agent)}
+
+
+def list_probes(agent: RunningAgent) -> set[int]:
+    """Returns the probes that run just now."""
+    found = set()
+    for pid in list_children(agent.pid):
+        with contextlib.suppress(OSError):
+            if b"worker.probe" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+def test_the_planner_goes_when_nobody_plans() -> None:
+    with start_agent(cpu_devices=2, MESHWRIGHT_IDLE_RELEASE_S="0.2") as agent:
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+        wait_for(lambda: list_children(agent.pid) <= {worker_pid(agent), *list_probes(agent)}, agent, limit_s=10)
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+
+
+# ---- what it answers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"include_devices": False}, {"dcn": "dp:2", "importance": {"dp": 2, "tp": 1}}])
+def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fields: dict[str, Any]) -> None:
+    body = {"mesh": "dp:2,tp:-1", "target": "2*v5e:4x4", **fields}
+    assert ask(host, **body).text == answer_request(PlanRequest.model_validate(body)).model_dump_json()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"mesh": "dp:9", "target": "v5e:2x4"},
+        {"mesh": "dp:4", "target": "v5e:2x4"},
+        {"mesh": "dp:-1,tp:-1", "target": "v5e:2x4"},
+        {"mesh": "dp:8", "target": "v5q:2x4"},
+        {"mesh": "dp:8", "target": "?"},
+        {"mesh": "dp:8", "target": "v5e:2x4", "dcn": "zz:2"},
+        {"mesh": "dp:8", "target": "v5e:2x4", "topology": []},
+        {"mesh": "dp:8", "topology": []},
+    ],
+)
+def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, body: dict[str, Any]) -> None:
+    with pytest.raises(ProblemError) as caught:
+        answer_request(PlanRequest.model_validate(body))
+    refused, reply = caught.value, ask(host, **body)
+    said = reply.json()
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert (reply.status_code, said["code"], said["detail"], said["hint"], said["errors"]) == (
+        refused.status,
+        refused.code,
+        refused.detail,
+        refused.hint,
+        [dict(entry) for entry in refused.errors],
+    )
+
+
+def test_a_plan_for_a_target_is_kept_for_the_ranks_of_a_job(host: RunningAgent) -> None:
+    with Client(host.url) as client:
+        plan = client.plan("dp:56,tp:8", target="v5p:4x4x28")
+        assert client.get_plan(plan.fingerprint) == plan
+        bare = client.plan("dp:2,tp:-1", target="v5e:4x4", include_devices=False)
+        assert bare.devices is None
+        assert len(client.get_plan(bare.fingerprint).devices or ()) == 16
+
+
+def test_the_query_asks_what_the_body_asks(host: RunningAgent) -> None:
+    query = "mesh=dp:2,tp:-1&target=2*h100:8&dcn=dp:2&importance=tp:8,dp:1"
+    by_query = httpx.get(f"{host.url}/mesh/plan?{query}").text
+    importance = {"tp": 8, "dp": 1}
+    assert by_query == ask(host, mesh="dp:2,tp:-1", target="2*h100:8", dcn="dp:2", importance=importance).text
+
+
+def test_a_host_of_many_devices_is_planned_with_its_health() -> None:
+    with start_agent(cpu_devices=80) as agent:
+        plan = ask(agent, mesh="x:-1").json()["plans"][0]
+        assert plan["mesh_shape"] == {"x": 80}
+        assert b"worker.planner" in Path(f"/proc/{find_planner(agent)}/cmdline").read_bytes()
+
+
+# ---- large bodies ---------------------------------------------------------------------------------------------------
+
+
+def build_hosts(count: int) -> list[dict[str, Any]]:
+    """Returns what the agents of so many hosts of 8 GPUs answer to GET /devices."""
+    hosts = []
+    for number in range(count):
+        name = f"gpu-{number}"
+        devices = build_devices("h100:8").model_dump(mode="json")
+        devices["host"] |= {"name": name, "boot_id": name}
+        for device in devices["devices"]:
+            device |= {"host": name, "uuid": f"GPU-{number}-{device['local_index']}"}
+        hosts.append(devices)
+    return hosts
+
+
+def test_a_topology_of_megabytes_is_planned_and_not_felt(host: RunningAgent) -> None:
+    body = {"mesh": "dp:200,tp:8", "topology": build_hosts(200)}
+    assert len(json.dumps(body)) > 1 << 20
+    with polling(host) as took_s:
+        reply = ask(host, **body)
+    assert reply.status_code == 200, reply.text[:2000]
+    assert {device["host"] for device in reply.json()["plans"][0]["devices"]} == {f"gpu-{n}" for n in range(200)}
+    assert max(took_s) < POLL_LIMIT_S
+
+
+def test_a_large_body_is_read_as_strictly_as_a_small_one(host: RunningAgent) -> None:
+    filler = " " * (1 << 17)
+    headers = {"Content-Type": "application/json"}
+    for text, field in (
+        ('{"mesh": "x:4", "mesh": "x:2"}', "body"),
+        ('{"mesh": "x:4", "colour": 1}', "colour"),
+        ('{"mesh": 8}', "mesh"),
+        ("[" * 100_000, "body"),
+    ):
+        reply = httpx.post(f"{host.url}/mesh/plan", content=text + filler, headers=headers, timeout=60)
+        assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, field)
+    reply = httpx.post(f"{host.url}/mesh/plan", content='{"mesh": "x:4"}' + filler, headers=headers, timeout=60)
+    assert reply.json()["plans"][0]["mesh_shape"] == {"x": 4}
+
+
+def test_the_limit_of_a_body_is_a_setting_of_its_own() -> None:
+    with start_agent(cpu_devices=1, MESHWRIGHT_PLAN_BODY_LIMIT_BYTES="2048") as agent:
+        reply = ask(agent, mesh="x:1", topology=[{"filler": "x" * 4096}])
+        assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
+        assert "MESHWRIGHT_PLAN_BODY_LIMIT_BYTES" in reply.json()["hint"]
+
+
+# ---- when it dies ---------------------------------------------------------------------------------------------------
+
+
+def send_plan(agent: RunningAgent) -> http.client.HTTPConnection:
+    """Returns the connection of a request for a plan that the agent has handed to its planner."""
+    url = httpx.URL(agent.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/mesh/plan", '{"mesh": "dp:8", "target": "v5e:2x4"}', headers)
+    for _ in range(10):  # each is a turn of the agent's loop after the one that took the request
+        assert httpx.get(f"{agent.url}/healthz").status_code == 200
+    return connection
+
+
+def test_a_planner_that_is_killed_at_work_is_told_and_the_next_request_is_answered(host: RunningAgent) -> None:
+    assert ask(host, mesh="dp:8", target="v5e:2x4").status_code == 200
+    planner = find_planner(host)
+    with stopped(planner), contextlib.closing(send_plan(host)) as asking:
+        os.kill(planner, signal.SIGKILL)
+        reply = asking.getresponse()
+        said = json.loads(reply.read())
+    assert (reply.status, said["code"]) == (503, "worker_crashed")
+    assert "plan was asked of the planner worker" in said["detail"]
+    assert "ask again" in said["hint"]
+    assert ask(host, mesh="dp:8", target="v5e:2x4").status_code == 200
+    assert not is_alive(planner)
+
+
+def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered() -> None:
+    with start_agent(cpu_devices=2, MESHWRIGHT_PLAN_TIMEOUT_S="2") as agent:
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+        planner = find_planner(agent)
+        with stopped(planner):
+            reply = ask(agent, mesh="dp:8", target="v5e:2x4")
+        assert (reply.status_code, reply.json()["code"]) == (503, "worker_timeout")
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+        assert not is_alive(planner)
+
+
+def test_an_agent_that_is_stopped_while_it_plans_leaves_and_takes_the_planner_with_it() -> None:
+    with start_agent(cpu_devices=2) as agent:
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+        planner = find_planner(agent)
+        with stopped(planner), contextlib.closing(send_plan(agent)):
+            assert agent.stop() == 0
+        wait_for(lambda: not is_alive(planner), limit_s=5)
+        assert "Traceback" not in agent.log_text()
+
+
+# ---- without an agent -----------------------------------------------------------------------------------------------
+
+
+def run(*command: str) -> str:
+    """Returns what a command of this installation prints; it must succeed."""
+    name, *arguments = command
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MESHWRIGHT_", "JAX_"))}
+    done = subprocess.run(
+        [Path(sys.executable).with_name(name), *arguments],
+        env=inherited,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_an_agent_the_same_bytes_are_printed(host: RunningAgent) -> None:
+    answered = ask(host, mesh="dp:56,tp:8", target="v5p:4x4x28", importance={"dp": 1, "tp": 8}).text + "\n"
+    options = ("--target", "v5p:4x4x28", "--importance", "dp:1,tp:8", "--json")
+    assert run("meshwright-agent", "plan", "--mesh", "dp:56,tp:8", *options) == answered
+    assert run("meshwright", "plan", "dp:56,tp:8", "--local", *options) == answered
+    assert run("meshwright", "--url", host.url, "plan", "dp:56,tp:8", *options) == answered
+
+
+def test_without_an_agent_this_host_is_planned_on_as_its_agent_would(host: RunningAgent) -> None:
+    options = ("--mesh", "dp:2,tp:-1", "--cpu-devices", "4", "--json")
+    assert run("meshwright-agent", "plan", *options) == ask(host, mesh="dp:2,tp:-1").text + "\n"
+
+
+def test_a_kept_topology_is_planned_on_as_the_agent_plans_on_it(host: RunningAgent, tmp_path: Path) -> None:
+    devices = httpx.get(f"{host.url}/devices").text
+    (tmp_path / "devices.json").write_text(devices)
+    local = run("meshwright", "plan", "dp:2,tp:-1", "--local", "--topology", str(tmp_path / "devices.json"), "--json")
+    assert local == ask(host, mesh="dp:2,tp:-1", topology=[json.loads(devices)]).text + "\n"

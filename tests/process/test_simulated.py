@@ -1,0 +1,136 @@
+"""An agent that simulates, as a process: it answers as any agent, says what it is, and touches nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import Client
+from meshwright.planning.request import answer_request
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import PlanRequest
+from tests.agents import RunningAgent, start_agent
+from tests.process.living import ask, await_state, list_children
+
+TARGET = "64*h100:8"
+ROUTES = (
+    "/healthz",
+    "/readyz",
+    "/health",
+    "/devices",
+    "/devices?format=text",
+    "/mesh/plan?mesh=dp:64,tp:8",
+    "/batch-size",
+    "/batch-size?hardware=h100&batch=256",
+    "/placement/bench",
+    "/runs",
+    "/environment",
+    "/metrics",
+    "/targets",
+    "/openapi.json",
+    "/docs",
+    "/",
+)
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[RunningAgent]:
+    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE=TARGET) as agent:
+        yield agent
+
+
+def test_every_route_answers_and_no_child_looks_at_the_host(simulated: RunningAgent) -> None:
+    for route in ROUTES:
+        assert httpx.get(f"{simulated.url}{route}", timeout=30).status_code == 200, route
+    started = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[4] for pid in list_children(simulated.pid)}
+    assert started <= {b"meshwright_agent.worker.planner"}
+
+
+def test_it_is_ready_at_once_and_says_that_it_simulates(simulated: RunningAgent) -> None:
+    assert httpx.get(f"{simulated.url}/readyz").text == f"ready: simulated {TARGET}, no device is here\n"
+    assert f"simulates {TARGET}" in simulated.log_text()
+
+
+def test_the_devices_are_the_targets(simulated: RunningAgent) -> None:
+    topology = build_target(TARGET)
+    with Client(simulated.url) as client:
+        devices = client.devices()
+        text = client.devices_text()
+    assert [(d.host, d.local_index) for d in devices.devices] == [(d.host, d.local_index) for d in topology.devices]
+    assert {device.basis for device in devices.devices} == {"declared"}
+    assert [notice.code for notice in devices.warnings] == ["simulated"]
+    assert "simulates" in text
+
+
+def test_nothing_is_healthy_but_the_agents_own_store(simulated: RunningAgent) -> None:
+    await_state(simulated, "store", "healthy")
+    await_state(simulated, "simulated", "unknown")
+    health = ask(simulated, "/health")
+    assert {part["name"]: part["state"] for part in health["components"]} == {
+        "simulated": "unknown",
+        "store": "healthy",
+    }
+    assert health["state"] == "unknown"
+
+
+def test_a_plan_on_it_is_that_of_the_target_and_says_that_it_is_of_a_simulation(simulated: RunningAgent) -> None:
+    (plan,) = ask(simulated, "/mesh/plan?mesh=dp:64,tp:8")["plans"]
+    (of_target,) = answer_request(PlanRequest(mesh="dp:64,tp:8", target=TARGET)).plans
+    assert plan["fingerprint"] == of_target.fingerprint
+    assert [notice["code"] for notice in plan["warnings"]].count("simulated") == 1
+    assert ask(simulated, f"/mesh/plan/{plan['fingerprint']}")["plans"] == [plan]
+
+
+@pytest.mark.parametrize("path", ["/placement/bench", "/devices/release"])
+def test_what_needs_hardware_is_refused(simulated: RunningAgent, path: str) -> None:
+    reply = httpx.post(f"{simulated.url}{path}", json={})
+    said: dict[str, Any] = reply.json()
+    assert (reply.status_code, said["code"]) == (422, "invalid_request")
+    assert TARGET in said["detail"]
+    assert "real hardware" in said["hint"]
+
+
+def test_scrapes_can_tell_it_from_hardware(simulated: RunningAgent, agent: RunningAgent) -> None:
+    assert "\nmeshwright_simulated 1.0\n" in httpx.get(f"{simulated.url}/metrics").text
+    assert "\nmeshwright_simulated 0.0\n" in httpx.get(f"{agent.url}/metrics").text
+
+
+def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: RunningAgent) -> None:
+    command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url]
+    check = subprocess.run([*command, "check"], capture_output=True, text=True, timeout=60, check=False)
+    assert check.returncode == 1
+    assert "simulated" in check.stdout
+    plan = subprocess.run([*command, "plan", "dp:64,tp:8"], capture_output=True, text=True, timeout=60, check=False)
+    assert plan.returncode == 0, plan.stderr
+    assert f"warning: this agent simulates {TARGET}" in plan.stderr
+
+
+def test_the_lists_of_9000_simulated_chips_are_not_written_while_others_wait() -> None:
+    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="v5p:16x20x28") as agent:
+        assert len(ask(agent, "/mesh/plan?mesh=dp:56,fsdp:20,tp:8")["plans"][0]["devices"]) == 8960
+        for route in ("/devices", "/metrics"):  # written before the first request; no series of each device
+            began_s = time.perf_counter()
+            assert httpx.get(f"{agent.url}{route}", timeout=30).status_code == 200
+            assert time.perf_counter() - began_s < 0.3, route
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--simulate", "v5q:4x4"], "did you mean"),
+        (["--simulate", "h100:8", "--cpu-devices", "8"], "stands beside cpu_devices"),
+    ],
+)
+def test_what_cannot_be_simulated_ends_with_2_and_the_reason(tmp_path: Path, flags: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--state-dir", str(tmp_path), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,145 @@
+"""The split over granules as a request says it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
+from meshwright.planning.dcn import read_dcn
+from meshwright.planning.mesh import plan_mesh
+from meshwright.spec import MeshSpec
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import Plan, PlanRequest
+from tests.fakes.topologies import drop_devices, join_topologies
+
+SPEC = MeshSpec.parse("dp:4,fsdp:6,tp:8")
+
+
+@pytest.mark.parametrize(
+    ("asked", "granules", "split"),
+    [
+        ("dp:2", 2, (2, 1, 1)),
+        ("dp:4", 4, (4, 1, 1)),
+        ({"fsdp": 3}, 3, (1, 3, 1)),
+        ("fsdp:3,dp:2", 6, (2, 3, 1)),
+        ("dp:2,fsdp:-1", 6, (2, 3, 1)),
+        ("dp:-1", 2, (2, 1, 1)),
+        ({"tp": -1}, 8, (1, 1, 8)),
+        ("dp:1", 1, (1, 1, 1)),
+        ("dp:-1", 1, (1, 1, 1)),
+    ],
+)
+def test_a_split_names_axes_in_any_order_and_those_left_out_stay_whole(
+    asked: Any, granules: int, split: tuple[int, ...]
+) -> None:
+    assert read_dcn(asked, SPEC, [192 // granules] * granules) == split
+
+
+def refuse(kind: type[RequestError], asked: Any, granules: list[int], spec: MeshSpec = SPEC) -> RequestError:
+    with pytest.raises(kind) as caught:
+        read_dcn(asked, spec, granules)
+    assert caught.value.errors[0]["field"] == "dcn"
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("asked", ["", "dp", "dp:0", "dp:2,dp:2", "dp:-1,tp:-1", "dp:-2", {}, {"dp": 0}, "dp:1.5"])
+def test_what_is_no_split_is_refused_with_one_that_is(asked: Any) -> None:
+    error = refuse(InvalidRequestError, asked, [96, 96])
+    assert error.detail.startswith("dcn: ")
+    assert '"dp:2"' in error.hint
+
+
+@pytest.mark.parametrize("asked", ["pp:2", "DP:2", "dp:2,x:1"])
+def test_an_axis_that_is_not_in_the_mesh_is_refused_with_those_that_are(asked: str) -> None:
+    error = refuse(InvalidRequestError, asked, [96, 96])
+    assert "is not in mesh dp:4,fsdp:6,tp:8" in error.detail
+    assert error.hint == "use one of dp, fsdp, tp"
+
+
+@pytest.mark.parametrize(
+    ("asked", "granules"),
+    [("dp:4", 2), ("dp:2", 4), ("dp:2,tp:2", 2), ("dp:3", 3), ("dp:-1,fsdp:4", 4), ("dp:2,fsdp:-1", 3), ("tp:1", 2)],
+)
+def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: str, granules: int) -> None:
+    error = refuse(PlanInfeasibleError, asked, [24] * granules)
+    assert f"there are {granules} granules" in error.detail
+    assert f"together they multiply to {granules}" in error.errors[0]["message"]
+    offered = error.hint.removeprefix("use dcn ").removesuffix(", or leave it out")
+    assert math.prod(read_dcn(offered, SPEC, [24] * granules)) == granules
+
+
+def test_where_no_split_fits_none_is_offered() -> None:
+    assert refuse(PlanInfeasibleError, "dp:5", [24] * 5).hint == "leave it out"
+
+
+def test_granules_of_different_sizes_are_not_split() -> None:
+    error = refuse(PlanInfeasibleError, "dp:2", [8, 16])
+    assert "they have 8, 16 devices; a split needs as many in each" in error.detail
+    assert error.hint == "leave dcn out, or choose devices of equal granules in `devices`"
+
+
+PARTS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3)
+
+
+@given(PARTS, st.data())
+def test_a_written_split_is_read_back_with_and_without_its_rest(
+    parts: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    names = "abc"[: len(parts)]
+    spec = MeshSpec(tuple((name, outer * inner) for name, (outer, inner) in zip(names, parts, strict=True)))
+    split = tuple(outer for outer, _ in parts)
+    granules = [math.prod(inner for _, inner in parts)] * math.prod(split)
+    asked = dict(zip(names, split, strict=True))
+    assert read_dcn(asked, spec, granules) == split
+    free = data.draw(st.sampled_from(names))
+    assert read_dcn({**asked, free: -1}, spec, granules) == split
+
+
+# ---- in a plan ------------------------------------------------------------------------------------------------------
+
+
+def plan(target: str, mesh: str, **more: Any) -> Plan:
+    (made,) = plan_mesh(PlanRequest(mesh=mesh, **more), build_target(target)).plans
+    return made
+
+
+def test_a_plan_keeps_to_the_split_though_another_one_costs_less() -> None:
+    free, bound = plan("2*v5e:4x4", "dp:4,tp:8"), plan("2*v5e:4x4", "dp:4,tp:8", dcn="tp:2")
+    assert [axis.dcn_size for axis in free.axes] == [2, 1]
+    assert [axis.dcn_size for axis in bound.axes] == [1, 2]
+    assert bound.axes[1].link == "dcn"
+    assert free.score is not None
+    assert bound.score is not None
+    assert (free.score.crossing or 0) < (bound.score.crossing or 0)
+    assert plan("2*v5e:4x4", "dp:4,tp:8", dcn={"dp": -1}).fingerprint == free.fingerprint
+
+
+def test_an_nvlink_domain_is_one_granule() -> None:
+    assert [axis.dcn_size for axis in plan("36*gb200:4", "dp:2,tp:72", dcn="dp:2").axes] == [2, 1]
+    with pytest.raises(PlanInfeasibleError, match="there are 2 granules"):
+        plan("36*gb200:4", "dp:36,tp:4", dcn="dp:36")
+
+
+def test_granules_are_counted_as_the_plan_uses_them() -> None:
+    uneven = join_topologies(build_target("v5e:2x4"), drop_devices(build_target("v5e:2x4"), {7}))
+    with pytest.raises(PlanInfeasibleError, match="they have 7, 8 devices"):
+        plan_mesh(PlanRequest(mesh="dp:3,tp:5", dcn="dp:3"), uneven)
+    half = [f"host-{host}/{place}" for host in range(2) for place in range(4)]
+    assert plan("2*h100:8", "dp:2,tp:4", dcn="dp:2", devices=half).axes[0].dcn_size == 2
+
+
+@pytest.mark.xfail(strict=True, reason="only the set with the fewest slow links is tried")
+@pytest.mark.parametrize(
+    ("mesh", "more"), [("dp:2,tp:6", {}), ("dp:2,tp:4", {}), ("dp:2,tp:4", {"allow_unused": True})]
+)
+def test_devices_that_are_chosen_by_number_are_chosen_so_that_the_split_fits(mesh: str, more: dict[str, Any]) -> None:
+    count = MeshSpec.parse(mesh).device_count
+    made = plan("2*h100:8", mesh, dcn="dp:2", **(more or {"devices": {"count": count}}))
+    assert [len(granule.used_positions or ()) for granule in made.granules] == [count // 2] * 2
+    assert [axis.dcn_size for axis in made.axes] == [2, 1]

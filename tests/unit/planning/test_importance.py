@@ -1,0 +1,136 @@
+"""How much each axis counts: by what is given, by name, by order."""
+
+from __future__ import annotations
+
+from itertools import pairwise, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.importance import (
+    CROSSING_RATIO,
+    RANK_RATIO,
+    Weights,
+    check_importance,
+    weigh_axes,
+    weigh_positions,
+)
+
+RANKS = [
+    ["tp", "tensor", "model", "mp", "mdl", "tensor_transpose", "tensor_sequence", "autoregressive"],
+    ["sp", "cp", "sequence", "seq", "context", "context_autoregressive"],
+    ["ep", "expert", "experts"],
+    ["fsdp", "fsdp_transpose", "shard", "zero"],
+    ["dp", "data", "replica", "batch"],
+    ["pp", "pipe", "pipeline", "stage"],
+]
+"""Names that mean the same kind of axis, most traffic first."""
+
+KNOWN = [name for names in RANKS for name in names]
+
+
+def weigh(*names: str, sizes: tuple[int, ...] | None = None) -> Weights:
+    return weigh_axes(names, sizes or (2,) * len(names))
+
+
+@pytest.mark.parametrize(("more", "less"), list(pairwise(RANKS)))
+def test_axes_rank_by_their_names_wherever_they_stand(more: list[str], less: list[str]) -> None:
+    for one in more:
+        for other in less:
+            assert weigh(one, other) == Weights((1, 1 / 4), (1, 1 / 64))
+            assert weigh(other, one) == Weights((1 / 4, 1), (1 / 64, 1))
+
+
+def test_six_axes_are_a_ladder_in_any_order() -> None:
+    for names in permutations(["tp", "cp", "ep", "fsdp", "dp", "pp"]):
+        inside = dict(zip(names, weigh(*names).inside, strict=True))
+        assert inside == {"tp": 1, "cp": 4**-1, "ep": 4**-2, "fsdp": 4**-3, "dp": 4**-4, "pp": 4**-5}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_case_does_not_matter(name: str) -> None:
+    least = "pp" if name in RANKS[4] else "data"
+    assert weigh(name.upper(), least.capitalize()) == weigh(name, least)
+
+
+def test_names_of_one_rank_count_by_order_the_inner_one_more() -> None:
+    assert weigh("tensor", "model").inside == (1 / 4, 1)
+    assert weigh("sp", "cp", "dp").inside == (1 / 4, 1, 1 / 16)
+
+
+@given(st.permutations(["tp", "cp", "ep", "fsdp", "dp", "pp"]), st.integers(0, 5))
+def test_one_unknown_name_among_known_ones_makes_order_count(names: list[str], place: int) -> None:
+    names[place] = "x"
+    assert weigh(*names) == weigh_positions((2,) * 6)
+
+
+def test_an_unknown_name_of_size_1_does_not_matter() -> None:
+    assert weigh("x", "tp", "dp", sizes=(1, 2, 4)) == Weights((0, 1, 1 / 4), (0, 1, 1 / 64))
+
+
+def test_the_worked_examples() -> None:
+    assert weigh_axes(("tp", "dp"), (8, 4)).inside == (1, 1 / 4)
+    assert weigh_axes(("x", "y"), (8, 4)).inside == (1 / 4, 1)
+
+
+SIZES = st.lists(st.integers(1, 9), max_size=6).map(tuple)
+
+
+@given(SIZES)
+def test_inner_axes_count_more_each_by_the_ratio_and_those_of_size_1_nothing(sizes: tuple[int, ...]) -> None:
+    found = weigh_positions(sizes)
+    for weights, ratio in zip(found, (RANK_RATIO, CROSSING_RATIO), strict=True):
+        assert [weight > 0 for weight in weights] == [size > 1 for size in sizes]
+        wide = [weight for weight in weights if weight]
+        assert wide == [ratio**-step for step in reversed(range(len(wide)))]
+
+
+def test_one_axis_more_outside_of_all_counts_nothing() -> None:
+    assert weigh_positions((2, 2)).lead() == Weights((0, 1 / 4, 1), (0, 1 / 64, 1))
+
+
+# ---- as given -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_given_counts_rather_than_names_and_alike_inside_and_between_granules() -> None:
+    found = weigh_axes(("tp", "dp", "pp"), (2, 2, 2), {"tp": 1e9, "dp": 4e9, "pp": 0})
+    assert found == Weights((1 / 4, 1, 0), (1 / 4, 1, 0))
+
+
+@given(st.lists(st.just(0.0) | st.floats(1e-6, 1e12), min_size=1, max_size=5), st.sampled_from([0.5, 2.0, 1024.0]))
+def test_only_ratios_count(figures: list[float], unit: float) -> None:
+    names = [f"a{place}" for place in range(len(figures))]
+    sizes = (2,) * len(names)
+    one = weigh_axes(names, sizes, dict(zip(names, figures, strict=True)))
+    other = weigh_axes(names, sizes, {name: unit * figure for name, figure in zip(names, figures, strict=True)})
+    assert one.inside == pytest.approx(other.inside)
+    assert max(one.inside) == (1 if any(figures) else 0)
+
+
+def test_an_axis_of_size_1_counts_nothing_whatever_is_given() -> None:
+    assert weigh_axes(("a", "b"), (1, 4), {"a": 100, "b": 2}).inside == (0, 1)
+    assert weigh_axes(("a",), (1,), {"a": 100}).inside == (0,)
+
+
+@pytest.mark.parametrize(
+    ("importance", "words"),
+    [
+        ({"dp": 1.0}, "axis 'tp' is left out"),
+        ({}, "axis 'dp' is left out"),
+        ({"dp": 1.0, "tp": 2.0, "pp": 3.0}, "axis 'pp' is not in the mesh"),
+        ({"dp": 1.0, "TP": 2.0}, "axis 'TP' is not in the mesh"),
+    ],
+)
+def test_importance_has_a_figure_for_each_axis_or_is_refused_with_one_that_has(
+    importance: dict[str, float], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_importance(importance, ("dp", "tp"))
+    assert words in caught.value.detail
+    assert "(dp, tp)" in caught.value.detail
+    assert caught.value.errors[0]["field"] == "importance"
+    assert "such as dp:1,tp:2, or leave it out" in caught.value.hint
+    assert check_importance({"dp": 1, "tp": 2}, ("dp", "tp")) == {"dp": 1, "tp": 2}
+    assert check_importance(None, ("dp", "tp")) is None

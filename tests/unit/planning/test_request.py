@@ -1,0 +1,133 @@
+"""Which hardware a request means, and what its answer takes over from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InvalidMeshError, InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.request import answer_request, find_topology, parse_importance
+from meshwright.testing.hardware import build_devices
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import PlanRequest
+
+HERE = Topology.of(build_devices("cpu:8"))
+NOTICE = Notice(code="simulated", message="nothing is here")
+
+
+def ask(**fields: Any) -> PlanRequest:
+    return PlanRequest.model_validate({"mesh": "dp:2,tp:-1", **fields})
+
+
+def look() -> Topology:
+    raise AssertionError("this host was looked at, and nobody had asked for it")
+
+
+def refuse(request: PlanRequest, kind: type[Exception] = InvalidRequestError) -> Any:
+    with pytest.raises(kind) as caught:
+        find_topology(request)
+    return caught.value
+
+
+# ---- which hardware -------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_names_no_hardware_means_this_host() -> None:
+    for here in (HERE, lambda: HERE):
+        found = find_topology(ask(), here)
+        assert (found.topology, found.target, found.is_here) == (HERE, None, True)
+
+
+def test_a_target_is_built_and_named_as_it_is_written_and_this_host_is_not_looked_at() -> None:
+    found = find_topology(ask(target="V5P-8"), look)
+    assert found.topology == build_target("v5p:2x2x1")
+    assert (found.target, found.is_here) == ("v5p:2x2x1", False)
+
+
+def test_replies_of_agents_are_joined_and_this_host_is_not_looked_at() -> None:
+    reply = build_devices("h100:8").model_dump(mode="json")
+    assert len(find_topology(ask(topology=reply), look).topology.devices) == 8
+    assert find_topology(ask(topology=[reply]), look) == find_topology(ask(topology=reply), look)
+    doubled = refuse(ask(topology=[reply, reply]), PlanInfeasibleError)
+    assert doubled.errors[0]["field"] == "topology"
+
+
+def test_a_target_and_a_topology_together_are_refused() -> None:
+    refused = refuse(ask(target="h100:8", topology=[]))
+    assert refused.errors[0]["field"] == "target"
+    assert "leave out target, or leave out topology" in refused.hint
+
+
+def test_where_there_is_no_host_a_request_names_its_hardware() -> None:
+    assert "v5p:4x4x4" in refuse(ask()).hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "field"),
+    [
+        ({"target": "?"}, InvalidRequestError, "target"),
+        ({"target": "v5q:4x4"}, PlanInfeasibleError, "target"),
+        ({"topology": []}, PlanInfeasibleError, "topology"),
+    ],
+)
+def test_hardware_that_is_none_is_refused_with_its_field(
+    fields: dict[str, Any], kind: type[Exception], field: str
+) -> None:
+    assert refuse(ask(**fields), kind).errors[0]["field"] == field
+
+
+# ---- the answer -----------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_the_plan_of_what_was_found() -> None:
+    request = ask(target="2*v5e:2x2", dcn="dp:2")
+    plans = answer_request(request)
+    assert plans == plan_mesh(request, build_target("2*v5e:2x2"), target="2*v5e:2x2")
+    assert plans.plans[0].target == "2*v5e:2x2"
+
+
+def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone() -> None:
+    here = answer_request(ask(mesh="x:-1"), HERE, health={3: "unhealthy"}, notices=(NOTICE,)).plans[0]
+    there = answer_request(ask(mesh="x:-1", target="cpu:8"), HERE, health={3: "unhealthy"}, notices=(NOTICE,)).plans[0]
+    assert here.mesh_shape == {"x": 7}
+    assert NOTICE in here.warnings
+    assert there.mesh_shape == {"x": 8}
+    assert NOTICE not in there.warnings
+
+
+def test_fields_that_only_a_newer_client_knows_are_told() -> None:
+    plans = answer_request(ask(schema_version="9", colour="red"), HERE)
+    assert [(notice.code, "colour" in notice.message) for notice in plans.warnings] == [("fields_ignored", True)]
+    assert answer_request(ask(), HERE).warnings == ()
+
+
+def test_a_wrong_mesh_is_refused_on_any_hardware() -> None:
+    with pytest.raises(InvalidMeshError):
+        answer_request(ask(mesh="dp:0", target="h100:8"))
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+weights = st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True), st.floats(0, 1e300), min_size=1)
+
+
+@given(weights=weights)
+def test_weights_are_read_as_they_are_written(weights: dict[str, float]) -> None:
+    assert parse_importance(",".join(f" {name} : {value!r}" for name, value in weights.items())) == weights
+
+
+@given(text=st.text(max_size=30))
+def test_any_text_is_weights_that_a_request_takes_or_is_refused_as_such(text: str) -> None:
+    field = ""
+    try:
+        found = parse_importance(text)
+    except InvalidRequestError as refused:
+        found, field = parse_importance(refused.hint.removeprefix("write ")), refused.errors[0]["field"]
+    assert ask(importance=found).importance == found
+    assert field in {"", "importance"}

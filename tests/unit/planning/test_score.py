@@ -1,0 +1,332 @@
+"""What an order costs: by its cuts and by every device alike; links, crossing, names."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.planning.granules import interleave_granules, list_splits, price_split
+from meshwright.planning.importance import Weights, weigh_positions
+from meshwright.planning.jax_order import Slice
+from meshwright.planning.order import cut_like_jax, list_grid, search_layout
+from meshwright.planning.score import (
+    AxisScore,
+    Score,
+    count_links,
+    find_best,
+    list_edges,
+    list_lines,
+    list_members,
+    score_cuts,
+    score_order,
+)
+from meshwright.planning.torus import TorusOrder, price_axis, search_torus
+from meshwright.topology.assemble import build_target
+from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link
+from meshwright.topology.model import Topology
+from meshwright.topology.torus import Dimension, Grid, read_grid
+from tests.fakes.topologies import build_dgx1, build_tpu, change_device
+
+Sizes = tuple[int, ...]
+
+HOP = PCIE_4_X16_BYTES_PER_S / 45e9
+"""One ICI link of a v5e or v4, one way."""
+
+
+def build_slice(shape: Sizes, wrap: tuple[bool, ...], cores: int = 1) -> Topology:
+    """A slice that says its shape and wrap, and lists no link."""
+    made = build_tpu(shape, kind="TPU7x" if cores > 1 else "TPU v4", cores=cores, with_links=False)
+    granule = made.granules[0].model_copy(update={"shape": shape, "wrap": wrap})
+    return Topology(made.devices, (), (granule,))
+
+
+def read_whole(topology: Topology) -> Grid:
+    grid = read_grid(topology, topology.order)
+    assert grid is not None
+    return grid
+
+
+# ---- one score, however it is found ---------------------------------------------------------------------------------
+
+
+@st.composite
+def draw_cases(draw: st.DrawFn) -> tuple[Topology, Sizes, Weights]:
+    """A whole slice with any wrap, a mesh whose sizes are made of its prime factors, and any weights."""
+    lengths = draw(st.sampled_from([(2,), (4,), (6,), (2, 2), (2, 3), (4, 4), (3, 6), (8, 4), (2, 2, 2), (4, 2, 5)]))
+    lengths = tuple(draw(st.permutations(lengths)))
+    shape = (*lengths, 1, 1)[:3]
+    topology = build_slice(shape, tuple(draw(st.booleans()) for _ in shape), draw(st.sampled_from([1, 2])))
+    sizes = [1] * draw(st.integers(1, 3))
+    for prime in list_primes(len(topology.devices)):
+        sizes[draw(st.integers(0, len(sizes) - 1))] *= prime
+    weights = tuple(draw(st.sampled_from([0.0, 0.25, 0.3, 1.0])) for _ in sizes)
+    return topology, tuple(sizes), Weights(weights, weights)
+
+
+def list_primes(number: int) -> list[int]:
+    prime = next((p for p in range(2, number + 1) if number % p == 0), None)
+    return [] if prime is None else [prime, *list_primes(number // prime)]
+
+
+def compare(cuts: TorusOrder, topology: Topology, grid: Grid, sizes: Sizes, weights: Weights) -> None:
+    order = list_grid(cuts, grid)
+    told, measured = score_cuts(cuts, topology, order[0], weights), score_order(order, sizes, weights, topology)
+    assert told.key == pytest.approx(measured.key)
+    for one, other in zip(told.axes, measured.axes, strict=True):
+        assert (one.step, one.colours, one.granules) == (other.step, other.colours, other.granules)
+        assert (one.cost, one.links) == pytest.approx((other.cost, other.links))
+
+
+@given(draw_cases())
+@settings(deadline=None, max_examples=150)
+def test_cuts_tell_what_every_device_tells(case: tuple[Topology, Sizes, Weights]) -> None:
+    topology, sizes, weights = case
+    grid = read_whole(topology)
+    found = search_torus(sizes, grid.dimensions, weights.inside)
+    assert found is not None
+    compare(found, topology, grid, sizes, weights)
+
+
+@given(draw_cases())
+@settings(deadline=None, max_examples=100)
+def test_cuts_that_are_run_through_as_jax_does_tell_the_same_as_every_device(
+    case: tuple[Topology, Sizes, Weights],
+) -> None:
+    topology, sizes, weights = case
+    grid = read_whole(topology)
+    x, y, z = topology.find_granule(0).shape or ()
+    cores = len(topology.devices) // (x * y * z)
+    theirs = cut_like_jax(sizes, weights, grid.dimensions, Slice("TPU7x" if cores > 1 else "TPU v4", (x, y, z), cores))
+    if isinstance(theirs, TorusOrder):
+        compare(theirs, topology, grid, sizes, weights)
+    else:
+        assert cores > 1, "a v4 has no fixed order"
+
+
+SLICES = [build_target(name) for name in ("v5e:8x8", "v5p:4x4x8", "v5p:4x4x12", "tpu7x:4x4x4", "v4:4x4x8_twisted")]
+
+
+@given(st.sampled_from(SLICES), st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_box_inside_a_slice_is_scored_alike_by_cuts_and_by_every_device(
+    topology: Topology, data: st.DataObject
+) -> None:
+    shape = topology.find_granule(0).shape or ()
+    low = [data.draw(st.integers(0, size - 1)) for size in shape]
+    high = [data.draw(st.integers(start + 1, size)) for start, size in zip(low, shape, strict=True)]
+    chosen = [
+        index
+        for index in topology.order
+        if all(a <= c < b for a, c, b in zip(low, topology.devices[index].coords or (), high, strict=True))
+    ]
+    sizes = [1, 1]
+    for prime in list_primes(len(chosen)):
+        sizes[data.draw(st.integers(0, 1))] *= prime
+    weights = weigh_positions(sizes)
+    found = search_layout(tuple(sizes), weights, topology, chosen)
+    assert found.score is not None
+    assert found.score.key == pytest.approx(score_order(found.order, sizes, weights, topology).key)
+    assert found.plain is not None
+    assert found.score.key <= found.plain.key
+
+
+@given(st.permutations(range(8)), st.sampled_from([build_target("v5e:2x4"), build_dgx1(), build_target("2*h100:4")]))
+@settings(deadline=None)
+def test_what_devices_are_called_changes_no_score(names: list[int], topology: Topology) -> None:
+    """The same machine, its devices listed in another order, and the same mesh."""
+    at = {old: new for new, old in enumerate(names)}
+    links = tuple(link.model_copy(update={"a": at[link.a], "b": at[link.b]}) for link in topology.links)
+    turned = Topology(tuple(topology.devices[old] for old in names), links, topology.granules)
+    sizes, weights = (2, 4), weigh_positions((2, 4))
+    order = (3, 1, 7, 0, 2, 6, 4, 5)
+    one = score_order(order, sizes, weights, topology)
+    other = score_order([at[index] for index in order], sizes, weights, turned)
+    assert other.key == pytest.approx(one.key)
+    assert [axis.granules for axis in other.axes] == [axis.granules for axis in one.axes]
+
+
+def test_the_worst_line_is_what_an_axis_costs() -> None:
+    topology = build_target("v5p:4x4x4")
+    planes = score_order(topology.order, (4, 16), weigh_positions((4, 16)), topology)
+    assert [axis.colours for axis in planes.axes] == [2, 4]
+    mixed = list(topology.order)
+    mixed[15], mixed[16] = mixed[16], mixed[15]
+    worse = score_order(mixed, (4, 16), weigh_positions((4, 16)), topology)
+    assert worse.axes[1].colours == 1, "two planes of four are broken, and all go as the slowest"
+    assert worse.axes[1].step == 4
+    assert worse.key > planes.key
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+LINE4, RING4, RING8, PAIR, CORES = (
+    Dimension(4),
+    Dimension(4, is_ring=True),
+    Dimension(8, is_ring=True),
+    Dimension(2),
+    Dimension(2, step=0.5),
+)
+
+WORKED = [
+    ([0, 1, 2, 3], LINE4, 1),
+    ([1, 2], LINE4, 1),
+    ([0, 1, 2, 3], RING4, 2),
+    ([0, 1], RING4, 1),
+    ([0, 3], RING4, 1),
+    ([0, 3], LINE4, 1 / 3),
+    ([0, 2], LINE4, 1 / 2),
+    ([0, 2], RING4, 1),
+    ([0, 2, 4, 6], RING8, 1),
+    ([0, 4], RING8, 1 / 2),
+    ([0, 1, 2], RING4, 3 / 2),
+    ([0, 1, 3], RING8, 1 / 2),
+    ([0, 3, 6], RING8, 2 / 3),
+    ([0, 1], PAIR, 1),
+    ([0, 1], CORES, 2),
+    ([2], RING4, 0),
+]
+
+
+@pytest.mark.parametrize(("line", "dimension", "links"), WORKED)
+def test_a_link_counts_one_over_its_hops(line: list[int], dimension: Dimension, links: float) -> None:
+    assert count_links([(place,) for place in line], (dimension,)) == pytest.approx(links)
+
+
+BOXES = [
+    (((0, 1), (0, 1)), (LINE4, LINE4), 2),
+    (((0, 1, 2, 3), (0, 1)), (RING4, RING4), 3),
+    (((0, 1, 2, 3), (0, 1, 2, 3)), (RING4, RING4), 4),
+    (((0, 2), (0, 1)), (LINE4, LINE4), 3 / 2),
+    (((0, 1), (0, 1)), (LINE4, CORES), 3),
+    (((0, 1), (0, 1), (0, 1)), (LINE4, LINE4, LINE4), 3),
+    (((0,), (1, 2)), (RING4, LINE4), 1),
+]
+
+
+@pytest.mark.parametrize(("ranges", "dimensions", "links"), BOXES)
+def test_the_dimensions_of_a_box_add_up(
+    ranges: tuple[tuple[int, ...], ...], dimensions: tuple[Dimension, ...], links: float
+) -> None:
+    assert count_links(list(product(*ranges)), dimensions) == pytest.approx(links)
+
+
+def test_the_device_with_the_fewest_links_counts() -> None:
+    corner = [(0, 0), (0, 1), (1, 0)]
+    assert count_links(corner, (LINE4, LINE4)) == 1
+    assert count_links([*corner, (3, 3)], (LINE4, LINE4)) == 0
+
+
+def test_a_group_without_straight_neighbours_shares_the_links_of_the_way_between() -> None:
+    diagonal = [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert count_links(diagonal, (LINE4, LINE4)) == 0
+    topology = build_slice((4, 4, 1), (False,) * 3)
+    order = [x + 4 * ((x + y) % 4) for y in range(4) for x in range(4)]
+    inner = score_order(order, (4, 4), weigh_positions((4, 4)), topology).axes[1]
+    assert (inner.links, inner.step) == (0, 4)
+    assert inner.cost == pytest.approx(price_hop(topology, 0) * (4 + 4))
+
+
+@pytest.mark.parametrize(
+    ("step", "links", "colours", "cost"),
+    [(0.0, 0.0, 0, 0), (1.0, 2.0, 4, 1.5), (1.0, 4.0, 2, 1.5), (1.0, 4.0, 1, 2), (2.0, 0.5, 2, 4), (2.0, 0.0, 2, 4)],
+)
+def test_an_axis_costs_its_longest_step_and_one_over_the_links_that_are_used(
+    step: float, links: float, colours: int, cost: float
+) -> None:
+    assert price_axis(step, links, colours) == pytest.approx(cost)
+
+
+def test_devices_without_coordinates_are_priced_by_their_links() -> None:
+    topology = change_device(build_target("v5e:2x4"), 3, coords=None)
+    inner = score_order(topology.order, (2, 4), weigh_positions((2, 4)), topology).axes[1]
+    assert (inner.step, inner.links, inner.colours) == (None, None, None)
+    assert inner.cost > 2 * HOP
+
+
+# ---- between granules -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["2*v5e:2x4", "4*v5e:2x2", "2*h100:8", "4*h100:4", "3*tpu7x:2x2x1"])
+@pytest.mark.parametrize("inner_axis", [1, 2, 4])
+def test_what_crosses_is_what_the_split_says(target: str, inner_axis: int) -> None:
+    topology = build_target(target)
+    groups = topology.group(topology.order)
+    sizes = (len(topology.devices) // inner_axis, inner_axis)
+    weights = Weights((1.0, 1.0), (0.3, 1.0))
+    for split in list_splits(sizes, len(groups)):
+        inside = tuple(size // part for size, part in zip(sizes, split, strict=True))
+        found = score_order(interleave_granules(split, inside, groups), sizes, weights, topology)
+        assert found.crossing == pytest.approx(
+            price_crossing(topology, 0) * price_split(sizes, split, weights.crossing)
+        )
+        assert tuple(axis.granules for axis in found.axes) == split
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [((16,), [1 / 2 / 8]), ((2, 8), [1 / 2, 0]), ((8, 2), [1 / 2 / 4, 0]), ((1, 16), [0, 1 / 2 / 8])],
+)
+def test_a_group_sends_its_share_over_the_devices_that_it_has_in_each_host(sizes: Sizes, shares: list[float]) -> None:
+    topology = build_target("2*h100:8")
+    found = score_order(topology.order, sizes, weigh_positions(sizes), topology)
+    assert [axis.crossing for axis in found.axes] == pytest.approx([0.63 * share for share in shares])
+    assert price_crossing(topology, 0) == pytest.approx(PCIE_4_X16_BYTES_PER_S / 50e9)
+
+
+def test_groups_with_uneven_shares_count_by_the_smallest() -> None:
+    topology = build_target("2*h100:4")
+    found = score_order([0, 1, 2, 4], (4,), weigh_positions((4,)), topology)
+    assert found.axes[0].crossing == pytest.approx(1 / 2 / 1 * price_crossing(topology, 0))
+
+
+@pytest.mark.parametrize(("target", "granules"), [("gb200:72", 1), ("18*gb200:4", 1), ("36*gb200:4", 2)])
+def test_within_an_nvlink_domain_nothing_crosses(target: str, granules: int) -> None:
+    topology = build_target(target)
+    sizes = (len(topology.devices),)
+    found = score_order(topology.order, sizes, weigh_positions(sizes), topology)
+    assert found.axes[0].granules == granules
+    assert (found.crossing > 0) == (granules > 1)
+    assert found.cost == pytest.approx(2 * price_link(topology.links[0])), "hosts of a domain are as near as GPUs"
+
+
+# ---- the parts ------------------------------------------------------------------------------------------------------
+
+
+def test_crossing_comes_before_cost_and_cost_before_hops() -> None:
+    cheap, dear = Score((), 0.0, 5, 2.0), Score((), 1.0, 1, 1.0)
+    assert cheap.key < dear.key
+    assert Score((), 0.0, 1, 2.0).key < cheap.key
+    assert find_best({"a": dear, "b": cheap, "c": cheap}) == "b", "of equal ones the first"
+
+
+def test_an_axis_counts_by_its_weight_and_hops_by_the_longest() -> None:
+    axes = [AxisScore(crossing=1.0, cost=2.0, step=3.5), AxisScore(crossing=4.0, cost=8.0, step=0.5), AxisScore()]
+    found = Score.of(axes, Weights((1.0, 0.25, 1.0), (0.5, 0.125, 1.0)))
+    assert (found.crossing, found.cost, found.hops) == (1.0, 4.0, 3)
+    assert [axis.hops for axis in axes] == [3, 0, None], "two cores of a chip are no hop apart"
+    assert Score.of([AxisScore()], Weights((0.0,), (0.0,))).hops is None
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_the_lines_of_each_axis_hold_every_device_once(sizes: list[int]) -> None:
+    order = list(range(math.prod(sizes)))
+    for axis, size in enumerate(sizes):
+        lines = list_lines(sizes, axis, order)
+        assert {len(line) for line in lines} == {size}
+        assert sorted(index for line in lines for index in line) == order
+        stride = math.prod(sizes[axis + 1 :])
+        assert all(b - a == stride for line in lines for a, b in pairwise(line))
+
+
+def test_a_ring_joins_last_and_first_but_for_pairs() -> None:
+    assert list_edges([4, 5, 6]) == [(4, 5), (5, 6), (6, 4)]
+    assert list_edges([4, 5]) == [(4, 5)]
+    assert list_edges([4]) == []
+
+
+def test_members_are_those_at_the_places() -> None:
+    assert list_members(Grid((PAIR, PAIR), (7, 5, 3, 1)), [0, 3, 1]) == (7, 1, 5)

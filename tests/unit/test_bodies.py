@@ -1,0 +1,62 @@
+"""Bytes as strict JSON, and as a model. What else a route refuses stands in tests/unit/api/test_gate.py."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from meshwright.errors import InvalidRequestError
+from meshwright_agent.bodies import MOST_ERRORS, decode_body, parse_body, parse_json
+
+
+class Question(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    numbers: tuple[int, ...] = ()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(value=values)
+def test_what_json_can_say_is_read_as_it_was_said(value: Any) -> None:
+    assert parse_json(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"NaN", b"[Infinity]", b'{"a": 1, "a": 2}', b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_refused_as_the_body(body: bytes) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        parse_json(body)
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(body, Question)
+    assert [entry["field"] for entry in caught.value.errors] == ["body"]
+
+
+def test_a_doubled_name_among_a_hundred_thousand_is_found_at_once() -> None:
+    names = ",".join(f'"{number}": 0' for number in [*range(100_000), 99_999])
+    began_s = time.perf_counter()
+    with pytest.raises(json.JSONDecodeError, match="'99999' stands twice"):
+        parse_json(f"{{{names}}}".encode())
+    assert time.perf_counter() - began_s < 5  # comparing each with each takes minutes
+
+
+def test_a_field_is_named_by_its_path_and_a_thousand_wrong_ones_are_not_all_listed() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(json.dumps({"numbers": ["x"] * 1000}).encode(), Question)
+    fields = [entry["field"] for entry in caught.value.errors]
+    assert fields == [f"numbers.{index}" for index in range(MOST_ERRORS)]
+
+
+def test_a_body_is_its_text_or_the_byte_that_is_none_is_told() -> None:
+    assert decode_body("köln".encode()) == "köln"
+    with pytest.raises(InvalidRequestError, match="not UTF-8: byte 1 is 0xf6"):
+        decode_body("köln".encode("latin-1"))

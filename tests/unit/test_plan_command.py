@@ -1,0 +1,93 @@
+"""`meshwright-agent plan` on targets; on this host it is held against a real agent in tests/process/test_planner.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from meshwright.planning.request import answer_request
+from meshwright.wire.mesh import PlanRequest
+from meshwright_agent.cli import app
+from tests.unit.cli.conftest import CommandLine, meshwright
+
+__all__ = ["meshwright"]
+
+TARGET = ("--target", "v5p:4x4x28", "--mesh", "dp:56,tp:8")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHWRIGHT_SIMULATE", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments], env=environment)
+
+
+def test_json_is_what_the_route_answers() -> None:
+    request = PlanRequest(mesh="dp:56,tp:8", target="v5p:4x4x28")
+    result = run(*TARGET, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == answer_request(request).model_dump_json() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (("--dcn", "dp:2"), {"dcn": "dp:2"}),
+        (("--importance", "dp:9,tp:1"), {"importance": {"dp": 9, "tp": 1}}),
+        (("--devices", "host-1/0,host-1/1"), {"devices": ("host-1/0", "host-1/1")}),
+        (
+            ("--count", "4", "--policy", "spread", "--exclude", "host-0/0"),
+            {"devices": {"count": 4, "policy": "spread", "exclude": ("host-0/0",)}},
+        ),
+        (("--order", "given"), {"device_order": "given"}),
+        (("--axis-types", "explicit"), {"axis_types": "explicit"}),
+        (("--memory-strategy", "aggressive"), {"memory_strategy": "aggressive"}),
+    ],
+)
+def test_every_option_is_the_requests(options: tuple[str, ...], fields: dict[str, Any]) -> None:
+    mesh = "dp:2,tp:-1"
+    request = PlanRequest.model_validate({"mesh": mesh, "target": "2*h100:8", **fields})
+    result = run("--target", "2*h100:8", "--mesh", mesh, *options, "--json")
+    assert result.stdout == answer_request(request).model_dump_json() + "\n", result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--code",), ("--json",)])
+def test_it_prints_what_the_other_command_prints(meshwright: CommandLine, options: tuple[str, ...]) -> None:
+    other = meshwright("plan", "dp:56,tp:8", "--local", "--target", "v5p:4x4x28", *options)
+    result = run(*TARGET, *options)
+    assert (result.exit_code, result.stdout, result.stderr) == (other.code, other.out, other.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "--mesh"),
+        (("--mesh", "dp:2", "--colour"), 2, "--colour"),
+        ((*TARGET, "--code", "--json"), 2, "--code"),
+        (("--mesh", "dp:9", "--target", "h100:8"), 1, "needs 9 devices"),
+        (("--mesh", "dp:4", "--target", "h100:8"), 1, "stay idle"),
+        (("--mesh", "dp:8", "--target", "v5q:8"), 1, "did you mean"),
+        (("--mesh", "dp:0", "--target", "h100:8"), 2, "size"),
+        (("--mesh", "dp:8", "--cpu-devices", "0"), 2, "MESHWRIGHT_CPU_DEVICES"),
+    ],
+)
+def test_an_infeasible_plan_is_1_and_a_wrong_question_is_2(arguments: tuple[str, ...], code: int, said: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_on_a_host_that_simulates_the_plan_says_so() -> None:
+    result = run("--mesh", "dp:2,tp:8", MESHWRIGHT_SIMULATE="2*h100:8")
+    assert result.exit_code == 0
+    assert "simulates 2*h100:8" in result.stderr
+
+
+def test_the_help_is_the_commands_own() -> None:
+    assert "--importance" in run("--help").stdout

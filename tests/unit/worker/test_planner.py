@@ -1,0 +1,87 @@
+"""The planner's handler, called as the child's main loop calls it: JSON in, JSON out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InvalidRequestError, NotReadyError, RequestError
+from meshwright.planning.request import answer_request
+from meshwright.testing.hardware import build_devices
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright_agent.replies import PlanAnswer
+from meshwright_agent.worker.child import CallContext
+from meshwright_agent.worker.planner import Here, parse_here, plan, write_plans
+
+NOTICE = Notice(code="a", message="b")
+DEVICES = build_devices("h100:8")
+
+
+def ask(here: dict[str, Any] | None = None, **request: Any) -> PlanAnswer:
+    """Returns the answer after both ways through JSON."""
+    call = json.dumps({"request": json.dumps({"mesh": "dp:2,tp:-1", **request}), "here": here})
+    return PlanAnswer.of(json.loads(json.dumps(plan(json.loads(call), CallContext(1, 1, lambda _: None)))))
+
+
+def told(**parts: Any) -> dict[str, Any]:
+    return {"devices": DEVICES.model_dump_json(), "health": {}, "notices": [], **parts}
+
+
+@pytest.mark.parametrize("fields", [{}, {"include_devices": False}, {"schema_version": "9", "colour": "red"}])
+def test_what_comes_out_is_what_planning_here_answers(fields: dict[str, Any]) -> None:
+    request = PlanRequest.model_validate({"mesh": "dp:2,tp:-1", "target": "2*v5e:4x4", **fields})
+    assert ask(target="2*v5e:4x4", **fields).write() == answer_request(request).model_dump_json()
+
+
+def test_a_plan_is_kept_with_its_devices_also_where_they_are_not_shown() -> None:
+    answer = ask(target="v5e:4x4", include_devices=False)
+    kept = Plan.model_validate_json(answer.kept[0])
+    assert (len(kept.devices or ()), answer.fingerprints) == (16, (kept.fingerprint,))
+
+
+def test_this_host_is_told_with_its_health_and_its_notices() -> None:
+    states = dict.fromkeys(range(8), "healthy") | {5: "unhealthy"}
+    shown = Plans.model_validate_json(
+        ask(told(health=states, notices=[NOTICE.model_dump()]), mesh="x:-1").write()
+    ).plans[0]
+    assert shown.mesh_shape == {"x": 7}
+    assert NOTICE in shown.warnings
+
+
+def test_a_simulated_host_is_told_by_its_target() -> None:
+    here = parse_here({"target": "2*h100:8", "health": {}, "notices": []})
+    assert here == Here(build_target("2*h100:8"))
+    assert parse_here(told()).topology == Topology.of(DEVICES)
+
+
+def test_a_host_that_the_agent_does_not_know_yet_is_told_as_such() -> None:
+    with pytest.raises(NotReadyError, match="still looking"):
+        ask({"problem": "the agent is still looking at its devices"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"mesh": 8}, "invalid_mesh", "mesh"),
+        ({"colour": "red"}, "invalid_request", "colour"),
+        ({"target": "v5q:1"}, "plan_infeasible", "target"),
+        ({"mesh": "dp:9", "target": "v5e:2x4"}, "plan_infeasible", "mesh"),
+        ({"mesh": "dp:4", "target": "v5e:2x4"}, "devices_unused", "mesh"),
+        ({"topology": []}, "plan_infeasible", "topology"),
+    ],
+)
+def test_a_refusal_is_the_problem_that_it_would_be_in_the_agent(fields: dict[str, Any], code: str, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ask(**fields)
+    assert (caught.value.code, caught.value.errors[0]["field"]) == (code, field)
+    assert caught.value.hint
+
+
+def test_without_a_host_nothing_is_planned_on_it() -> None:
+    with pytest.raises(InvalidRequestError, match="no host"):
+        write_plans(PlanRequest(mesh="x:1"), None)

@@ -1,8 +1,8 @@
 """How much each mesh axis counts when axes compete for fast links.
 
-Rule: what the caller says about traffic counts; else the names of the axes rank them, as frameworks use them; else
-their order does, inner axes before outer ones (`jax.experimental.mesh_utils` too takes shapes "ordered by increasing
-network intensity"). Knows names and sizes only.
+Rule: what the caller says about traffic counts; else the names of the axes rank them, as frameworks use them; among
+axes of one rank their order does, inner axes before outer ones (`jax.experimental.mesh_utils` too takes shapes
+"ordered by increasing network intensity"). Knows names and sizes only.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ once a step, sharded data parallelism weights twice a layer, experts and sequenc
 tensor axis activations on the critical path of every matmul. Source: jax-ml/scaling-book, "Training" (bytes a layer: DP
 8DF, FSDP 12DF, TP 8BD); names: MaxText's base.yml, EasyLM, Flax and Haiku examples."""
 
+UNKNOWN_RANK: Final = _RANKS["fsdp"]
+"""Of a name that nobody knows: between those that are kept near and those that may be far."""
+
 
 def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[str, float] | None = None) -> Weights:
     """Returns how much each axis counts, the most important one 1; axes of size 1 count 0.
@@ -67,9 +70,8 @@ def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[s
         most = max((importance[names[axis]] for axis in wide), default=0.0) or 1.0
         given = tuple(importance[name] / most if size > 1 else 0.0 for name, size in zip(names, sizes, strict=True))
         return Weights(given, given)
-    ranks = {axis: _RANKS.get(names[axis].lower()) for axis in wide}
-    is_known = None not in ranks.values()
-    ladder = sorted(wide, key=lambda axis: ((ranks[axis] or 0) if is_known else 0, axis), reverse=True)
+    ranks = {axis: _RANKS.get(names[axis].lower(), UNKNOWN_RANK) for axis in wide}
+    ladder = sorted(wide, key=lambda axis: (ranks[axis], axis), reverse=True)
     return Weights(*(_weigh(ladder, len(sizes), ratio) for ratio in (RANK_RATIO, CROSSING_RATIO)))
 
 

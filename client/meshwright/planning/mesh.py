@@ -8,19 +8,22 @@ where the topology comes from (`meshwright.planning.request`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from meshwright.errors import DevicesUnusedError
+from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
 from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
 from meshwright.planning.dcn import read_dcn
 from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices
-from meshwright.planning.order import Layout, score_given, search_layout
+from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
+from meshwright.planning.score import score_order
 from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices, tell_taken
 from meshwright.planning.shapes import search_shapes
+from meshwright.planning.tiles import list_tilings
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
 from meshwright.topology.model import Topology
@@ -136,7 +139,7 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
 def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> Layout:
     count = spec.device_count
     if request.device_order == "given":
-        return score_given(spec.sizes, weights, topology, pool.indices[:count])
+        return score_layout(spec.sizes, weights, topology, pool.indices[:count], "given")
     return _search(spec, weights, topology, sort_plain(topology, pool.choice), request.dcn)
 
 
@@ -148,12 +151,30 @@ def _search(
     asked: str | Mapping[str, int] | None,
 ) -> Layout:
     """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best score."""
-    found = []
+    found, refused = [], []
     for chosen in list_packings(topology, pool, spec.device_count):
-        counts = [] if asked is None else list(map(len, topology.group(chosen)))
-        dcn = None if asked is None else read_dcn(asked, spec, counts)
+        try:
+            dcn = None if asked is None else read_dcn(asked, spec, list(map(len, topology.group(chosen))))
+        except PlanInfeasibleError as error:
+            refused.append(error)
+            continue
         found.append(search_layout(spec.sizes, weights, topology, chosen, dcn=dcn))
-    return min(found, key=lambda layout: layout.score.key if layout.score else ())
+    if not found:
+        raise refused[0]
+    best = min(found, key=lambda layout: layout.score.key if layout.score else ())
+    if topology.platform == "tpu" and len(topology.group(pool)) == 1 and best.method not in {"torus", "jax"}:
+        return _try_tiles(spec, weights, topology, pool, best)
+    return best
+
+
+def _try_tiles(spec: MeshSpec, weights: Weights, topology: Topology, pool: Sequence[int], best: Layout) -> Layout:
+    """Returns the best of the orders that lay tiles on a slice with holes, if it is better than the best so far."""
+    orders = list_tilings(spec.sizes, weights, topology, pool)
+    scored = ((score_order(order, spec.sizes, weights, topology).key, order) for order in orders)
+    key, order = min(scored, default=((math.inf,), ()))
+    if best.score is None or key >= best.score.key:
+        return best
+    return score_layout(spec.sizes, weights, topology, order, "tiles")
 
 
 def _find_better(

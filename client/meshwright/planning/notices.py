@@ -6,6 +6,7 @@ Rule: a warning names the devices or the axis, and what to do. Nothing here refu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from meshwright.planning.code import find_differing
 from meshwright.planning.score import list_edges, list_lines
@@ -116,6 +117,8 @@ def _tell_slow(
 ) -> Iterator[Notice]:
     planned = set(order)
     others = [index for index in better if index not in planned]
+    name = f"name devices {topology.describe(sorted(better))}"
+    choose = name if len(better) <= NAMES_SHOWN else f'choose them by number: devices {{"count": {len(better)}}}'
     hint = "leave dcn out" if is_split else 'use device_order "planned"'
     for axis, (name, _) in enumerate(spec):
         ours, theirs = (_find_slowest(spec, topology, axis, devices) for devices in (order, better))
@@ -124,15 +127,17 @@ def _tell_slow(
                 code="slow_link",
                 message=f"axis {name} runs over {_name_edge(topology, *ours[1])}; "
                 f"it could do with {_name_edge(topology, *theirs[1])}",
-                hint=f"name devices {topology.describe(sorted(better))}" if others else hint,
+                hint=choose if others else hint,
             )
 
 
 def _find_slowest(
     spec: MeshSpec, topology: Topology, axis: int, order: Sequence[int]
 ) -> tuple[float, tuple[int, int]] | None:
-    """Returns the cost and the devices of the slowest edge along an axis; None for an axis without edges."""
-    edges = [edge for line in list_lines(spec.sizes, axis, order) for edge in list_edges(line)]
+    """Returns the cost and the devices of the slowest edge along an axis, on a torus without the way back to the start;
+    None for an axis without edges."""
+    lines = list_lines(spec.sizes, axis, order)
+    edges = [edge for line in lines for edge in (pairwise(line) if topology.platform == "tpu" else list_edges(line))]
     costs = ((round(price_pair(topology, *edge), 6), edge) for edge in edges)
     return max(costs, key=lambda cost: cost[0], default=None)
 

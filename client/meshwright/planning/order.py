@@ -1,8 +1,8 @@
 """The order of devices on a mesh: candidates are made for a topology, scored alike, and the best one wins.
 
 Rule: inside a granule a torus is cut, few devices are searched exactly, others by beam; granules are joined so that
-the least crosses between them. Plans and meshes made in the trainer take the same steps. The result never scores
-worse than the plain order (as the devices are given) or JAX's own, where these are known.
+the least crosses between them. Plans and meshes made in the trainer take the same steps inside a granule. The result
+never scores worse than the plain order (as the devices are given) or JAX's own, where these are measured.
 """
 
 from __future__ import annotations
@@ -108,16 +108,18 @@ def search_layout(
     )
 
 
-def score_given(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> Layout:
-    """Returns the order as it is given, with its score and that of the same devices in plain order."""
+def score_layout(
+    sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int], method: str
+) -> Layout:
+    """Returns an order as it is, with its score and that of the same devices in plain order."""
     if topology.is_uniform:
-        return Layout(tuple(order), None, "given", is_regular=True)
+        return Layout(tuple(order), None, method, is_regular=True)
     ranks = {index: rank for rank, index in enumerate(topology.order)}
     plain = sorted(order, key=ranks.__getitem__)
     return Layout(
         tuple(order),
         score_order(order, sizes, weights, topology),
-        "given",
+        method,
         score_order(plain, sizes, weights, topology),
     )
 
@@ -148,10 +150,11 @@ def _list_cuts(sizes: tuple[int, ...], weights: Weights, topology: Topology, gri
 def cut_torus(
     sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Slice, *, split: bool = True
 ) -> TorusOrder | None:
-    """Returns how a torus is cut. Compared with JAX's own order, where that is known, no step is longer than its
-    longest one, and no axis's all-reduce has fewer colours.
+    """Returns how a torus is cut: no step is longer than the longest of JAX's own order, where that is known, and no
+    axis's all-reduce has fewer colours than JAX would give it, were the axes in the order of their weights.
 
-    Where JAX's releases differ and both cannot be kept to, the older one counts: it too gives the last axis most.
+    JAX gives the last axis most; where weights follow the axes' order, that is its own order. Where its releases differ
+    and both cannot be kept to, the older one counts.
 
     Args:
         sizes: of the mesh, outermost first.
@@ -161,27 +164,41 @@ def cut_torus(
         split: whether a dimension of the torus may be shared by several axes; None is returned where it must be and
             may not.
     """
-    theirs = [cut_like_jax(sizes, weights, dimensions, box, core_first=first) for first in (False, True)]
-    known = [_read_bounds(one, sizes, dimensions) for one in theirs if one is not None]
-    for bounds in [*_join_bounds(known), *known, None]:
+    for bounds in _list_bounds(sizes, weights, dimensions, box):
         found = search_torus(sizes, dimensions, weights.inside, bounds=bounds, split=split)
         if found is not None:
             return found
     return None
 
 
-def _read_bounds(theirs: TorusOrder | tuple[int, ...], sizes: Sequence[int], dimensions: Sequence[Dimension]) -> Bounds:
+def _list_bounds(
+    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Slice
+) -> list[Bounds | None]:
+    """Returns what an order should keep to, the strictest first."""
+    ranked = sorted(range(len(sizes)), key=lambda axis: (weights.inside[axis], axis))
+    turned = tuple(sizes[axis] for axis in ranked)
+    known = []
+    for core_first in (False, True):
+        theirs = _measure_jax(sizes, dimensions, box, core_first=core_first)
+        wanted = _measure_jax(turned, dimensions, box, core_first=core_first)
+        if theirs is None or wanted is None:
+            return [None]
+        colours = dict(zip(ranked, wanted.colours, strict=True))
+        known.append(Bounds(theirs.hops, tuple(colours[axis] for axis in range(len(sizes)))))
+    hops = min(bounds.hops for bounds in known)
+    both = tuple(map(max, zip(*(bounds.colours for bounds in known), strict=True)))
+    return [Bounds(hops, both), *known, Bounds(hops), None]
+
+
+def _measure_jax(
+    sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], box: Slice, *, core_first: bool
+) -> Bounds | None:
+    theirs = cut_like_jax(sizes, weigh_positions(sizes), dimensions, box, core_first=core_first)
+    if theirs is None:
+        return None
     if isinstance(theirs, TorusOrder):
         return Bounds(theirs.score[1], theirs.colours)
     return measure_bounds(sizes, dimensions, theirs)
-
-
-def _join_bounds(known: Sequence[Bounds]) -> list[Bounds]:
-    """Returns what keeps to all bounds at once."""
-    if len(known) < 2:
-        return []
-    colours = tuple(map(max, zip(*(bounds.colours for bounds in known), strict=True)))
-    return [Bounds(min(bounds.hops for bounds in known), colours)]
 
 
 def cut_like_jax(

@@ -150,13 +150,13 @@ def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int,
     granule = topology.places[pool[0]][0]
     everyone = (index for index, place in enumerate(topology.places) if place[0] == granule)
     *dimensions, core = find_dimensions(topology, everyone) or (Dimension(0),)
-    chips = _group_chips(topology, pool)
+    chips = group_chips(topology, pool)
     whole = {place for place, members in chips.items() if len(members) == core.size}
     if not whole or count % core.size:
         return None
     low = tuple(map(min, zip(*chips, strict=True)))
     sums = _sum_up({tuple(a - b for a, b in zip(p, low, strict=True)) for p in whole}, dimensions)
-    for shape in _list_shapes(count // core.size, dimensions):
+    for shape in list_shapes(count // core.size, dimensions):
         for corner in _list_corners(shape, dimensions):
             if _count_in(sums, corner, shape) == math.prod(shape):
                 places = product(*(range(a + c, a + c + n) for a, c, n in zip(low, corner, shape, strict=True)))
@@ -164,7 +164,7 @@ def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int,
     return None
 
 
-def _group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[int]]:
+def group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[int]]:
     """Returns the devices by the place of their chip, (z, y, x); those without coordinates are left out."""
     chips: dict[Place, list[int]] = defaultdict(list)
     for index in pool:
@@ -174,7 +174,7 @@ def _group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[in
     return chips
 
 
-def _list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
+def list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
     """Returns the boxes of so many chips that fit, those with the shortest ways inside first."""
     if not dimensions:
         return [()] if chip_count == 1 else []
@@ -182,7 +182,7 @@ def _list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place
         (size, *rest)
         for size in range(1, min(chip_count, dimensions[0].size) + 1)
         if chip_count % size == 0
-        for rest in _list_shapes(chip_count // size, dimensions[1:])
+        for rest in list_shapes(chip_count // size, dimensions[1:])
     ]
     return sorted(shapes, key=lambda shape: (_measure_ways(shape, dimensions), shape))
 

@@ -102,7 +102,10 @@ def _price_far(topology: Topology, a: int, b: int) -> float:
 def price_hop(topology: Topology, a: int) -> float:
     """Returns the relative cost of one ICI hop from a device."""
     link = next((link for link in topology.links_of(a) if link.kind == ICI), None)
-    return price_link(link) if link else PCIE_4_X16_BYTES_PER_S / ICI_BYTES_PER_S
+    if link is not None:
+        return price_link(link)
+    chip = find_chip_by_kind(topology.devices[a].kind)
+    return PCIE_4_X16_BYTES_PER_S / ((chip.link_bytes_per_s if chip else None) or ICI_BYTES_PER_S)
 
 
 def _price_numa(topology: Topology, a: int, b: int) -> float:

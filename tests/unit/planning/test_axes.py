@@ -9,7 +9,7 @@ import pytest
 from meshwright.planning.axes import build_axes
 from meshwright.planning.importance import weigh_positions
 from meshwright.planning.mesh import plan_mesh
-from meshwright.planning.order import score_given
+from meshwright.planning.order import score_layout
 from meshwright.spec import MeshSpec
 from meshwright.topology.assemble import build_target
 from meshwright.topology.chips import find_chip
@@ -70,7 +70,7 @@ def test_one_line_tells_about_all_where_a_torus_is_cut(target: str, sizes: tuple
     assert made.score.method == "torus"
     at = {(ref.granule, ref.position): index for index, ref in enumerate(topology.references)}
     order = [at[ref.granule, ref.position] for ref in made.devices or ()]
-    every_line = build_axes(mesh, topology, score_given(sizes, weigh_positions(sizes), topology, order))
+    every_line = build_axes(mesh, topology, score_layout(sizes, weigh_positions(sizes), topology, order, "given"))
     assert every_line == made.axes
 
 

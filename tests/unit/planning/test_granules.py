@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import math
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.granules import choose_dcn, interleave_granules, order_granules, split_axes, take_dcn
+from meshwright.planning.granules import choose_dcn, interleave_granules, split_axes, take_dcn
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 

@@ -60,10 +60,13 @@ def test_names_of_one_rank_count_by_order_the_inner_one_more() -> None:
     assert weigh("sp", "cp", "dp").inside == (1 / 4, 1, 1 / 16)
 
 
-@given(st.permutations(["tp", "cp", "ep", "fsdp", "dp", "pp"]), st.integers(0, 5))
-def test_one_unknown_name_among_known_ones_makes_order_count(names: list[str], place: int) -> None:
-    names[place] = "x"
-    assert weigh(*names) == weigh_positions((2,) * 6)
+@given(st.permutations(["tp", "cp", "ep", "dp", "pp"]), st.integers(0, 5))
+def test_a_name_that_nobody_knows_ranks_as_fsdp_and_leaves_the_others_where_they_are(
+    names: list[str], place: int
+) -> None:
+    names.insert(place, "mine")
+    known = ["fsdp" if name == "mine" else name for name in names]
+    assert weigh(*names) == weigh(*known)
 
 
 def test_an_unknown_name_of_size_1_does_not_matter() -> None:

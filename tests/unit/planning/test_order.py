@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.planning.importance import weigh_positions
 from meshwright.planning.mesh import plan_mesh
-from meshwright.planning.order import score_given, search_group, search_layout
+from meshwright.planning.order import score_layout, search_group, search_layout
 from meshwright.planning.score import score_order
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
@@ -159,11 +159,11 @@ def test_uneven_granules_are_joined_in_blocks_of_one_size() -> None:
 def test_a_given_order_is_measured_and_not_changed() -> None:
     topology = build_tpu((4, 4, 1))
     order = tuple(reversed(topology.order))
-    found = score_given((4, 4), weigh_positions((4, 4)), topology, order)
+    found = score_layout((4, 4), weigh_positions((4, 4)), topology, order, "given")
     assert found.order == order
     assert found.method == "given"
     assert found.score is not None
-    assert score_given((8,), weigh_positions((8,)), build_cpu(8), range(8)).score is None
+    assert score_layout((8,), weigh_positions((8,)), build_cpu(8), range(8), "given").score is None
 
 
 def test_devices_without_coordinates_stay_as_they_are_where_there_are_many() -> None:

@@ -147,7 +147,6 @@ def test_an_axis_comes_back_to_its_start_where_it_can(
     assert {measure(a, b, dimensions) for a, b in pairwise([*places, places[0]])} == {1}
 
 
-
 def test_a_mesh_of_another_size_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match="holds 6 devices, the torus has 64"):
         search_torus((2, 3), (LINE8, LINE8))

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwright.planning.cutting import cut_like_jax, list_grid, read_box
 from meshwright.planning.importance import weigh_positions
 from meshwright.planning.jax_order import Slice
-from meshwright.planning.order import Layout, cut_like_jax, list_grid, read_box, search_layout
+from meshwright.planning.order import Layout, search_layout
 from meshwright.planning.score import score_order
 from meshwright.planning.torus import TorusOrder
 from meshwright.topology.links import price_hop

@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from meshwright._warning import warn
+from meshwright.planning.cutting import build_box, cut_torus, list_grid
 from meshwright.planning.granules import order_granules, take_dcn
 from meshwright.planning.importance import Weights, weigh_axes
 from meshwright.planning.jax_order import Slice
-from meshwright.planning.order import build_box, cut_torus, list_grid, search_group
+from meshwright.planning.order import search_group
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Grid, build_grid, build_place, find_rings

@@ -7,30 +7,21 @@ never scores worse than the plain order (as the devices are given) or JAX's own,
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from meshwright.planning.assign import SEARCH_COUNT_MAX, search_order
+from meshwright.planning.cutting import cut_like_jax, cut_torus, list_grid, read_box
 from meshwright.planning.granules import choose_dcn, interleave_granules, order_granules
 from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.jax_order import Slice, find_cuts, find_fixed_order
+from meshwright.planning.packing import sort_plain
 from meshwright.planning.score import Score, find_best, score_cuts, score_order
-from meshwright.planning.torus import (
-    Bounds,
-    Cut,
-    TorusOrder,
-    list_torus_places,
-    measure_bounds,
-    price_cuts,
-    search_torus,
-)
+from meshwright.planning.torus import TorusOrder
 from meshwright.topology.links import classify_link, price_pairs
 from meshwright.topology.model import Topology
-from meshwright.topology.torus import Dimension, Grid, read_grid
+from meshwright.topology.torus import Grid, read_grid
 
 MEASURED_COUNT_MAX: Final = 1024
 """Above, a torus's plain order is not measured: the time for its cuts does not grow with the number of devices."""
@@ -111,147 +102,50 @@ def search_layout(
 def score_layout(
     sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int], method: str
 ) -> Layout:
-    """Returns an order as it is, with its score and that of the same devices in plain order."""
+    """Returns an order as it is, with its score and those of the same devices in plain and in JAX's order."""
     if topology.is_uniform:
         return Layout(tuple(order), None, method, is_regular=True)
-    ranks = {index: rank for rank, index in enumerate(topology.order)}
-    plain = sorted(order, key=ranks.__getitem__)
-    return Layout(
-        tuple(order),
-        score_order(order, sizes, weights, topology),
-        method,
-        score_order(plain, sizes, weights, topology),
-    )
-
-
-def list_grid(cuts: TorusOrder | None, grid: Grid | None) -> tuple[int, ...]:
-    """Returns the members of a grid in mesh order, row-major."""
-    assert cuts is not None
-    assert grid is not None
-    return tuple(map(grid.members.__getitem__, list_torus_places(cuts, grid.dimensions)))
+    plain = sort_plain(topology, order)
+    plain_score = score_order(plain, sizes, weights, topology)
+    groups = topology.group(plain)
+    grid = read_grid(topology, plain) if len(groups) == 1 else None
+    jax = plain_score if topology.platform != "tpu" else None
+    if grid is not None:
+        theirs = _cut_grid_like_jax(sizes, weights, topology, grid)
+        jax = theirs.score if theirs else None
+    elif (hybrid := _order_like_jax(sizes, weights, topology, groups, None)) is not None:
+        jax = score_order(hybrid, sizes, weights, topology)
+    return Layout(tuple(order), score_order(order, sizes, weights, topology), method, plain_score, jax)
 
 
 def _list_cuts(sizes: tuple[int, ...], weights: Weights, topology: Topology, grid: Grid) -> dict[str, _Candidate]:
     """Returns the ways to cut one torus: ours, and JAX's where it has one."""
-    first = grid.members[0]
-    box = read_box(topology, grid)
-    ours, theirs = cut_torus(sizes, weights, grid.dimensions, box), cut_like_jax(sizes, weights, grid.dimensions, box)
+    ours = cut_torus(sizes, weights, grid.dimensions, read_box(topology, grid))
     assert ours is not None, "split, a torus takes every mesh of its size"
-    found = {"torus": _Candidate(_score_cuts(ours, topology, first, grid, weights, sizes), cuts=ours)}
-    if isinstance(theirs, TorusOrder):
-        found["jax"] = _Candidate(_score_cuts(theirs, topology, first, grid, weights, sizes), cuts=theirs)
-    elif theirs is not None:
-        order = tuple(grid.members[rank] for rank in theirs)
-        found["jax"] = _Candidate(score_order(order, sizes, weights, topology), order)
-    return found
+    theirs = _cut_grid_like_jax(sizes, weights, topology, grid)
+    found = {"torus": _Candidate(_score_cuts(ours, topology, grid, weights, sizes), cuts=ours)}
+    return found if theirs is None else {**found, "jax": theirs}
 
 
-@lru_cache(maxsize=256)
-def cut_torus(
-    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Slice, *, split: bool = True
-) -> TorusOrder | None:
-    """Returns how a torus is cut: no step is longer than the longest of JAX's own order, where that is known, and no
-    axis's all-reduce has fewer colours than JAX would give it, were the axes in the order of their weights.
-
-    JAX gives the last axis most; where weights follow the axes' order, that is its own order. Where its releases differ
-    and both cannot be kept to, the older one counts.
-
-    Args:
-        sizes: of the mesh, outermost first.
-        weights: how much each axis counts.
-        dimensions: of the torus, outermost first.
-        box: the same torus as JAX looks at it.
-        split: whether a dimension of the torus may be shared by several axes; None is returned where it must be and
-            may not.
-    """
-    for bounds in _list_bounds(sizes, weights, dimensions, box):
-        found = search_torus(sizes, dimensions, weights.inside, bounds=bounds, split=split)
-        if found is not None:
-            return found
-    return None
-
-
-def _list_bounds(
-    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Slice
-) -> list[Bounds | None]:
-    """Returns what an order should keep to, the strictest first."""
-    ranked = sorted(range(len(sizes)), key=lambda axis: (weights.inside[axis], axis))
-    turned = tuple(sizes[axis] for axis in ranked)
-    known = []
-    for core_first in (False, True):
-        theirs = _measure_jax(sizes, dimensions, box, core_first=core_first)
-        wanted = _measure_jax(turned, dimensions, box, core_first=core_first)
-        if theirs is None or wanted is None:
-            return [None]
-        colours = dict(zip(ranked, wanted.colours, strict=True))
-        known.append(Bounds(theirs.hops, tuple(colours[axis] for axis in range(len(sizes)))))
-    hops = min(bounds.hops for bounds in known)
-    both = tuple(map(max, zip(*(bounds.colours for bounds in known), strict=True)))
-    return [Bounds(hops, both), *known, Bounds(hops), None]
-
-
-def _measure_jax(
-    sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], box: Slice, *, core_first: bool
-) -> Bounds | None:
-    theirs = cut_like_jax(sizes, weigh_positions(sizes), dimensions, box, core_first=core_first)
+def _cut_grid_like_jax(sizes: tuple[int, ...], weights: Weights, topology: Topology, grid: Grid) -> _Candidate | None:
+    theirs = cut_like_jax(sizes, weights, grid.dimensions, read_box(topology, grid))
     if theirs is None:
         return None
     if isinstance(theirs, TorusOrder):
-        return Bounds(theirs.score[1], theirs.colours)
-    return measure_bounds(sizes, dimensions, theirs)
+        return _Candidate(_score_cuts(theirs, topology, grid, weights, sizes), cuts=theirs)
+    order = tuple(grid.members[rank] for rank in theirs)
+    return _Candidate(score_order(order, sizes, weights, topology), order)
 
 
-def cut_like_jax(
-    sizes: tuple[int, ...],
-    weights: Weights,
-    dimensions: tuple[Dimension, ...],
-    box: Slice,
-    *,
-    core_first: bool = True,
-) -> TorusOrder | tuple[int, ...] | None:
-    """Returns JAX's own order of a torus: its cuts, or the places (row-major) where it is a fixed one; None: it has
-    none."""
-    fixed = find_fixed_order(sizes, box)
-    if fixed is not None:
-        return fixed
-    cuts = find_cuts(sizes, box, core_first=core_first)
-    if cuts is None:
-        return None
-    return price_cuts([_rename(axis, box) for axis in cuts], dimensions, weights.inside, is_plain=True)
-
-
-def _score_cuts(
-    cuts: TorusOrder, topology: Topology, first: int, grid: Grid, weights: Weights, sizes: tuple[int, ...]
-) -> Score:
+def _score_cuts(cuts: TorusOrder, topology: Topology, grid: Grid, weights: Weights, sizes: tuple[int, ...]) -> Score:
     """Returns the score by the cuts; of a twisted torus, whose steps they do not know, by every device."""
-    if _is_twisted(topology, [first]):
+    if _is_twisted(topology, grid.members):
         return score_order(list_grid(cuts, grid), sizes, weights, topology)
-    return score_cuts(cuts, topology, first, weights)
+    return score_cuts(cuts, topology, grid.members[0], weights)
 
 
 def _is_twisted(topology: Topology, members: Sequence[int]) -> bool:
     return topology.find_granule(topology.devices[members[0]].granule).twisted
-
-
-def read_box(topology: Topology, grid: Grid) -> Slice:
-    """Returns the box that a grid fills, as JAX looks at it."""
-    devices = [topology.devices[grid.members[0]], topology.devices[grid.members[-1]]]
-    low, high = (device.coords or () for device in devices)
-    return build_box(devices[0].kind, low, high, len(grid.members))
-
-
-def build_box(kind: str, low: Sequence[int], high: Sequence[int], device_count: int) -> Slice:
-    """Returns the box between two corners, [x, y, z]; a dimension that coordinates do not have is 1."""
-    shape = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
-    return Slice(kind, (*shape, 1, 1, 1)[:3], device_count // math.prod(shape), (*low, 0, 0, 0)[:3])
-
-
-def _rename(cuts: Sequence[Cut], box: Slice) -> tuple[Cut, ...]:
-    """Returns cuts of x, y, z and core as cuts of the grid's dimensions, which stand the other way round."""
-    wide = [axis for axis in (2, 1, 0) if box.shape[axis] > 1]
-    core = {len(box.physical) - 1: len(wide)} if box.cores > 1 else {}
-    places = {axis: place for place, axis in enumerate(wide)} | core
-    return tuple(Cut(places[cut.dimension], cut.size, cut.stride) for cut in cuts)
 
 
 def _list_orders(

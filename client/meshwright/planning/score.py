@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -29,7 +29,7 @@ from meshwright.planning.importance import Weights
 from meshwright.planning.torus import DIGITS, TorusOrder, price_axis
 from meshwright.topology.links import price_crossing, price_hop, price_pair
 from meshwright.topology.model import Topology
-from meshwright.topology.torus import Dimension, Grid, Place, find_dimensions
+from meshwright.topology.torus import Dimension, Place, find_dimensions
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,3 @@ def _list_gaps(line: Sequence[int], dimension: Dimension) -> Iterator[tuple[int,
 def find_best(scores: Mapping[str, Score]) -> str:
     """Returns the name of the order with the best score; of equal ones the first."""
     return min(scores, key=lambda name: scores[name].key)
-
-
-def list_members(grid: Grid, places: Iterable[int]) -> tuple[int, ...]:
-    """Returns the devices at places of a grid."""
-    return tuple(grid.members[place] for place in places)

@@ -21,6 +21,10 @@ GranuleKind = Literal["host", "slice"]
 """What is joined inside by a fast network: a TPU slice, or a host of GPUs or CPUs."""
 
 
+LINK_COUNT_MAX: Final = 1024
+"""Parallel links of one pair of devices: far more than any has, so that their rates stay finite."""
+
+
 def parse_platform(name: str) -> Platform:
     """Returns cpu, gpu or tpu for JAX's name of a platform; any other name as it is."""
     return cast(Platform, _PLATFORMS.get(name, name))
@@ -105,9 +109,11 @@ class Link(Evidence):
 
     a: int
     b: int
-    kind: str
-    count: int | None = Field(default=None, description="parallel links, e.g. 18 for NV18")
-    bandwidth_bytes_per_s: float | None = Field(default=None, description="one way; null where it is not known")
+    kind: str = Field(pattern=r"^[ -~]{1,32}$")
+    count: int | None = Field(default=None, ge=1, le=LINK_COUNT_MAX, description="parallel links, e.g. 18 for NV18")
+    bandwidth_bytes_per_s: float | None = Field(
+        default=None, ge=1, description="one way; null, and not 0, where it is not known"
+    )
 
 
 class Granule(Reply):

@@ -121,7 +121,7 @@ class PlanAxis(Reply):
 
 
 class PlanScore(Reply):
-    """What an order costs, smaller is better: first `crossing`, then `hops_max`, then `cost` (docs/device-order.md)."""
+    """What an order costs, smaller is better: first `crossing`, then `cost`, then `hops_max` (docs/device-order.md)."""
 
     method: str = Field(description="how the order was found: torus, exact, beam, plain, given, jax or uniform")
     crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")

@@ -60,13 +60,19 @@ def test_names_of_one_rank_count_by_order_the_inner_one_more() -> None:
     assert weigh("sp", "cp", "dp").inside == (1 / 4, 1, 1 / 16)
 
 
-@given(st.permutations(["tp", "cp", "ep", "dp", "pp"]), st.integers(0, 5))
-def test_a_name_that_nobody_knows_ranks_as_fsdp_and_leaves_the_others_where_they_are(
-    names: list[str], place: int
-) -> None:
-    names.insert(place, "mine")
-    known = ["fsdp" if name == "mine" else name for name in names]
-    assert weigh(*names) == weigh(*known)
+@pytest.mark.parametrize("name", ["x", "fsdp2", "tp1", "mytensor", "", "größe"])
+def test_a_name_that_nobody_knows_counts_as_fsdp_does(name: str) -> None:
+    assert weigh("tp", name, "dp") == weigh("tp", "fsdp", "dp")
+    assert weigh("ep", name) == Weights((1, 1 / 4), (1, 1 / 64))
+    assert weigh(name, "dp") == Weights((1, 1 / 4), (1, 1 / 64))
+    assert weigh(name, "zero").inside == (1 / 4, 1), "of one rank, the inner one counts more"
+
+
+@given(st.permutations(["tp", "cp", "ep", "fsdp", "dp", "pp"]), st.lists(st.sampled_from("xyz"), unique=True))
+def test_unknown_names_change_nothing_between_known_ones(names: list[str], unknown: list[str]) -> None:
+    alone, joined = weigh(*names).inside, weigh(*names, *unknown).inside
+    ranked = sorted(range(6), key=lambda place: alone[place])
+    assert sorted(range(6), key=lambda place: joined[place]) == ranked
 
 
 def test_an_unknown_name_of_size_1_does_not_matter() -> None:

@@ -512,7 +512,7 @@ def test_a_given_order_stands_beside_the_plain_one() -> None:
     names = [f"host-{host}/{place}" for host in range(4) for place in range(4)]
     made = plan(topology, "x:16", devices=names, device_order="given")
     assert made.score is not None
-    assert (made.score.method, made.score.hops_max, made.score.jax_cost) == ("given", 4, None)
+    assert (made.score.method, made.score.hops_max, made.score.jax_hops_max) == ("given", 4, 1)
     assert codes(made) == ["slow_link"]
     assert made.warnings[0].hint == 'use device_order "planned"'
 

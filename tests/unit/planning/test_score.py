@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.planning.cutting import cut_like_jax, list_grid
 from meshwright.planning.granules import interleave_granules, list_splits, price_split
 from meshwright.planning.importance import Weights, weigh_positions
 from meshwright.planning.jax_order import Slice
-from meshwright.planning.order import cut_like_jax, list_grid, search_layout
+from meshwright.planning.order import search_layout
 from meshwright.planning.score import (
     AxisScore,
     Score,
@@ -20,7 +21,6 @@ from meshwright.planning.score import (
     find_best,
     list_edges,
     list_lines,
-    list_members,
     score_cuts,
     score_order,
 )
@@ -326,7 +326,3 @@ def test_a_ring_joins_last_and_first_but_for_pairs() -> None:
     assert list_edges([4, 5, 6]) == [(4, 5), (5, 6), (6, 4)]
     assert list_edges([4, 5]) == [(4, 5)]
     assert list_edges([4]) == []
-
-
-def test_members_are_those_at_the_places() -> None:
-    assert list_members(Grid((PAIR, PAIR), (7, 5, 3, 1)), [0, 3, 1]) == (7, 1, 5)

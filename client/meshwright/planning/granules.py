@@ -47,12 +47,10 @@ def list_splits(sizes: Sequence[int], parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def price_split(sizes: Sequence[int], split: Sequence[int], weights: Sequence[float]) -> float:
-    """Returns how much has to cross between granules: per axis, (k − 1) ÷ k of a byte on k granules, spread over the
-    devices that a group has in each."""
-    return round(
-        sum(weight * (part - 1) / part * part / size for size, part, weight in zip(sizes, split, weights, strict=True)),
-        DIGITS,
-    )
+    """Returns how much has to cross between granules: of an axis of n on k granules (k − 1) ÷ n, since (k − 1) ÷ k of
+    its bytes are spread over the n ÷ k devices that a group has in each."""
+    shares = (weight * (part - 1) / size for size, part, weight in zip(sizes, split, weights, strict=True))
+    return round(sum(shares), DIGITS)
 
 
 def choose_dcn(

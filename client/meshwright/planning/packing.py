@@ -42,9 +42,7 @@ def pack_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[i
     """
     if count >= len(pool):
         return tuple(pool)
-    groups = topology.group(pool)
-    if len(groups) == 1:
-        groups = _group_hosts(topology, pool)
+    groups = _part_domains(topology, pool)
     if len(groups) == 1:
         return _pack_group(topology, pool, count)
     chosen: list[int] = []
@@ -72,12 +70,15 @@ def list_packings(topology: Topology, pool: Sequence[int], count: int) -> Iterat
             yield sort_plain(topology, chosen)
 
 
-def _group_hosts(topology: Topology, pool: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the devices of one fast domain by granule."""
-    groups: dict[int, list[int]] = defaultdict(list)
+def _part_domains(topology: Topology, pool: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the devices by fast domain; those of a single one by granule."""
+    groups = topology.group(pool)
+    if len(groups) > 1:
+        return groups
+    hosts: dict[int, list[int]] = defaultdict(list)
     for index in pool:
-        groups[topology.places[index][0]].append(index)
-    return tuple(map(tuple, groups.values()))
+        hosts[topology.places[index][0]].append(index)
+    return tuple(map(tuple, hosts.values()))
 
 
 def _fill(groups: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -112,9 +113,7 @@ def spread_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple
     """
     if count >= len(pool):
         return tuple(pool)
-    groups = topology.group(pool)
-    if len(groups) == 1:
-        groups = _group_hosts(topology, pool)
+    groups = _part_domains(topology, pool)
     if len(groups) == 1:
         return _spread_group(topology, pool, count)
     shares = _share([len(group) for group in groups], count)

@@ -168,7 +168,7 @@ class _Scorer:
 
     def _measure_step(self, a: int, b: int) -> float | None:
         one, other = self.topology.devices[a], self.topology.devices[b]
-        hops = self.topology.hops(a, b)
+        hops = self.topology.hops(a, b) if one.coords and other.coords else None
         return None if hops is None else hops + 0.5 * ((one.core_on_chip or 0) != (other.core_on_chip or 0))
 
     def _count_ways(self, part: Sequence[int]) -> tuple[float, int]:

@@ -338,9 +338,9 @@ def test_the_table_counts_by_generation_and_tells_what_is_broken() -> None:
     lines = build_table([*made, build_row(GOOD, GOOD, case=several)]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2:] == [
-        "| v5p | 1 | 4 | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 3 | 1 | 1 (50 %) | 1 (50 %) |",
-        "| several slices | 1 | 1 | 0 | 0 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 (0 %) | 0 (0 %) |",
-        "| all | 2 | 5 | 1 | 1 | 2 | 1 | 1 | 2 | 1 | 4 | 1 | 1 (33 %) | 1 (33 %) |",
+        "| v5p | 1 | 4 | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 3 | 1 | 1 (50.0 %) | 1 (50.0 %) |",
+        "| several slices | 1 | 1 | 0 | 0 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 (0.0 %) | 0 (0.0 %) |",
+        "| all | 2 | 5 | 1 | 1 | 2 | 1 | 1 | 2 | 1 | 4 | 1 | 1 (33.3 %) | 1 (33.3 %) |",
     ]
     told = tell(made, 70, 4, 0, "0.10.2")
     assert "With jax 0.10.2. 4 of the 70 ways" in told

@@ -5,10 +5,14 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from meshwright.topology.links import price_link
 from meshwright.wire.base import SCHEMA_VERSION, parse_version
 from meshwright.wire.bench import BenchRequest
+from meshwright.wire.devices import LINK_COUNT_MAX, Link
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import PlanRequest
+
+LINK = {"a": 0, "b": 1, "kind": "NV18", "basis": "passive", "observed_at": "2026-01-02T00:00:00Z", "age_s": 0}
 
 
 def test_an_unknown_field_of_a_client_of_our_version_is_refused() -> None:
@@ -61,6 +65,32 @@ def test_a_reply_keeps_what_a_newer_agent_adds() -> None:
 def test_a_bench_out_of_bounds_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         BenchRequest.model_validate(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bandwidth_bytes_per_s": 0},
+        {"bandwidth_bytes_per_s": -5},
+        {"bandwidth_bytes_per_s": 1e-320},
+        {"bandwidth_bytes_per_s": float("inf")},
+        {"count": 0},
+        {"count": -1},
+        {"count": 10**400},
+        {"kind": ""},
+        {"kind": "NV²"},
+        {"kind": "NV" + "9" * 31},
+    ],
+)
+def test_a_link_whose_price_could_not_be_told_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Link.model_validate({**LINK, **wrong})
+
+
+@pytest.mark.parametrize("kind", ["NV18", "NV" + "9" * 30, "NV0", "NV", "ICI", "XGMI", "SYS", "a kind of tomorrow"])
+@pytest.mark.parametrize("rest", [{}, {"count": LINK_COUNT_MAX}, {"bandwidth_bytes_per_s": 1}, {"count": 1}])
+def test_the_price_of_any_link_is_a_number_above_zero(kind: str, rest: dict[str, object]) -> None:
+    assert 0 < price_link(Link.model_validate({**LINK, "kind": kind, **rest})) < 1e12
 
 
 def test_what_crosses_is_immutable() -> None:

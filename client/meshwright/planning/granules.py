@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from meshwright.planning.importance import Weights, weigh_positions
-
-DIGITS: Final = 12
+from meshwright.planning.importance import DIGITS, Weights, weigh_positions
 
 Member = TypeVar("Member")
 

@@ -21,6 +21,10 @@ CROSSING_RATIO: Final = 64.0
 slices would at a lower ratio to a data axis of 2, whose devices each send more."""
 
 
+DIGITS: Final = 12
+"""Of weighted sums that are compared: the least of five axes counts 64⁻⁴."""
+
+
 class Weights(NamedTuple):
     """How much each axis counts, outermost first: on links inside a granule, and on the network between granules."""
 

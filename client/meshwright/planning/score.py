@@ -25,8 +25,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from meshwright.planning.colours import count_group_colours
-from meshwright.planning.importance import Weights
-from meshwright.planning.torus import DIGITS, TorusOrder, price_axis
+from meshwright.planning.importance import DIGITS, Weights
+from meshwright.planning.torus import TorusOrder, price_axis
 from meshwright.topology.links import price_crossing, price_hop, price_pair
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, Place, find_dimensions

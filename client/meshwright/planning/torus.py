@@ -20,7 +20,7 @@ from itertools import pairwise, permutations, product
 from typing import Final
 
 from meshwright.planning.colours import count_colours, count_group_colours, find_whole
-from meshwright.planning.importance import weigh_positions
+from meshwright.planning.importance import DIGITS, weigh_positions
 from meshwright.topology.torus import Dimension
 
 BEAM_WIDTH: Final = 64
@@ -28,9 +28,6 @@ BEAM_WIDTH: Final = 64
 
 MOST_TURNS_AXES: Final = 4
 """Up to so many axes, every order in which they can take their strides is tried; above, three orders are."""
-
-DIGITS: Final = 12
-"""Of costs that are compared: the least axis of five counts 64⁻⁴."""
 
 _FOLD: Final = (0, 1, 3, 2)
 

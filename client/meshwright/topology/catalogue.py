@@ -13,8 +13,9 @@ from meshwright.errors import UnknownHardwareError
 from meshwright.targets import TARGET_EXAMPLE, write_shape
 from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, read_chips
 from meshwright.topology.machines import Machine, find_domain_count, find_machine, list_counts
-from meshwright.topology.resolve import CPU, MAX_DEVICE_COUNT, find_near, list_chips
+from meshwright.topology.resolve import CPU, find_near, list_chips
 from meshwright.topology.slices import RULES, Slice, find_slice, read_slices
+from meshwright.topology.soundness import MAX_DEVICE_COUNT
 from meshwright.wire.targets import TargetChip, TargetHost, Targets, TargetSlice
 
 GRAMMAR: Final = f"[granules*]chip[:shape][_twisted|_untwisted]: {TARGET_EXAMPLE}"

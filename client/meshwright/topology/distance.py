@@ -9,7 +9,6 @@ N. Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
@@ -21,6 +20,7 @@ Distance = Callable[[Coords, Coords], int]
 """(one chip, another) → hops."""
 
 _TWIST_RATIO: Final = 2
+_DIMENSION_COUNT: Final = 3
 
 
 def find_distance(shape: Sequence[int], wrap: Sequence[bool], *, twisted: bool = False) -> Distance:
@@ -41,7 +41,9 @@ def find_distance(shape: Sequence[int], wrap: Sequence[bool], *, twisted: bool =
 
 @lru_cache(maxsize=64)
 def _find_plain(shape: Coords, wrap: tuple[bool, ...]) -> Distance:
-    rows = [[_measure(steps, size, ring) for steps in range(size)] for size, ring in zip(shape, wrap, strict=True)]
+    rows = [
+        [_measure(steps, size, is_ring=ring) for steps in range(size)] for size, ring in zip(shape, wrap, strict=True)
+    ]
 
     def measure(one: Coords, other: Coords) -> int:
         return sum(row[abs(a - b)] for row, a, b in zip(rows, one, other, strict=True))
@@ -49,7 +51,7 @@ def _find_plain(shape: Coords, wrap: tuple[bool, ...]) -> Distance:
     return measure
 
 
-def _measure(steps: int, size: int, is_ring: bool) -> int:
+def _measure(steps: int, size: int, *, is_ring: bool) -> int:
     return min(steps, size - steps) if is_ring else steps
 
 
@@ -58,8 +60,8 @@ def find_offsets(shape: Sequence[int]) -> tuple[Coords, ...] | None:
 
     Worked example: 4×4×8 gives (4, 0, 4), (0, 4, 4), (0, 0, 8): going once round x ends four chips further along z.
     """
-    short, long = min(shape), max(shape)
-    if long != _TWIST_RATIO * short or set(shape) != {short, long}:
+    short, long = min(shape, default=0), max(shape, default=0)
+    if len(shape) != _DIMENSION_COUNT or short < 2 or long != _TWIST_RATIO * short or set(shape) != {short, long}:
         return None
     return tuple(
         tuple(short if other == axis or (size == short and shape[other] == long) else 0 for other in range(len(shape)))
@@ -69,38 +71,23 @@ def find_offsets(shape: Sequence[int]) -> tuple[Coords, ...] | None:
     )
 
 
-@lru_cache(maxsize=16)
 def _find_twisted(shape: Coords) -> Distance:
-    offsets = find_offsets(shape)
-    if offsets is None:
+    if find_offsets(shape) is None:
         raise ValueError(f"shape {shape} cannot be twisted; a twisted torus is k×k×2k or k×2k×2k, such as (4, 4, 8)")
-    hops = _search(shape, offsets)
+    short, long = min(shape), max(shape)
+    narrow = [axis for axis, size in enumerate(shape) if size == short]
+    wide = [axis for axis, size in enumerate(shape) if size == long]
+    choices = tuple(product((0, 1), repeat=len(narrow)))
 
     def measure(one: Coords, other: Coords) -> int:
-        return hops[_fold([b - a for a, b in zip(one, other, strict=True)], shape, offsets)]
+        """Each short ring is gone round forwards or backwards: so many turns move the long dimensions along."""
+        steps = [b - a for a, b in zip(one, other, strict=True)]
+        turned = sum(steps[axis] // short for axis in narrow)
+        near = [steps[axis] % short for axis in narrow]
+        return min(
+            sum(abs(step - turn * short) for step, turn in zip(near, turns, strict=True))
+            + sum(_measure((steps[axis] - (turned + sum(turns)) * short) % long, long, is_ring=True) for axis in wide)
+            for turns in choices
+        )
 
     return measure
-
-
-def _search(shape: Coords, offsets: Sequence[Coords]) -> dict[Coords, int]:
-    """Returns the hops from the origin to every chip; the torus looks the same from each."""
-    origin = (0,) * len(shape)
-    hops, queue = {origin: 0}, deque([origin])
-    while queue:
-        here = queue.popleft()
-        for axis, step in product(range(len(shape)), (1, -1)):
-            moved = [value + step * (axis == other) for other, value in enumerate(here)]
-            there = _fold(moved, shape, offsets)
-            if there not in hops:
-                hops[there] = hops[here] + 1
-                queue.append(there)
-    return hops
-
-
-def _fold(coords: Sequence[int], shape: Coords, offsets: Sequence[Coords]) -> Coords:
-    """Returns the chip of the slice that coordinates outside of it mean: short dimensions first: they move others."""
-    place = list(coords)
-    for axis in sorted(range(len(shape)), key=shape.__getitem__):
-        turns = place[axis] // shape[axis]
-        place = [value - turns * offset for value, offset in zip(place, offsets[axis], strict=True)]
-    return tuple(place)

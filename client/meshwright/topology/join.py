@@ -70,16 +70,18 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
     return Joined(topology, tuple(notices), places)
 
 
-def natural_key(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """Returns the sort key that puts host-2 before host-10; equal for equal texts only."""
+def natural_key(text: str) -> tuple[tuple[bool, int, str, str], ...]:
+    """Returns the sort key that puts host-2 before host-10; equal for equal texts only.
+
+    Of numbers the longer one is the larger, so that no text has too many digits.
+    """
     parts = re.split(r"([0-9]+)", text)
-    return tuple((bool(odd), int(part) if odd else 0, part) for part, odd in zip(parts, _alternate(), strict=False))
+    return tuple(_rank(part) if place % 2 else (False, 0, "", part) for place, part in enumerate(parts))
 
 
-def _alternate() -> Iterable[bool]:
-    while True:
-        yield False
-        yield True
+def _rank(digits: str) -> tuple[bool, int, str, str]:
+    number = digits.lstrip("0")
+    return True, len(number), number, digits
 
 
 # ---- what is refused ----
@@ -131,12 +133,21 @@ def _shorten(names: Sequence[str]) -> str:
 def _check_sound(replies: Sequence[Devices]) -> None:
     for reply in replies:
         try:
-            Topology.of(reply)
+            platform = Topology.of(reply).platform
         except ValueError as error:
-            raise refuse(
-                f"host {reply.host.name} was to be joined; its reply contradicts itself: {error}",
-                "send the replies of GET /devices as the agents gave them",
-            ) from error
+            raise _refuse_reply(reply, str(error)) from error
+        if reply.devices and platform != reply.platform:
+            raise _refuse_reply(
+                reply,
+                f"its platform is {reply.platform}, and its devices are of {platform}; platform is that of the devices",
+            )
+
+
+def _refuse_reply(reply: Devices, why: str) -> PlanInfeasibleError:
+    return refuse(
+        f"host {reply.host.name} was to be joined; its reply contradicts itself: {why}",
+        "send the replies of GET /devices as the agents gave them",
+    )
 
 
 def _check_doubled(replies: Sequence[Devices]) -> None:
@@ -196,6 +207,8 @@ def _group(entries: Iterable[T], name: Callable[[T], Hashable]) -> dict[Hashable
 
 
 def _refuse_device(what: str, one: Devices, other: Devices) -> PlanInfeasibleError:
+    if one is other:
+        return _refuse_reply(one, f"{what} is listed twice; each device of a host is listed once")
     return refuse(
         f"{what} is listed by host {one.host.name} and again by host {other.host.name}; a device can be in a topology "
         f"once",
@@ -297,7 +310,13 @@ def _assemble(
     places = tuple(
         tuple(at[index, place] for place in range(len(reply.devices))) for index, reply in enumerate(replies)
     )
-    return Topology(devices, tuple(sorted(links, key=lambda link: (link.a, link.b))), listed), places
+    try:
+        return Topology(devices, tuple(sorted(links, key=lambda link: (link.a, link.b))), listed), places
+    except ValueError as error:
+        raise refuse(
+            f"{len(replies)} hosts were joined; together they contradict themselves: {error}",
+            "leave out hosts that are not of this job; of the others look at TPU_NAME and TPU_TOPOLOGY",
+        ) from error
 
 
 # ---- what is told ----

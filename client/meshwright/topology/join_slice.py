@@ -7,10 +7,11 @@ it is that of the chips only if they fill a box and nobody knows of others. Pure
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from datetime import UTC, datetime
+from itertools import islice, product
 from typing import Any, Final
 
 from meshwright.errors import PlanInfeasibleError
@@ -85,25 +86,32 @@ def join_slice(parts: Sequence[Part]) -> JoinedGranule:
     """Returns one slice from the parts that its hosts are.
 
     Raises:
-        PlanInfeasibleError: hosts say different shapes, a chip stands outside the shape, or two at one place.
+        PlanInfeasibleError: hosts say different shapes or rings, a chip stands outside the shape or has coordinates
+            of another length, or two stand at one place.
     """
     seats = tuple(seat for part in parts for seat in part.seats)
     name = parts[0].granule.name
-    blind = [seat for seat in seats if seat.device.coords is None]
-    if blind:
-        ordered = tuple(sorted(seats, key=_by_process))
-        granule = parts[0].granule.model_copy(update={"device_count": len(seats)})
-        told = (_tell_blind(name, blind),) if len(parts) > 1 else ()
-        return JoinedGranule(granule, ordered, notices=told)
-    _check_places(name, seats)
-    ordered = tuple(sorted(seats, key=lambda seat: canonical_key(seat.device)))
+    seeing = [seat for seat in seats if seat.device.coords is not None]
+    _check_places(name, seeing)
     said = _read_shape(name, parts)
-    _check_inside(name, said, ordered)
+    _check_inside(name, said, seeing)
+    if len(seeing) < len(seats):
+        return _join_blind(name, said, parts, seats)
+    ordered = tuple(sorted(seats, key=lambda seat: canonical_key(seat.device)))
     shape = said or _find_box(ordered, parts)
     fields = {"name": name, "device_count": len(seats), **_describe_torus(shape, parts, ordered)}
     granule = parts[0].granule.model_copy(update=fields)
     notices = _tell_missing(name, said, ordered) + _tell_shape(name, said, shape, len(parts), ordered)
     return JoinedGranule(granule, ordered, () if shape else _list_crossings(ordered), notices)
+
+
+def _join_blind(name: str, said: Coords | None, parts: Sequence[Part], seats: Sequence[Seat]) -> JoinedGranule:
+    """Returns a slice of which nobody says where some chips stand: in the order of its processes."""
+    blind = [seat for seat in seats if seat.device.coords is None]
+    fields = {"device_count": len(seats), **_describe_torus(said, parts, seats)}
+    granule = parts[0].granule.model_copy(update=fields)
+    told = (_tell_blind(name, blind),) if len(parts) > 1 else ()
+    return JoinedGranule(granule, tuple(sorted(seats, key=_by_process)), notices=told)
 
 
 def canonical_key(device: Device) -> tuple[int, ...]:
@@ -118,15 +126,33 @@ def _by_process(seat: Seat) -> tuple[int, int, int]:
 def _check_places(name: str, seats: Sequence[Seat]) -> None:
     seen: dict[tuple[int, ...], Seat] = {}
     for seat in seats:
+        _check_length(name, seats[0], seat)
         other = seen.setdefault(canonical_key(seat.device), seat)
         if other is not seat:
             place = write_chip(seat.device.coords, seat.device.core_on_chip)
+            verb = "stand at" if other.device.host == seat.device.host else "have a device at"
             raise refuse(
-                f"hosts {other.device.host} and {seat.device.host} are joined as slice {name}; both have a device "
-                f"at {place}; at one place of a slice there is one device",
+                f"{_name_both(other, seat)} are joined as slice {name}; both {verb} {place}; at one place of a slice "
+                f"there is one device",
                 "hosts of different slices need different TPU_NAME; hosts of one slice need the slice's coordinates, "
                 "not their own from (0,0,0)",
             )
+
+
+def _check_length(name: str, first: Seat, seat: Seat) -> None:
+    one, other = len(first.device.coords or ()), len(seat.device.coords or ())
+    if one != other:
+        raise refuse(
+            f"{_name_both(first, seat)} are joined as slice {name}; their chips have {one} and {other} coordinates; "
+            f"chips of one slice have as many as it has dimensions",
+            "hosts of different slices need different TPU_NAME",
+        )
+
+
+def _name_both(one: Seat, other: Seat) -> str:
+    if one.device.host != other.device.host:
+        return f"hosts {one.device.host} and {other.device.host}"
+    return f"devices {one.device.local_index} and {other.device.local_index} of host {one.device.host}"
 
 
 def _read_shape(name: str, parts: Sequence[Part]) -> Coords | None:
@@ -141,14 +167,17 @@ def _read_shape(name: str, parts: Sequence[Part]) -> Coords | None:
 
 
 def _check_inside(name: str, shape: Coords | None, seats: Sequence[Seat]) -> None:
-    inside = set(_list_places(shape)) if shape else None
     for seat in seats:
-        if inside is not None and shape is not None and _fit(seat.device.coords, shape) not in inside:
+        if shape and not _is_inside(seat.device.coords or (), shape):
             raise refuse(
                 f"slice {name} has the shape {_write_shape(shape)}; host {seat.device.host} has a chip at "
                 f"{write_chip(seat.device.coords, seat.device.core_on_chip)}; a chip stands inside its slice",
                 "look at TPU_TOPOLOGY on the hosts: it is the whole slice's shape",
             )
+
+
+def _is_inside(coords: Coords, shape: Coords) -> bool:
+    return len(coords) == len(shape) and all(0 <= place < size for place, size in zip(coords, shape, strict=True))
 
 
 def _find_box(seats: Sequence[Seat], parts: Sequence[Part]) -> Coords | None:
@@ -163,19 +192,30 @@ def _find_box(seats: Sequence[Seat], parts: Sequence[Part]) -> Coords | None:
 def _describe_torus(shape: Coords | None, parts: Sequence[Part], seats: Sequence[Seat]) -> dict[str, Any]:
     if shape is None:
         return {}
-    wrap = next((part.granule.wrap for part in parts if part.granule.wrap is not None), None)
     twisted = any(part.granule.twisted for part in parts)
-    return {"shape": shape, "wrap": wrap or find_wraps(seats[0].device.kind, shape), "twisted": twisted}
+    ruled = (True,) * len(shape) if twisted else find_wraps(seats[0].device.kind, shape)
+    return {"shape": shape, "wrap": _read_wrap(parts) or ruled, "twisted": twisted}
 
 
-def _list_places(shape: Coords) -> list[Coords]:
-    """Returns all places of a slice, x fastest."""
-    return [tuple(reversed(place)) for place in product(*(range(size) for size in reversed(shape)))]
+def _read_wrap(parts: Sequence[Part]) -> tuple[bool, ...] | None:
+    wraps = {part.granule.wrap: part for part in parts if part.granule.wrap is not None}
+    if len(wraps) > 1:
+        said = ", ".join(f"{_write_wrap(wrap)} ({part.seats[0].device.host})" for wrap, part in wraps.items() if wrap)
+        raise refuse(
+            f"the hosts of slice {parts[0].granule.name} say of its dimensions {said}; a slice closes to rings in one "
+            f"way",
+            "look at TPU_TOPOLOGY_WRAP on these hosts",
+        )
+    return next(iter(wraps), None)
 
 
-def _fit(coords: Coords | None, shape: Coords) -> Coords:
-    """Returns coordinates with as many dimensions as the shape has; those left out are 0, those too many stay."""
-    return (*(coords or ()), *(0,) * (len(shape) - len(coords or ())))
+def _write_wrap(wrap: Sequence[bool]) -> str:
+    return ",".join(str(flag).lower() for flag in wrap)
+
+
+def _list_places(shape: Coords) -> Iterator[Coords]:
+    """Yields all places of a slice, x fastest."""
+    return (place[::-1] for place in product(*(range(size) for size in reversed(shape))))
 
 
 def _list_crossings(seats: Sequence[Seat]) -> tuple[tuple[Seat, Seat], ...]:
@@ -194,7 +234,7 @@ def _next_places(coords: Coords) -> list[Coords]:
 def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
     """Returns the ICI link between two neighbours of a slice: declared, since no host says it."""
     chip = find_chip_by_kind(a.kind)
-    newer = max(a, b, key=lambda device: device.observed_at)
+    newer = max(a, b, key=_read_time)
     return Link(
         a=places[0],
         b=places[1],
@@ -206,22 +246,27 @@ def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
     )
 
 
+def _read_time(device: Device) -> datetime:
+    """Returns when a device was observed; times without a zone are UTC, as all replies are."""
+    at = device.observed_at
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
 # ---- what is told ----
 
 
 def _tell_missing(name: str, shape: Coords | None, seats: Sequence[Seat]) -> tuple[Notice, ...]:
     if shape is None:
         return ()
-    cores: dict[Coords, int] = defaultdict(int)
-    for seat in seats:
-        cores[_fit(seat.device.coords, shape)] += 1
+    cores = Counter(seat.device.coords or () for seat in seats)
     most = max(cores.values())
-    missing = [place for place in _list_places(shape) if cores.get(place, 0) < most]
-    if not missing:
+    there = sum(count == most for count in cores.values())
+    missing_count = math.prod(shape) - there
+    if not missing_count:
         return ()
-    shown = ", ".join(_write_place(place) for place in missing[:NAMES_SHOWN])
-    more = f", and {len(missing) - NAMES_SHOWN} more" if len(missing) > NAMES_SHOWN else ""
-    there = math.prod(shape) - len(missing)
+    missing = (place for place in _list_places(shape) if cores[place] < most)
+    shown = ", ".join(_write_place(place) for place in islice(missing, NAMES_SHOWN))
+    more = f", and {missing_count - NAMES_SHOWN} more" if missing_count > NAMES_SHOWN else ""
     return (
         Notice(
             code="chips_missing",

@@ -7,7 +7,8 @@ Knows only what the machine said: which devices there are and what joins them. W
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import math
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Final
 
 from meshwright.topology.distance import Distance, find_distance
 from meshwright.topology.identity import Position
+from meshwright.topology.soundness import check_granules, write_number
 from meshwright.wire.devices import Device, Devices, Granule, Link, Platform
 from meshwright.wire.mesh import DeviceRef
 
@@ -33,8 +35,9 @@ class Topology:
     """The devices of one host, slice or fleet. Indices below are places in `devices`, as in `links`.
 
     Raises:
-        ValueError: two devices at one place of a granule, a device in a granule that is not listed, or a link
-            to a device that is not there or to itself.
+        ValueError: two devices at one place of a granule, a device in a granule that is not listed, granules that
+            contradict themselves or each other (`meshwright.topology.soundness`), or a link to a device that is not
+            there or to itself.
     """
 
     devices: tuple[Device, ...]
@@ -44,19 +47,12 @@ class Topology:
     def __post_init__(self) -> None:
         if len(self.order) != len(self.devices):
             raise ValueError(_tell_doubled(self.devices))
-        strangers = {device.granule for device in self.devices} - {granule.ordinal for granule in self.granules}
-        if strangers:
-            raise ValueError(
-                f"devices stand in granule {min(strangers)}; the topology lists {len(self.granules)} "
-                f"granules, "
-                f"and every device must stand in one of them"
-            )
+        check_granules(self.devices, self.granules)
         count = len(self.devices)
         for link in self.links:
             if not (0 <= link.a < count and 0 <= link.b < count and link.a != link.b):
-                raise ValueError(
-                    f"a {link.kind} link joins {link.a} and {link.b}; it must join two of the {count} devices"
-                )
+                ends = f"{write_number(link.a)} and {write_number(link.b)}"
+                raise ValueError(f"a {link.kind} link joins {ends}; it must join two of the {count} devices")
 
     @classmethod
     def of(cls, devices: Devices) -> Topology:
@@ -279,16 +275,19 @@ class Topology:
 
 def _is_counted(devices: Sequence[Device], shape: Sequence[int]) -> bool:
     """True where devices fill a slice of this shape and stand in the canonical order: x fastest but for the cores."""
-    chips = [coords[::-1] for coords in product(*(range(size) for size in reversed(shape)))]
-    cores, rest = divmod(len(devices), len(chips))
-    return not rest and [device.coords for device in devices] == [chip for chip in chips for _ in range(cores)]
+    cores, rest = divmod(len(devices), math.prod(shape))
+    if rest or not cores:
+        return False
+    chips = (coords[::-1] for coords in product(*(range(size) for size in reversed(shape))))
+    return all(
+        device.coords == chip for device, chip in zip(devices, (c for c in chips for _ in range(cores)), strict=True)
+    )
 
 
 def _tell_doubled(devices: tuple[Device, ...]) -> str:
-    places = [(device.granule, device.position) for device in devices]
-    granule, position = next(place for place in places if places.count(place) > 1)
+    places = Counter((device.granule, device.position) for device in devices)
+    granule, position = next(place for place, count in places.items() if count > 1)
     return (
-        f"two devices stand at position {position} of granule {granule}; positions count 0, 1, … in each "
-        f"granule "
-        f"and every one holds one device"
+        f"two devices stand at position {write_number(position)} of granule {write_number(granule)}; positions count "
+        f"0, 1, … in each granule and every one holds one device"
     )

@@ -25,9 +25,7 @@ from meshwright.topology.slices import (
     list_names,
     refuse,
 )
-
-MAX_DEVICE_COUNT: Final = 131_072
-"""More than 14 pods of v5p. A device takes about 2 KB as an object."""
+from meshwright.topology.soundness import MAX_DEVICE_COUNT
 
 CPU: Final = "cpu"
 

@@ -68,7 +68,7 @@ def _list_cells(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
         _count_refused(split),
     )
     better = (_count_sides(split, by_hops=by_hops)[0] for by_hops in (False, True))
-    shares = (f"{count:,} ({100 * count / known:.0f} %)" if known else "–" for count in better)
+    shares = (f"{count:,} ({100 * count / known:.1f} %)" if known else "–" for count in better)
     return (name, *(f"{count:,}" for count in counts), *shares)
 
 

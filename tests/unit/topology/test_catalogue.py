@@ -6,8 +6,9 @@ from meshwright.errors import UnknownHardwareError
 from meshwright.topology.assemble import build_target
 from meshwright.topology.catalogue import list_targets
 from meshwright.topology.chips import read_chips
-from meshwright.topology.resolve import MAX_DEVICE_COUNT, read_target
+from meshwright.topology.resolve import read_target
 from meshwright.topology.slices import read_slices
+from meshwright.topology.soundness import MAX_DEVICE_COUNT
 from meshwright.wire.targets import TargetHost, Targets, TargetSlice
 from tests.fakes.slices import read_named_slices
 

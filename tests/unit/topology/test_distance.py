@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -124,7 +125,9 @@ def test_a_step_beyond_a_short_end_comes_out_half_a_long_way_on(shape: Coords, o
         assert distance(last, beyond) == 1
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 4), (4, 4, 16), (4, 8, 16), (4, 4, 12), (6, 8, 12), (4, 4)])
+@pytest.mark.parametrize(
+    "shape", [(4, 4, 4), (4, 4, 16), (4, 8, 16), (4, 4, 12), (6, 8, 12), (4, 4), (4, 8), (2, 2, 1), ()]
+)
 def test_other_shapes_have_no_twist(shape: Coords) -> None:
     assert find_offsets(shape) is None
     with pytest.raises(ValueError, match=r"cannot be twisted; .* such as \(4, 4, 8\)"):
@@ -138,3 +141,16 @@ def test_a_target_says_its_twist_in_hops() -> None:
     end, start, half = at[3, 0, 0], at[0, 0, 0], at[0, 0, 4]
     assert (plain.hops(end, start), plain.hops(end, half)) == (1, 5)
     assert (twisted.hops(end, start), twisted.hops(end, half)) == (3, 1)
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 64), (30, 60, 60), (100_000, 100_000, 200_000)])
+def test_a_large_twisted_torus_is_not_listed_and_half_way_on_all_long_dimensions_is_one_turn_of_a_short_one(
+    shape: Coords,
+) -> None:
+    start = time.perf_counter()
+    distance = find_distance(shape, (True,) * 3, twisted=True)
+    short = min(shape)
+    there = tuple(0 if size == short else short for size in shape)
+    assert distance((0, 0, 0), there) == short
+    assert distance((0, 0, 0), tuple(size - 1 for size in shape)) == shape.count(short) + shape.count(2 * short)
+    assert time.perf_counter() - start < 0.1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshwright.errors import PlanInfeasibleError
 from meshwright.topology.join import Joined, join_devices, natural_key
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import Devices
+from meshwright.wire.devices import Devices, Granule
 from tests.fakes.fleets import AT, build_host, build_slice
 from tests.fakes.machines import NAMES, plant_machine
 
@@ -205,6 +205,18 @@ REFUSED: dict[str, tuple[list[Devices], str]] = {
     ),
     "devices at one position": ([A, change_device(B, 1, position=0)], "host b was to be joined; its reply contradicts"),
     "a device in no granule": ([A, change_device(B, 1, granule=3)], "its reply contradicts itself"),
+    "devices of another platform than is said": (
+        [change(A, platform="tpu")],
+        "its reply contradicts itself: its platform is tpu, and its devices are of gpu; platform is that of the devices",
+    ),
+    "one GPU twice on one host": (
+        [A, change_device(B, 1, uuid=str(B.devices[2].uuid).upper())],
+        "host b was to be joined; its reply contradicts itself: device",
+    ),
+    "one PCI function twice on one host": (
+        [change_device(A, 3, pci_bus_id=A.devices[0].pci_bus_id)],
+        "is listed twice; each device of a host is listed once",
+    ),
 }
 
 
@@ -336,6 +348,33 @@ def test_hosts_whose_coordinates_nobody_knows_are_in_the_order_of_their_processe
     assert "nobody says where the chips of w-0, w-1 stand" in find_notice(joined, "coordinates_unknown")
 
 
+def shorten(host: Devices) -> Devices:
+    """A host whose chips say x and y only."""
+    return change(host, devices=tuple(d.model_copy(update={"coords": (d.coords or ())[:2]}) for d in host.devices))
+
+
+def move(host: Devices, way: Sequence[int]) -> Devices:
+    """A host whose chips stand further along."""
+    moved = [[a + b for a, b in zip(d.coords or (), way, strict=True)] for d in host.devices]
+    return change(
+        host,
+        devices=tuple(d.model_copy(update={"coords": tuple(to)}) for d, to in zip(host.devices, moved, strict=True)),
+    )
+
+
+def double_granule(host: Devices) -> Devices:
+    """A host that has its devices in two granules of one name."""
+    return change(
+        host,
+        granules=(*host.granules, host.granules[0].model_copy(update={"ordinal": 1})),
+        devices=(*host.devices, *(d.model_copy(update={"granule": 1, "pci_bus_id": None}) for d in host.devices)),
+    )
+
+
+def unsaid(granule: Granule) -> Granule:
+    return granule.model_copy(update={"shape": None, "wrap": None})
+
+
 SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
     "one place twice": (
         lambda: [*build_slice((2, 2, 1), (2, 2, 1)), *build_slice((2, 2, 1), (2, 2, 1), prefix="v")],
@@ -352,6 +391,43 @@ SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
     "a chip outside": (
         lambda: [change_device(build_slice((2, 2, 1), (2, 2, 1))[0], 3, coords=(5, 1, 0))],
         "host w-0 has a chip at (5,1,0) core 0; a chip stands inside its slice",
+    ),
+    "rings of two kinds": (
+        lambda: [
+            change(host, granules=(host.granules[0].model_copy(update={"wrap": (True, True, bool(rank))}),))
+            for rank, host in enumerate(build_slice((4, 4, 2), (4, 4, 1)))
+        ],
+        "say of its dimensions true,true,false (w-0), true,true,true (w-1); a slice closes to rings in one way",
+    ),
+    "coordinates of two lengths": (
+        lambda: [
+            shorten(host) if rank else host
+            for rank, host in enumerate(build_slice((4, 2, 1), (2, 2, 1), says_shape=False))
+        ],
+        "their chips have 3 and 2 coordinates; chips of one slice have as many as it has dimensions",
+    ),
+    "one place twice in two granules of a host": (
+        lambda: [double_granule(build_slice((2, 2, 1), (2, 2, 1))[0])],
+        "devices 0 and 0 of host w-0 are joined as slice slice-a; both stand at (0,0,0) core 0",
+    ),
+    "chips that are far apart": (
+        lambda: [
+            move(host, far)
+            for far, host in zip(
+                ((0, 0, 0), (300, 0, 0), (0, 300, 0), (0, 0, 300)),
+                build_slice((4, 4, 1), (2, 2, 1), says_shape=False),
+                strict=True,
+            )
+        ],
+        "together they contradict themselves: granule slice-a has chips far apart by their coordinates",
+    ),
+    "a chip outside, though not all know where they stand": (
+        lambda: [
+            change(host, granules=(unsaid(host.granules[0]),)) if rank else without_coords(host)
+            for rank, host in enumerate(build_slice((4, 2, 1), (2, 2, 1)))
+            for host in [change_device(host, 0, coords=(7, 0, 0))]
+        ],
+        "slice slice-a has the shape 4x2x1; host w-1 has a chip at (7,0,0) core 0; a chip stands inside its slice",
     ),
 }
 
@@ -375,3 +451,23 @@ def test_the_natural_order_tells_all_names_apart_and_can_sort_them(names: list[s
 def test_numbers_in_names_count_as_numbers() -> None:
     names = ["a", "host", "host-1", "host-02", "host-2", "host-10", "host-10a", "host-10b2", "host-10b10"]
     assert sorted(names[::2] + names[1::2], key=natural_key) == names
+
+
+def test_a_number_in_a_name_may_have_any_length() -> None:
+    names = [f"host-{'9' * 4999}", f"host-1{'0' * 4999}", f"host-1{'0' * 5000}"]
+    assert sorted(reversed(names), key=natural_key) == names
+
+
+def test_times_without_a_zone_are_as_good_as_others() -> None:
+    hosts = build_slice((4, 2, 1), (2, 2, 1), says_shape=False)
+    naive = {"observed_at": AT.replace(tzinfo=None) + timedelta(1), "age_s": 7.0}
+    hosts[1] = change(hosts[1], devices=tuple(d.model_copy(update=naive) for d in hosts[1].devices))
+    links = [link for link in join_devices(hosts).topology.links if link.basis == "declared" and link.age_s == 7.0]
+    assert len(links) == 2
+
+
+def test_a_twist_closes_all_dimensions_where_nobody_says_which() -> None:
+    hosts = build_slice((2, 2, 4), (2, 2, 1), kind="TPU v4")
+    hosts[1] = change(hosts[1], granules=(hosts[1].granules[0].model_copy(update={"twisted": True}),))
+    (granule,) = join_devices(hosts).topology.granules
+    assert (granule.twisted, granule.wrap) == (True, (True, True, True))

@@ -10,7 +10,6 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.targets import TargetSpec
 from meshwright.topology.chips import read_chips
 from meshwright.topology.resolve import (
-    MAX_DEVICE_COUNT,
     count_devices,
     find_hardware,
     find_near,
@@ -18,6 +17,7 @@ from meshwright.topology.resolve import (
     read_target,
 )
 from meshwright.topology.slices import list_names, read_slices
+from meshwright.topology.soundness import MAX_DEVICE_COUNT
 
 NAMES = ["cpu", *(alias for chip in read_chips() for alias in chip.aliases), *list_names()]
 

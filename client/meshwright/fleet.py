@@ -20,7 +20,7 @@ from meshwright._calls.flows import Deadline
 from meshwright._calls.settings import Settings, read_settings
 from meshwright._client import AsyncClient, Client
 from meshwright._fleet.addresses import read_addresses
-from meshwright._fleet.look import DEFAULT_TIMEOUT_S, build_late, look
+from meshwright._fleet.look import DEFAULT_TIMEOUT_S, build_late, check_timeout, look
 from meshwright._fleet.planning import build_request, plan_fleet
 from meshwright._fleet.state import FleetHost, FleetState
 from meshwright._fleet.threads import run_all
@@ -109,7 +109,7 @@ class Fleet:
             FleetIncompleteError: with `require_all`, naming the hosts that did not answer.
         """
         found: dict[int, FleetHost] = {}
-        deadline = Deadline(time.monotonic() + timeout_s)
+        deadline = Deadline(time.monotonic() + check_timeout(timeout_s))
         asks = [
             functools.partial(self._ask, url, client, deadline, functools.partial(found.__setitem__, index))
             for index, (url, client) in enumerate(zip(self._urls, self._clients, strict=True))
@@ -275,7 +275,8 @@ class AsyncFleet:
             FleetIncompleteError: with `require_all`, naming the hosts that did not answer.
         """
         found: dict[int, FleetHost] = {}
-        deadline, gate = Deadline(time.monotonic() + timeout_s), asyncio.Semaphore(MAX_AT_ONCE)
+        deadline = Deadline(time.monotonic() + check_timeout(timeout_s))
+        gate = asyncio.Semaphore(MAX_AT_ONCE)
         tasks = [
             asyncio.create_task(self._ask(url, client, deadline, functools.partial(found.__setitem__, index), gate))
             for index, (url, client) in enumerate(zip(self._urls, self._clients, strict=True))

@@ -263,10 +263,10 @@ class Agent:
     async def release(self) -> Release:
         """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded.
 
-        Raises:
-            InvalidRequestError: the devices are simulated.
+        Of simulated devices nothing is held, so that a scheduler under test goes on.
         """
-        self.host.require_hardware("a release")
+        if self.is_simulated:
+            return Release(released=True, took_s=0.0, killed=False, worker=self.device.view())
         self.watch.note_release()
         answer = await release_devices(
             device=self.device,

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from tests.compiler.cases import CASES
-from tests.compiler.compare import Row, build_table, compare_orders, list_complaints, put_table
+from tests.compiler.compare import Row, build_table, compare_orders, list_complaints
+from tests.compiler.page import put_section
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "device-order.md"
 HEADING: Final = "# The device order\n"
+SECTION: Final = "verify-order"
 
 
 def main() -> int:
@@ -37,7 +39,7 @@ def report(rows: Sequence[Row], page: Path | None = None) -> int:
     print(table)
     if page is not None:
         page.parent.mkdir(exist_ok=True)
-        page.write_text(put_table(page.read_text() if page.exists() else HEADING, table))
+        page.write_text(put_section(page.read_text() if page.exists() else HEADING, SECTION, table))
     complaints = list_complaints(rows)
     for complaint in complaints:
         print(f"worse: {complaint}", file=sys.stderr)

@@ -16,8 +16,6 @@ from tests.compiler.cases import Case
 from tests.compiler.children import COMMAND, Answer, Job, run_jobs
 
 WORKERS: Final = 2
-BEGIN: Final = "<!-- verify-order -->"
-END: Final = "<!-- /verify-order -->"
 
 _COLUMNS: Final = ("slice", "mesh", "axis", "ours", "colours", "phases", "hops", "JAX's", "colours", "phases", "hops")
 
@@ -99,17 +97,3 @@ def list_complaints(rows: Iterable[Row]) -> list[str]:
         for row in rows
         if row.is_worse
     ]
-
-
-def put_table(page: str, table: str) -> str:
-    """Returns the page with the table between its two marks; a page without marks gets them at its end.
-
-    Raises:
-        ValueError: one mark without the other, one twice, or in the wrong order.
-    """
-    marks = page.count(BEGIN), page.count(END)
-    if marks == (0, 0):
-        return f"{page.rstrip()}\n\n{BEGIN}\n{table}{END}\n".lstrip()
-    if marks != (1, 1) or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"the page has {marks[0]} × {BEGIN} and {marks[1]} × {END}; it needs one each, in this order")
-    return f"{page.partition(BEGIN)[0]}{BEGIN}\n{table}{END}{page.partition(END)[2]}"

@@ -88,9 +88,13 @@ def test_a_plan_on_it_is_that_of_the_target_and_says_that_it_is_of_a_simulation(
     assert ask(simulated, f"/mesh/plan/{plan['fingerprint']}")["plans"] == [plan]
 
 
-@pytest.mark.parametrize("path", ["/placement/bench", "/devices/release"])
-def test_what_needs_hardware_is_refused(simulated: RunningAgent, path: str) -> None:
-    reply = httpx.post(f"{simulated.url}{path}", json={})
+def test_nothing_is_held_so_that_a_scheduler_goes_on(simulated: RunningAgent) -> None:
+    reply = httpx.post(f"{simulated.url}/devices/release")
+    assert (reply.status_code, reply.json()["released"], reply.json()["held"]) == (200, True, [])
+
+
+def test_what_needs_hardware_is_refused(simulated: RunningAgent) -> None:
+    reply = httpx.post(f"{simulated.url}/placement/bench", json={})
     said: dict[str, Any] = reply.json()
     assert (reply.status_code, said["code"]) == (422, "invalid_request")
     assert TARGET in said["detail"]

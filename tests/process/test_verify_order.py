@@ -13,8 +13,9 @@ from tests.compiler.__main__ import report
 from tests.compiler.cases import CASES, Case
 from tests.compiler.children import Answer, Job, run_jobs
 from tests.compiler.collective import Collective, parse_collective
-from tests.compiler.compare import BEGIN, END, Row, build_table, compare_orders, list_complaints, put_table, summarize
+from tests.compiler.compare import Row, build_table, compare_orders, list_complaints, summarize
 from tests.compiler.hops import measure_hops
+from tests.compiler.page import put_section
 
 RECORDED = Path(__file__).parents[1] / "compiler" / "recorded"
 
@@ -153,6 +154,9 @@ def test_the_table_has_a_line_for_each_axis_and_their_sum() -> None:
     )
 
 
+BEGIN, END = "<!-- verify-order -->", "<!-- /verify-order -->"
+
+
 def test_the_table_is_put_between_its_marks_and_nothing_else_changes(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "device-order.md"
     report([Row(CUBE, 0, FOUR, ONE)], page)
@@ -164,13 +168,13 @@ def test_the_table_is_put_between_its_marks_and_nothing_else_changes(tmp_path: P
     assert changed.startswith(f"# Mine\n\nBefore.\n\n{BEGIN}\n")
     assert changed.endswith(f"{END}\n\nAfter.\n")
     assert "UniDirectionNDRing" not in changed
-    assert put_table(changed, "new\n") == f"# Mine\n\nBefore.\n\n{BEGIN}\nnew\n{END}\n\nAfter.\n"
+    assert put_section(changed, "verify-order", "new\n") == f"# Mine\n\nBefore.\n\n{BEGIN}\nnew\n{END}\n\nAfter.\n"
 
 
 @pytest.mark.parametrize("page", [BEGIN, END, f"{END} {BEGIN}", f"{BEGIN} {BEGIN} {END}"])
 def test_a_page_with_other_marks_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="it needs one each"):
-        put_table(page, "table\n")
+        put_section(page, "verify-order", "table\n")
 
 
 def test_the_cases_are_meshes_of_whole_slices_of_every_generation() -> None:

@@ -6,6 +6,7 @@ Rule: whatever goes wrong becomes the host's state; nothing is raised but bugs. 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -26,6 +27,20 @@ from meshwright.wire.base import SCHEMA_VERSION, parse_version
 from meshwright.wire.devices import Devices
 
 DEFAULT_TIMEOUT_S: Final = 5.0
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Returns a time limit as it is.
+
+    Raises:
+        ValueError: it is no finite number above 0.
+    """
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise ValueError(
+            f"timeout_s is {timeout_s}; it limits the time for all hosts; it is a finite number of seconds above 0, "
+            f"such as {DEFAULT_TIMEOUT_S:g}"
+        )
+    return timeout_s
 
 
 def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], None]) -> Flow[None]:

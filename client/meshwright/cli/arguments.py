@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 import typer
+from pydantic import ValidationError
 
 from meshwright.errors import SettingsError
 from meshwright.wire.bench import BenchCase
+from meshwright.wire.devices import Devices
 
 MAX_TIMEOUT_S: Final = 86400.0
 _UNITS: Final = {
@@ -255,6 +257,15 @@ def _read_replies(path: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise SettingsError(f"--topology {path}: no JSON: {error}; keep one with `curl …/devices > {path}`") from None
     replies = found if isinstance(found, list) else [found]
-    if not all(isinstance(reply, dict) for reply in replies):
-        raise SettingsError(f"--topology {path}: no reply of GET /devices, nor a list of them; keep what `curl` prints")
+    try:
+        for reply in replies:
+            Devices.model_validate(reply)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        wrong = f"{where}: {first['msg']}" if where else first["msg"]
+        raise SettingsError(
+            f"--topology {path}: no reply of GET /devices, nor a list of them ({wrong}); keep what `curl …/devices` "
+            f"prints"
+        ) from None
     return replies

@@ -21,6 +21,7 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.topology.matrix import format_links
+from meshwright.topology.text import is_declared
 from meshwright.wire.base import Evidence
 from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release
 
@@ -55,7 +56,7 @@ def _print_devices(session: Session, reply: Devices) -> None:
     for line in describe_host(reply):
         session.out.print(line, soft_wrap=True)
     session.out.print()
-    session.out.print(build_table(COLUMNS, reply.devices))
+    session.out.print(build_table(build_columns(reply), reply.devices))
     print_notices(session, reply.warnings)
 
 
@@ -83,8 +84,9 @@ def describe_host(reply: Devices) -> list[Text]:
     used = f"{format_bytes(cpu.available_bytes)} free of" if cpu.available_bytes is not None else ""
     memory = f"{used} {format_bytes(cpu.memory_bytes)} memory".strip() if cpu.memory_bytes is not None else ""
     state = Text.assemble("worker ", style_state(worker.state), f", generation {worker.generation}")
+    declared = "declared: none was looked at" if is_declared(reply) else None
     lines = [
-        Text(_join(host.name, f"{len(reply.devices)} {reply.platform} devices", host.container), "bold"),
+        Text(_join(host.name, f"{len(reply.devices)} {reply.platform} devices", declared, host.container), "bold"),
         Text(_join(cpu.model or cpu.architecture, threads, memory)),
         Text(_join(*(f"{name} {version}" for name, version in versions.items() if version))),
         state.append(clean(f", pid {worker.pid}") if worker.pid else ""),
@@ -136,8 +138,16 @@ def describe_processes(processes: Iterable[DeviceProcess] | None) -> str:
     )
 
 
+def build_columns(reply: Devices) -> tuple[Column[Device], ...]:
+    """Returns the columns of the table; devices of several hosts are named with them."""
+    several = len({device.host for device in reply.devices}) > 1
+    name = Column[Device](
+        "#", lambda device: clean(f"{device.host}/" if several else "") + str(device.local_index), "right"
+    )
+    return (name, *COLUMNS)
+
+
 COLUMNS: Final[tuple[Column[Device], ...]] = (
-    Column("#", lambda device: str(device.local_index), "right"),
     Column("kind", _describe_kind),
     Column("memory used / total", _describe_memory, "right"),
     Column("place", _describe_place),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice, product
 from typing import Final
 
@@ -21,6 +21,9 @@ from meshwright.topology.torus import Dimension, Place, build_place, find_dimens
 SUBSET_COUNT_MAX: Final = 64
 """Above, devices that fill no box are taken as they stand: comparing all pairs would take seconds."""
 
+
+SPARSE_RATIO: Final = 8
+"""With so many places for each free chip, boxes are looked through one by one."""
 
 EVEN_SETS_MAX: Final = 3
 """How many numbers of domains are tried for equal parts, the lowest first."""
@@ -154,10 +157,11 @@ def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int,
     if not whole or count % core.size:
         return None
     low = tuple(map(min, zip(*chips, strict=True)))
-    sums = _sum_up({tuple(a - b for a, b in zip(p, low, strict=True)) for p in whole}, dimensions)
+    free = {tuple(a - b for a, b in zip(place, low, strict=True)) for place in whole}
+    count_in = _count_by_sums(free, dimensions)
     for shape in list_shapes(count // core.size, dimensions):
-        for corner in _list_corners(shape, dimensions):
-            if _count_in(sums, corner, shape) == math.prod(shape):
+        for corner in _list_corners(shape, dimensions, free):
+            if count_in(corner, shape) == math.prod(shape):
                 places = product(*(range(a + c, a + c + n) for a, c, n in zip(low, corner, shape, strict=True)))
                 return tuple(index for place in places for index in chips[place])
     return None
@@ -194,36 +198,46 @@ def _measure_ways(shape: Sequence[int], dimensions: Sequence[Dimension]) -> floa
     )
 
 
-def _list_corners(shape: Sequence[int], dimensions: Sequence[Dimension]) -> list[Place]:
-    """Returns where a box can stand: at multiples of its own lengths first, so that what is left can be filled too."""
-    ranges = [range(d.size - size + 1) for size, d in zip(shape, dimensions, strict=True)]
-    return sorted(
-        product(*ranges),
-        key=lambda corner: (any(c % size for c, size in zip(corner, shape, strict=True)), corner),
-    )
+def _list_corners(shape: Sequence[int], dimensions: Sequence[Dimension], free: Collection[Place]) -> list[Place]:
+    """Returns where a box can stand, its lowest chip being free: at multiples of its own lengths first, so that what is
+    left can be filled too."""
+    ends = [dimension.size - size for size, dimension in zip(shape, dimensions, strict=True)]
+    fitting = (place for place in free if all(value <= end for value, end in zip(place, ends, strict=True)))
+    return sorted(fitting, key=lambda corner: (any(c % size for c, size in zip(corner, shape, strict=True)), corner))
 
 
-def _sum_up(whole: set[Place], dimensions: Sequence[Dimension]) -> dict[Place, int]:
+def _count_by_sums(free: Collection[Place], dimensions: Sequence[Dimension]) -> Callable[[Place, Place], int]:
+    """Returns what counts the free chips in a box, given its corner and shape: by a summed-area table, or, of a box of
+    which few places are free, one by one."""
+    if math.prod(dimension.size for dimension in dimensions) > SPARSE_RATIO * len(free):
+        return lambda corner, shape: sum(place in free for place in _list_places(corner, shape))
+    sums = _sum_up(free, dimensions)
+
+    def count_in(corner: Place, shape: Place) -> int:
+        total = 0
+        for ends in product((0, 1), repeat=len(shape)):
+            sign = -1 if (len(shape) - sum(ends)) % 2 else 1
+            total += sign * sums[tuple(c + size * end for c, size, end in zip(corner, shape, ends, strict=True))]
+        return total
+
+    return count_in
+
+
+def _list_places(corner: Place, shape: Place) -> Iterator[Place]:
+    return product(*(range(c, c + size) for c, size in zip(corner, shape, strict=True)))
+
+
+def _sum_up(free: Collection[Place], dimensions: Sequence[Dimension]) -> dict[Place, int]:
     """Returns for each corner how many free chips lie below it in all dimensions (a summed-area table)."""
     sums: dict[Place, int] = {}
     for place in product(*(range(dimension.size + 1) for dimension in dimensions)):
         if 0 in place:
             sums[place] = 0
             continue
-        below = tuple(value - 1 for value in place)
-        total = int(below in whole)
+        total = int(tuple(value - 1 for value in place) in free)
         for moves in product((0, 1), repeat=len(place)):
             if any(moves):
                 sign = 1 if sum(moves) % 2 else -1
                 total += sign * sums[tuple(value - move for value, move in zip(place, moves, strict=True))]
         sums[place] = total
     return sums
-
-
-def _count_in(sums: dict[Place, int], corner: Place, shape: Place) -> int:
-    """Returns how many free chips a box holds."""
-    total = 0
-    for ends in product((0, 1), repeat=len(shape)):
-        sign = -1 if (len(shape) - sum(ends)) % 2 else 1
-        total += sign * sums[tuple(c + size * end for c, size, end in zip(corner, shape, ends, strict=True))]
-    return total

@@ -98,7 +98,6 @@ def _build_tpus(
             slice_index=None if is_one else ordinal,
             process_index=first + host,
             memory=memory,
-            processes=(),
             **declared,
         )
         seen[host] += 1
@@ -131,7 +130,6 @@ def _build_devices(host: Machine | int, ordinal: int, declared: Declared) -> Ite
             numa_node=find_socket(place, count) if chip else None,
             virtual=chip is None and count > 1,
             memory=memory,
-            processes=(),
             **declared,
         )
 

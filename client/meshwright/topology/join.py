@@ -67,6 +67,7 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
     topology, places = _assemble(replies, granules)
     notices = [*_tell_renamed(replies, names), *_tell_machines(replies, names), *_tell_empty(replies, names)]
     notices += [*_tell_kinds(topology), *(notice for one in granules for notice in one.notices)]
+    notices += _carry_warnings(replies, names)
     return Joined(topology, tuple(notices), places)
 
 
@@ -354,6 +355,19 @@ def _tell_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
         return []
     message = f"{_shorten(empty)} ha{'s' if len(empty) == 1 else 've'} no device that jax can use"
     return [Notice(code="hosts_without_devices", message=message, hint="its GET /devices and GET /health say why")]
+
+
+def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
+    """Returns what the hosts' own replies warn of, once each, with the hosts that say it."""
+    told: dict[Notice, list[str]] = {}
+    for index, reply in enumerate(replies):
+        for notice in reply.warnings:
+            if notice.code == _SLICE_IN_PART:  # whether it still is, the join says itself
+                continue
+            told.setdefault(notice, []).append(names[index, reply.host.name])
+    return [
+        notice.model_copy(update={"message": f"{_shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
+    ]
 
 
 def _tell_kinds(topology: Topology) -> list[Notice]:

@@ -84,13 +84,16 @@ def _name_cell(link: Link | None, topology: Topology | None, a: int, b: int) -> 
     return link.kind if link else NONE
 
 
-def name_device(device: Device) -> str:
-    """Returns a device's name in the matrix: "GPU0", "MIG3", "TPU7", "CPU1"."""
+def name_device(device: Device, *, is_several: bool = False) -> str:
+    """Returns a device's name in the matrix: "GPU0", "MIG3", "TPU7", "CPU1"; of several hosts "host-3/0"."""
+    if is_several:
+        return f"{device.host}/{device.local_index}"
     return f"{'MIG' if device.mig else device.platform.upper()}{device.local_index}"
 
 
 def _format_matrix(devices: Devices, cells: Sequence[Sequence[str]]) -> list[str]:
-    names = [name_device(device) for device in devices.devices]
+    is_several = len({device.host for device in devices.devices}) > 1
+    names = [name_device(device, is_several=is_several) for device in devices.devices]
     table = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
     if devices.platform != "cpu" and any(device.numa_node is not None for device in devices.devices):
         table = [[*row, *more] for row, more in zip(table, _list_affinities(devices), strict=True)]
@@ -135,14 +138,16 @@ def count_links(devices: Devices) -> list[str]:
 
 def format_granules(granules: Sequence[Granule]) -> list[str]:
     """Returns what is known of the fast networks that the devices are part of, a line each; nothing of a plain host."""
-    return [line for granule in granules for line in _describe_granule(granule)]
+    return list(dict.fromkeys(line for granule in granules for line in _describe_granule(granule, len(granules) > 1)))
 
 
-def _describe_granule(granule: Granule) -> Iterator[str]:
+def _describe_granule(granule: Granule, is_named: bool) -> Iterator[str]:
     if granule.domain:
         yield f"NVLink domain {granule.domain}: hosts that name the same one reach each other by NVLink"
     if granule.shape:
+        name = f" {granule.name}" if is_named else ""
         rings = "".join(axis for axis, closed in zip("xyz", granule.wrap or (), strict=False) if closed)
         told = f"rings along {', '.join(rings)}" if rings else "no rings"
         twist = ", twisted" if granule.twisted else ""
-        yield f"slice of {'×'.join(map(str, granule.shape))} chips, {told if granule.wrap else 'rings unknown'}{twist}"
+        shape = "×".join(map(str, granule.shape))
+        yield f"slice{name} of {shape} chips, {told if granule.wrap else 'rings unknown'}{twist}"

@@ -55,6 +55,7 @@ def _format_head(devices: Devices) -> list[str]:
     host, cpu, software = devices.host, devices.cpu, devices.software
     driver = software.driver and f"{software.driver} (CUDA {software.cuda_driver or '?'})"
     facts = [
+        ("", "declared: no device of these was looked at" if is_declared(devices) else ""),
         ("host", _join(host.name, host.operating_system, _label("kernel", host.kernel), host.container)),
         ("cpu", _join(cpu.model, _format_memory(devices), *_count_processors(devices))),
         ("driver", driver or ""),
@@ -103,12 +104,25 @@ def _format_rows(devices: Sequence[Device]) -> list[str]:
     columns = [[cell(device) for device in devices] for cell in _CELLS]
     kept = [column for column in columns if any(column)]
     widths = [max(map(len, column)) for column in kept]
-    number_width = len(str(max((device.local_index for device in devices), default=0)))
+    names = name_devices(devices)
+    name_width = max(map(len, names), default=0)
     return [
-        f"[{device.local_index:>{number_width}}] "
+        f"[{names[row]:>{name_width}}] "
         + " | ".join(f"{column[row]:<{width}}" for column, width in zip(kept, widths, strict=True)).rstrip(" |")
         for row, device in enumerate(devices)
     ]
+
+
+def name_devices(devices: Sequence[Device]) -> list[str]:
+    """Returns what people call each device: its local index, of several hosts "host-3/0"."""
+    if len({device.host for device in devices}) < 2:
+        return [str(device.local_index) for device in devices]
+    return [f"{device.host}/{device.local_index}" for device in devices]
+
+
+def is_declared(devices: Devices) -> bool:
+    """Returns whether all devices are declared: nobody looked at any."""
+    return bool(devices.devices) and all(device.basis == "declared" for device in devices.devices)
 
 
 def _show_kind(device: Device) -> str:

@@ -6,9 +6,9 @@ Unknown is null, never 0. Indices in links are positions in `devices`. Knows no 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply
 
@@ -197,9 +197,9 @@ class Devices(Reply):
     software: Software
     platform: Platform
     worker: Worker
-    granules: tuple[Granule, ...]
-    devices: tuple[Device, ...]
-    links: tuple[Link, ...]
+    granules: Annotated[tuple[Granule, ...], FailFast()]
+    devices: Annotated[tuple[Device, ...], FailFast()]
+    links: Annotated[tuple[Link, ...], FailFast()]
     warnings: tuple[Notice, ...] = ()
 
 

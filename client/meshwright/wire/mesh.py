@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from meshwright.spec import AxisType
 from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
 from meshwright.wire.devices import Devices
+
+LISTED_MAX: Final = 131_072
+"""Entries that a list in a request may have: refused by their number, before each is looked at."""
 
 MeshShape = dict[str, int]
 """Axis name → size, outermost first."""
@@ -72,6 +75,13 @@ class PlanRequest(Request):
         default=None,
         description="how much traffic each axis has, such as bytes a step: only ratios count; null: by the axes' names",
     )
+
+    @field_validator("devices", "topology", mode="before")
+    @classmethod
+    def _limit(cls, value: object) -> object:
+        if isinstance(value, list | tuple) and len(value) > LISTED_MAX:
+            raise ValueError(f"the list has {len(value)} entries; it may have at most {LISTED_MAX}")
+        return value
 
 
 class DeviceRef(Reply):

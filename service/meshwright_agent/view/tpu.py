@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.distance import find_offsets
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
@@ -99,7 +100,8 @@ def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | 
 def find_slice(look: Look) -> Slice:
     """Returns the slice that this host is part of: as the environment says, else as far as JAX sees it whole.
 
-    Nothing is known where these contradict each other, or the chips that JAX sees.
+    Nothing is known where these contradict each other, or the chips that JAX sees. A twist that no such shape can have,
+    and rings of another number than dimensions, are not believed.
     """
     facts = look.facts.slice if look.facts else SliceFacts()
     functions = look.facts.tpus if look.facts else ()
@@ -112,7 +114,9 @@ def find_slice(look: Look) -> Slice:
         return Slice()
     kind = next((seat.seen["kind"] for seat in _seat_seen(look) if seat.seen), functions[0].kind if functions else None)
     ruled = find_wraps(kind, shape) if kind and find_chip_by_kind(kind) else None
-    return Slice(shape, facts.wrap or ruled, facts.twisted or False)
+    wrap = facts.wrap if facts.wrap and len(facts.wrap) == len(shape) else ruled
+    is_twisted = bool(facts.twisted) and wrap is not None and all(wrap) and find_offsets(shape) is not None
+    return Slice(shape, wrap, is_twisted)
 
 
 def _list_declared(facts: SliceFacts) -> list[Coords]:

@@ -277,4 +277,6 @@ def test_a_file_of_something_else_is_2_with_the_field_that_it_lacks(meshwright: 
     (tmp_path / "wrong.json").write_text('{"plans": []}')
     printed = meshwright("plan", "x:8", "--local", "--topology", str(tmp_path / "wrong.json"))
     assert printed.code == 2
-    assert "topology.0.host: this field is required" in printed.err
+    assert "wrong.json: no reply of GET /devices, nor a list of them (host: Field required)" in " ".join(
+        printed.err.split()
+    )

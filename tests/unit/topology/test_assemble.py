@@ -38,12 +38,12 @@ def test_devices_stand_in_their_granules_one_after_the_other(name: str, granules
         assert indices == list(range(members))
 
 
-def test_everything_is_declared_and_nobody_holds_it() -> None:
+def test_everything_is_declared_and_nobody_could_look_who_holds_it() -> None:
     for target in ("2*v5e:4x4", "2*h100:8", "cpu:4"):
         topology = build_target(target)
         facts = [*topology.devices, *topology.links, *(one.memory for one in topology.devices if one.memory)]
         assert {fact.basis for fact in facts} == {"declared"}
-        assert {device.processes for device in topology.devices} == {()}
+        assert {device.processes for device in topology.devices} == {None}
         assert {(device.uuid, device.pci_bus_id, device.jax) for device in topology.devices} == {(None, None, None)}
 
 

@@ -144,13 +144,10 @@ def test_a_target_says_its_twist_in_hops() -> None:
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 64), (30, 60, 60), (100_000, 100_000, 200_000)])
-def test_a_large_twisted_torus_is_not_listed_and_half_way_on_all_long_dimensions_is_one_turn_of_a_short_one(
-    shape: Coords,
-) -> None:
+def test_half_way_along_all_long_dimensions_is_one_turn_of_a_short_one_and_no_chip_is_listed(shape: Coords) -> None:
     start = time.perf_counter()
     distance = find_distance(shape, (True,) * 3, twisted=True)
     short = min(shape)
     there = tuple(0 if size == short else short for size in shape)
     assert distance((0, 0, 0), there) == short
-    assert distance((0, 0, 0), tuple(size - 1 for size in shape)) == shape.count(short) + shape.count(2 * short)
     assert time.perf_counter() - start < 0.1

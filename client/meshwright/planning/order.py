@@ -21,7 +21,7 @@ from meshwright.planning.score import Score, find_best, score_cuts, score_order
 from meshwright.planning.torus import TorusOrder
 from meshwright.topology.links import classify_link, price_pairs
 from meshwright.topology.model import Topology
-from meshwright.topology.torus import Grid, read_grid
+from meshwright.topology.torus import Grid, read_grid, turn_back
 
 MEASURED_COUNT_MAX: Final = 1024
 """Above, a torus's plain order is not measured: the time for its cuts does not grow with the number of devices."""
@@ -245,9 +245,6 @@ def _list_path(topology: Topology, members: Sequence[int]) -> tuple[int, ...]:
 
     def key(index: int) -> tuple[int, ...]:
         device = topology.devices[index]
-        place: list[int] = []
-        for value in reversed(device.coords or ()):
-            place.append(-value if sum(map(abs, place)) % 2 else value)
-        return (*place, device.core_on_chip or 0)
+        return (*turn_back((device.coords or ())[::-1]), device.core_on_chip or 0)
 
     return tuple(sorted(members, key=key))

@@ -17,7 +17,7 @@ from meshwright.planning.packing import group_chips, list_shapes
 from meshwright.planning.torus import list_torus_places, search_torus
 from meshwright.topology.links import SAME_CHIP_FACTOR
 from meshwright.topology.model import Topology
-from meshwright.topology.torus import Dimension, Place, find_dimensions
+from meshwright.topology.torus import Dimension, Place, find_dimensions, turn_back
 
 SHAPES_MAX: Final = 3
 """Tile shapes that are tried for a number of chips, the most compact first."""
@@ -129,20 +129,12 @@ def _list_tiles(shape: Place, seen: _Slice) -> list[Place]:
     """Returns the tiles that are all free, in units of their shape, back and forth through rows and planes."""
     counts = [dimension.size // size for dimension, size in zip(seen.dimensions, shape, strict=True)]
     free = [corner for corner in product(*map(range, counts)) if _is_free(corner, shape, seen)]
-    return sorted(free, key=_turn_back)
+    return sorted(free, key=turn_back)
 
 
 def _is_free(corner: Place, shape: Place, seen: _Slice) -> bool:
     ranges = (range(c * size, c * size + size) for c, size in zip(corner, shape, strict=True))
     return all(place in seen.chips for place in product(*ranges))
-
-
-def _turn_back(place: Place) -> Place:
-    """Returns a key that sorts places so that every other row, and every other plane, runs the other way."""
-    key: list[int] = []
-    for value in place:
-        key.append(-value if sum(map(abs, key)) % 2 else value)
-    return tuple(key)
 
 
 def _choose_tiles(tiles: Sequence[Place], count: int) -> Sequence[Place]:

@@ -78,6 +78,14 @@ Place = tuple[int, ...]
 """(granule, …, z, y, x, core): what sorts devices row-major."""
 
 
+def turn_back(place: Place) -> Place:
+    """Returns a key that sorts places so that every other row, and every other plane, runs the other way."""
+    key: list[int] = []
+    for value in place:
+        key.append(-value if sum(map(abs, key)) % 2 else value)
+    return tuple(key)
+
+
 def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
     """Returns the box that these devices fill; None where they fill none: coordinates unknown, holes, several slices.
 

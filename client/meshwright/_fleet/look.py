@@ -46,6 +46,7 @@ def check_timeout(timeout_s: float) -> float:
 def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], None]) -> Flow[None]:
     """Notes what one host says of its devices, then again with their health; or why it says nothing.
 
+    A host that is not ready (it starts, shuts down, or its worker cannot start) counts as one that does not answer.
     What was noted stands where the time is over before the rest is there.
     """
     started_s = link.clock()
@@ -58,6 +59,11 @@ def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], N
     if strange:
         note(FleetHost(url, "error", devices.host.name, strange, link.clock() - started_s))
         return
+    with contextlib.suppress(MeshwrightError):
+        ready = yield from exchange(calls.ready(), link, deadline)
+        if not ready:
+            note(FleetHost(url, "not_ready", devices.host.name, ready.line, link.clock() - started_s))
+            return
     host = FleetHost(url, "ok", devices.host.name, took_s=link.clock() - started_s, devices=devices)
     note(host)
     with contextlib.suppress(MeshwrightError):  # a plan tells of it: health_unknown

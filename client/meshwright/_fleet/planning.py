@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright._calls.outcomes import build_request_model
 from meshwright._fleet.state import FleetState
+from meshwright.errors import RequestError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.mesh import PlanRequest, Plans
 
@@ -28,4 +29,9 @@ def plan_fleet(request: PlanRequest, state: FleetState) -> Plans:
     """
     from meshwright.planning.mesh import plan_mesh  # here, so that asking a fleet need not wait for numpy
 
-    return plan_mesh(request, state.topology, health=state.health, notices=state.notices)
+    try:
+        return plan_mesh(request, state.topology, health=state.health, notices=state.notices)
+    except RequestError as error:
+        if state.failed:
+            error.hint = f"{error.hint}; {state.missing}"
+        raise

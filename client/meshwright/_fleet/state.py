@@ -22,6 +22,7 @@ HostState = Literal["ok", "not_ready", "error", "unreachable"]
 this release does not read · nobody answered in time."""
 
 NAMES_SHOWN: Final = 8
+_UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})
 _WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
 
@@ -133,6 +134,13 @@ class FleetState:
         """
         return (*_tell_missing(self), *_tell_unchecked(self), *self.joined.notices)
 
+    @property
+    def missing(self) -> str:
+        """One sentence on the hosts that did not answer; "" where all did."""
+        if not self.failed:
+            return ""
+        return f"{len(self.failed)} of {len(self.hosts)} hosts of the fleet did not answer: {_list(self.failed)}"
+
     def require_all(self) -> None:
         """Returns where every host answered.
 
@@ -144,9 +152,12 @@ class FleetState:
 
 
 def _refuse(state: FleetState) -> FleetIncompleteError:
-    detail = f"{len(state.failed)} of {len(state.hosts)} hosts of the fleet did not answer: {_list(state.failed)}"
     hint = "start their agents, give a longer timeout_s, or leave these addresses out"
-    return FleetIncompleteError(detail, hint=hint, hosts={host.url: host.detail for host in state.failed})
+    return FleetIncompleteError(
+        state.missing,
+        hint=hint,
+        hosts={host.url: host.detail for host in state.failed},
+    )
 
 
 def _tell_missing(state: FleetState) -> list[Notice]:
@@ -157,13 +168,11 @@ def _tell_missing(state: FleetState) -> list[Notice]:
 
 
 def _tell_unchecked(state: FleetState) -> list[Notice]:
-    unchecked = [host for host in state.ok if host.health is None]
+    unchecked = [host for host in state.ok if _UNCHECKED & set(host.device_states)]
     if not unchecked:
         return []
-    names = _shorten([host.name for host in unchecked])
-    message = (
-        f"{names} did not answer GET /health: their devices are planned with, though nobody knows that they are well"
-    )
+    names = _shorten([host.name if host.health else f"{host.name} (no answer to GET /health)" for host in unchecked])
+    message = f"{names}: of some devices nobody knows that they are well; they are planned with all the same"
     return [Notice(code="health_unknown", message=message, hint="ask again, or look at their agents")]
 
 

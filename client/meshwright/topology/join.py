@@ -364,7 +364,7 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
         for notice in reply.warnings:
             if notice.code == _SLICE_IN_PART:  # whether it still is, the join says itself
                 continue
-            told.setdefault(notice, []).append(names[index, reply.host.name])
+            told.setdefault(notice, []).append(names.get((index, reply.host.name), reply.host.name))
     return [
         notice.model_copy(update={"message": f"{_shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
     ]

@@ -62,7 +62,7 @@ def test_every_host_is_asked_for_its_devices_and_their_health(kind: Kind) -> Non
     assert state.health == dict.fromkeys(range(12), "healthy")
     assert state.notices == ()
     for fake in fakes.values():
-        assert [str(request) for request in fake.requests] == ["GET /devices", "GET /health"]
+        assert [str(request) for request in fake.requests] == ["GET /devices", "GET /readyz", "GET /health"]
 
 
 @both
@@ -277,6 +277,7 @@ def act_as(name: str, *, hangs_at: str = "") -> Any:
     """Serves `/devices` and `/health` of a host; hangs where told, until the connection is closed."""
     replies = {
         "/devices": build_devices("cpu:2", host=name).model_dump_json().encode(),
+        "/readyz": b"ready",
         "/health": b'{"state": "healthy", "components": []}',
     }
 
@@ -314,7 +315,7 @@ def test_a_host_that_says_nothing_costs_the_deadline_once_and_not_the_others(kin
     assert [host.state for host in state.hosts] == ["unreachable", "ok", "unreachable"]
     assert {host.detail for host in state.failed} == {"no answer within 0.4 s"}
     assert {heard.headers["authorization"] for heard in server.heard} == {"Bearer secret"}
-    assert len({heard.connection for heard in server.heard}) == 1, "one connection serves both questions"
+    assert len({heard.connection for heard in server.heard}) == 1, "one connection serves all questions"
 
 
 @both
@@ -346,3 +347,21 @@ def test_cancelling_an_async_fleet_leaves_no_task_behind() -> None:
 
     with listen_only() as silent:
         assert asyncio.run(question()) == 0
+
+
+@both
+def test_a_host_that_shuts_down_is_not_planned_with(kind: Kind) -> None:
+    fakes = build_fakes("n0", "n1")
+    fakes[HOST_1].fail_next(503, "draining", times=1, path="/readyz")
+    state = look(kind, fakes)
+    assert [host.state for host in state.hosts] == ["ok", "not_ready"]
+    assert [notice.code for notice in state.notices] == ["hosts_missing"]
+
+
+def test_a_refusal_on_a_part_of_a_fleet_names_the_hosts_that_are_missing() -> None:
+    fakes = build_fakes("n0", "n1")
+    fakes[HOST_1].drop_next(times=9)
+    with Fleet(list(fakes), connect=lambda url: fakes[url].client()) as fleet:
+        with pytest.raises(PlanInfeasibleError) as caught:
+            fleet.plan("dp:8")
+        assert "1 of 2 hosts of the fleet did not answer" in caught.value.hint

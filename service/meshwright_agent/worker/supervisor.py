@@ -247,9 +247,7 @@ class Supervisor:
             await self._abort(job)
             raise
         finally:
-            del (
-                job
-            )  # an error's traceback holds this frame, and the job holds the error: a cycle that keeps the arguments
+            del job  # it holds the error, whose traceback holds this frame: a cycle that would keep the arguments
 
     async def _abort(self, job: Job) -> None:
         """Takes the job of a caller who has left out of the queue, or stops the child's work on it."""

@@ -45,6 +45,13 @@ def test_one_failed_chip_costs_a_row_and_not_the_order(
     assert made.score.cost <= made.score.plain_cost
 
 
+def test_a_column_is_left_out_where_no_tile_fits() -> None:
+    made = plan_without("v5e:8x8", 21, "dp:8,tp:7")
+    assert made.score is not None
+    assert (made.score.method, made.score.hops_max) == ("tiles", 2)
+    assert [axis.group_shape for axis in made.axes] == [(1, 8, 1), (7, 1, 1)], "seven of eight columns"
+
+
 @given(
     holes=st.sets(st.integers(0, 31), min_size=1, max_size=6),
     sizes=st.sampled_from([(3, 4), (5, 4), (2, 3, 2), (6, 4), (12,), (2, 2, 2, 2), (24, 1), (1, 20)]),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import inspect
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -185,6 +188,33 @@ def test_a_start_that_takes_too_long_fails_everybody_who_waited_for_it() -> None
         assert (world.child.dump_count, world.child.stops) == (1, [False])
 
     live(scenario, spawn=FakeSpawn(says_hello=False), start_timeout_s=0.01)
+
+
+class Body(dict[str, Any]):
+    """Arguments whose life can be watched."""
+
+
+def test_a_refused_call_keeps_its_arguments_no_longer_than_its_caller() -> None:
+    async def scenario(world: World) -> None:
+        body = Body(text="large")
+        alive = weakref.ref(body)
+        task = asyncio.create_task(world.supervisor.call("work", body, deadline_s=30.0))
+        del body
+        await world.until(lambda: bool(world.spawn.children) and bool(world.child.sent))
+        call = world.child.sent[-1]
+        world.child.say(Failure(call.id, world.child.generation, "plan_infeasible", 422, "no", "", [], [], None))
+        with contextlib.suppress(ProblemError):
+            await task
+        world.child.sent.clear()
+        del task, call
+        await asyncio.sleep(0)
+        assert alive() is None, "nothing but a collection of cycles would give it back"
+
+    gc.disable()
+    try:
+        live(scenario)
+    finally:
+        gc.enable()
 
 
 def test_a_result_that_crosses_the_cancel_is_delivered() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from meshwright.planning.cutting import cut_like_jax, list_grid, read_box
 from meshwright.planning.importance import weigh_positions
-from meshwright.planning.jax_order import Slice
+from meshwright.planning.jax_order import Box
 from meshwright.planning.order import Layout, search_layout
 from meshwright.planning.score import score_order
 from meshwright.planning.torus import TorusOrder
@@ -118,7 +118,7 @@ def test_the_planner_s_copy_of_jax_s_order_has_every_device_in_the_same_place(na
     ground = Ground.of(name, NAMED[name])
     grid = read_grid(ground.topology, ground.topology.order)
     assert grid is not None
-    box: Slice = read_box(ground.topology, grid)
+    box: Box = read_box(ground.topology, grid)
     for sizes in SAMPLE[name]:
         copied = cut_like_jax(sizes, weigh_positions(sizes), grid.dimensions, box)
         assert copied is not None

@@ -18,7 +18,7 @@ from meshwright._warning import warn
 from meshwright.planning.cutting import build_box, cut_torus, list_grid
 from meshwright.planning.granules import order_granules, take_dcn
 from meshwright.planning.importance import Weights, weigh_axes
-from meshwright.planning.jax_order import Slice
+from meshwright.planning.jax_order import Box
 from meshwright.planning.order import search_group
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
@@ -176,7 +176,7 @@ def read_device_grid(devices: Sequence[Any]) -> Grid | None:
     return build_grid(places, range(len(devices)), lambda _, sizes: find_rings(kind, sizes))
 
 
-def read_device_box(devices: Sequence[Any]) -> Slice:
+def read_device_box(devices: Sequence[Any]) -> Box:
     """Returns the box that the devices of one TPU slice fill, as JAX looks at it."""
     coords = [device.coords for device in devices]
     return build_box(devices[0].device_kind, min(coords), max(coords), len(devices))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.jax_order import Slice, find_cuts, find_fixed_order
+from meshwright.planning.jax_order import Box, find_cuts, find_fixed_order
 from meshwright.planning.torus import (
     Bounds,
     Cut,
@@ -27,7 +27,7 @@ from meshwright.topology.torus import Dimension, Grid
 
 @lru_cache(maxsize=256)
 def cut_torus(
-    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Slice, *, split: bool = True
+    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Box, *, split: bool = True
 ) -> TorusOrder | None:
     """Returns how a torus is cut: no step is longer than the longest of JAX's own order, where that is known, and no
     axis's all-reduce has fewer colours than JAX would give it, were the axes in the order of their weights.
@@ -51,7 +51,7 @@ def cut_torus(
 
 
 def _list_bounds(
-    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Slice
+    sizes: tuple[int, ...], weights: Weights, dimensions: tuple[Dimension, ...], box: Box
 ) -> list[Bounds | None]:
     """Returns what an order should keep to, the strictest first."""
     ranked = sorted(range(len(sizes)), key=lambda axis: (weights.inside[axis], axis))
@@ -70,7 +70,7 @@ def _list_bounds(
 
 
 def _measure_jax(
-    sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], box: Slice, *, core_first: bool
+    sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], box: Box, *, core_first: bool
 ) -> Bounds | None:
     theirs = cut_like_jax(sizes, weigh_positions(sizes), dimensions, box, core_first=core_first)
     if theirs is None:
@@ -84,7 +84,7 @@ def cut_like_jax(
     sizes: tuple[int, ...],
     weights: Weights,
     dimensions: tuple[Dimension, ...],
-    box: Slice,
+    box: Box,
     *,
     core_first: bool = True,
 ) -> TorusOrder | tuple[int, ...] | None:
@@ -99,20 +99,20 @@ def cut_like_jax(
     return price_cuts([_rename(axis, box) for axis in cuts], dimensions, weights.inside, is_plain=True)
 
 
-def read_box(topology: Topology, grid: Grid) -> Slice:
+def read_box(topology: Topology, grid: Grid) -> Box:
     """Returns the box that a grid fills, as JAX looks at it."""
     devices = [topology.devices[grid.members[0]], topology.devices[grid.members[-1]]]
     low, high = (device.coords or () for device in devices)
     return build_box(devices[0].kind, low, high, len(grid.members))
 
 
-def build_box(kind: str, low: Sequence[int], high: Sequence[int], device_count: int) -> Slice:
+def build_box(kind: str, low: Sequence[int], high: Sequence[int], device_count: int) -> Box:
     """Returns the box between two corners, [x, y, z]; a dimension that coordinates do not have is 1."""
     shape = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
-    return Slice(kind, (*shape, 1, 1, 1)[:3], device_count // math.prod(shape), (*low, 0, 0, 0)[:3])
+    return Box(kind, (*shape, 1, 1, 1)[:3], device_count // math.prod(shape), (*low, 0, 0, 0)[:3])
 
 
-def _rename(cuts: Sequence[Cut], box: Slice) -> tuple[Cut, ...]:
+def _rename(cuts: Sequence[Cut], box: Box) -> tuple[Cut, ...]:
     """Returns cuts of x, y, z and core as cuts of the grid's dimensions, which stand the other way round."""
     wide = [axis for axis in (2, 1, 0) if box.shape[axis] > 1]
     core = {len(box.physical) - 1: len(wide)} if box.cores > 1 else {}

@@ -31,7 +31,7 @@ _V5P_KINDS: Final = {"TPU v5", "TPU v5p"}
 
 
 @dataclass(frozen=True)
-class Slice:
+class Box:
     """What JAX looks at: the kind, and the box of chips in x, y, z with the devices of a chip.
 
     `corner`: the lowest coordinates; JAX knows the fixed orders of some kinds only where they are 0.
@@ -61,7 +61,7 @@ class Slice:
         return tuple(size + low for size, low in zip(self.shape, self.corner, strict=True))
 
 
-def find_fixed_order(sizes: Sequence[int], box: Slice) -> tuple[int, ...] | None:
+def find_fixed_order(sizes: Sequence[int], box: Box) -> tuple[int, ...] | None:
     """Returns the devices (ranks in the order of `jax.devices()`: z, y, x, core) of a slice that JAX has an order for.
 
     None: it cuts the slice instead.
@@ -70,7 +70,7 @@ def find_fixed_order(sizes: Sequence[int], box: Slice) -> tuple[int, ...] | None
     return rule(tuple(sizes), box) if rule else None
 
 
-def _order_v2(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
+def _order_v2(sizes: Shape, box: Box) -> tuple[int, ...] | None:
     count = box.device_count
     if count == len(_V2_TRAY):
         return _V2_TRAY
@@ -79,7 +79,7 @@ def _order_v2(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
     return tuple(range(count))
 
 
-def _order_v5e(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
+def _order_v5e(sizes: Shape, box: Box) -> tuple[int, ...] | None:
     count = box.device_count
     if box.reach == (2, 2, 1) and count == len(_SQUARE):
         return _SQUARE
@@ -88,11 +88,11 @@ def _order_v5e(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
     return _V5E_4X4 if box.reach == (4, 4, 1) and count == max(sizes) == len(_V5E_4X4) else None
 
 
-def _order_v5p(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
+def _order_v5p(sizes: Shape, box: Box) -> tuple[int, ...] | None:
     return _V5P_CUBE if box.reach == (2, 2, 2) and box.device_count == len(_V5P_CUBE) else None
 
 
-def _order_7x(sizes: Shape, box: Slice) -> tuple[int, ...] | None:
+def _order_7x(sizes: Shape, box: Box) -> tuple[int, ...] | None:
     count = box.device_count
     if count % len(_V2_TRAY) or count > _7X_MOST or max(box.shape[:2]) > 2:
         return None
@@ -103,7 +103,7 @@ def _repeat(tray: Shape, count: int) -> tuple[int, ...]:
     return tuple(start + place for start in range(0, count, len(tray)) for place in tray)
 
 
-_FIXED: Final[Mapping[str, Callable[[Shape, Slice], tuple[int, ...] | None]]] = {
+_FIXED: Final[Mapping[str, Callable[[Shape, Box], tuple[int, ...] | None]]] = {
     "TPU v2": _order_v2,
     "TPU v3": _order_v2,
     "TPU v5 lite": _order_v5e,
@@ -114,7 +114,7 @@ _FIXED: Final[Mapping[str, Callable[[Shape, Slice], tuple[int, ...] | None]]] = 
 }
 
 
-def find_cuts(sizes: Sequence[int], box: Slice, *, core_first: bool = True) -> tuple[Cuts, ...] | None:
+def find_cuts(sizes: Sequence[int], box: Box, *, core_first: bool = True) -> tuple[Cuts, ...] | None:
     """Returns for each mesh axis its cuts, run through row-major; None where JAX has no order.
 
     Dimensions are numbered x, y, z, core.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.experimental import mesh_utils
 
 from meshwright.planning.importance import weigh_positions
-from meshwright.planning.jax_order import Slice, find_cuts, find_fixed_order
+from meshwright.planning.jax_order import Box, find_cuts, find_fixed_order
 from meshwright.planning.order import cut_like_jax, search_layout
 from meshwright.planning.score import score_order
 from meshwright.planning.torus import TorusOrder, list_torus_places
@@ -42,7 +42,7 @@ class FakeCore(FakeSliced):
     core_on_chip: int
 
 
-def build_devices(box: Slice, slices: int = 1) -> list[Any]:
+def build_devices(box: Box, slices: int = 1) -> list[Any]:
     """The devices of slices in the order of their coordinates."""
     x, y, z = box.shape
     places = [
@@ -55,13 +55,13 @@ def build_devices(box: Slice, slices: int = 1) -> list[Any]:
     return [FakeCore(i, number, "tpu", box.kind, number, *place) for i, (number, *place) in enumerate(places)]
 
 
-def ask_jax(sizes: Shape, box: Slice) -> list[int]:
+def ask_jax(sizes: Shape, box: Box) -> list[int]:
     mesh = mesh_utils.create_device_mesh(sizes, build_devices(box), allow_split_physical_axes=True)
     assert mesh.shape == sizes
     return [device.id for device in mesh.flat]
 
 
-def ask_ours(sizes: Shape, box: Slice, *, core_first: bool = IS_NEW) -> list[int] | None:
+def ask_ours(sizes: Shape, box: Box, *, core_first: bool = IS_NEW) -> list[int] | None:
     dimensions = tuple(Dimension(size) for size in box.shape[::-1] if size > 1)
     if box.cores > 1:
         dimensions = (*dimensions, Dimension(box.cores, step=0.5))
@@ -75,12 +75,12 @@ def list_primes(number: int) -> list[int]:
 
 
 @st.composite
-def draw_cases(draw: st.DrawFn, lengths: tuple[int, ...], kinds: list[str]) -> tuple[Shape, Slice]:
+def draw_cases(draw: st.DrawFn, lengths: tuple[int, ...], kinds: list[str]) -> tuple[Shape, Box]:
     """A slice, and a mesh whose sizes are made by dealing out the slice's prime factors."""
     kind = draw(st.sampled_from(kinds))
     x, y, z = (draw(st.sampled_from(lengths)) for _ in range(3))
     cores = draw(st.sampled_from([1, 2])) if kind == "TPU v5p" else CORES.get(kind, 1)
-    box = Slice(kind, (x, y, 1 if kind in {"TPU v2", "TPU v3"} else z), cores)
+    box = Box(kind, (x, y, 1 if kind in {"TPU v2", "TPU v3"} else z), cores)
     sizes = [1] * draw(st.integers(1, 4))
     for prime in list_primes(box.device_count):
         sizes[draw(st.integers(0, len(sizes) - 1))] *= prime
@@ -89,7 +89,7 @@ def draw_cases(draw: st.DrawFn, lengths: tuple[int, ...], kinds: list[str]) -> t
 
 @given(draw_cases((1, 2, 3, 4, 6, 8), KINDS_NEW))
 @settings(deadline=None, max_examples=250)
-def test_every_device_is_where_jax_puts_it(case: tuple[Shape, Slice]) -> None:
+def test_every_device_is_where_jax_puts_it(case: tuple[Shape, Box]) -> None:
     assert ask_ours(*case) == ask_jax(*case)
 
 
@@ -100,7 +100,7 @@ PRIMES = (1, 2, 4, 5, 7, 10, 14) if IS_NEW else (1, 2, 4, 5, 7)
 @given(draw_cases(PRIMES, KINDS_NEW))
 @settings(deadline=None, max_examples=100)
 def test_with_large_primes_too_every_device_is_where_jax_puts_it_or_an_older_jax_fails(
-    case: tuple[Shape, Slice],
+    case: tuple[Shape, Box],
 ) -> None:
     try:
         theirs = ask_jax(*case)
@@ -112,7 +112,7 @@ def test_with_large_primes_too_every_device_is_where_jax_puts_it_or_an_older_jax
 
 
 def test_a_mesh_that_an_older_jax_fails_on_has_the_order_of_newer_releases() -> None:
-    sizes, box = (56, 8), Slice("TPU v5p", (4, 4, 28))
+    sizes, box = (56, 8), Box("TPU v5p", (4, 4, 28))
     if IS_NEW:
         assert ask_ours(sizes, box) == ask_jax(sizes, box)
     else:
@@ -121,15 +121,15 @@ def test_a_mesh_that_an_older_jax_fails_on_has_the_order_of_newer_releases() -> 
     assert list_parts(sizes, box) == [[(1, 2, 2), (2, 28, 1)], [(0, 4, 1), (1, 2, 1)]]
 
 
-def list_parts(sizes: Shape, box: Slice) -> list[list[Shape]]:
+def list_parts(sizes: Shape, box: Box) -> list[list[Shape]]:
     """Each axis's cuts: dimension (x, y, z, core), size, stride."""
     cuts = find_cuts(sizes, box)
     assert cuts is not None
     return [[(cut.dimension, cut.size, cut.stride) for cut in axis] for axis in cuts]
 
 
-def box_of(kind: str, *shape: int) -> Slice:
-    return Slice(kind, shape, CORES.get(kind, 1))
+def box_of(kind: str, *shape: int) -> Box:
+    return Box(kind, shape, CORES.get(kind, 1))
 
 
 FIXED = [
@@ -156,7 +156,7 @@ FIXED = [
 
 
 @pytest.mark.parametrize(("sizes", "box"), FIXED)
-def test_small_slices_have_the_order_that_is_fixed_for_them(sizes: Shape, box: Slice) -> None:
+def test_small_slices_have_the_order_that_is_fixed_for_them(sizes: Shape, box: Box) -> None:
     fixed = find_fixed_order(sizes, box)
     assert fixed is not None
     assert list(fixed) == ask_jax(sizes, box)
@@ -177,18 +177,18 @@ CUT = [
 
 
 @pytest.mark.parametrize(("sizes", "box"), CUT)
-def test_others_are_cut(sizes: Shape, box: Slice) -> None:
+def test_others_are_cut(sizes: Shape, box: Box) -> None:
     assert find_fixed_order(sizes, box) is None
     assert ask_ours(sizes, box) == ask_jax(sizes, box)
 
 
 @pytest.mark.parametrize("box", [box_of("TPU v5", 2, 2, 2), box_of("TPU v5e", 2, 4, 1)])
-def test_kinds_that_jax_learnt_late_have_the_order_of_newer_releases(box: Slice) -> None:
+def test_kinds_that_jax_learnt_late_have_the_order_of_newer_releases(box: Box) -> None:
     fixed = find_fixed_order((8,), box)
     assert fixed is not None
     assert (list(fixed) == ask_jax((8,), box)) == IS_NEW
     alike = {"TPU v5": "TPU v5p", "TPU v5e": "TPU v5 lite"}[box.kind]
-    assert fixed == find_fixed_order((8,), Slice(alike, box.shape))
+    assert fixed == find_fixed_order((8,), Box(alike, box.shape))
 
 
 MESHES_7X = [(16, 16), (8, 32), (2, 128), (4, 2, 32), (64, 4), (2, 8, 16)]
@@ -196,12 +196,12 @@ MESHES_7X = [(16, 16), (8, 32), (2, 128), (4, 2, 32), (64, 4), (2, 8, 16)]
 
 @pytest.mark.parametrize("sizes", MESHES_7X)
 def test_the_cores_of_a_7x_come_first_or_last_as_the_release_has_it(sizes: Shape) -> None:
-    box = Slice("TPU7x", (4, 4, 8), 2)
+    box = Box("TPU7x", (4, 4, 8), 2)
     assert ask_ours(sizes, box, core_first=IS_NEW) == ask_jax(sizes, box)
 
 
 def test_the_releases_differ_on_a_7x_where_the_cores_are_wanted_by_two_axes() -> None:
-    box = Slice("TPU7x", (4, 4, 8), 2)
+    box = Box("TPU7x", (4, 4, 8), 2)
     new, old = (find_cuts((16, 16), box, core_first=first) for first in (True, False))
     assert new is not None
     assert old is not None
@@ -233,12 +233,12 @@ TARGETS = [
 ]
 
 
-def read_box(topology: Topology) -> Slice:
+def read_box(topology: Topology) -> Box:
     """What JAX looks at, by a kind that all releases have a fixed order for."""
     last = topology.devices[-1]
     x, y, z = (value + 1 for value in last.coords or ())
     kind = {"TPU v5": "TPU v5p"}.get(last.kind, last.kind)
-    return Slice(kind, (x, y, z), (last.core_on_chip or 0) + 1)
+    return Box(kind, (x, y, z), (last.core_on_chip or 0) + 1)
 
 
 @pytest.mark.parametrize(("target", "sizes"), TARGETS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.planning.cutting import cut_like_jax, list_grid
 from meshwright.planning.granules import interleave_granules, list_splits, price_split
 from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.jax_order import Slice
+from meshwright.planning.jax_order import Box
 from meshwright.planning.order import search_layout
 from meshwright.planning.score import (
     AxisScore,
@@ -100,7 +100,7 @@ def test_cuts_that_are_run_through_as_jax_does_tell_the_same_as_every_device(
     grid = read_whole(topology)
     x, y, z = topology.find_granule(0).shape or ()
     cores = len(topology.devices) // (x * y * z)
-    theirs = cut_like_jax(sizes, weights, grid.dimensions, Slice("TPU7x" if cores > 1 else "TPU v4", (x, y, z), cores))
+    theirs = cut_like_jax(sizes, weights, grid.dimensions, Box("TPU7x" if cores > 1 else "TPU v4", (x, y, z), cores))
     if isinstance(theirs, TorusOrder):
         compare(theirs, topology, grid, sizes, weights)
     else:

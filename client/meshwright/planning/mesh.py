@@ -187,7 +187,8 @@ def _find_better(
 ) -> tuple[int, ...] | None:
     """Returns an order of free devices, the same or others, that is clearly cheaper; None where there is
     none."""
-    is_free = request.device_order == "planned" and request.dcn is None and not pool.is_named
+    is_chosen = pool.is_named and not pool.is_counted
+    is_free = request.device_order == "planned" and request.dcn is None and not is_chosen
     if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
         return None
     found = _search(spec, weights, topology, pool.alternatives, None)

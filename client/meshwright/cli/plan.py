@@ -168,7 +168,8 @@ def _print_plan(session: Session, plan: Plan, exports: tuple[str, ...], *, is_ke
     _print_memory(session, plan)
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.out.print()
-    session.print_lines(*_tell_score(plan.score))
+    if told := _tell_score(plan.score):
+        session.print_lines(told, "")
     if plan.devices is not None:
         session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
     session.print_lines("start the job with", *(f"  {line}" for line in exports), "")
@@ -178,16 +179,16 @@ def _print_plan(session: Session, plan: Plan, exports: tuple[str, ...], *, is_ke
     session.print_lines("  mesh = build_mesh(load_plan())")
 
 
-def _tell_score(score: PlanScore | None) -> tuple[str, ...]:
-    """Returns what the order costs beside JAX's own, where both are known and order matters."""
+def _tell_score(score: PlanScore | None) -> str:
+    """Returns what the order costs beside JAX's own; "" where one is not known, or order does not matter."""
     if score is None or score.cost is None or score.jax_cost is None:
-        return ()
+        return ""
     parts = [f"cost {score.cost:.3g} (JAX's own order {score.jax_cost:.3g})"]
     if score.hops_max is not None:
         parts.append(f"longest step {score.hops_max} (JAX's {score.jax_hops_max})")
     if score.crossing:
         parts.append(f"between granules {score.crossing:.3g} (JAX's {score.jax_crossing:.3g})")
-    return (", ".join(parts), "")
+    return ", ".join(parts)
 
 
 def _print_memory(session: Session, plan: Plan) -> None:

@@ -280,3 +280,25 @@ def test_a_file_of_something_else_is_2_with_the_field_that_it_lacks(meshwright: 
     assert "wrong.json: no reply of GET /devices, nor a list of them (host: Field required)" in " ".join(
         printed.err.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "mesh", "first", "told"),
+    [
+        ("v5p:4x4x4", "dp:4,tp:16", " 3,0,0", "longest step 1 (JAX's 2)"),
+        ("2*v5e:4x4", "dp:4,tp:8", " s1:0,0,0", "between granules"),
+        ("tpu7x:4x4x4", "dp:8,tp:16", " 0,0,0.1", "JAX's own order"),
+        ("4*h100:8", "dp:4,tp:8", " host-3/7", "between granules"),
+    ],
+)
+def test_a_plan_on_a_target_names_its_chips_and_what_jaxs_order_costs(
+    meshwright: CommandLine, target: str, mesh: str, first: str, told: str
+) -> None:
+    printed = meshwright("plan", mesh, "--local", "--target", target)
+    assert printed.code == 0
+    assert first in printed.out
+    assert told in printed.out
+
+
+def test_where_order_does_not_matter_no_cost_is_told(meshwright: CommandLine) -> None:
+    assert "JAX's own" not in meshwright("plan", "dp:2,tp:4", "--local", "--target", "cpu:8").out

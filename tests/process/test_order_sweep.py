@@ -35,7 +35,6 @@ from tests.compiler.sweep.orders import (
     MUST_SPLIT,
     NOT_ONCE,
     Cost,
-    Fault,
     Ground,
     Planner,
     Row,
@@ -46,7 +45,7 @@ from tests.compiler.sweep.orders import (
     is_copied,
     judge,
 )
-from tests.compiler.sweep.table import KNOWN, build_table, list_complaints, tell, write_rows
+from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
 from tests.fakes.slices import read_named_slices
 
 NAMED = {named.name: named for named in read_named_slices()}
@@ -233,14 +232,10 @@ def test_too_few_better_ones_where_a_dimension_is_split_are_a_complaint() -> Non
     assert list_complaints([build_row(GOOD, GOOD, must_split=False), build_row(GOOD, None)]) == []
 
 
-def test_what_is_known_excuses_that_rule_on_that_mesh_alone() -> None:
+def test_where_releases_of_jax_differ_the_one_that_is_here_is_kept_to() -> None:
     named = next(named for named in read_named_slices() if named.topology_name == "tpu7x:4x4x8")
-    hops, score = Fault("hops", "2"), Fault("score", "2")
-    known = build_row(case=Case(named, (4, 4, 16)), faults=(hops,))
-    assert list_complaints([known]) == []
-    assert tell([known], 1, 0, 0, "0.12").endswith(f"Known: tpu7x:4x4x8 4×4×16: {next(iter(KNOWN.values()))}.\n")
-    for other in (replace(known, faults=(hops, score)), build_row(case=Case(named, (4, 16, 4)), faults=(hops,))):
-        assert len(list_complaints([other])) == 1
+    rows = compare_all([[Case(named, sizes) for sizes in ((4, 4, 16), (16, 16), (16, 8, 2))]], workers=1)
+    assert not [fault for row in rows for fault in row.faults]
 
 
 # ---- JAX ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.jax_order import Box, find_cuts, find_fixed_order
+from meshwright.planning.jax_order import Box, find_cuts, find_fixed_order, is_core_first
 from meshwright.planning.torus import (
     Bounds,
     Cut,
@@ -33,7 +33,7 @@ def cut_torus(
     axis's all-reduce has fewer colours than JAX would give it, were the axes in the order of their weights.
 
     JAX gives the last axis most; where weights follow the axes' order, that is its own order. Where its releases differ
-    and both cannot be kept to, the older one counts.
+    and both cannot be kept to, the one that is installed here counts.
 
     Args:
         sizes: of the mesh, outermost first.
@@ -57,7 +57,7 @@ def _list_bounds(
     ranked = sorted(range(len(sizes)), key=lambda axis: (weights.inside[axis], axis))
     turned = tuple(sizes[axis] for axis in ranked)
     known = []
-    for core_first in (False, True):
+    for core_first in (is_core_first(), not is_core_first()):
         theirs = _measure_jax(sizes, dimensions, box, core_first=core_first)
         wanted = _measure_jax(turned, dimensions, box, core_first=core_first)
         if theirs is None or wanted is None:
@@ -86,7 +86,7 @@ def cut_like_jax(
     dimensions: tuple[Dimension, ...],
     box: Box,
     *,
-    core_first: bool = True,
+    core_first: bool | None = None,
 ) -> TorusOrder | tuple[int, ...] | None:
     """Returns JAX's own order of a torus: its cuts, or the places (row-major) where it is a fixed one; None: it has
     none."""

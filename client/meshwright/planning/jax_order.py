@@ -1,7 +1,8 @@
 """The order that JAX's own `mesh_utils.create_device_mesh` gives, so that plans can say what it costs.
 
 Rule: the same devices in the same places as jax 0.12 puts them, with `allow_split_physical_axes=True`, held by tests
-against the original; older releases have no order or another one for some. Knows JAX's rules, not JAX.
+against the original; older releases have no order or another one for some. Of TPU7x, whose cores they treat otherwise,
+the release that is installed counts. Knows JAX's rules and its release; imports none of it.
 
 Source: jax/_src/mesh_utils.py of jax 0.12.0.1: whole dimensions where they fit, the last axis first; else every
 dimension is cut, by the preferences of `_prefer`; small slices of some kinds have fixed orders.
@@ -10,8 +11,11 @@ dimension is cut, by the preferences of `_prefer`; small slices of some kinds ha
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from itertools import combinations
 from typing import Final
 
@@ -26,6 +30,7 @@ _V5E_2X4: Final = (0, 1, 2, 3, 7, 6, 5, 4)
 _V5E_CUBE: Final = (0, 4, 2, 6, 1, 5, 3, 7)
 _V5P_CUBE: Final = (0, 1, 3, 2, 6, 7, 5, 4)
 _7X_MOST: Final = 32
+_CORE_FIRST_SINCE: Final = (0, 12)
 _7X_KINDS: Final = {"TPU7x", "TPU7"}
 _V5P_KINDS: Final = {"TPU v5", "TPU v5p"}
 
@@ -114,7 +119,18 @@ _FIXED: Final[Mapping[str, Callable[[Shape, Box], tuple[int, ...] | None]]] = {
 }
 
 
-def find_cuts(sizes: Sequence[int], box: Box, *, core_first: bool = True) -> tuple[Cuts, ...] | None:
+@cache
+def is_core_first() -> bool:
+    """Returns whether the JAX that is installed here gives away a TPU7x's cores before other dimensions: since 0.12; so
+    too where none is installed."""
+    try:
+        release = metadata.version("jax")
+    except metadata.PackageNotFoundError:
+        return True
+    return tuple(map(int, re.findall(r"\d+", release)[:2])) >= _CORE_FIRST_SINCE
+
+
+def find_cuts(sizes: Sequence[int], box: Box, *, core_first: bool | None = None) -> tuple[Cuts, ...] | None:
     """Returns for each mesh axis its cuts, run through row-major; None where JAX has no order.
 
     Dimensions are numbered x, y, z, core.
@@ -122,14 +138,14 @@ def find_cuts(sizes: Sequence[int], box: Box, *, core_first: bool = True) -> tup
     Args:
         sizes: of the mesh, outermost first.
         box: what JAX looks at.
-        core_first: a TPU7x's cores go before other dimensions, as since jax 0.12; before, they came last.
+        core_first: a TPU7x's cores go before other dimensions, as since jax 0.12; before, they came last. None: as the
+            JAX that is installed here has it.
     """
+    is_first = is_core_first() if core_first is None else core_first
     physical = box.physical
     if math.prod(physical) != math.prod(sizes):
         return None
-    parts = _take_whole(sizes, physical, core_first=core_first and box.kind in _7X_KINDS) or _take_parts(
-        sizes, physical
-    )
+    parts = _take_whole(sizes, physical, core_first=is_first and box.kind in _7X_KINDS) or _take_parts(sizes, physical)
     if parts is None:
         return None
     return tuple(_build_cuts(axis, parts, physical) for axis in range(len(sizes)))

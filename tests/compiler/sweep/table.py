@@ -7,24 +7,16 @@ of them together are when too few are better where an axis must be split. Knows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tests.compiler.sweep.cases import find_generation
-from tests.compiler.sweep.orders import Row, Rule
+from tests.compiler.sweep.orders import Row
 
 BETTER_RATIO_MIN: Final = 0.6
 """Of the meshes that split a dimension of the torus and that JAX has an order for."""
 
 SEVERAL: Final = "several slices"
-
-KNOWN: Final[Mapping[tuple[str, tuple[int, ...], Rule], str]] = {
-    ("tpu7x:4x4x8", (4, 4, 16), "hops"): (
-        "jax 0.12 has 1 hop where ours has 2; ours has the better score, and on the axis of 16 the four colours that"
-        " jax 0.10 has, which no order with 1 hop has"
-    ),
-}
-"""What is broken and stays so, with the reason. (topology, mesh, rule)."""
 
 _COLUMNS: Final = (
     "slices of",
@@ -108,30 +100,19 @@ def tell(rows: Sequence[Row], possible_count: int, per_slice: int, seed: int, re
         f" ({how}), and {len(rows) - one:,} meshes over several slices, split as JAX was told. Shares are of the meshes"
         f" that JAX has an order for; it raises: {why}."
     )
-    known = (
-        f"Known: {row.case.slice.topology_name} {write_sizes(row.case.sizes)}: {reason}."
-        for row in rows
-        for reason in _list_known(row)
-    )
-    return "".join(f"\n{line}\n" for line in (counted, *known))
-
-
-def _list_known(row: Row) -> list[str]:
-    keys = [(row.case.slice.topology_name, row.case.sizes, fault.rule) for fault in row.faults]
-    return [KNOWN[key] for key in keys if key in KNOWN]
+    return f"\n{counted}\n"
 
 
 def list_complaints(rows: Sequence[Row]) -> list[str]:
-    """Returns a line for each rule that is broken, but for what is known."""
+    """Returns a line for each rule that is broken."""
     return [*_list_faults(rows), *_list_shortages(rows)]
 
 
 def _list_faults(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         for fault in row.faults:
-            if (row.case.slice.topology_name, row.case.sizes, fault.rule) not in KNOWN:
-                split = f" split {write_sizes(row.case.dcn)}" if row.case.dcn else ""
-                yield f"{row.case.target} mesh {write_sizes(row.case.sizes)}{split}: {fault.rule}: {fault.text}"
+            split = f" split {write_sizes(row.case.dcn)}" if row.case.dcn else ""
+            yield f"{row.case.target} mesh {write_sizes(row.case.sizes)}{split}: {fault.rule}: {fault.text}"
 
 
 def _list_shortages(rows: Sequence[Row]) -> Iterator[str]:

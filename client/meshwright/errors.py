@@ -5,6 +5,7 @@
     │   └── AgentTimeoutError           somebody is there but did not answer in time
     ├── FleetIncompleteError            hosts of a fleet did not answer: `.hosts` says which, and why
     ├── PlanMismatchError               this job is not the one that the plan was made for
+    ├── NotCompiledError                no compiler was asked: the text says why; `verify` answers it as a status
     ├── SettingsError                   an address, token or plan reference that cannot be used
     └── ProblemError                    the agent (or the planner in this process) said no, with a code
         ├── RequestError                change the request
@@ -12,6 +13,7 @@
         │   ├── InvalidMeshError            invalid_mesh             422   also a ValueError
         │   ├── PlanInfeasibleError         plan_infeasible          422
         │   ├── DevicesUnusedError          devices_unused           422
+        │   ├── DoesNotDivideError          does_not_divide          422
         │   ├── BenchTooLargeError          bench_too_large          422
         │   ├── UnknownHardwareError        unknown_hardware         422
         │   ├── BodyTooLargeError           body_too_large           413
@@ -84,6 +86,10 @@ class PlanMismatchError(MeshwrightError, ValueError):
         super().__init__(message)
         self.missing: tuple[str, ...] = tuple(missing)
         self.surplus: tuple[str, ...] = tuple(surplus)
+
+
+class NotCompiledError(MeshwrightError):
+    """No compiler was asked: the text says why, in a sentence, with what would work."""
 
 
 class SettingsError(MeshwrightError, ValueError):
@@ -182,6 +188,12 @@ class DevicesUnusedError(
     RequestError, ValueError, code="devices_unused", status=422, title="The mesh leaves devices unused"
 ):
     """The mesh would silently leave devices unused."""
+
+
+class DoesNotDivideError(
+    RequestError, ValueError, code="does_not_divide", status=422, title="The mesh does not divide the model"
+):
+    """An axis of the mesh does not divide what it cuts of the model, the batch or the sequence."""
 
 
 class BenchTooLargeError(RequestError, code="bench_too_large", status=422, title="The bench does not fit in memory"):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.axis_names import ROLES, Role, find_role
 
 RANK_RATIO: Final = 4.0
 """How much more an axis counts than the next one in rank, inside a granule. Ours: it ranks axes, and predicts
@@ -36,24 +37,7 @@ class Weights(NamedTuple):
         return Weights((0.0, *self.inside), (0.0, *self.crossing))
 
 
-_RANKS: Final[Mapping[str, int]] = {
-    name: rank
-    for rank, names in enumerate(
-        (
-            ("pp", "pipe", "pipeline", "stage"),
-            ("dp", "data", "replica", "batch"),
-            ("fsdp", "fsdp_transpose", "shard", "zero"),
-            ("ep", "expert", "experts"),
-            ("sp", "cp", "sequence", "seq", "context", "context_autoregressive"),
-            ("tp", "tensor", "tensor_transpose", "tensor_sequence", "model", "mp", "mdl", "autoregressive"),
-        )
-    )
-    for name in names
-}
-"""Least traffic first: a pipeline sends activations between neighbours once a micro-batch, data parallelism gradients
-once a step, sharded data parallelism weights twice a layer, experts and sequences tokens several times a layer, and a
-tensor axis activations on the critical path of every matmul. Source: jax-ml/scaling-book, "Training" (bytes a layer: DP
-8DF, FSDP 12DF, TP 8BD); names: MaxText's base.yml, EasyLM, Flax and Haiku examples."""
+_RANKS: Final[Mapping[Role, int]] = {role: rank for rank, role in enumerate(ROLES)}
 
 UNKNOWN_RANK: Final = _RANKS["fsdp"]
 """Of a name that nobody knows: between those that are kept near and those that may be far."""
@@ -74,9 +58,14 @@ def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[s
         most = max((importance[names[axis]] for axis in wide), default=0.0) or 1.0
         given = tuple(importance[name] / most if size > 1 else 0.0 for name, size in zip(names, sizes, strict=True))
         return Weights(given, given)
-    ranks = {axis: _RANKS.get(names[axis].lower(), UNKNOWN_RANK) for axis in wide}
+    ranks = {axis: _rank(names[axis]) for axis in wide}
     ladder = sorted(wide, key=lambda axis: (ranks[axis], axis), reverse=True)
     return Weights(*(_weigh(ladder, len(sizes), ratio) for ratio in (RANK_RATIO, CROSSING_RATIO)))
+
+
+def _rank(name: str) -> int:
+    role = find_role(name)
+    return UNKNOWN_RANK if role is None else _RANKS[role]
 
 
 def _weigh(ladder: Sequence[int], count: int, ratio: float) -> tuple[float, ...]:

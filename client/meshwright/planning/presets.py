@@ -1,0 +1,117 @@
+"""The table of known models: their dimensions by the names that people type.
+
+Rule: a model is found by an exact name or not at all. The table is `models.csv` beside this file, each row with its
+source; where somebody published an exact count of parameters, it stands there too. A model that has what `ModelSpec`
+cannot say stays in the table, with what that is. Knows no config.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+from meshwright.wire.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row of the table.
+
+    Attributes:
+        model: its dimensions; of a row that is `unsupported`, those that can be said.
+        aliases: other names, in lower case.
+        published_parameters: the exact count of trained parameters, as published; None where nobody says.
+        published_source: who says so.
+        unsupported: what it has that the compiled step has not; empty: nothing.
+        source, notes: where the dimensions come from, and how they differ from others.
+    """
+
+    model: ModelSpec
+    aliases: tuple[str, ...]
+    published_parameters: int | None
+    published_source: str
+    unsupported: str
+    source: str
+    notes: str
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return self.model.name or ""
+
+
+@functools.cache
+def read_presets() -> tuple[Preset, ...]:
+    """Returns the whole table, by name."""
+    text = (files("meshwright.planning") / "models.csv").read_text(encoding="utf-8")
+    return parse_presets(text.splitlines())
+
+
+def parse_presets(lines: Iterable[str]) -> tuple[Preset, ...]:
+    """Returns the presets of a CSV text with a column for each field of `ModelSpec` and of `Preset`.
+
+    An empty cell is the field's default.
+
+    Raises:
+        ValueError: a cell is no such value, or a column is missing.
+    """
+    return tuple(_parse_row(row) for row in csv.DictReader(lines))
+
+
+def find_preset(name: str) -> Preset | None:
+    """Returns the model of this name or alias, in any case and with any owner before it; None where none is.
+
+    "Qwen/Qwen3-8B" and "qwen3_8b" are the preset qwen3-8b.
+    """
+    return _by_name().get(_fold(name))
+
+
+def suggest_presets(name: str, *, most: int = 3) -> tuple[str, ...]:
+    """Returns names of the table that are near one that it does not have, the nearest first."""
+    near = difflib.get_close_matches(_fold(name)[:128], _by_name(), n=3 * most, cutoff=0.6)
+    return tuple(dict.fromkeys(_by_name()[word].name for word in near))[:most]
+
+
+@functools.cache
+def _by_name() -> Mapping[str, Preset]:
+    return {name: preset for preset in read_presets() for name in (preset.name, *preset.aliases)}
+
+
+def _fold(name: str) -> str:
+    return "-".join(name.lower().rpartition("/")[2].replace("_", " ").split())
+
+
+def _parse_row(row: Mapping[str, str | None]) -> Preset:
+    fields = {name: _parse_cell(name, _read(row, name)) for name in ModelSpec.model_fields if _read(row, name)}
+    published = _read(row, "published_parameters")
+    return Preset(
+        model=ModelSpec(**fields),
+        aliases=tuple(filter(None, _read(row, "aliases").split("|"))),
+        published_parameters=int(published) if published else None,
+        published_source=_read(row, "published_source"),
+        unsupported=_read(row, "unsupported"),
+        source=_read(row, "source"),
+        notes=_read(row, "notes"),
+    )
+
+
+def _read(row: Mapping[str, str | None], column: str) -> str:
+    cell = row.get(column)
+    if cell is None:
+        raise ValueError(f"preset {row.get('name')!r} has no cell {column!r}; each field of ModelSpec needs a column")
+    return cell
+
+
+def _parse_cell(name: str, cell: str) -> Any:
+    if name in _WORDS:
+        return cell
+    return _BOOLEANS[cell] if cell in _BOOLEANS else int(cell)
+
+
+_WORDS: Final = frozenset({"name", "activation", "norm", "positions"})
+_BOOLEANS: Final[Mapping[str, bool]] = {"true": True, "false": False}

@@ -1,0 +1,238 @@
+"""Which meshes cut a model into equal parts, and what is offered for those that do not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from meshwright.errors import DoesNotDivideError, InvalidRequestError
+from meshwright.planning.divisibility import check_divides
+from meshwright.planning.divisors import choose_near, list_divisors
+from meshwright.planning.models import read_model
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.unit.planning.models import models
+
+LLAMA = read_model("llama3-70b")
+MIXTRAL = read_model("mixtral-8x7b")
+TRAINING = TrainingSpec(global_batch=64, sequence_length=8192)
+
+
+def refuse(model: ModelSpec, training: TrainingSpec, mesh: dict[str, int]) -> DoesNotDivideError:
+    with pytest.raises(DoesNotDivideError) as refused:
+        check_divides(model, training, mesh)
+    return refused.value
+
+
+def list_wrong(model: ModelSpec, training: TrainingSpec, mesh: dict[str, int]) -> list[str]:
+    """The messages of a mesh, none where it divides."""
+    try:
+        check_divides(model, training, mesh)
+    except DoesNotDivideError as refused:
+        return [error["message"] for error in refused.errors]
+    return []
+
+
+def read_thing(message: str) -> str:
+    """What a message says is not divided."""
+    return message.partition(" does not divide ")[2].split()[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        (LLAMA, {}),
+        (LLAMA, {"fsdp": 64, "tp": 8}),
+        (LLAMA, {"dp": 2, "fsdp": 32, "sp": 4, "tp": 8}),
+        (LLAMA, {"pp": 80, "TP": 2}),
+        (LLAMA, {"tp": 16}),  # 8 KV heads, each on two devices
+        (LLAMA, {"anything": 1, "tp": 2}),
+        (MIXTRAL, {"ep": 8, "dp": 8, "tensor": 4}),
+    ],
+)
+def test_a_mesh_that_divides_passes(model: ModelSpec, mesh: dict[str, int]) -> None:
+    assert check_divides(model, TRAINING, mesh) is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "message", "legal"),
+    [
+        (LLAMA, {"tp": 24}, "tp:24 does not divide num_attention_heads 64", {"tp": [8, 16, 32, 64]}),
+        (LLAMA, {"cp": 3}, "cp:3 does not divide sequence_length 8192", {"cp": [1, 2, 4, 8]}),
+        (LLAMA, {"pp": 3}, "pp:3 does not divide num_hidden_layers 80", {"pp": [2, 4, 5, 8]}),
+        (LLAMA, {"dp": 3}, "dp:3 does not divide global_batch 64", {"dp": [1, 2, 4, 8]}),
+        (MIXTRAL, {"ep": 3}, "ep:3 does not divide num_experts 8", {"ep": [1, 2, 4, 8]}),
+        (LLAMA, {"fsdp": 3}, "fsdp:3 does not divide hidden_size 8192", {"fsdp": [1, 2, 4, 8]}),
+        (
+            LLAMA,
+            {"tp": 3, "mp": 2},
+            "tp:3 × mp:2 = 6 does not divide num_attention_heads 64",
+            {"tp × mp": [2, 4, 8, 16]},
+        ),
+        (
+            LLAMA,
+            {"dp": 4, "fsdp": 32},
+            "dp:4 × fsdp:32 = 128 does not divide global_batch 64",
+            {"dp": [1, 2], "fsdp": [2, 4, 8, 16]},
+        ),
+    ],
+)
+def test_an_axis_that_does_not_divide_is_told_with_what_it_cuts_and_the_legal_sizes(
+    model: ModelSpec, mesh: dict[str, int], message: str, legal: dict[str, list[int]]
+) -> None:
+    refused = refuse(model, TRAINING, mesh)
+    entry = next(error for error in refused.errors if error["message"] == message)
+    assert entry["field"] == "mesh"
+    assert entry["legal"] == legal
+    assert all(f"{name} may be " in refused.hint for name in legal)
+
+
+def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
+    mesh = {"pp": 3, "dp": 3, "tp": 48, "cp": 5}
+    first, second = refuse(LLAMA, TRAINING, mesh), refuse(LLAMA, TRAINING, dict(reversed(mesh.items())))
+    assert [read_thing(error["message"]) for error in first.errors] == [
+        "num_attention_heads",
+        "intermediate_size",
+        "sequence_length",
+        "num_hidden_layers",
+        "global_batch",
+    ]
+    assert first.errors == second.errors
+    assert "more)" in first.detail
+
+
+def test_kv_heads_are_divided_or_repeated_and_nothing_else() -> None:
+    model = ModelSpec(
+        vocab_size=480,
+        hidden_size=480,
+        intermediate_size=480,
+        num_hidden_layers=1,
+        num_attention_heads=60,
+        num_key_value_heads=6,
+        head_dim=8,
+    )
+    allowed = {size for size in list_divisors(60) if not list_wrong(model, TRAINING, {"tp": size})}
+    assert allowed == {1, 2, 3, 6, 12, 30, 60}
+    assert "nor is it a multiple" in refuse(model, TRAINING, {"tp": 4}).detail
+
+
+def test_experts_are_cut_by_their_own_size() -> None:
+    model = MIXTRAL.model_copy(update={"intermediate_size": 7, "moe_intermediate_size": 14336})
+    assert not list_wrong(model, TRAINING, {"tp": 8})
+    narrow = MIXTRAL.model_copy(update={"moe_intermediate_size": 1001})
+    assert list_wrong(narrow, TRAINING, {"tp": 8}) == ["tp:8 does not divide moe_intermediate_size 1001"]
+
+
+def test_accumulation_cuts_the_batch_too() -> None:
+    training = TRAINING.model_copy(update={"gradient_accumulation": 4})
+    refused = refuse(LLAMA, training, {"dp": 32})
+    assert "dp:32 × gradient_accumulation 4 = 128 does not divide global_batch 64" in refused.detail
+    assert "global_batch may be 128" in refused.hint
+    assert not list_wrong(LLAMA, training.model_copy(update={"global_batch": 128}), {"dp": 32})
+
+
+def test_accumulation_divides_the_batch_on_any_mesh() -> None:
+    training = TRAINING.model_copy(update={"gradient_accumulation": 5})
+    assert list_wrong(LLAMA, training, {"tp": 8}) == ["gradient_accumulation 5 does not divide global_batch 64"]
+    assert "global_batch may be 65" in refuse(LLAMA, training, {}).hint
+
+
+def test_a_vocabulary_that_cannot_be_cut_may_be_padded() -> None:
+    model, training = read_model("gpt2"), TrainingSpec(global_batch=8, sequence_length=1024)
+    assert "vocab_size may be 50258" in refuse(model, training, {"tp": 2}).hint
+    assert not list_wrong(model.model_copy(update={"vocab_size": 50258}), training, {"tp": 2})
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "mesh", "message", "hint"),
+    [
+        ("llama3-8b", {}, {"x": 2, "y": 3}, "x:2, y:3 says nothing", "fsdp"),
+        ("llama3-8b", {}, {"ep": 2}, "the model has none", "dp"),
+        ("gpt2", {"sequence_length": 2048}, {"dp": 2}, "max_position_embeddings 1024", "1024 or less"),
+    ],
+)
+def test_an_axis_or_a_sequence_that_the_model_has_no_use_for_is_an_invalid_request(
+    model: str, training: dict[str, Any], mesh: dict[str, int], message: str, hint: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as refused:
+        check_divides(read_model(model), TrainingSpec(global_batch=6, **training), mesh)
+    assert hint in refused.value.hint
+
+
+AXES = ["dp", "fsdp", "sp", "tp", "pp", "ep"]
+OF_ROLE = {
+    "tp": ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"),
+    "dp": ("global_batch",),
+    "fsdp": ("hidden_size", "global_batch"),
+    "ep": ("num_experts", "global_batch"),
+    "sp": ("sequence_length",),
+    "pp": ("num_hidden_layers",),
+}
+
+
+@given(
+    models(),
+    st.integers(1, 512),
+    st.integers(1, 4),
+    st.integers(1, 512),
+    st.dictionaries(st.sampled_from(AXES), st.integers(1, 12), max_size=4),
+)
+def test_sizes_that_are_offered_really_pass(
+    model: ModelSpec, batch: int, accumulation: int, sequence: int, mesh: dict[str, int]
+) -> None:
+    assume(model.num_experts or mesh.get("ep", 1) == 1)
+    assume(model.positions == "rope" or sequence <= (model.max_position_embeddings or 0))
+    training = TrainingSpec(global_batch=batch, sequence_length=sequence, gradient_accumulation=accumulation)
+    try:
+        check_divides(model, training, mesh)
+    except DoesNotDivideError as refused:
+        for error in refused.errors:
+            for name, sizes in error["legal"].items():
+                for size in sizes:
+                    check_offer(model, training, mesh, (name, size), error["message"])
+
+
+def check_offer(
+    model: ModelSpec, training: TrainingSpec, mesh: dict[str, int], offer: tuple[str, int], message: str
+) -> None:
+    """The rule that was broken holds with the offer, and what is broken still on this axis no size of it mends."""
+    name, size = offer
+    left = {read_thing(wrong) for wrong in list_wrong(model, training, {**mesh, name: size})}
+    hopeless = {read_thing(wrong) for wrong in list_wrong(model, training, {**mesh, name: 1})}
+    assert read_thing(message) not in left
+    assert left & set(OF_ROLE[name]) <= hopeless
+
+
+@given(models(), st.dictionaries(st.sampled_from(["dp", "tp", "fsdp"]), st.integers(1, 9), max_size=3))
+def test_it_passes_exactly_where_everything_divides(model: ModelSpec, mesh: dict[str, int]) -> None:
+    training = TrainingSpec(global_batch=72, sequence_length=1)
+    tensor, fsdp = mesh.get("tp", 1), mesh.get("fsdp", 1)
+    inner = model.expert_size if model.num_experts else model.intermediate_size
+    divides = all(
+        (
+            model.num_attention_heads % tensor == 0,
+            model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0,
+            inner % tensor == 0,
+            model.vocab_size % tensor == 0,
+            model.hidden_size % fsdp == 0,
+            72 % (mesh.get("dp", 1) * fsdp) == 0,
+        )
+    )
+    assert (not list_wrong(model, training, mesh)) == divides
+
+
+@given(st.integers(1, 5000))
+def test_the_divisors_are_all_and_ascending(number: int) -> None:
+    assert list_divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+@given(st.sets(st.integers(1, 500), max_size=20), st.integers(1, 500), st.integers(1, 5))
+def test_the_nearest_are_chosen_by_ratio(values: set[int], asked: int, most: int) -> None:
+    chosen = choose_near(values, asked, most=most)
+    left = values - set(chosen) - {asked}
+    assert len(chosen) == min(most, len(values - {asked}))
+    furthest = max((abs(math.log(value / asked)) for value in chosen), default=0.0)
+    assert all(abs(math.log(value / asked)) >= furthest - 1e-8 for value in left)

@@ -1,0 +1,177 @@
+"""What a request's model means, and what is said where it means nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.parameters import count_parameters
+from meshwright.planning.presets import find_preset, parse_presets, read_presets, suggest_presets
+from meshwright.wire.model import ModelSpec
+from tests.unit.planning.models import PLAIN, models
+
+SUPPORTED = [preset for preset in read_presets() if not preset.unsupported]
+MAXTEXT_SCALES = {
+    # Source: shared/planner/model_dims.json, params_matmul_plus_embed: MaxText's count, without norms.
+    16: 15_831_400_448,
+    32: 31_662_800_896,
+    64: 62_801_313_792,
+    128: 125_078_339_584,
+    256: 250_156_679_168,
+    512: 499_264_782_336,
+    1024: 997_480_988_672,
+}
+
+
+@pytest.mark.parametrize(
+    "preset", [preset for preset in read_presets() if preset.published_parameters], ids=lambda preset: preset.name
+)
+def test_a_preset_has_exactly_the_published_count_of_parameters(preset: Any) -> None:
+    assert count_parameters(preset.model).total == preset.published_parameters
+    assert preset.published_source
+
+
+def test_the_published_counts_are_many() -> None:
+    assert sum(preset.published_parameters is not None for preset in read_presets()) >= 44
+
+
+@pytest.mark.parametrize(("scale", "published"), MAXTEXT_SCALES.items())
+def test_maxtexts_scale_models_have_its_count_without_norms(scale: int, published: int) -> None:
+    count = count_parameters(read_model(f"maxtext-scale-{scale}"))
+    assert count.total - count.norms == published
+
+
+def test_active_parameters_are_those_that_the_models_are_named_for() -> None:
+    billions = {name: count_parameters(read_model(name)).active / 1e9 for name in ("qwen3-30b-a3b", "qwen3-235b-a22b")}
+    assert billions == {"qwen3-30b-a3b": pytest.approx(3.3, abs=0.06), "qwen3-235b-a22b": pytest.approx(22, abs=0.3)}
+
+
+def test_each_name_and_alias_is_of_one_model_and_in_the_form_that_is_looked_up() -> None:
+    names = [name for preset in read_presets() for name in (preset.name, *preset.aliases)]
+    assert len(names) == len(set(names))
+    assert all(find_preset(name) is not None for name in names)
+
+
+@pytest.mark.parametrize("preset", SUPPORTED, ids=lambda preset: preset.name)
+def test_each_supported_preset_fits_together_and_says_its_source(preset: Any) -> None:
+    assert read_model(preset.model.model_dump()) == preset.model
+    assert preset.source
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("llama3-70b", "llama3-70b"),
+        ("Llama-3-70B", "llama3-70b"),
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("meta-llama/Llama-3.1-405B", "llama3.1-405b"),
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("qwen3_8b", "qwen3-8b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+    ],
+)
+def test_presets_are_found_as_people_type_them(typed: str, name: str) -> None:
+    assert read_model(typed).name == name
+
+
+def test_an_unknown_preset_is_refused_with_near_ones() -> None:
+    with pytest.raises(InvalidRequestError, match="no preset") as refused:
+        read_model("llama3-71b")
+    assert "llama3-70b" in refused.value.hint
+    assert refused.value.errors[0]["field"] == "model"
+    assert suggest_presets("llama3-71b")[0] == "llama3-70b"
+
+
+def test_a_name_that_is_near_nothing_is_refused_with_some_that_work() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_model("ω" * 5000)
+    assert "llama3-8b" in refused.value.hint
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["deepseek3-671b", "gemma2-9b", "gpt-oss-20b", "llama4-17b-16e", "qwen3-next-80b-a3b"])
+def test_a_known_model_of_another_kind_is_unsupported_with_what_it_has(name: str) -> None:
+    preset = find_preset(name)
+    assert preset is not None
+    with pytest.raises(UnsupportedModelError) as refused:
+        read_model(name)
+    assert f"{name} has {preset.unsupported}" in str(refused.value)
+
+
+@given(models())
+def test_what_was_read_reads_as_itself(model: ModelSpec) -> None:
+    assert read_model(model.model_dump()) == model
+    assert read_model(json.loads(model.model_dump_json(exclude_defaults=True))) == model
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "rule", "works"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads", "does not divide", {"num_key_value_heads": 4}),
+        ({"num_attention_heads": 7}, "head_dim", "does not divide hidden_size", {"head_dim": 8}),
+        ({"num_attention_heads": 64}, "head_dim", "it is even", {"head_dim": 2}),
+        ({"num_attention_heads": 128}, "head_dim", "does not divide", {"head_dim": 2}),
+        ({"positions": "learned"}, "max_position_embeddings", "is missing", {"max_position_embeddings": 2048}),
+        ({"num_experts": 4}, "num_experts_per_tok", "is missing", {"num_experts_per_tok": 2}),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok", "more than", {"num_experts_per_tok": 4}),
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok", "num_experts is missing", {"num_experts": 8}),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_bias": True}, "mlp_bias", "no biases", {"mlp_bias": False}),
+        ({"hidden_size": 0}, "hidden_size", "greater than or equal to 1", {"hidden_size": 1, "head_dim": 2}),
+        ({"hidden_size": "64"}, "hidden_size", "valid integer", {"hidden_size": 64}),
+        ({"colour": 1}, "colour", "unknown field", {"colour": None}),
+    ],
+)
+def test_dimensions_that_do_not_fit_are_refused_with_field_rule_and_a_value_that_works(
+    change: dict[str, Any], field: str, rule: str, works: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_model({**PLAIN, **change})
+    entry = next(error for error in refused.value.errors if error["field"] == f"model.{field}")
+    assert rule in entry["message"]
+    mended = {name: value for name, value in {**PLAIN, **change, **works}.items() if value is not None}
+    assert read_model(mended)
+    if field != "colour":
+        shown = str(next(iter(works.values())))
+        assert shown.lower() in refused.value.hint.lower()
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_model({"hidden_size": 64})
+    assert {error["field"] for error in refused.value.errors} >= {"model.vocab_size", "model.num_hidden_layers"}
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    with pytest.raises(InvalidRequestError, match="and 1 more") as refused:
+        read_model({**PLAIN, "num_key_value_heads": 3, "num_experts": 4})
+    assert [error["field"] for error in refused.value.errors] == [
+        "model.num_key_value_heads",
+        "model.num_experts_per_tok",
+    ]
+
+
+def test_what_is_neither_a_name_nor_a_mapping_is_no_model() -> None:
+    with pytest.raises(TypeError, match="llama3-8b"):
+        read_model(8)  # type: ignore[arg-type]
+
+
+def test_a_table_without_a_column_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocab_size"):
+        parse_presets(["name,hidden_size", "x,8"])
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_preset_or_refused(text: str) -> None:
+    preset = find_preset(text)
+    if preset is None:
+        with pytest.raises(InvalidRequestError):
+            read_model(text)
+    elif not preset.unsupported:
+        assert read_model(text) == preset.model

@@ -6,7 +6,7 @@ DEVICES ?= 8
 PORT ?= 8790
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit bench verify-order order-table snapshot browsers clean
+.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table snapshot browsers clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,8 +20,12 @@ $(VENV)/.compilers: $(VENV)/.installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu]'
 	@touch $@
 
+$(VENV)/.cuda: $(VENV)/.compilers
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda]'
+	@touch $@
+
 $(VENV)/.opponents: $(VENV)/.compilers
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,bench]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda,bench]'
 	@touch $@
 
 run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
@@ -39,6 +43,9 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 unit: $(VENV)/.compilers ## the tests alone (ARGS="-k mesh")
 	$(BIN)/python -m pytest $(ARGS)
 
+test-compile-cuda: $(VENV)/.cuda ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
+	$(BIN)/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py $(ARGS)
+
 bench: $(VENV)/.opponents ## the budgets of the design, measured in one run
 	$(BIN)/python -m tests.bench $(ARGS)
 
@@ -47,6 +54,12 @@ verify-order: $(VENV)/.compilers ## our device order and JAX's, by XLA's TPU com
 
 order-table: $(VENV)/.compilers ## our device order and JAX's on all named slices: hops and scores (ARGS=--write)
 	$(BIN)/python -m tests.compiler.sweep $(ARGS)
+
+verify-steps: $(VENV)/.compilers ## peak memory of our step and of one written independently (ARGS="--write --only tp:4"); half an hour
+	$(BIN)/python -m tests.compiler.steps $(ARGS)
+
+step-table: $(VENV)/.compilers ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
+	$(BIN)/python -m tests.compiler.steps.estimates $(ARGS)
 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write

@@ -9,6 +9,8 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 from meshwright.spec import AxisType
 from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
 from meshwright.wire.devices import Devices
+from meshwright.wire.model import ModelFacts, TrainingSpec
+from meshwright.wire.verification import Verification
 
 LISTED_MAX: Final = 131_072
 """Entries that a list in a request may have: refused by their number, before each is looked at."""
@@ -76,6 +78,18 @@ class PlanRequest(Request):
         description="how much traffic each axis has, such as bytes a step: only ratios count; null: by the axes' names",
     )
 
+    model: StrictStr | dict[StrictStr, Any] | None = Field(
+        default=None,
+        description="a preset's name, the content of a Hugging Face config.json, or dimensions by the same names",
+        examples=["llama3-70b"],
+    )
+    training: TrainingSpec | None = Field(default=None, description="how the model is trained")
+    verify: Literal["none", "compile"] = Field(
+        default="none",
+        description="compile: XLA's compiler for the target says whether the step fits; 202 and a run where no earlier "
+        "answer is stored",
+    )
+
     @field_validator("devices", "topology", mode="before")
     @classmethod
     def _limit(cls, value: object) -> object:
@@ -107,6 +121,11 @@ class PlanGranule(Reply):
     name: str
     device_count: int
     used_positions: tuple[int, ...] | None = Field(default=None, description="null where devices are left out")
+    device_kind: str | None = Field(default=None, description="as JAX calls its devices; null: of several kinds")
+    device_memory_bytes: int | None = Field(default=None, description="of its device with the least; null: not known")
+    shape: tuple[int, ...] | None = Field(default=None, description="of a TPU slice, in chips: x, y, z")
+    wrap: tuple[bool, ...] | None = Field(default=None, description="which of these dimensions close to rings")
+    twisted: bool = Field(default=False, description="a twisted torus")
 
 
 class PlanAxis(Reply):
@@ -164,7 +183,8 @@ class Plan(Reply):
     tokens_per_s: float | None = None
     largest_batch: int | None = None
     data_parallel: dict[str, Any] | None = None
-    verification: dict[str, Any] | None = None
+    model: ModelFacts | None = Field(default=None, description="the model that was asked for")
+    verification: Verification | None = Field(default=None, description="what the compiler says; null: not asked")
     environment: dict[str, str] = Field(default_factory=dict, description="what each process of the job starts with")
     code: str = Field(default="", description="Python that makes this mesh in the job")
     warnings: tuple[Notice, ...] = ()

@@ -1,4 +1,4 @@
-"""Runs: everything that takes long. One state machine for benches today and compiles tomorrow."""
+"""Runs: everything that takes long. One state machine for benches and compiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.wire.base import SCHEMA_VERSION, Reply
 from meshwright.wire.problem import Problem
 
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-RunKind = Literal["bench"]
+RunKind = Literal["bench", "plan", "batch_size"]
 
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -36,7 +36,9 @@ class Run(Reply):
     finished_at: datetime | None = None
     progress: Progress | None = None
     request: dict[str, Any] = Field(description="what was asked, defaults filled in")
-    result: dict[str, Any] | None = Field(default=None, description="for a bench: BenchResult")
+    result: dict[str, Any] | None = Field(
+        default=None, description="for a bench: BenchResult; a plan: Plans; a batch_size: BatchSize"
+    )
     error: Problem | None = None
     generation: int | None = Field(default=None, description="which worker did it")
 

@@ -1,0 +1,300 @@
+"""Targets as XLA's compilers know them: devices that are not here, and meshes of them.
+
+Rule: the compiler is told of exactly the devices that the mesh stands on. Given a mesh on a part of what was described,
+XLA's TPU compiler takes the first ids for the whole, and refuses, dies, or compiles for another place; so a part of a
+slice is described again, as the slice that it is. Knows no step and no plan. Opens no device.
+
+Source: libtpu 0.0.42.1 and 0.0.50.1, tried: of v5e:4x4 the corner 2x2 "target has 4 device_id", of 3*v5e:2x2 two
+slices SIGILL, of 2*v5e:2x2 the second "Slice is empty".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from meshwright.compiling import NotCompiledError
+from meshwright.compiling.cuda_target import build_gpu_target, check_compiler
+from meshwright.compiling.identity import explain_libtpu, read_versions
+from meshwright.targets import write_shape
+from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.slices import HOST_SHAPE, Slice
+from meshwright.topology.torus import find_wraps
+from meshwright.wire.compiling import CompileMesh, CompileTarget
+
+Shape = tuple[int, ...]
+
+INSTALL_TPU: Final = "pip install 'meshwright[compile-tpu]'"
+
+CLOCKS_HZ: Final[Mapping[str, float]] = {
+    "tpu_v2": 0.70e9,
+    "tpu_v3": 0.94e9,
+    "tpu_v4": 1.05e9,
+    "tpu_v5e": 1.503e9,
+    "tpu_v5p": 1.751e9,
+    "tpu_v6e": 1.751e9,
+    "tpu_7x": 2.2e9,
+}
+"""Cycles a second of `estimated_cycles`, by hardware family: peak bf16 FLOP/s of a device ÷ what its matrix units do in
+a cycle (2 × 128 × 128 each: 1 a core of v2, 2 of v3, 8 a chip of v4 and v5p, 4 of v5e; 2 × 256 × 256: 4 a chip of v6e,
+4 a device of 7x).
+
+Source: the chip table's FLOP/s; Jouppi et al., "TPU v4" (ISCA 2023), table 4, has 940 and 1050 MHz of v3 and v4."""
+
+_CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {"tpu_v4": {"chip_config_name": "megacore"}}
+"""Without it v4 has two devices a chip, which no job has."""
+
+_AXIS_TYPES: Final = {"auto": AxisType.Auto, "explicit": AxisType.Explicit, "manual": AxisType.Manual}
+
+
+@dataclass(frozen=True)
+class OpenTarget:
+    """A target that a compiler is there for.
+
+    Attributes:
+        target: what was opened.
+        devices: `jax.Device`s by [granule][position], in the order of `meshwright.topology.assemble`.
+        compiler_options: for `.compile(compiler_options=…)`.
+        clock_hz: of TPU cores, for the compiler's cycle estimates; None elsewhere.
+        device_kind: as JAX calls it.
+    """
+
+    target: CompileTarget
+    devices: tuple[tuple[Any, ...], ...]
+    device_kind: str
+    compiler_options: dict[str, str | bool | int] = field(default_factory=dict)
+    clock_hz: float | None = None
+
+
+def open_target(target: CompileTarget) -> OpenTarget:
+    """Returns the target's devices as its compiler describes them.
+
+    Of CPUs it says how many JAX has, so it comes before anything that starts JAX's backend.
+
+    Raises:
+        NotCompiledError: there is no compiler for it here, or the compiler knows no such hardware.
+    """
+    match target.platform:
+        case "tpu":
+            return _open_tpu(target)
+        case "gpu":
+            return _open_gpu(target)
+    return _open_cpu(target)
+
+
+def build_mesh(opened: OpenTarget, mesh: CompileMesh) -> Mesh:
+    """Returns the mesh on the target's devices; on a part of them where it stands on a part.
+
+    Raises:
+        NotCompiledError: the devices of some granules are no box of whole chips, or not the same box in each.
+        ValueError: a place that the target does not have, or sizes that do not multiply to the number of places.
+    """
+    places = _check_places(opened, mesh)
+    chosen = [opened.devices[granule][position] for granule, position in places]
+    if opened.target.platform != "cpu" and len(chosen) < sum(map(len, opened.devices)):
+        chosen = _describe_part(opened, places)
+    grid = np.empty(len(chosen), dtype=object)
+    grid[:] = chosen
+    types = tuple(_AXIS_TYPES[mesh.axis_types.get(name, "auto")] for name in mesh.shape)
+    return Mesh(grid.reshape(tuple(mesh.shape.values())), tuple(mesh.shape), axis_types=types)
+
+
+Place = tuple[int, int]
+
+
+def _check_places(opened: OpenTarget, mesh: CompileMesh) -> tuple[Place, ...]:
+    sizes = "×".join(map(str, mesh.shape.values()))
+    if math.prod(mesh.shape.values()) != len(mesh.places):
+        raise ValueError(
+            f"mesh {mesh.shape} has {len(mesh.places)} places; its sizes {sizes} multiply to "
+            f"{math.prod(mesh.shape.values())}; give one place a device"
+        )
+    counts = list(map(len, opened.devices))
+    for granule, position in mesh.places:
+        if not (0 <= granule < len(counts) and 0 <= position < counts[granule]):
+            raise ValueError(
+                f"mesh {mesh.shape} has the place ({granule}, {position}); {opened.target.name} has {len(counts)} "
+                f"granules of {counts[0]} devices, both counted from 0; use places such as (0, 0)"
+            )
+    if len(set(mesh.places)) != len(mesh.places):
+        raise ValueError(f"mesh {mesh.shape} has a place twice; a device stands on a mesh once; give each place once")
+    return mesh.places
+
+
+def _describe_part(opened: OpenTarget, places: Sequence[Place]) -> list[Any]:
+    """Returns devices for these places, of a target that has no others."""
+    part = _find_box if opened.target.platform == "tpu" else _find_hosts
+    smaller, seats = part(opened, places)
+    devices = open_target(smaller).devices
+    return [devices[granule][position] for granule, position in seats]
+
+
+def _find_hosts(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTarget, list[Place]]:
+    """Returns a target of as many hosts and GPUs as are used, and where each place stands in it."""
+    members = _group(places)
+    counts = {len(each) for each in members.values()}
+    if len(counts) > 1:
+        what = f"{min(counts)} GPUs of one host and {max(counts)} of another"
+        raise _refuse_part(opened, what, "for as many GPUs of each host", "as many of each host")
+    smaller = opened.target.model_copy(update={"shape": (counts.pop(),), "granules": len(members)})
+    return smaller, _count_anew(places, members)
+
+
+def _group(places: Iterable[Place]) -> dict[int, list[int]]:
+    """Returns the positions that are used of each granule, both rising."""
+    members: dict[int, list[int]] = {}
+    for granule, position in sorted(places):
+        members.setdefault(granule, []).append(position)
+    return members
+
+
+def _count_anew(places: Iterable[Place], members: Mapping[int, Sequence[int]]) -> list[Place]:
+    """Returns the places as they count where nothing else is: among the used granules and their used positions."""
+    granules = {granule: ordinal for ordinal, granule in enumerate(members)}
+    positions = {granule: {place: count for count, place in enumerate(used)} for granule, used in members.items()}
+    return [(granules[granule], positions[granule][position]) for granule, position in places]
+
+
+def _find_box(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTarget, list[Place]]:
+    """Returns the slices that the places fill, and where each place stands in them."""
+    members, target = _group(places), opened.target
+    boxes = {granule: _measure_box(opened, granule, positions) for granule, positions in members.items()}
+    if len(set(boxes.values())) > 1:
+        what = (
+            f"{write_shape(min(boxes.values()))} chips of one slice and {write_shape(max(boxes.values()))} of another"
+        )
+        raise _refuse_part(opened, what, _BOXES, "the same box of each slice")
+    box = next(iter(boxes.values()))
+    if target.twisted and box != _extend(target.shape):
+        raise _refuse_part(opened, f"{write_shape(box)} chips of a twisted torus", "for all of it", "whole slices")
+    wraps = zip(_read_wrap(target), box, _extend(target.shape), strict=True)
+    wrap = tuple(ring and size == whole for ring, size, whole in wraps)
+    smaller = target.model_copy(update={"shape": box, "granules": len(members), "wrap": wrap})
+    return smaller, _count_anew(places, members)
+
+
+def _measure_box(opened: OpenTarget, granule: int, positions: Sequence[int]) -> Shape:
+    """Returns the chips in x, y, z that the positions of one slice fill."""
+    columns = list(zip(*(opened.devices[granule][position].coords for position in positions), strict=True))
+    box = tuple(max(column) - min(column) + 1 for column in columns)
+    cores = len(opened.devices[granule]) // math.prod(opened.target.shape)
+    if math.prod(box) * cores != len(positions):
+        what = f"{len(positions)} devices that fill no box of whole chips"
+        raise _refuse_part(opened, what, _BOXES, "a box such as 2x2 chips")
+    return box
+
+
+_BOXES: Final = "for boxes of whole chips, the same in each slice"
+
+
+def _refuse_part(opened: OpenTarget, what: str, rule: str, use: str) -> NotCompiledError:
+    return NotCompiledError(
+        f"the mesh takes of {opened.target.name} {what}; what stands on a part of a target is compiled {rule}; "
+        f"take {use}, or plan on a target that has no more than the mesh needs"
+    )
+
+
+def _open_tpu(target: CompileTarget) -> OpenTarget:
+    if find_spec("libtpu") is None:
+        raise NotCompiledError(f"{target.name} needs XLA's TPU compiler, libtpu, which is not here: {INSTALL_TPU}")
+    if (mismatch := explain_libtpu()) is not None:
+        raise NotCompiledError(mismatch)
+    chip = _find_chip(target)
+    if target.twisted and not Slice(chip, target.shape).can_twist:  # libtpu would end the process
+        raise NotCompiledError(
+            f"{target.name}: a torus of {write_shape(target.shape)} chips has no twist; k×k×2k and k×2k×2k have; "
+            f"leave out _twisted, or use a shape such as 4x4x8"
+        )
+    devices = sorted(_describe_slices(target, chip), key=_place)
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind, clock_hz=CLOCKS_HZ[chip.family])
+
+
+def _describe_slices(target: CompileTarget, chip: Chip) -> list[Any]:
+    extent = _extend(target.shape)
+    name = f"{chip.aliases[0]}:{write_shape(_cut(extent, chip))}{'_twisted' if target.twisted else ''}"
+    options: dict[str, Any] = {
+        "chips_per_host_bounds": tuple(map(math.gcd, extent, HOST_SHAPE)),
+        "wrap": _read_wrap(target),
+        **_CONFIGS.get(chip.family, {}),
+        **({"num_slices": target.granules} if target.granules > 1 else {}),
+    }
+    try:
+        return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
+    except RuntimeError as error:  # JaxRuntimeError: INVALID_ARGUMENT
+        raise NotCompiledError(
+            f"libtpu has no slice for {target.name}: {_shorten(error)}; use one that it has, such as v5e:2x2"
+        ) from error
+
+
+def _find_chip(target: CompileTarget) -> Chip:
+    chip = find_chip(target.chip)
+    if chip is None or chip.platform != target.platform:
+        raise NotCompiledError(
+            f"{target.name}: no {target.platform} is called {target.chip}; use one such as v5e, h100"
+        )
+    return chip
+
+
+def _extend(shape: Shape) -> Shape:
+    """Returns chips in x, y and z."""
+    return (*shape, 1, 1)[:3]
+
+
+def _cut(extent: Shape, chip: Chip) -> Shape:
+    """Returns the extent as libtpu writes it: x and y of generations that have no z."""
+    return extent[:2] if chip.topology.startswith("2D") and extent[2] == 1 else extent
+
+
+def _read_wrap(target: CompileTarget) -> tuple[bool, ...]:
+    if target.wrap is not None:
+        return (*target.wrap, False, False)[:3]
+    return find_wraps(_find_chip(target).kinds[0], _extend(target.shape))
+
+
+def _place(device: Any) -> tuple[int, ...]:
+    return getattr(device, "slice_index", None) or 0, *reversed(device.coords), device.core_on_chip
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _open_gpu(target: CompileTarget) -> OpenTarget:
+    described = build_gpu_target(target)
+    check_compiler(target, read_versions("gpu"))
+    try:
+        devices: list[Any] = topologies.get_topology_desc(
+            platform="cuda", topology=described.topology, target_config=described.target_config
+        ).devices
+    except (NotImplementedError, RuntimeError) as error:
+        raise NotCompiledError(f"XLA's CUDA compiler takes no {target.name}: {_shorten(error)}") from error
+    options = dict(described.compiler_options)
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind, compiler_options=options)
+
+
+def _open_cpu(target: CompileTarget) -> OpenTarget:
+    count = target.shape[0] * target.granules
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if len(jax.devices("cpu")) < count:
+            raise NotCompiledError(
+                f"{target.name} needs {count} CPU devices; JAX has started with {len(jax.devices('cpu'))}; how many "
+                f"there are is said before JAX starts; compile in a new process"
+            ) from error
+    devices = jax.devices("cpu")[:count]
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind)
+
+
+def _split(devices: Sequence[Any], target: CompileTarget) -> tuple[tuple[Any, ...], ...]:
+    """Returns devices by granule."""
+    each = len(devices) // target.granules
+    return tuple(tuple(devices[first : first + each]) for first in range(0, len(devices), each))

@@ -1,0 +1,92 @@
+"""What XLA's compiler says of a plan: fits or not, how much it needs, which collectives on which axis, how long.
+
+Rule: each figure is the compiler's own, or derived from its program as the field says; what it does not tell is null.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from meshwright.wire.base import Notice, Reply
+
+VerificationStatus = Literal["verified", "does_not_fit", "not_compiled", "aborted"]
+"""It compiled and fits · it needs more memory than there is · nothing was compiled, `reason` says why · the compiler
+died or was ended, `reason` and `log` say how."""
+
+CollectiveOp = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast", "send"
+]
+
+UNKNOWN_AXIS = "?"
+"""The `axis` of a collective whose groups are those of no axis or axes of the mesh."""
+
+
+class VerifiedCollective(Reply):
+    """All collectives of one kind on one axis, in one step of one device; loops multiplied out."""
+
+    axis: str = Field(description='"tp"; "dp,fsdp" where it runs over several; "?" where its groups are of no axis')
+    op: CollectiveOp
+    count: float = Field(description="times a step; a fraction where only some devices take part")
+    bytes: float = Field(
+        description="a step, as nccl-tests counts sizes: all-reduce, all-to-all: a device's part; all-gather, "
+        "reduce-scatter: the whole of a group; collective-permute: what a device sends"
+    )
+    group_size: int = Field(description="devices that take part together")
+    groups: str = Field(default="", description="its replica groups (permute: pairs), as the compiler wrote them")
+    dtypes: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = Field(default=(), description="TPU: the compiler's algorithm, such as StrategyRing")
+    colours: int | None = Field(default=None, description="TPU: parts that run over links of their own; the least")
+    phases: int | None = None
+    asynchronous_count: float = Field(default=0, description="of them, those the compiler lets run beside compute")
+
+
+class MemoryParts(Reply):
+    """`memory_analysis()` per device. Not a sum: temporaries and arguments share memory over the program's time."""
+
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    temporary_bytes: int | None = None
+    alias_bytes: int | None = Field(default=None, description="outputs that stand where donated arguments stood")
+    generated_code_bytes: int | None = None
+    host_temporary_bytes: int | None = None
+
+
+class StepEstimate(Reply):
+    """The compiler's own cycle estimates, added up with the trips of loops. TPU only."""
+
+    total_s: float
+    fusion_s: float = Field(description="estimated_cycles × trips ÷ clock")
+    attention_s: float = Field(default=0.0, description="part of fusion_s inside attention in blocks")
+    flash_s: float | None = Field(
+        default=None, description="what a fused kernel would take for it, at half of peak: stands for it in total_s"
+    )
+    collective_s: float | None = Field(default=None, description="null: the compiler tells no time of collectives")
+    clock_hz: float
+    unpriced_count: int = Field(default=0, description="instructions without an estimate, such as custom kernels")
+    limits: str = Field(description="what the figure leaves out")
+
+
+class Verification(Reply):
+    """The report of one compile."""
+
+    status: VerificationStatus
+    reason: str | None = Field(default=None, description="why not verified: in a sentence, with a value that works")
+    key: str | None = Field(default=None, description="of what was compiled: plan, model, training and versions")
+    target: str | None = None
+    peak_memory_bytes: int | None = Field(default=None, description="most that a device holds at one time")
+    capacity_bytes: int | None = Field(default=None, description="that a job may use on a device")
+    needed_bytes: int | None = Field(default=None, description="does_not_fit: what the compiler says it needs")
+    memory: MemoryParts | None = None
+    collectives: tuple[VerifiedCollective, ...] = ()
+    estimated_step_s: float | None = None
+    estimate: StepEstimate | None = None
+    flops: float | None = Field(default=None, description="of one step of one device, matmuls in loops multiplied out")
+    parameter_count: int | None = Field(default=None, description="of the step that was compiled")
+    compile_s: float | None = None
+    trace_s: float | None = None
+    versions: dict[str, str] = Field(default_factory=dict, description="jax, jaxlib, libtpu or the CUDA plugin")
+    stored: bool = Field(default=False, description="true: an earlier compile's answer")
+    log: tuple[str, ...] = Field(default=(), description="the compiler's last lines, where it failed")
+    warnings: tuple[Notice, ...] = ()

@@ -1,0 +1,118 @@
+"""GPUs as XLA's CUDA compiler is told of them. What the compiler makes of it: tests/process/test_compile_targets.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from meshwright.compiling import NotCompiledError
+from meshwright.compiling.cuda_target import (
+    CARDS,
+    MULTIPROCESSORS,
+    build_gpu_target,
+    check_compiler,
+    write_config,
+    write_topology,
+)
+from meshwright.topology.chips import Chip, find_chip, read_chips
+from meshwright.wire.compiling import CompileTarget
+
+CUDA_12 = {"jaxlib": "0.12.0", "jax-cuda12-plugin": "0.12.0", "nvidia-cuda-nvcc-cu12": "12.9"}
+CUDA_13 = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0", "nvidia-cuda-nvcc": "13.0"}
+
+
+def get_chip(name: str) -> Chip:
+    chip = find_chip(name)
+    assert chip is not None, name
+    return chip
+
+
+def write_target(chip: str, count: int = 8, hosts: int = 1) -> CompileTarget:
+    return CompileTarget(platform="gpu", chip=chip, shape=(count,), granules=hosts, name=f"{hosts}*{chip}:{count}")
+
+
+def test_every_gpu_of_nvidias_in_the_chip_table_has_a_card() -> None:
+    known = [chip.name for chip in read_chips() if chip.platform == "gpu" and not chip.name.startswith("MI")]
+    assert set(CARDS) == set(known)
+    assert {card.capability for card in CARDS.values()} == set(MULTIPROCESSORS)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_cards_figures_agree_with_its_published_flops(name: str) -> None:
+    chip, card = get_chip(name), CARDS[name]
+    lanes = MULTIPROCESSORS[card.capability].fpu_count
+    flops_per_s = 2 * lanes * card.multiprocessor_count * card.clock_hz
+    if chip.fp32_flops_per_s is not None:
+        assert flops_per_s == pytest.approx(chip.fp32_flops_per_s, rel=0.08)
+    assert card.l2_bytes >= 4 * 2**20
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_config_says_each_figure_once(name: str) -> None:
+    chip, config = get_chip(name), write_config(get_chip(name))
+    names = re.findall(r"^  (\w+)[: ]", config, re.MULTILINE)
+    assert len(names) == len(set(names))
+    assert f"  device_memory_size: {chip.device_memory_bytes}\n" in config
+    assert f"  memory_bandwidth: {round(chip.memory_bytes_per_s)}\n" in config
+    assert f"  core_count: {CARDS[name].multiprocessor_count}\n" in config
+    assert config.count("{") == config.count("}")
+
+
+def test_only_cards_with_instructions_of_their_own_are_accelerated() -> None:
+    accelerated = {name for name in CARDS if "ACCELERATED_FEATURES" in write_config(get_chip(name))}
+    assert accelerated == {"H100 SXM", "H100 PCIe", "H200", "B200", "GB200", "B300", "GB300"}
+
+
+@pytest.mark.parametrize(
+    ("chip", "count", "hosts", "topology"),
+    [
+        ("h100", 8, 1, "1x1x8"),
+        ("h100", 8, 64, "64x1x8"),
+        ("gb200", 4, 1, "1x1x4"),
+        ("gb200", 4, 2, "1x2x4"),
+        ("gb200", 4, 18, "1x18x4"),
+        ("gb200", 4, 36, "2x18x4"),
+        ("gb200", 4, 20, "10x2x4"),
+        ("gb200", 1, 36, "2x18x1"),
+    ],
+)
+def test_a_partition_is_what_nvlink_joins(chip: str, count: int, hosts: int, topology: str) -> None:
+    assert write_topology(get_chip(chip), count, hosts) == topology
+    assert build_gpu_target(write_target(chip, count, hosts)).topology == topology
+
+
+@pytest.mark.parametrize(
+    ("chip", "words"), [("mi300x", "XLA's ROCm compiler is not supported"), ("v5e", "no GPU"), ("x1", "no GPU")]
+)
+def test_other_cards_are_not_compiled(chip: str, words: str) -> None:
+    with pytest.raises(NotCompiledError, match=words):
+        build_gpu_target(write_target(chip))
+
+
+def test_a_compiler_that_is_whole_passes() -> None:
+    check_compiler(write_target("v100"), CUDA_12)
+    check_compiler(write_target("t4"), CUDA_13)
+    check_compiler(write_target("v100"), {**CUDA_12, **CUDA_13})
+
+
+def test_an_assembler_of_the_machines_will_do(tmp_path: Path) -> None:
+    bare = {name: CUDA_12[name] for name in ("jaxlib", "jax-cuda12-plugin")}
+    with pytest.raises(NotCompiledError, match=r"ptxas, is not here: pip install 'meshwright\[compile-cuda\]'"):
+        check_compiler(write_target("h100"), bare, path=str(tmp_path))
+    (tmp_path / "ptxas").touch(mode=0o755)
+    check_compiler(write_target("h100"), bare, path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("chip", "versions", "words"),
+    [
+        ("h100", {"jaxlib": "0.12.0"}, r"which is not here: pip install 'meshwright\[compile-cuda\]'"),
+        ("h100", {**CUDA_12, "jaxlib": "0.10.2"}, "jax-cuda12-plugin 0.12.0 is here with jaxlib 0.10.2"),
+        ("v100", CUDA_13, r"pip install 'meshwright\[compile-cuda12\]'"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_to_install(chip: str, versions: dict[str, str], words: str) -> None:
+    with pytest.raises(NotCompiledError, match=words):
+        check_compiler(write_target(chip), versions)

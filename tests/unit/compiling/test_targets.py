@@ -1,0 +1,76 @@
+"""Meshes on targets, with the CPU devices of this process. Real compilers: tests/process/test_compile_targets.py."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from jax.sharding import AxisType
+
+from meshwright.compiling import NotCompiledError
+from meshwright.compiling.capacity import read_capacity
+from meshwright.compiling.targets import CLOCKS_HZ, build_mesh, open_target
+from meshwright.topology.chips import read_chips
+from meshwright.topology.slices import RULES
+from meshwright.wire.compiling import CompileMesh, CompileTarget
+
+TWO_HOSTS = CompileTarget(platform="cpu", chip="cpu", shape=(4,), granules=2, name="2*cpu:4")
+
+
+def write_mesh(places: tuple[tuple[int, int], ...], **shape: int) -> CompileMesh:
+    return CompileMesh(shape=shape, axis_types={}, places=places)
+
+
+def test_devices_are_listed_by_granule_and_position() -> None:
+    opened = open_target(TWO_HOSTS)
+    assert opened.devices == (tuple(jax.devices()[:4]), tuple(jax.devices()[4:]))
+    assert opened.device_kind == "cpu"
+    assert opened.clock_hz is None
+    assert opened.compiler_options == {}
+
+
+def test_a_mesh_has_each_place_where_it_stands_row_major() -> None:
+    mesh = CompileMesh(
+        shape={"dp": 2, "tp": 2}, axis_types={"dp": "explicit", "tp": "manual"}, places=((1, 0), (0, 3), (0, 0), (1, 2))
+    )
+    made = build_mesh(open_target(TWO_HOSTS), mesh)
+    assert [device.id for device in made.devices.flat] == [4, 3, 0, 6]
+    assert made.axis_names == ("dp", "tp")
+    assert made.axis_types == (AxisType.Explicit, AxisType.Manual)
+
+
+def test_an_axis_whose_type_is_not_said_is_auto() -> None:
+    made = build_mesh(open_target(TWO_HOSTS), write_mesh(((0, 0), (0, 1)), a=2))
+    assert made.axis_types == (AxisType.Auto,)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        (write_mesh(((0, 0), (0, 1)), a=3), "has 2 places; its sizes 3 multiply to 3"),
+        (write_mesh(((0, 0), (2, 0)), a=2), r"has the place \(2, 0\); 2\*cpu:4 has 2 granules of 4 devices"),
+        (write_mesh(((0, 0), (0, -1)), a=2), r"has the place \(0, -1\)"),
+        (write_mesh(((0, 0), (0, 0)), a=2), "has a place twice"),
+    ],
+)
+def test_a_mesh_of_other_places_is_refused(mesh: CompileMesh, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build_mesh(open_target(TWO_HOSTS), mesh)
+
+
+def test_more_cpu_devices_than_have_started_are_not_compiled() -> None:
+    with pytest.raises(NotCompiledError, match="needs 16 CPU devices; JAX has started with 8"):
+        open_target(TWO_HOSTS.model_copy(update={"granules": 4}))
+
+
+def test_cpu_devices_have_no_capacity_of_the_compilers() -> None:
+    assert read_capacity(open_target(TWO_HOSTS)) is None
+
+
+def test_every_tpu_has_a_clock_that_agrees_with_its_flops() -> None:
+    """A cycle is a whole number of matrix units of 128 × 128 or 256 × 256: 2 × 16,384 FLOP each at the least."""
+    assert set(CLOCKS_HZ) == set(RULES)
+    for chip in read_chips():
+        if chip.platform == "tpu":
+            units = chip.device_flops_per_s / CLOCKS_HZ[chip.family] / (2 * 128 * 128)
+            assert units == pytest.approx(round(units), rel=0.02), chip.name
+            assert round(units) in {1, 2, 4, 8, 16}, chip.name

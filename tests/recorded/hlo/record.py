@@ -1,0 +1,362 @@
+"""Compiles small programs of ours and writes their texts here, gzipped: what `meshwright.compiling.hlo` is tested on.
+
+Run from the repository root, once for each platform: `python tests/recorded/hlo/record.py tpu|cpu|cuda [NAME…]`.
+Opens no device. Each program is a few lines, so that its collectives' bytes can be counted by hand.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+PLATFORM: Final = sys.argv[1] if len(sys.argv) > 1 else "tpu"
+
+os.environ.update(
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_ACCELERATOR_TYPE="v5litepod-4",
+    TPU_WORKER_HOSTNAMES="localhost",
+    TPU_WORKER_ID="0",
+    JAX_PLATFORMS="cpu",
+)
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.experimental import mesh_utils, topologies  # noqa: E402
+from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+from meshwright.compiling.cuda_target import COMPILER_OPTIONS, build_gpu_target  # noqa: E402
+from meshwright.wire.compiling import CompileTarget  # noqa: E402
+
+FOLDER: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled for which mesh of which target; of several slices, which one each place of the mesh is on."""
+
+    name: str
+    target: str
+    mesh: dict[str, int]
+    build: Callable[[Mesh], tuple[Callable[..., Any], tuple[Any, ...]]]
+    granules: tuple[int, ...] | None = None
+
+
+def describe(mesh: Mesh, shape: tuple[int, ...], spec: P, dtype: Any = jnp.bfloat16) -> Any:
+    """Returns an array that does not exist, with its sharding."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def build_dp(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Weights on all, batch over all axes: gradients are summed."""
+    axes = tuple(mesh.axis_names)
+
+    def step(weight: Any, batch: Any) -> Any:
+        return weight - jax.grad(lambda w: jnp.sum((batch @ w).astype(jnp.float32) ** 2))(weight)
+
+    return step, (describe(mesh, (1024, 512), P()), describe(mesh, (2048, 1024), P(axes, None)))
+
+
+def build_fsdp(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Four layers in a scan, weights sharded over fsdp: gathered in each trip, gradients scattered."""
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            def layer(x: Any, w: Any) -> tuple[Any, None]:
+                w = lax.with_sharding_constraint(w, NamedSharding(mesh, P(None, None)))
+                x = jnp.tanh(x @ w)
+                return lax.with_sharding_constraint(x, NamedSharding(mesh, P("fsdp", None))), None
+
+            x, _ = lax.scan(jax.checkpoint(layer), batch, weights)
+            return jnp.sum(x.astype(jnp.float32) ** 2)
+
+        gradients = jax.grad(loss)(weights)
+        gradients = lax.with_sharding_constraint(gradients, NamedSharding(mesh, P(None, "fsdp", None)))
+        return weights - gradients
+
+    return step, (describe(mesh, (4, 512, 512), P(None, "fsdp", None)), describe(mesh, (1024, 512), P("fsdp", None)))
+
+
+def build_tp(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A feed-forward layer, its hidden dimension over tp: one all-reduce."""
+
+    def step(x: Any, up: Any, down: Any) -> Any:
+        return lax.with_sharding_constraint(jax.nn.relu(x @ up) @ down, NamedSharding(mesh, P()))
+
+    arguments = (
+        describe(mesh, (512, 256), P()),
+        describe(mesh, (256, 1024), P(None, "tp")),
+        describe(mesh, (1024, 256), P("tp", None)),
+    )
+    return step, arguments
+
+
+def build_fsdp_tp(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Gathers over fsdp and sums over tp, both of the same size: told apart by their groups alone."""
+
+    def part(x: Any, up: Any, down: Any) -> Any:
+        up = lax.all_gather(up, "fsdp", axis=0, tiled=True)
+        down = lax.all_gather(down, "fsdp", axis=1, tiled=True)
+        return lax.psum(jax.nn.relu(x @ up) @ down, "tp")
+
+    step = jax.shard_map(
+        part,
+        mesh=mesh,
+        in_specs=(P("fsdp", None), P("fsdp", "tp"), P("tp", "fsdp")),
+        out_specs=P("fsdp", None),
+        check_vma=False,
+    )
+    arguments = (
+        describe(mesh, (512, 256), P("fsdp", None)),
+        describe(mesh, (256, 1024), P("fsdp", "tp")),
+        describe(mesh, (1024, 256), P("tp", "fsdp")),
+    )
+    return step, arguments
+
+
+def build_ep(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Tokens to their experts and back: two all-to-alls."""
+
+    def part(tokens: Any, weight: Any) -> Any:
+        sent = lax.all_to_all(tokens, "ep", split_axis=0, concat_axis=1, tiled=True)
+        done = jnp.einsum("etd,edf->etf", sent, weight)
+        return lax.all_to_all(done, "ep", split_axis=1, concat_axis=0, tiled=True)
+
+    step = jax.shard_map(part, mesh=mesh, in_specs=(P(None, "ep"), P("ep")), out_specs=P(None, "ep"), check_vma=False)
+    return step, (describe(mesh, (8, 1024, 256), P(None, "ep")), describe(mesh, (8, 256, 256), P("ep")))
+
+
+def build_cp(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Keys go round the ring of cp: one permute a trip of a loop whose end JAX writes as a constant."""
+    size = mesh.shape["cp"]
+    ring = [(i, (i + 1) % size) for i in range(size)]
+
+    def part(query: Any, key: Any) -> Any:
+        def body(_: Any, carry: Any) -> Any:
+            total, key = carry
+            scores = (query @ key.T).astype(jnp.float32)
+            return total + jnp.sum(jnp.exp(scores), axis=1), lax.ppermute(key, "cp", ring)
+
+        total, key = lax.fori_loop(0, size, body, (jnp.zeros(query.shape[0], jnp.float32), key))
+        return total, key
+
+    step = jax.shard_map(part, mesh=mesh, in_specs=(P("cp"), P("cp")), out_specs=(P("cp"), P("cp")), check_vma=False)
+    return step, (describe(mesh, (1024, 128), P("cp")), describe(mesh, (1024, 128), P("cp")))
+
+
+def build_windowed(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Large matmuls whose gathers and scatters over tp the compiler turns into loops of permutes."""
+
+    def step(x: Any, up: Any, down: Any) -> Any:
+        x = lax.with_sharding_constraint(jax.nn.relu(x @ up), NamedSharding(mesh, P("dp", None, "tp")))
+        return lax.with_sharding_constraint(x @ down, NamedSharding(mesh, P("dp", "tp", None)))
+
+    arguments = (
+        describe(mesh, (4, 4096, 8192), P("dp", "tp", None)),
+        describe(mesh, (8192, 16384), P(None, "tp")),
+        describe(mesh, (16384, 8192), P("tp", None)),
+    )
+    return step, arguments
+
+
+def build_transfers(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Between slices: a sum over dp, a gather over dp, a permute over pp."""
+
+    def part(x: Any) -> Any:
+        gathered = lax.all_gather(jnp.tanh(lax.psum(x, "dp")), "dp", axis=0, tiled=True)
+        return lax.ppermute(gathered, "pp", [(0, 1)])
+
+    spec = P(("pp", "dp", "fsdp"), None)
+    step = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=P(("pp", "fsdp"), None), check_vma=False)
+    return step, (describe(mesh, (64, 1024), spec),)
+
+
+def build_nested(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Sums in a loop of 3 in a scan of 5: 15 times."""
+
+    def part(x: Any, weights: Any) -> Any:
+        def inner(x: Any, w: Any) -> Any:
+            return lax.fori_loop(0, 3, lambda _, y: jnp.tanh(lax.psum(y @ w, "tp")), x), None
+
+        return lax.scan(inner, x, weights)[0]
+
+    step = jax.shard_map(part, mesh=mesh, in_specs=(P(), P(None, None, None)), out_specs=P(), check_vma=False)
+    return step, (describe(mesh, (256, 256), P()), describe(mesh, (5, 256, 256), P()))
+
+
+def build_matmul(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Products of many kinds: plain, batched, one operand turned, float32 from bfloat16, a convolution of images."""
+
+    def step(x: Any, y: Any, heads: Any, image: Any, kernel: Any) -> Any:
+        plain = jax.nn.gelu(x @ y)
+        turned = jnp.einsum("ab,ac->bc", x, plain, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", heads, heads)
+        picture = lax.conv_general_dilated(image, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return turned, jax.nn.softmax(scores), picture
+
+    arguments = (
+        describe(mesh, (512, 256), P()),
+        describe(mesh, (256, 384), P()),
+        describe(mesh, (2, 256, 4, 128), P()),
+        describe(mesh, (8, 32, 32, 16), P()),
+        describe(mesh, (3, 3, 16, 64), P()),
+    )
+    return step, arguments
+
+
+def build_unknown_trips(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A loop whose end is a value of the run: nobody knows its trips."""
+
+    def part(x: Any, count: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < count[0], lambda c: (c[0] + 1, lax.psum(c[1], "tp") * 0.5), (0, x))[1]
+
+    step = jax.shard_map(part, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
+    return step, (describe(mesh, (256, 256), P()), describe(mesh, (1,), P(), jnp.int32))
+
+
+def build_branches(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Two branches, of which one sums over dp and one does not."""
+
+    def part(x: Any, which: Any) -> Any:
+        return lax.cond(which[0] > 0, lambda y: lax.psum(jnp.sin(y), "dp"), lambda y: y * 2, x)
+
+    step = jax.shard_map(part, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
+    return step, (describe(mesh, (256, 256), P()), describe(mesh, (1,), P(), jnp.int32))
+
+
+BUILDERS: Final = {
+    "dp": (build_dp, {"dp": 4}),
+    "dp-two-axes": (build_dp, {"dp": 2, "fsdp": 2}),
+    "fsdp": (build_fsdp, {"fsdp": 4}),
+    "tp": (build_tp, {"tp": 4}),
+    "fsdp-tp": (build_fsdp_tp, {"fsdp": 2, "tp": 2}),
+    "ep": (build_ep, {"dp": 2, "ep": 2}),
+    "cp": (build_cp, {"cp": 4}),
+    "nested": (build_nested, {"dp": 2, "tp": 2}),
+    "matmul": (build_matmul, {"dp": 4}),
+    "unknown-trips": (build_unknown_trips, {"dp": 2, "tp": 2}),
+    "branches": (build_branches, {"dp": 2, "tp": 2}),
+}
+
+PROGRAMS: Final[dict[str, list[Program]]] = {
+    "tpu": [
+        *(Program(name, "v5e:2x2", mesh, build) for name, (build, mesh) in BUILDERS.items()),
+        Program("fsdp-tp-16", "v5e:4x4", {"fsdp": 4, "tp": 4}, build_fsdp_tp),
+        Program("windowed", "v5e:4x4", {"dp": 4, "tp": 4}, build_windowed),
+        Program("windowed-16", "v5e:4x4", {"dp": 1, "tp": 16}, build_windowed),
+        Program("dcn", "2*v5e:2x2", {"dp": 2, "fsdp": 4}, build_dp, (0,) * 4 + (1,) * 4),
+        Program("dcn-inner", "2*v5e:2x2", {"fsdp": 4, "dp": 2}, build_dp, (0, 1) * 4),
+        Program(
+            "transfers",
+            "4*v5e:2x2",
+            {"pp": 2, "dp": 2, "fsdp": 4},
+            build_transfers,
+            tuple(place // 4 for place in range(16)),
+        ),
+        Program("dp", "v5p:2x2x2", {"dp": 8}, build_dp),
+        Program("fsdp", "v5p:2x2x2", {"fsdp": 8}, build_fsdp),
+        Program("dp", "tpu7x:2x2x1", {"dp": 8}, build_dp),
+        Program("fsdp", "tpu7x:2x2x1", {"fsdp": 8}, build_fsdp),
+        Program("ep", "tpu7x:2x2x1", {"dp": 2, "ep": 4}, build_ep),
+    ],
+    "cpu": [Program(name, "cpu:4", mesh, build) for name, (build, mesh) in BUILDERS.items()],
+    "cuda": [
+        *(Program(name, "h100:4", mesh, build) for name, (build, mesh) in BUILDERS.items()),
+        Program("windowed", "h100:8", {"dp": 2, "tp": 4}, build_windowed),
+    ],
+}
+
+
+def build_mesh(program: Program) -> Mesh:
+    """Returns the mesh of the target's devices: in JAX's own order on TPU."""
+    devices = list_devices(program.target)
+    sizes = tuple(program.mesh.values())
+    if program.granules:
+        slices = [iter([d for d in devices if d.slice_index == granule]) for granule in sorted(set(program.granules))]
+        places = np.array([next(slices[granule]) for granule in program.granules]).reshape(sizes)
+    elif PLATFORM == "tpu":
+        places = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        places = np.array(devices).reshape(sizes)
+    return Mesh(places, tuple(program.mesh), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def list_devices(target: str) -> list[Any]:
+    """Returns the devices of a target that is not here."""
+    granules, _, rest = target.rpartition("*")
+    chip, _, shape = rest.partition(":")
+    if chip == "cpu":
+        return jax.devices("cpu")[: int(shape)]
+    if PLATFORM == "cuda":
+        described = _describe_gpus(target, chip, int(shape))
+    else:
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=rest, **({"num_slices": int(granules)} if granules else {})
+        )
+    devices: list[Any] = described.devices
+    return devices
+
+
+def _describe_gpus(name: str, chip: str, count: int) -> Any:
+    told = build_gpu_target(CompileTarget(platform="gpu", chip=chip, shape=(count,), name=name))
+    return topologies.get_topology_desc(platform="cuda", topology=told.topology, target_config=told.target_config)
+
+
+def compile_text(program: Program) -> str:
+    """Returns the compiled program, without its tables of source files."""
+    step, arguments = program.build(build_mesh(program))
+    options = dict(COMPILER_OPTIONS) if PLATFORM == "cuda" else None
+    text = jax.jit(step, donate_argnums=(0,)).lower(*arguments).compile(compiler_options=options).as_text() or ""
+    return re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*", "\n", text)
+
+
+def main() -> None:
+    """Writes each program's text, and what it was made with."""
+    wanted = set(sys.argv[2:])
+    if PLATFORM == "cpu":
+        jax.config.update("jax_num_cpu_devices", 8)
+    version = version_of(PLATFORM)
+    for program in PROGRAMS[PLATFORM]:
+        name = f"{program.target.replace(':', '-').replace('*', '-')}.{program.name}"
+        if wanted and name not in wanted and program.name not in wanted:
+            continue
+        head = json.dumps(
+            {
+                "mesh": program.mesh,
+                "target": program.target,
+                "jax": jax.__version__,
+                "made_by": version,
+                "granules": program.granules,
+            }
+        )
+        path = FOLDER / f"{name}.{version}.txt.gz"
+        try:
+            text = compile_text(program)
+        except Exception as error:
+            print(path.name, "failed:", str(error)[:300])
+            continue
+        path.write_bytes(gzip.compress(f"// {head}\n{text}".encode(), mtime=0))
+        print(path.name, len(text), flush=True)
+
+
+def version_of(platform: str) -> str:
+    """Returns the package that compiles, with its version."""
+    wanted = {"tpu": ("libtpu",), "cpu": ("jaxlib",), "cuda": ("jax-cuda12-pjrt", "jax-cuda13-pjrt")}[platform]
+    installed = {found.name for found in importlib.metadata.distributions()}
+    package = next(name for name in wanted if name in installed or name.replace("-", "_") in installed)
+    return f"{package}-{importlib.metadata.version(package)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""What the compiler says on stderr: caught, passed on, and read. Its lines here are XLA's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.compiling.diagnostics import capture_stderr, read_diagnostics
+
+REMAT_JAXLIB_0_10 = (
+    "W1121 19:07:38.179729    2723 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler "
+    "cannot go from sharding {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)} efficiently for HLO operation "
+    "%mul.1 = f32[3,64,64]{2,1,0} multiply(%sharding_constraint.0, %mul.0), sharding={devices=[8,1,1]<=[8]}, "
+    'metadata={op_name="jit(f)/mul" stack_frame_id=4}. As the last resort, SPMD will replicate the tensor and then '
+    "partition it to obtain the target sharding, which is inefficient. This issue will be fixed by Shardy partitioner "
+    "in the future, which is tracked in b/433785288. Contact Shardy or XLA team for help."
+)
+REMAT_JAXLIB_0_12 = REMAT_JAXLIB_0_10.replace(
+    "{devices=[8,1,1]<=[8]}", "{mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]}"
+).replace("{devices=[1,4,2]<=[2,4]T(1,0)}", "{mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}")
+REMAT_OLD = (
+    "E0000 [spmd] Involuntary full rematerialization. The compiler was not able to go from sharding "
+    "{devices=[2,1,4]<=[8] last_tile_dim_replicate} to {replicated} without doing a full rematerialization of the "
+    "tensor for HLO operation: %add.3 = (f32[3], s32[]) custom-call(%a), "
+    'metadata={op_name="jit(f)/add" source_file="/home/me/train.py" source_line=41}. You probably want to enrich the '
+    "sharding annotations to prevent this from happening."
+)
+MEMORY = (
+    "W 2941 hlo_rematerialization.cc:2941] Can't reduce memory use below 22.27GiB (23917347918 bytes) by "
+    "rematerialization; only reduced to 37.90GiB (40693879420 bytes), down from 38.20GiB (41022266148 bytes) originally"
+)
+IDLE = (
+    "I0000 00:00:1795288050.408961    2512 cudart_stub.cc:31] Could not find cuda drivers on your machine",
+    "E1121 slow_operation_alarm.cc:73] ******************************* Very slow compile? If you want to file a bug",
+    "W1121 shardy_xla_pass.cc:378] Module contains sdy shardings or meshes in frontend_attributes",
+    "",
+)
+
+
+def count_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            REMAT_JAXLIB_0_10,
+            ["mul.1", "jit(f)/mul", "from {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)}"],
+        ),
+        (
+            REMAT_JAXLIB_0_12,
+            ["mul.1", "from {mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]} to {mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}"],
+        ),
+        (
+            REMAT_OLD,
+            [
+                "add.3 (jit(f)/add, /home/me/train.py:41)",
+                "from {devices=[2,1,4]<=[8] last_tile_dim_replicate} to {replicated}",
+            ],
+        ),
+    ],
+)
+def test_a_tensor_that_is_gathered_to_be_sharded_anew_is_named_with_its_place(line: str, said: list[str]) -> None:
+    (notice,) = read_diagnostics([*IDLE, line])
+
+    assert notice.code == "involuntary_rematerialization"
+    for part in said:
+        assert part in notice.message
+    assert "with_sharding_constraint" in notice.hint
+
+
+def test_a_line_that_was_cut_off_is_still_told() -> None:
+    (notice,) = read_diagnostics([REMAT_JAXLIB_0_10[:120]])
+
+    assert notice.code == "involuntary_rematerialization"
+    assert "a tensor is gathered whole" in notice.message
+
+
+def test_memory_that_could_not_be_reduced_is_told_in_bytes() -> None:
+    (notice,) = read_diagnostics([MEMORY])
+
+    assert notice.code == "memory_not_reduced"
+    assert "23,917,347,918" in notice.message
+    assert "40,693,879,420" in notice.message
+
+
+def test_what_is_said_often_is_told_once_with_how_often() -> None:
+    first, second = read_diagnostics([REMAT_JAXLIB_0_10, MEMORY, REMAT_JAXLIB_0_10, REMAT_JAXLIB_0_10])
+
+    assert first.message.endswith("(3 times)")
+    assert "times" not in second.message
+
+
+def test_other_lines_are_left_alone() -> None:
+    assert read_diagnostics(IDLE) == ()
+
+
+def test_what_anybody_writes_to_stderr_is_caught_and_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with capture_stderr() as lines:
+        os.write(2, b"from C++\n")
+        subprocess.run(["sh", "-c", "echo from a child >&2"], check=True)
+        os.write(2, b"no end of line")
+
+    assert list(lines) == ["from C++", "from a child", "no end of line"]
+    assert capfd.readouterr().err == "from C++\nfrom a child\nno end of line"
+
+
+def test_after_the_block_stderr_is_what_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    open_before = count_open_files()
+
+    with capture_stderr() as lines:
+        os.write(2, b"during\n")
+    os.write(2, b"after\n")
+
+    assert list(lines) == ["during"]
+    assert capfd.readouterr().err == "during\nafter\n"
+    assert count_open_files() == open_before
+
+
+def test_lines_can_be_looked_at_inside_the_block(capfd: pytest.CaptureFixture[str]) -> None:
+    with capture_stderr() as lines:
+        os.write(2, b"first\n")
+        assert len(lines) == 1
+        os.write(2, b"second\n")
+
+    assert lines[:] == ["first"]
+    assert capfd.readouterr().err == "first\nsecond\n"
+
+
+def test_an_error_in_the_block_goes_on_and_the_lines_are_there(capfd: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        os.write(2, b"why\n")
+        raise RuntimeError("refused")
+
+    with capture_stderr() as lines, pytest.raises(RuntimeError, match="refused"):
+        refuse()
+
+    assert lines[0] == "why"
+    assert capfd.readouterr().err == "why\n"
+
+
+def test_of_a_flood_the_end_is_kept_and_all_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with capture_stderr(kept_bytes=1000) as lines:
+        for _ in range(100):
+            os.write(2, b"x" * 9_999 + b"\n")
+        os.write(2, b"last words\n")
+
+    assert lines[-1] == "last words"
+    assert sum(len(line) + 1 for line in lines) <= 1001
+    assert len(capfd.readouterr().err) == 1_000_011
+
+
+def test_the_last_words_of_a_process_that_aborts_reach_the_real_stderr() -> None:
+    program = (
+        "import os, sys\n"
+        "from meshwright.compiling.diagnostics import capture_stderr\n"
+        "with capture_stderr():\n"
+        "    print('Python too', file=sys.stderr)\n"
+        "    os.write(2, b'F0000 check failed: the last words\\n')\n"
+        "    os.abort()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode < 0
+    assert done.stderr == "Python too\nF0000 check failed: the last words\n"
+
+
+def test_nobody_needs_jax_to_read_a_program() -> None:
+    program = (
+        "import sys, meshwright.compiling.hlo, meshwright.compiling.diagnostics\n"
+        "print(sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,156 @@
+"""Replica groups in every form that XLA writes, and the axes that they are of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.compiling.hlo.axes import MeshIds
+from meshwright.compiling.hlo.groups import join_pairs, parse_groups, parse_pairs
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+def list_groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> set[frozenset[int]]:
+    """Groups of a mesh over some of its axes, by their definition: the other coordinates are equal."""
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for place, coordinates in enumerate(itertools.product(*map(range, shape))):
+        outside = tuple(c for axis, c in enumerate(coordinates) if axis not in axes)
+        groups.setdefault(outside, set()).add(place)
+    return {frozenset(group) for group in groups.values()}
+
+
+def name_mesh(shape: tuple[int, ...]) -> dict[str, int]:
+    return {f"a{axis}": size for axis, size in enumerate(shape)}
+
+
+@st.composite
+def shapes_and_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = draw(SHAPES)
+    return shape, tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1)))))
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("{{0,1},{2,3}}", [(0, 1), (2, 3)]),
+        ("{{0,2},{1,3}}", [(0, 2), (1, 3)]),
+        ("{}", [tuple(range(8))]),
+        ("{{}}", [tuple(range(8))]),
+        ("[2,4]<=[8]", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("[4,2]<=[2,4]T(1,0)", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("[8]<=[8]", [(i,) for i in range(8)]),
+        ("mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", [tuple(range(8))]),
+        ("mesh['fsdp'=4,'tp'=2] {'fsdp'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("mesh['fsdp'=4,'tp'=2] {'tp'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("mesh['a'=4,'b'=2] {'a':(1)2}", [(0, 4), (2, 6), (1, 5), (3, 7)]),
+        ("mesh['a'=4,'b'=2] {'a':(2)2}", [(0, 2), (4, 6), (1, 3), (5, 7)]),
+        ("mesh['a'=8] {'a':(2)2}", [(0, 2), (1, 3), (4, 6), (5, 7)]),
+        ("mesh['a'=2,'b'=4], device_ids=([2,4]<=[4,2]T(1,0)) {'b'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("mesh['a'=2,'b'=1,'c'=4], device_ids=([4,2]T(1,0)) {'a'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("mesh['a'=2,'b'=2], device_ids=({ { 0, 3 }, { 1, 2 } }) {'b'}", [(0, 3), (1, 2)]),
+    ],
+)
+def test_each_form_of_replica_groups_is_read(written: str, groups: list[tuple[int, ...]]) -> None:
+    found = parse_groups(written, 8)
+
+    assert {frozenset(group) for group in found} == {frozenset(group) for group in groups}
+    assert len(found) == len(groups)
+
+
+def test_a_form_that_nobody_knows_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"'all of them'.*\[2,4\]<=\[8\]"):
+        parse_groups("all of them", 8)
+
+
+@given(shapes_and_axes())
+def test_mesh_and_listed_forms_make_the_same_groups(case: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    shape, axes = case
+    sizes = ",".join(f"'a{axis}'={size}" for axis, size in enumerate(shape))
+    grouped = ",".join(f"'a{axis}'" for axis in axes)
+
+    found = parse_groups(f"mesh[{sizes}] {{{grouped}}}", math.prod(shape))
+
+    assert {frozenset(group) for group in found} == list_groups(shape, axes)
+
+
+@given(shapes_and_axes())
+def test_groups_are_named_by_their_axes_whatever_the_sizes(case: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    shape, axes = case
+    wide = [f"a{axis}" for axis in axes if shape[axis] > 1]
+
+    named = MeshIds(name_mesh(shape), math.prod(shape)).name_axes([sorted(g) for g in list_groups(shape, axes)])
+
+    assert named == (",".join(wide) or "?")
+
+
+@given(shapes_and_axes(), st.randoms())
+def test_the_order_within_groups_and_among_them_does_not_matter(
+    case: tuple[tuple[int, ...], tuple[int, ...]], random: object
+) -> None:
+    shape, axes = case
+    groups = [sorted(group) for group in list_groups(shape, axes)]
+    turned = [list(reversed(group)) for group in reversed(groups)]
+    ids = MeshIds(name_mesh(shape), math.prod(shape))
+
+    assert ids.name_axes(turned) == ids.name_axes(groups)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axis"),
+    [
+        ([(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15)], "tp"),  # half of tp
+        ([(0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15)], "fsdp"),  # half of fsdp
+        ([(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)], "fsdp,tp"),  # half of fsdp with all of tp
+        ([(0, 5), (1, 4)], "?"),  # a diagonal
+        ([(0, 1, 4)], "?"),  # no box
+        ([(0, 99)], "?"),  # no place of the mesh
+    ],
+)
+def test_parts_of_axes_are_of_their_axes_and_what_is_no_box_is_of_none(
+    groups: list[tuple[int, ...]], axis: str
+) -> None:
+    assert MeshIds({"fsdp": 4, "tp": 4}, 16).name_axes(groups) == axis
+
+
+def test_a_pod_of_8960_chips_is_named_quickly() -> None:
+    started_s = time.perf_counter()
+    ids = MeshIds({"dp": 35, "fsdp": 16, "tp": 16}, 8960)
+
+    groups = parse_groups("[560,16]<=[35,16,16]T(0,2,1)", 8960)
+
+    assert ids.name_axes(groups) == "fsdp"
+    assert time.perf_counter() - started_s < 1
+
+
+def test_pairs_are_of_the_axes_along_which_they_go() -> None:
+    ids = MeshIds({"dp": 2, "tp": 4}, 8)
+    ring = parse_pairs("{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}")
+
+    assert ids.name_moves(ring) == "tp"
+    assert ids.name_moves(parse_pairs("{{0,4},{4,0}}")) == "dp"
+    assert ids.name_moves(parse_pairs("{{0,5},{5,0}}")) == "dp,tp"
+    assert ids.name_moves([(0, 8)]) == "?"
+
+
+def test_pairs_join_to_the_rings_that_they_make() -> None:
+    joined = join_pairs([(0, 1), (1, 2), (2, 0), (5, 6)])
+
+    assert {frozenset(group) for group in joined} == {frozenset({0, 1, 2}), frozenset({5, 6})}
+
+
+def test_who_sends_to_himself_sends_nothing() -> None:
+    assert parse_pairs("{{0,0},{1,2},{2,1},{3,3}}") == ((1, 2), (2, 1))
+
+
+def test_ids_of_slices_are_places_of_their_granules() -> None:
+    ids = MeshIds({"fsdp": 4, "dp": 2}, 4, granules=[0, 1] * 4)
+
+    assert ids.name_axes([(0, 1, 2, 3)]) == "fsdp"
+    assert ids.name_axes([(100_000, 200_000), (100_003, 200_003)]) == "dp"
+    assert ids.name_axes([(100_000, 300_000)]) == "?"

@@ -1,0 +1,329 @@
+"""Programs of ours, as XLA's compilers printed them (tests/recorded/hlo), against counts by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.compiling.hlo import ProgramFacts, read_program
+
+RECORDED = Path(__file__).resolve().parents[2] / "recorded" / "hlo"
+MAKERS = (
+    "libtpu-0.0.42.1",
+    "libtpu-0.0.50.1",
+    "jaxlib-0.10.2",
+    "jaxlib-0.12.0.1",
+    "jax-cuda12-pjrt-0.10.2",
+    "jax-cuda13-pjrt-0.12.0.1",
+)
+BF16, F32 = 2, 4
+
+
+def list_recorded(program: str) -> list[Any]:
+    paths = sorted(RECORDED.glob(f"*.{program}.*.txt.gz"))
+    return [pytest.param(path, id=path.name.removesuffix(".txt.gz")) for path in paths]
+
+
+def read_text(path: Path) -> tuple[dict[str, Any], str]:
+    head, text = gzip.decompress(path.read_bytes()).decode().split("\n", 1)
+    return json.loads(head.removeprefix("// ")), text
+
+
+def read_recorded(path: Path, clock_hz: float | None = 1.5e9) -> ProgramFacts:
+    head, text = read_text(path)
+    platform = {"cpu": "cpu", "h100": "gpu"}.get(head["target"].split(":")[0], "tpu")
+    return read_program(text, mesh_shape=head["mesh"], platform=platform, clock_hz=clock_hz, granules=head["granules"])
+
+
+def sum_bytes(facts: ProgramFacts) -> dict[tuple[str, str], float]:
+    return {(c.axis, c.op): c.bytes for c in facts.collectives}
+
+
+def size_of_element(path: Path) -> int:
+    """CPU programs compute, and send, bfloat16 as float32."""
+    return F32 if path.name.startswith("cpu") else BF16
+
+
+def count_devices(path: Path) -> int:
+    mesh: dict[str, int] = read_text(path)[0]["mesh"]
+    size = 1
+    for axis in mesh.values():
+        size *= axis
+    return size
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_every_compiler_has_recorded_programs_of_ours(maker: str) -> None:
+    programs = {path.name.split(".")[1] for path in RECORDED.glob(f"*.{maker}.txt.gz")}
+
+    assert programs >= {"dp", "dp-two-axes", "fsdp", "tp", "fsdp-tp", "ep", "cp", "nested", "matmul", "branches"}
+
+
+@pytest.mark.parametrize("path", [*list_recorded("dp"), *list_recorded("dp-two-axes")])
+def test_data_parallelism_sums_the_gradients_of_all_weights_once(path: Path) -> None:
+    facts = read_recorded(path)
+
+    # The weight's gradient, 1024 × 512, whole on each device.
+    axes = ",".join(read_text(path)[0]["mesh"])
+    assert sum_bytes(facts) == {(axes, "all-reduce"): 1024 * 512 * size_of_element(path)}
+    assert facts.collectives[0].count == 1
+    assert facts.collectives[0].group_size == count_devices(path)
+    # Forward and the weight's gradient: two products of (2048 ÷ devices) × 1024 × 512.
+    assert facts.flops == 2 * 2 * (2048 / count_devices(path)) * 1024 * 512
+
+
+@pytest.mark.parametrize("path", list_recorded("fsdp"))
+def test_sharded_data_parallelism_gathers_twice_a_layer_and_scatters_once(path: Path) -> None:
+    facts = read_recorded(path)
+    sums = sum_bytes(facts)
+
+    # Four layers of 512 × 512 in a scan, gathered forward and, since it is computed again, backward.
+    layer = 512 * 512 * size_of_element(path)
+    assert sums.pop(("fsdp", "all-gather")) == 4 * 2 * layer
+    # Each layer's gradient: scattered where the compiler does that, else summed and cut. Both are of the whole.
+    ((axis, op),) = sums
+    assert axis == "fsdp"
+    assert op in ("reduce-scatter", "all-reduce")
+    assert sums[axis, op] == 4 * layer
+    assert {c.op: c.count for c in facts.collectives} == {"all-gather": 8, op: 4}
+    # Forward, again, and two products backward, of (1024 ÷ devices) × 512 × 512, in four layers.
+    assert facts.flops == 4 * 4 * 2 * (1024 / count_devices(path)) * 512 * 512
+
+
+@pytest.mark.parametrize("path", list_recorded("fsdp"))
+def test_a_sum_that_libtpu_fuses_with_its_cut_is_a_scatter(path: Path) -> None:
+    facts = read_recorded(path)
+
+    # Of these, v5p and CPUs sum whole; v5e writes a fusion of an all-reduce; tpu7x and GPUs scatter by name.
+    scatters = any(collective.op == "reduce-scatter" for collective in facts.collectives)
+    assert scatters is not path.name.startswith(("v5p", "cpu"))
+
+
+@pytest.mark.parametrize("path", list_recorded("tp"))
+def test_tensor_parallelism_sums_the_activations(path: Path) -> None:
+    facts = read_recorded(path)
+
+    # 512 × 256 activations, after 512 × 256 × (1024 ÷ 4) twice.
+    assert sum_bytes(facts) == {("tp", "all-reduce"): 512 * 256 * size_of_element(path)}
+    assert facts.flops == 2 * 2 * 512 * 256 * 256
+
+
+@pytest.mark.parametrize("path", [*list_recorded("fsdp-tp"), *list_recorded("fsdp-tp-16")])
+def test_axes_of_equal_size_are_told_apart(path: Path) -> None:
+    facts = read_recorded(path)
+    size = read_text(path)[0]["mesh"]["tp"]
+    element = size_of_element(path)
+
+    # Gathered over fsdp: up and down, 256 × 1024 ÷ tp each. Summed over tp: 512 ÷ fsdp rows of 256.
+    assert sum_bytes(facts) == {
+        ("fsdp", "all-gather"): 2 * 256 * (1024 / size) * element,
+        ("tp", "all-reduce"): (512 / size) * 256 * element,
+    }
+    assert {collective.group_size for collective in facts.collectives} == {size}
+
+
+@pytest.mark.parametrize("path", list_recorded("ep"))
+def test_experts_send_their_tokens_there_and_back(path: Path) -> None:
+    facts = read_recorded(path)
+    experts = read_text(path)[0]["mesh"]["ep"]
+
+    # 8 × (1024 ÷ ep) × 256 of each device, there and back.
+    assert sum_bytes(facts) == {("ep", "all-to-all"): 2 * 8 * (1024 / experts) * 256 * size_of_element(path)}
+    assert facts.collectives[0].count == 2
+    # 8 ÷ ep experts, 1024 tokens each, 256 × 256: on TPU written as a convolution whose taps mostly miss.
+    assert facts.flops == 2 * (8 / experts) * 1024 * 256 * 256
+
+
+@pytest.mark.parametrize("path", list_recorded("cp"))
+def test_a_ring_of_keys_sends_once_a_trip(path: Path) -> None:
+    facts = read_recorded(path)
+    (ring,) = facts.collectives
+
+    # Four trips, each with 1024 ÷ 4 keys of 128.
+    assert (ring.axis, ring.op, ring.count, ring.group_size) == ("cp", "collective-permute", 4, 4)
+    assert ring.bytes == 4 * 256 * 128 * size_of_element(path)
+    assert facts.flops == 4 * 2 * 256 * 256 * 128
+
+
+@pytest.mark.parametrize("path", list_recorded("nested"))
+def test_loops_in_loops_multiply(path: Path) -> None:
+    facts = read_recorded(path)
+    (summed,) = facts.collectives
+
+    assert (summed.axis, summed.count) == ("tp", 15)
+    assert summed.bytes == 15 * 256 * 256 * size_of_element(path)
+    assert facts.flops == 15 * 2 * 256**3
+    assert facts.notices == ()
+
+
+@pytest.mark.parametrize("path", list_recorded("unknown-trips"))
+def test_a_loop_whose_end_is_data_counts_once_and_is_told(path: Path) -> None:
+    facts = read_recorded(path)
+
+    assert [(c.axis, c.count) for c in facts.collectives] == [("tp", 1)]
+    (notice,) = facts.notices
+    assert notice.code == "loop_trips_unknown"
+    assert "while" in notice.message
+
+
+@pytest.mark.parametrize("path", list_recorded("branches"))
+def test_of_a_choice_the_larger_branch_counts_and_is_told(path: Path) -> None:
+    facts = read_recorded(path)
+
+    assert [(c.axis, c.op, c.count) for c in facts.collectives] == [("dp", "all-reduce", 1)]
+    assert [notice.code for notice in facts.notices] == ["branch_assumed"]
+
+
+@pytest.mark.parametrize("path", list_recorded("matmul"))
+def test_products_of_all_kinds_are_counted_without_padding(path: Path) -> None:
+    # x·y and xᵀ·(x·y): 512 × 256 × 384. Scores of 2 × 4 heads: 256 × 256 × 128. Images 8 × 32 × 32 × 16 under kernels
+    # 3 × 3 × 64 with stride 2: 16 outputs a side, and of 3 × 16 taps one is padding, which GPUs write out and add up.
+    taps = 48 if path.name.startswith("h100") else 47
+    by_hand = 2 * (2 * 512 * 256 * 384) + 2 * 8 * 256 * 256 * 128 + 2 * 8 * taps * taps * 16 * 64
+
+    facts = read_recorded(path)
+
+    assert facts.flops == by_hand
+    assert facts.collectives == ()
+
+
+@pytest.mark.parametrize("path", list_recorded("windowed-16"))
+def test_matmuls_that_gather_as_they_go_send_round_their_axis(path: Path) -> None:
+    facts = read_recorded(path)
+    (ring,) = facts.collectives
+
+    # Two loops that step by 2 from 0 to 16 and send twice a trip, and one send before the first, one after the second:
+    # 34 of 4 × (4096 ÷ 16) × 8192.
+    assert (ring.axis, ring.op, ring.group_size) == ("tp", "collective-permute", 16)
+    assert ring.count == 34
+    assert ring.bytes == 34 * 4 * 256 * 8192 * BF16
+    assert facts.flops == 2 * 2 * (4 * 4096) * 8192 * 16384 / 16
+    assert facts.notices == ()
+
+
+@pytest.mark.parametrize("path", list_recorded("windowed"))
+def test_a_ring_in_groups_is_of_the_axis_of_its_groups(path: Path) -> None:
+    facts = read_recorded(path)
+
+    assert {collective.axis for collective in facts.collectives} == {"tp"}
+    assert {collective.group_size for collective in facts.collectives} == {4}
+
+
+@pytest.mark.parametrize("path", [*list_recorded("dcn"), *list_recorded("dcn-inner")])
+def test_a_sum_over_slices_is_scattered_sent_and_gathered(path: Path) -> None:
+    facts = read_recorded(path)
+
+    # The gradient of 1024 × 512 is scattered over four chips of a slice; each sends its quarter to the other slice.
+    whole = 1024 * 512 * BF16
+    assert sum_bytes(facts) == {
+        ("fsdp", "reduce-scatter"): whole,
+        ("fsdp", "all-gather"): whole,
+        ("dp", "all-reduce"): whole / 4,
+    }
+    (sent,) = (collective for collective in facts.collectives if collective.axis == "dp")
+    assert (sent.group_size, sent.strategies) == (2, ("Megascale",))
+
+
+@pytest.mark.parametrize("path", list_recorded("transfers"))
+def test_what_goes_between_slices_is_of_their_axes(path: Path) -> None:
+    facts = read_recorded(path)
+
+    # Each device has 64 ÷ 16 rows of 1024: summed over dp, then gathered from 2. Half of the devices, one stage, send.
+    part = 4 * 1024 * BF16
+    assert sum_bytes(facts) == {
+        ("dp", "all-reduce"): part,
+        ("dp", "all-gather"): 2 * part,
+        ("pp", "collective-permute"): 2 * part / 2,
+    }
+    assert {c.axis: c.count for c in facts.collectives if c.op == "collective-permute"} == {"pp": 0.5}
+
+
+@pytest.mark.parametrize("path", list_recorded("dcn-inner"))
+def test_slices_on_an_inner_axis_are_not_named_without_being_told(path: Path) -> None:
+    head, text = read_text(path)
+
+    facts = read_program(text, mesh_shape=head["mesh"], platform="tpu", clock_hz=None)
+
+    assert {collective.axis for collective in facts.collectives} == {"?"}
+    assert [notice.code for notice in facts.notices] == ["granules_guessed"]
+
+
+@pytest.mark.parametrize("path", list_recorded("dcn"))
+def test_slices_on_the_first_axis_are_guessed_and_the_guess_is_told(path: Path) -> None:
+    head, text = read_text(path)
+
+    facts = read_program(text, mesh_shape=head["mesh"], platform="tpu", clock_hz=None)
+
+    assert {collective.axis for collective in facts.collectives} == {"dp", "fsdp"}
+    assert [notice.code for notice in facts.notices] == ["granules_guessed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategies", "colours", "phases"),
+    [
+        ("v5e-2x2.dp", ("UniDirection1DRingStrategy",), 2, 1),
+        ("v5p-2x2x2.dp", ("StrategyND",), 3, 3),
+        ("tpu7x-2x2x1.dp", ("SparseCoreND",), 4, 2),
+        ("v5e-2x2.ep", ("AllToAllEmitter",), None, None),
+    ],
+)
+@pytest.mark.parametrize("maker", MAKERS[:2])
+def test_the_compilers_algorithm_is_told(
+    maker: str, name: str, strategies: tuple[str, ...], colours: int | None, phases: int | None
+) -> None:
+    (collective,) = read_recorded(RECORDED / f"{name}.{maker}.txt.gz").collectives
+
+    assert (collective.strategies, collective.colours, collective.phases) == (strategies, colours, phases)
+
+
+@pytest.mark.parametrize("path", list_recorded("fsdp"))
+def test_a_collective_is_asynchronous_where_something_is_computed_beside_it(path: Path) -> None:
+    facts = read_recorded(path)
+
+    beside = sum(collective.asynchronous_count for collective in facts.collectives)
+    # Of 8 gathers and 4 scatters. SparseCores (tpu7x) do theirs beside; XLA for GPUs starts some early, or, since jax
+    # 0.12, none of these small ones; the others wait.
+    starts_early = path.name.startswith("tpu7x") or "cuda12" in path.name
+    assert beside in ((8, 12) if starts_early else (0,))
+
+
+@pytest.mark.parametrize("path", [*list_recorded("nested"), *list_recorded("cp")])
+def test_only_tpu_programs_have_an_estimate(path: Path) -> None:
+    facts = read_recorded(path)
+
+    assert (facts.estimate is not None) == path.name.startswith("v5e")
+    assert read_recorded(path, clock_hz=None).estimate is None
+
+
+@pytest.mark.parametrize("maker", MAKERS[:2])
+def test_the_estimate_adds_cycles_of_what_runs_and_nothing_inside_fusions(maker: str) -> None:
+    path = RECORDED / f"v5e-2x2.dp.{maker}.txt.gz"
+    estimate = read_recorded(path, clock_hz=1e9).estimate
+
+    # Forward 11,968 cycles, gradient 10,168, update 12,989: the text's three; the all-reduce between has none.
+    assert estimate is not None
+    assert estimate.total_s == pytest.approx((11_968 + 10_168 + 12_989) / 1e9)
+    assert estimate.fusion_s == estimate.total_s
+    assert estimate.collective_s is None
+    assert (estimate.attention_s, estimate.unpriced_count, estimate.clock_hz) == (0, 0, 1e9)
+    assert "collectives" in estimate.limits
+
+
+@pytest.mark.parametrize("maker", MAKERS[:2])
+def test_twice_the_clock_is_half_the_time(maker: str) -> None:
+    path = RECORDED / f"v5e-2x2.nested.{maker}.txt.gz"
+    slow, fast = (read_recorded(path, clock_hz=hz).estimate for hz in (1e9, 2e9))
+
+    assert slow is not None
+    assert fast is not None
+    assert slow.total_s == pytest.approx(2 * fast.total_s)
+
+
+@pytest.mark.parametrize("text", ["", "not a program", "HloModule broken\n%a (p: f32[]) -> f32[] {\n}\n"])
+def test_what_is_no_program_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HLO module.*as_text"):
+        read_program(text, mesh_shape={"dp": 2}, platform="cpu", clock_hz=None)

@@ -28,6 +28,7 @@ from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
+from meshwright.wire.devices import Granule
 from meshwright.wire.mesh import Plan, PlanGranule, PlanRequest, Plans, PlanScore
 
 SCORE_UNIT: Final = (
@@ -224,7 +225,7 @@ def _build_plan(
         axis_types=dict(zip(spec.names, axis_types, strict=True)),
         platform=topology.platform,
         devices=tuple(topology.references[index] for index in order) if request.include_devices else None,
-        granules=_list_granules(topology, order, is_listed=request.include_devices),
+        granules=list_granules(topology, order, is_listed=request.include_devices),
         axes=build_axes(spec, topology, layout),
         score=_tell_score(layout),
         target=target,
@@ -234,19 +235,30 @@ def _build_plan(
     )
 
 
-def _list_granules(topology: Topology, order: Sequence[int], *, is_listed: bool) -> tuple[PlanGranule, ...]:
+def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[PlanGranule, ...]:
+    """Returns the granules of a topology as a plan tells them; with the positions that are used where `is_listed`."""
     used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
     for ordinal, position in map(topology.places.__getitem__, order):
         used[ordinal].append(position)
     return tuple(
-        PlanGranule(
-            ordinal=granule.ordinal,
-            kind=granule.kind,
-            name=granule.name,
-            device_count=granule.device_count,
-            used_positions=tuple(sorted(used[granule.ordinal])) if is_listed else None,
-        )
+        _build_granule(granule, topology, tuple(sorted(used[granule.ordinal])) if is_listed else None)
         for granule in topology.granules
+    )
+
+
+def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] | None) -> PlanGranule:
+    kinds, memory_bytes = topology.equipment[granule.ordinal]
+    return PlanGranule(
+        ordinal=granule.ordinal,
+        kind=granule.kind,
+        name=granule.name,
+        device_count=granule.device_count,
+        used_positions=used,
+        device_kind=kinds[0] if len(kinds) == 1 else None,
+        device_memory_bytes=memory_bytes,
+        shape=granule.shape,
+        wrap=granule.wrap,
+        twisted=granule.twisted,
     )
 
 

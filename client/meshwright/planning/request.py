@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.axis_names import find_role
+from meshwright.planning.divisibility import check_divides
 from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.parameters import count_parameters
 from meshwright.topology.assemble import build_target, read_target
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice, Request
 from meshwright.wire.devices import Devices
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.model import ModelFacts, TrainingSpec
 
 Here = Callable[[], Topology] | Topology | None
 """This host, or how to look at it; None where there is none, as in a command that asks no agent."""
@@ -102,6 +107,7 @@ def answer_request(
     Raises:
         InvalidRequestError: see `find_topology`.
         InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
+        DoesNotDivideError: an axis does not divide what it cuts of the model.
     """
     found = find_topology(request, here)
     plans = plan_mesh(
@@ -111,8 +117,30 @@ def answer_request(
         notices=found.notices + (notices if found.is_here else ()),
         target=found.target,
     )
+    if request.model is not None:
+        plans = plans.model_copy(update={"plans": tuple(_tell_model(plan, request) for plan in plans.plans)})
     ignored = tell_ignored(request)
     return plans.model_copy(update={"warnings": (*plans.warnings, *ignored)}) if ignored else plans
+
+
+def _tell_model(plan: Plan, request: PlanRequest) -> Plan:
+    """Returns the plan with what it says of the model; of one that the step cannot express, that and why."""
+    assert request.model is not None
+    try:
+        model = read_model(request.model)
+    except UnsupportedModelError as error:
+        notice = Notice(code="model_not_supported", message=str(error), hint="a model without it can be verified")
+        return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
+    check_divides(model, request.training or _build_dividing(plan), plan.mesh_shape)
+    count = count_parameters(model)
+    facts = ModelFacts(name=model.name, parameter_count=count.total, active_parameter_count=count.active)
+    return plan.model_copy(update={"model": facts})
+
+
+def _build_dividing(plan: Plan) -> TrainingSpec:
+    """Returns a batch and sequences that any mesh of these axes divides, for a request that says nothing of either."""
+    cut = {name: size for name, size in plan.mesh_shape.items() if find_role(name) == "context"}
+    return TrainingSpec(global_batch=math.prod(plan.mesh_shape.values()), sequence_length=math.prod(cut.values()))
 
 
 def tell_ignored(request: Request) -> tuple[Notice, ...]:

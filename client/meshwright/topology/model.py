@@ -111,6 +111,19 @@ class Topology:
         return {name: tuple(indices) for name, indices in names.items()}
 
     @cached_property
+    def equipment(self) -> Mapping[int, tuple[tuple[str, ...], int | None]]:
+        """Granule → the kinds of its devices, and the memory of the one that has least; None: not known of any."""
+        kinds: dict[int, dict[str, None]] = defaultdict(dict)
+        least: dict[int, int] = {}
+        for device in self.devices:
+            kinds[device.granule][device.kind] = None
+            if device.memory is not None and device.memory.capacity_bytes is not None:
+                known = least.get(device.granule, device.memory.capacity_bytes)
+                least[device.granule] = min(known, device.memory.capacity_bytes)
+        ordinals = [granule.ordinal for granule in self.granules]
+        return {ordinal: (tuple(kinds[ordinal]), least.get(ordinal)) for ordinal in ordinals}
+
+    @cached_property
     def domains(self) -> Mapping[int, str | int]:
         """Granule → what a fast network joins: its NVLink domain where that spans hosts, else the granule itself."""
         return {granule.ordinal: granule.domain or granule.ordinal for granule in self.granules}

@@ -1,0 +1,116 @@
+"""Requests that ask for a compile, answered by this process: planned here, compiled in a child of it.
+
+Rule: the answers are those of an agent, but nothing is kept. `meshwright plan --local`, `meshwright-agent plan` and
+`meshwright batch-size --local` go this way. Knows no jax and no terminal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.compiling.child import LIMIT_S, OnProgress, compile_in_child
+from meshwright.compiling.identity import build_key
+from meshwright.compiling.limits import read_default_limit_bytes
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.batch_size import answer_batch_size
+from meshwright.planning.compile_request import build_unfitted, count_parts, prepare_fit, prepare_verify
+from meshwright.planning.request import Here, answer_request
+from meshwright.topology.assemble import read_target
+from meshwright.wire.base import Notice
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
+from meshwright.wire.compiling import CompileJob
+from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.verification import Verification
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one compile may take: seconds; bytes of this host's memory, None: three quarters of it."""
+
+    limit_s: float = LIMIT_S
+    memory_bytes: int | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `compile_in_child` takes them."""
+        memory = self.memory_bytes or read_default_limit_bytes() or None
+        return {"limit_s": self.limit_s, "memory_limit_bytes": memory}
+
+
+def answer_plans(
+    request: PlanRequest,
+    here: Here = None,
+    *,
+    notices: tuple[Notice, ...] = (),
+    limits: Limits | None = None,
+    on_progress: OnProgress | None = None,
+) -> Plans:
+    """Returns what `POST /mesh/plan` answers, each plan with its verification where the request asks for one.
+
+    Args:
+        request: the mesh, the hardware, the model.
+        here: this host.
+        notices: what every plan on this host should say.
+        limits: of each compile.
+        on_progress: called with each progress of a compile.
+
+    Raises:
+        RequestError: as `answer_request`; or a compile is asked for without a model, or without how it is trained.
+    """
+    if request.verify == "none":
+        return answer_request(request, here, notices=notices)
+    plans = answer_request(request.model_copy(update={"include_devices": True}), here, notices=notices)
+    kept = {} if request.include_devices else {"devices": None}
+    verified = []
+    for plan in plans.plans:
+        job = prepare_verify(plan, request.model, request.training)
+        answer = job if isinstance(job, Verification) else _verify(job, limits or Limits(), on_progress)
+        verified.append(plan.model_copy(update={"verification": answer, **kept}))
+    return plans.model_copy(update={"plans": tuple(verified)})
+
+
+def answer_batch(
+    request: BatchSizeRequest,
+    here: Here = None,
+    *,
+    limits: Limits | None = None,
+    on_progress: OnProgress | None = None,
+) -> BatchSize:
+    """Returns what `POST /batch-size` answers, with the largest batch that fits where the request asks for it.
+
+    Raises:
+        RequestError: neither hardware nor target is named; or a compile is asked for without a model or a mesh, or on a
+            plan, which only an agent keeps.
+    """
+    hardware = request.hardware or (read_target(request.target).chip if request.target is not None else None)
+    if hardware is None:
+        raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
+    named = request.model_copy(update={"hardware": hardware})
+    reply = answer_batch_size(named, platform=None, kind=hardware, basis="declared")
+    if request.verify == "none":
+        return reply
+    return reply.model_copy(update={"compiled": _fit(request, here, limits or Limits(), on_progress)})
+
+
+def _fit(request: BatchSizeRequest, here: Here, limits: Limits, on_progress: OnProgress | None) -> CompiledBatch:
+    if request.mesh is None:
+        missing = "a stored plan is named, which only its agent knows" if request.plan else "no mesh is given"
+        raise _refuse("mesh", f"{missing}; the batch that fits depends on the mesh", 'name mesh="fsdp:8" and a target')
+    asked = PlanRequest(mesh=request.mesh, target=request.target, memory_strategy=request.memory_strategy)
+    plan = answer_request(asked, here).plans[0]
+    job = prepare_fit(plan, request.model, request.training)
+    if isinstance(job, CompiledBatch):
+        return job
+    found = compile_in_child(job, operation="fit", on_progress=on_progress, **limits.arguments)
+    return found if isinstance(found, CompiledBatch) else build_unfitted(count_parts(plan.mesh_shape), found)
+
+
+def _verify(job: CompileJob, limits: Limits, on_progress: OnProgress | None) -> Verification:
+    found = compile_in_child(job, on_progress=on_progress, **limits.arguments)
+    assert isinstance(found, Verification)
+    return found.model_copy(update={"key": found.key or build_key(job)})
+
+
+def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail}])

@@ -1,0 +1,181 @@
+"""One decoder layer, and the blocks that it is made of.
+
+Rule: between blocks the residual stream [batch, sequence, hidden] lies over the batch axes, and its sequence over
+context and tensor axes ("sequence parallelism", Korthikanti et al., arXiv:2205.05198); inside a block heads or columns
+lie over the tensor axes instead. Knows no loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.compiling.step import experts
+from meshwright.compiling.step.attention import attend
+from meshwright.compiling.step.axes import Axes
+from meshwright.compiling.step.parameters import Tensors
+from meshwright.compiling.step.sharding import Layout
+from meshwright.wire.model import ModelSpec, TrainingSpec
+
+Array = jax.Array
+Weights = dict[str, Array]
+
+EPSILON = 1e-5
+ROPE_BASE = 10_000.0
+
+
+class Decoder:
+    """The layers of one model on one mesh."""
+
+    def __init__(self, model: ModelSpec, training: TrainingSpec, layout: Layout, layer: Tensors) -> None:
+        self._model = model
+        self._training = training
+        self._layout = layout
+        self._layer = layer
+        self.dtype = jnp.dtype(training.compute_dtype)
+
+    @property
+    def residual(self) -> tuple[Axes, Axes]:
+        """Over which axes rows and sequence of the residual stream lie."""
+        axes = self._layout.axes
+        together = (*axes.context, *axes.tensor)
+        spread = axes.take(together, self._training.sequence_length) or axes.context
+        return axes.batch, spread
+
+    def apply(self, residual: Array, weights: Weights) -> Array:
+        """Returns the residual stream behind the layer."""
+        with jax.named_scope("token_mixing"):
+            residual = self._rest(residual + self._attend(self._enter(residual, weights, "attention_norm"), weights))
+        with jax.named_scope("feed_forward"):
+            inside = self._enter(residual, weights, "mlp_norm")
+            block = self._mix if self._model.num_experts else self._feed
+            return self._rest(residual + block(inside, weights))
+
+    def _rest(self, value: Array) -> Array:
+        return self._layout.put(value, *self.residual, None)
+
+    def _enter(self, residual: Array, weights: Weights, norm: str) -> Array:
+        """Returns the normed stream with the part of the sequence that a block works on: gathered over tensor."""
+        axes = self._layout.axes
+        normed = normalise(residual, weights, norm, self._model)
+        return self._layout.put(self._rest(normed), axes.batch, axes.context, None)
+
+    def _weight(self, weights: Weights, name: str) -> Array:
+        return self._layout.gather(weights[name], self._layer[name], self.dtype)
+
+    def _project(self, value: Array, weights: Weights, name: str) -> Array:
+        product = value @ self._weight(weights, name)
+        bias = weights.get(f"{name}_bias")
+        return product if bias is None else product + bias.astype(self.dtype)
+
+    # ---- attention -------------------------------------------------------------------------------------
+
+    def _attend(self, inside: Array, weights: Weights) -> Array:
+        model, layout, axes = self._model, self._layout, self._layout.axes
+        query = self._split_heads(self._project(inside, weights, "query"), model.num_attention_heads)
+        key = self._split_heads(self._project(inside, weights, "key"), model.kv_heads)
+        value = self._split_heads(self._project(inside, weights, "value"), model.kv_heads)
+        if model.qk_norm:
+            query, key = (scale_rms(x, weights[f"{n}_norm"]) for n, x in (("query", query), ("key", key)))
+        if model.positions == "rope":
+            query, key = rotate(query), rotate(key)
+        copies = self._count_copies()
+        key, value = (jnp.repeat(x, copies, axis=2) if copies > 1 else x for x in (key, value))
+        key, value = (layout.put(x, axes.batch, None, axes.tensor, None) for x in (key, value))
+        heads = model.kv_heads * copies
+        grouped = query.reshape(*query.shape[:2], heads, model.num_attention_heads // heads, model.head_size)
+        grouped = layout.put(grouped, axes.batch, axes.context, axes.tensor, None, None)
+        mixed = attend(grouped, key, value, blocked=self._training.attention == "flash")
+        mixed = layout.put(mixed, axes.batch, axes.context, axes.tensor, None, None)
+        flat = mixed.reshape(*mixed.shape[:2], model.num_attention_heads * model.head_size)
+        return self._rest(self._project(flat, weights, "output"))
+
+    def _split_heads(self, value: Array, heads: int) -> Array:
+        axes = self._layout.axes
+        split = value.reshape(*value.shape[:2], heads, self._model.head_size)
+        return self._layout.put(split, axes.batch, axes.context, axes.take(axes.tensor, heads), None)
+
+    def _count_copies(self) -> int:
+        """Returns how often each head of keys is repeated so that the tensor axes divide the heads."""
+        over = self._layout.axes.measure(self._layout.axes.tensor)
+        return math.lcm(self._model.kv_heads, over) // self._model.kv_heads
+
+    # ---- feed forward ----------------------------------------------------------------------------------
+
+    def _feed(self, inside: Array, weights: Weights, prefix: str = "") -> Array:
+        axes = self._layout.axes
+        up = self._project(inside, weights, f"{prefix}up")
+        inner = self._activate(self._project(inside, weights, f"{prefix}gate")) * up if self._model.gated else None
+        inner = self._activate(up) if inner is None else inner
+        inner = self._layout.put(inner, axes.batch, axes.context, axes.tensor)
+        return self._rest(self._project(inner, weights, f"{prefix}down"))
+
+    def _activate(self, value: Array) -> Array:
+        return jax.nn.silu(value) if self._model.activation == "silu" else jax.nn.gelu(value)
+
+    def _mix(self, inside: Array, weights: Weights) -> Array:
+        model, layout, axes = self._model, self._layout, self._layout.axes
+        rows, length, hidden = inside.shape
+        shards = axes.measure(axes.context)
+        grouped = inside.reshape(rows, shards, length // shards, hidden)
+        grouped = layout.put(grouped, axes.batch, axes.context, None, None)
+        scores = jnp.einsum("rcsd,de->rcse", grouped, self._weight(weights, "router")).astype(jnp.float32)
+        places = experts.count_places(model, length // shards, self._training.capacity_factor)
+        deal = experts.deal_tokens(scores, model, places)
+        results = self._run_experts(experts.to_experts(layout, experts.send(grouped, deal)), weights)
+        mixed = experts.receive(experts.from_experts(layout, results), deal).reshape(rows, length, hidden)
+        mixed = self._rest(layout.put(mixed, axes.batch, axes.context, None))
+        return mixed + self._feed(inside, weights, "shared_") if model.num_shared_experts else mixed
+
+    def _run_experts(self, places: Array, weights: Weights) -> Array:
+        axes = self._layout.axes
+        where = (axes.find("data", "fsdp"), axes.context, axes.expert, None)
+        up = jnp.einsum("rcepd,edf->rcepf", places, self._weight(weights, "up"))
+        if self._model.gated:
+            up = self._activate(jnp.einsum("rcepd,edf->rcepf", places, self._weight(weights, "gate"))) * up
+        else:
+            up = self._activate(up)
+        up = self._layout.put(up, *where, axes.tensor)
+        return self._layout.put(jnp.einsum("rcepf,efd->rcepd", up, self._weight(weights, "down")), *where, None)
+
+
+def normalise(value: Array, weights: Weights, name: str, model: ModelSpec) -> Array:
+    """Returns RMSNorm or LayerNorm over the last dimension, computed in float32, in the type of `value`."""
+    if model.norm == "rmsnorm":
+        return scale_rms(value, weights[name])
+    wide = value.astype(jnp.float32)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    normed = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + EPSILON)
+    return (normed * weights[name] + weights[f"{name}_bias"]).astype(value.dtype)
+
+
+def scale_rms(value: Array, scale: Array) -> Array:
+    """Returns RMSNorm (Zhang and Sennrich, arXiv:1910.07467) over the last dimension."""
+    wide = value.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + EPSILON)
+    return (normed * scale).astype(value.dtype)
+
+
+def rotate(value: Array) -> Array:
+    """Returns [batch, sequence, heads, size] turned by position (RoPE, Su et al., arXiv:2104.09864)."""
+    half = value.shape[-1] // 2
+    rates = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(value.shape[1], dtype=jnp.float32)[:, None] * rates
+    sine, cosine = (turn(angles)[None, :, None, :] for turn in (jnp.sin, jnp.cos))
+    low, high = value[..., :half].astype(jnp.float32), value[..., half:].astype(jnp.float32)
+    turned = jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
+    return turned.astype(value.dtype)
+
+
+def build_residual(tokens: Array, weights: dict[str, Any], decoder: Decoder, layout: Layout, outer: Tensors) -> Array:
+    """Returns the embedded tokens [batch, sequence, hidden]."""
+    dtype = decoder.dtype
+    with jax.named_scope("embedding"):
+        table = layout.gather(weights["embedding"], outer["embedding"], dtype)
+        found = jnp.take(table, tokens, axis=0)
+        if "positions" in weights:
+            found = found + weights["positions"][: tokens.shape[1]].astype(dtype)
+        return layout.put(found, *decoder.residual, None)

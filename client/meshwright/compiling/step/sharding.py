@@ -1,0 +1,75 @@
+"""Putting arrays where the step wants them, on the mesh that is traced for.
+
+Rule: what is gathered for a matmul gives a gradient that is scattered again, so that no device ever sums whole
+gradients of weights that it keeps a part of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.compiling.step.axes import Axes, StepAxes, build_spec
+from meshwright.compiling.step.parameters import Tensor
+
+Array = jax.Array
+
+GATHERED: Final = "gathered_weight"
+"""The name by which remat knows weights that were gathered: they are gathered again, never kept."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A mesh and its axes by role."""
+
+    mesh: Mesh
+    axes: StepAxes
+
+    def put(self, value: Array, *dimensions: Axes | None) -> Array:
+        """Returns the array, each dimension over these axes."""
+        return pin(value, NamedSharding(self.mesh, build_spec(*dimensions)))
+
+    def gather(self, weight: Array, tensor: Tensor, dtype: Any) -> Array:
+        """Returns a weight as a matmul takes it: in `dtype`, gathered over fsdp; its gradient is scattered."""
+        if tensor.stored == tensor.used:
+            return weight.astype(dtype)
+        stored, used = NamedSharding(self.mesh, tensor.stored), NamedSharding(self.mesh, tensor.used)
+        gathered: Array = checkpoint_name(_gather(weight, stored, used, dtype), GATHERED)
+        return gathered
+
+    def store(self, tensor: Tensor) -> NamedSharding:
+        """Returns where a tensor lies between its uses."""
+        return NamedSharding(self.mesh, tensor.stored)
+
+    def shard(self, spec: PartitionSpec) -> NamedSharding:
+        """Returns a sharding on this mesh."""
+        return NamedSharding(self.mesh, spec)
+
+
+def pin(value: Array, sharding: NamedSharding) -> Array:
+    """Returns the array, held to a sharding."""
+    held: Array = jax.lax.with_sharding_constraint(value, sharding)
+    return held
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather(weight: Array, stored: NamedSharding, used: NamedSharding, dtype: Any) -> Array:
+    return pin(pin(weight.astype(dtype), stored), used)  # cast first: half the bytes to gather
+
+
+def _gather_forward(weight: Array, stored: NamedSharding, used: NamedSharding, dtype: Any) -> tuple[Array, Array]:
+    return _gather(weight, stored, used, dtype), weight[:0]
+
+
+def _gather_backward(
+    stored: NamedSharding, _used: NamedSharding, _dtype: Any, kept: Array, gradient: Array
+) -> tuple[Array]:
+    return (pin(gradient, stored).astype(kept.dtype),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)

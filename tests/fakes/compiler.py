@@ -1,0 +1,60 @@
+"""A compiler child that behaves badly on demand: `python -m tests.fakes.compiler`, in meshwright.compiling's place.
+
+It speaks the real protocol through the real `serve`; only what it does with its job is its own. `check_fake` holds it
+to that: a job that asks for nothing bad is answered as a compile is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from meshwright.compiling.serving import Tell, serve
+from meshwright.errors import InvalidRequestError
+from meshwright.wire.verification import Verification
+
+MODULE = "tests.fakes.compiler"
+
+
+def behave(job: dict[str, Any], tell: Tell) -> Verification:
+    """Does what the job says."""
+    print("libtpu writes to stdout")
+    print("and to stderr", file=sys.stderr)
+    tell("tracing", 1, 4)
+    match job:
+        case {"does": "abort"}:
+            print("F0000 Check failed: the mesh is shuffled", file=sys.stderr)
+            os.abort()
+        case {"does": "exit"}:
+            os._exit(3)
+        case {"does": "hang"}:
+            time.sleep(3600)
+        case {"does": "leak"}:
+            leak: list[bytes] = []
+            while True:
+                leak.append(os.urandom(1 << 20) * 64)
+        case {"does": "raise"}:
+            raise KeyError("a bug of ours")
+        case {"does": "refuse"}:
+            raise InvalidRequestError("step x:y is none", hint="use a:b")
+        case {"does": "shout"}:
+            print("\n".join(f"line {number}" for number in range(100_000)), file=sys.stderr)
+        case {"does": "fork"}:
+            sleeper = subprocess.Popen(["sleep", "3600"])
+            tell(f"sleeper {sleeper.pid}", 2, 4)
+            os.abort()
+        case {"does": "environment"}:
+            tell(os.environ.get(job["name"], "unset"), 2, 4)
+    return Verification(status="verified", target=job.get("target"), peak_memory_bytes=1)
+
+
+def check_fake(message: dict[str, Any]) -> None:
+    """Refuses an answer that no compile gives."""
+    assert Verification.model_validate(message).status == "verified"
+
+
+if __name__ == "__main__":
+    serve({"behave": behave})

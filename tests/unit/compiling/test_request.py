@@ -1,0 +1,133 @@
+"""Requests answered without an agent: what is refused, and what is an answer although nothing was compiled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from meshwright.compiling.request import Limits, answer_batch, answer_plans, count_parts
+from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.request import answer_request
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.wire.mesh import PlanRequest
+
+MODEL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+}
+AT_ONCE = Limits(limit_s=0.01)
+"""No compile is over so soon: what comes after it can be seen without waiting for one."""
+
+
+def ask(**fields: Any) -> PlanRequest:
+    given = {
+        "mesh": "dp:2,tp:2",
+        "target": "cpu:4",
+        "model": MODEL,
+        "training": {"global_batch": 8},
+        "verify": "compile",
+    }
+    return PlanRequest.model_validate({**given, **fields})
+
+
+def fit(**fields: Any) -> BatchSizeRequest:
+    given = {
+        "target": "cpu:4",
+        "mesh": "fsdp:4",
+        "model": MODEL,
+        "training": {"sequence_length": 128},
+        "verify": "compile",
+    }
+    return BatchSizeRequest.model_validate({**given, **fields})
+
+
+def test_without_verify_the_answer_is_the_planners() -> None:
+    request = ask(verify="none")
+    assert answer_plans(request) == answer_request(request)
+
+
+def test_a_compile_that_was_not_over_in_time_is_aborted_and_the_plan_stays() -> None:
+    request = ask()
+    (plan,) = answer_plans(request, limits=AT_ONCE).plans
+    assert plan.verification is not None
+    assert (plan.verification.status, plan.verification.target) == ("aborted", "cpu:4")
+    assert plan.verification.key is not None
+    assert plan.model_copy(update={"verification": None}) == answer_request(request).plans[0]
+
+
+def test_devices_that_are_left_out_of_the_answer_are_compiled_for_all_the_same() -> None:
+    (plan,) = answer_plans(ask(include_devices=False), limits=AT_ONCE).plans
+    assert plan.devices is None
+    assert plan.verification is not None
+    assert plan.verification.status == "aborted"
+
+
+def test_this_host_is_looked_at_once() -> None:
+    looks: list[int] = []
+
+    def look() -> Topology:
+        looks.append(1)
+        return build_target("cpu:4")
+
+    (plan,) = answer_plans(ask(target=None), look, limits=AT_ONCE).plans
+    assert plan.verification is not None
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("missing", ["model", "training"])
+def test_a_compile_without_a_step_is_refused(missing: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{missing} is not given") as caught:
+        answer_plans(ask(**{missing: None}), limits=AT_ONCE)
+    assert caught.value.errors[0]["field"] == missing
+
+
+def test_what_the_mesh_cannot_cut_is_refused_before_anything_is_compiled() -> None:
+    with pytest.raises(DoesNotDivideError):
+        answer_plans(ask(mesh="tp:3", target="cpu:3"), limits=AT_ONCE)
+    with pytest.raises(PlanInfeasibleError):
+        answer_plans(ask(mesh="tp:64"), limits=AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"mesh": None}, "no mesh is given"),
+        ({"mesh": None, "plan": "mw1-0123456789abcdef"}, "only its agent knows"),
+        ({"model": None}, "model is not given"),
+        ({"target": None}, "no hardware is named"),
+    ],
+)
+def test_a_batch_that_cannot_be_looked_for_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        answer_batch(fit(**fields), limits=AT_ONCE)
+
+
+def test_a_search_that_gave_no_answer_finds_nothing() -> None:
+    reply = answer_batch(fit(), limits=AT_ONCE)
+    assert reply.table.min_batch_size == 1
+    assert reply.compiled is not None
+    assert (reply.compiled.batch_per_device, reply.compiled.data_parallel_size) == (None, 4)
+    assert reply.compiled.verification.status == "aborted"
+    assert answer_batch(fit(verify="none")).compiled is None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "parts"),
+    [
+        ({"dp": 2, "fsdp": 4, "tp": 8}, 8),
+        ({"tp": 8}, 1),
+        ({"data": 3, "model": 2}, 3),
+        ({"ep": 2, "fsdp": 2, "cp": 2}, 4),
+        ({"x": 8}, 1),
+    ],
+)
+def test_the_parts_of_a_batch_are_those_of_data_axes(mesh: dict[str, int], parts: int) -> None:
+    assert count_parts(mesh) == parts
+    assert math.prod(mesh.values()) % parts == 0

@@ -17,26 +17,38 @@ from meshwright._calls import calls
 from meshwright.cli import EXIT_CODES
 from meshwright.cli.arguments import (
     AllowUnusedOption,
+    AttentionOption,
     AxisTypesOption,
     CodeOption,
     CountOption,
     DcnOption,
     DevicesOption,
     ExcludeOption,
+    GlobalBatchOption,
     ImportanceOption,
     MemoryStrategyOption,
+    MeshOption,
+    ModelOption,
+    OptimizerOption,
     OrderOption,
     OutputOption,
     PolicyOption,
+    RematOption,
+    SequenceOption,
     TargetOption,
     TopologyOption,
+    TrainingOption,
+    VerifyOption,
+    WeightDtypeOption,
     build_plan_arguments,
+    build_step_arguments,
+    check_timeout,
+    take_mesh,
 )
 from meshwright.cli.output import print_error
-from meshwright.cli.plan import check_output, print_plans
+from meshwright.cli.plan import PlanOutput, answer_here, check_output, print_plans
 from meshwright.cli.session import Options, Session, open_client
 from meshwright.errors import MeshwrightError
-from meshwright.planning.request import answer_request
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plans
@@ -50,7 +62,7 @@ app: Final = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exc
 
 @app.command()
 def plan(
-    mesh: Annotated[str, typer.Option("--mesh", metavar="MESH", help='The axes, outermost first: "dp:56,tp:8".')],
+    mesh: MeshOption = None,
     target: TargetOption = None,
     topology: TopologyOption = None,
     devices: DevicesOption = None,
@@ -63,6 +75,19 @@ def plan(
     memory_strategy: MemoryStrategyOption = "balanced",
     dcn: DcnOption = None,
     importance: ImportanceOption = None,
+    model: ModelOption = None,
+    seq: SequenceOption = None,
+    batch: GlobalBatchOption = None,
+    remat: RematOption = None,
+    attention: AttentionOption = None,
+    weight_dtype: WeightDtypeOption = None,
+    optimizer: OptimizerOption = None,
+    training: TrainingOption = None,
+    verify: VerifyOption = "none",
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="S", callback=check_timeout, help="Seconds that a compile may take."),
+    ] = None,
     cpu_devices: Annotated[int | None, typer.Option(help="Plan as an agent with N virtual CPU devices.")] = None,
     output: OutputOption = None,
     code: CodeOption = False,
@@ -71,11 +96,26 @@ def plan(
 ) -> None:
     """Plan a mesh without a running agent: on a target, or on this host, which is looked at once.
 
-    Exit codes: 0 a plan that fits · 1 infeasible, or it does not fit · 2 usage, or no answer.
+    With --model and --verify compile a child of this process compiles the training step.
+
+    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --verify compile gave no word that it fits · 2
+    usage, or no answer.
     """
-    session = Session(Options(as_json=as_json, no_color=no_color), open_client)
+    session = Session(Options(timeout_s=timeout_s, as_json=as_json, no_color=no_color), open_client)
     check_output(session, code)
+    asked = take_mesh(None, mesh)
     try:
+        step = build_step_arguments(
+            model=model,
+            training=training,
+            verify=verify,
+            sequence_length=seq,
+            global_batch=batch,
+            remat=remat,
+            attention=attention,
+            weight_dtype=weight_dtype,
+            optimizer=optimizer,
+        )
         arguments = build_plan_arguments(
             devices=devices,
             count=count,
@@ -90,22 +130,24 @@ def plan(
             dcn=dcn,
             importance=importance,
         )
-        plans = _answer(mesh, arguments, cpu_devices)
-        status = print_plans(session, plans, mesh, output=output, code=code)
+        plans = _answer(session, asked, {**arguments, **step}, cpu_devices)
+        say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none")
+        status = print_plans(session, plans, say)
     except MeshwrightError as error:
         print_error(session, error)
         status = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
     raise typer.Exit(status)
 
 
-def _answer(mesh: str, arguments: dict[str, Any], cpu_devices: int | None) -> Plans:
+def _answer(session: Session, mesh: str, arguments: dict[str, Any], cpu_devices: int | None) -> Plans:
     request = calls.parse_plan_request(calls.plans(mesh, **arguments))
     if request.target is not None or request.topology is not None:
-        return answer_request(request)
+        return answer_here(session, request)
     settings = read_settings(cpu_devices=cpu_devices)
     if settings.simulate is not None:
-        return answer_request(request, build_target(settings.simulate), notices=(build_notice(settings.simulate),))
-    return answer_request(request, lambda: _look(settings))
+        notices = (build_notice(settings.simulate),)
+        return answer_here(session, request, build_target(settings.simulate), notices=notices)
+    return answer_here(session, request, lambda: _look(settings))
 
 
 def _look(settings: Settings) -> Topology:

@@ -21,6 +21,7 @@ PUBLIC = {
     "ConflictError",
     "DeviceBusyError",
     "DevicesUnusedError",
+    "DoesNotDivideError",
     "Fleet",
     "FleetIncompleteError",
     "FleetState",

@@ -14,6 +14,9 @@ from tests.unit.cli.conftest import CommandLine, meshwright
 
 __all__ = ["meshwright"]
 
+MODEL = (
+    '{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8}'
+)
 TARGET = ("--target", "v5p:4x4x28", "--mesh", "dp:56,tp:8")
 
 
@@ -74,6 +77,9 @@ def test_it_prints_what_the_other_command_prints(meshwright: CommandLine, option
         (("--mesh", "dp:8", "--target", "v5q:8"), 1, "did you mean"),
         (("--mesh", "dp:0", "--target", "h100:8"), 2, "size"),
         (("--mesh", "dp:8", "--cpu-devices", "0"), 2, "MESHWRIGHT_CPU_DEVICES"),
+        ((*TARGET, "--verify", "compile"), 2, "--model llama3-8b"),
+        ((*TARGET, "--model", MODEL, "--verify", "compile"), 2, "training is not given"),
+        ((*TARGET, "--timeout", "0"), 2, "write 30"),
     ],
 )
 def test_an_infeasible_plan_is_1_and_a_wrong_question_is_2(arguments: tuple[str, ...], code: int, said: str) -> None:
@@ -87,6 +93,29 @@ def test_on_a_host_that_simulates_the_plan_says_so() -> None:
     result = run("--mesh", "dp:2,tp:8", MESHWRIGHT_SIMULATE="2*h100:8")
     assert result.exit_code == 0
     assert "simulates 2*h100:8" in result.stderr
+
+
+def test_a_step_is_compiled_in_a_child_and_only_its_yes_is_one() -> None:
+    asked = (
+        "--mesh",
+        "fsdp:2",
+        "--target",
+        "cpu:2",
+        "--model",
+        MODEL,
+        "--batch",
+        "4",
+        "--seq",
+        "128",
+        "--verify",
+        "compile",
+    )
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    assert "compiled: fits on cpu:2" in result.stdout
+    late = run(*asked, "--timeout", "0.01", "--json")
+    assert late.exit_code == 1
+    assert '"status":"aborted"' in late.stdout
 
 
 def test_the_help_is_the_commands_own() -> None:

@@ -20,12 +20,13 @@ from meshwright._calls.outcomes import build_request_model, read_reply
 from meshwright.errors import AgentConnectionError, PlanInfeasibleError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import SCHEMA_VERSION
-from meshwright.wire.batch_size import BatchSize
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans
+from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
 
@@ -36,6 +37,11 @@ DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
 """Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "policy": "packed"}."""
 TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]
 """What the agents' `devices()` returned, of one host or of several; or the same as JSON."""
+ModelLike = str | ModelSpec | Mapping[str, Any]
+"""A preset's name, the content of a config.json, or dimensions by the same names."""
+TrainingLike = TrainingSpec | Mapping[str, Any]
+"""How it is trained, such as {"global_batch": 64, "sequence_length": 8192}."""
+Verify = Literal["none", "compile"]
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
@@ -110,8 +116,11 @@ def plans(
     topology: TopologyLike | None = None,
     dcn: str | Mapping[str, int] | None = None,
     importance: Mapping[str, float] | None = None,
+    model: ModelLike | None = None,
+    training: TrainingLike | None = None,
+    verify: Verify = "none",
 ) -> Call[Plans]:
-    """`POST /mesh/plan`.
+    """`POST /mesh/plan`; where it asks the compiler, with an Idempotency-Key made here, once per call.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
@@ -128,8 +137,11 @@ def plans(
         "topology": _write_sequence(topology),
         "dcn": _write_sequence(dcn),
         "importance": _write_sequence(importance),
+        "model": _write_model(model),
+        "training": _write_model(training),
+        "verify": verify,
     }
-    return _build_model(endpoints.PLAN, fields=fields)
+    return _build_model(endpoints.PLAN, fields=fields, is_keyed=verify != "none")
 
 
 def parse_plan_request(call: Call[Plans]) -> PlanRequest:
@@ -164,13 +176,41 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
     return best.model_copy(update={"warnings": (*best.warnings, *plans.warnings)}) if plans.warnings else best
 
 
-def batch_size(hardware: str | None, batch: int | None) -> Call[BatchSize]:
-    """`POST /batch-size`.
+def batch_size(
+    hardware: str | None,
+    batch: int | None,
+    *,
+    model: ModelLike | None = None,
+    training: TrainingLike | None = None,
+    mesh: MeshLike | MeshSpec | None = None,
+    target: str | None = None,
+    plan: Plan | str | None = None,
+    memory_strategy: MemoryStrategyName = "balanced",
+    verify: Verify = "none",
+) -> Call[BatchSize]:
+    """`POST /batch-size`; where it asks the compiler, with an Idempotency-Key made here, once per call.
 
     Raises:
         InvalidRequestError: an argument has the wrong type, or the batch is < 1.
+        InvalidMeshError: the mesh is none.
     """
-    return _build_model(endpoints.BATCH_SIZE, fields={"hardware": hardware, "batch": batch})
+    fields = {
+        "hardware": hardware,
+        "batch": batch,
+        "model": _write_model(model),
+        "training": _write_model(training),
+        "mesh": _print_mesh(mesh),
+        "target": target,
+        "plan": plan.fingerprint if isinstance(plan, Plan) else plan,
+        "memory_strategy": memory_strategy,
+        "verify": verify,
+    }
+    return _build_model(endpoints.BATCH_SIZE, fields=fields, is_keyed=verify != "none")
+
+
+def parse_batch_size_request(call: Call[BatchSize]) -> BatchSizeRequest:
+    """Returns the request that such a call sends, as its receiver reads it: for an answer in this process."""
+    return BatchSizeRequest.model_validate_json(call.request.body or b"")
 
 
 def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[Run]:
@@ -181,12 +221,7 @@ def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[
         InvalidMeshError: the mesh is none.
     """
     asked = {name: _write_sequence(value) for name, value in fields.items()}
-    spec = (
-        mesh
-        if mesh is None or isinstance(mesh, str)
-        else str(mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(mesh))
-    )
-    return _build_model(endpoints.SUBMIT_BENCH, fields={**asked, "mesh": spec})
+    return _build_model(endpoints.SUBMIT_BENCH, fields={**asked, "mesh": _print_mesh(mesh)})
 
 
 def latest_bench() -> Call[LatestBench]:
@@ -256,6 +291,7 @@ def _build_model(
     fields: Mapping[str, Any] | None = None,
     parts: dict[str, str] | None = None,
     query: Mapping[str, object] | None = None,
+    is_keyed: bool = False,
 ) -> Call[R]:
     model: Any = endpoint.reply
     path = endpoint.build_path(parts or {}, query or {})
@@ -264,7 +300,7 @@ def _build_model(
     if endpoint.request is not None:
         headers["Content-Type"] = "application/json"
         body = _write_body(build_request_model(endpoint.request, fields or {}))
-    if endpoint.is_keyed:
+    if endpoint.is_keyed or is_keyed:
         headers["Idempotency-Key"] = uuid.uuid4().hex
     request = Request(endpoint.method, path, headers, body)
     return Call(endpoint, request, lambda answer, host: read_reply(model, answer, request, host))
@@ -278,6 +314,19 @@ def _write_body(request: BaseModel) -> bytes:
 
 def _write_mesh(mesh: MeshLike | MeshSpec) -> object:
     return str(mesh) if isinstance(mesh, MeshSpec) else _write_sequence(mesh)
+
+
+def _print_mesh(mesh: MeshLike | MeshSpec | None) -> str | None:
+    if mesh is None or isinstance(mesh, str):
+        return mesh
+    return str(mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(mesh))
+
+
+def _write_model(value: object) -> object:
+    """A model or a training as JSON says it: only what differs from the defaults."""
+    return (
+        value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else _write_sequence(value)
+    )
 
 
 def _write_sequence(value: object) -> object:

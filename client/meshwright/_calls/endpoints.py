@@ -37,7 +37,8 @@ class Endpoint(Generic[R]):
         request: the model of the body, or None.
         query: the names of the query parameters.
         statuses: those that are answers; all others are errors.
-        is_keyed: true where the request makes something, so that it carries an Idempotency-Key.
+        is_keyed: true where every request makes a run, so that it carries an Idempotency-Key; a plan and a batch size
+            carry one where the compiler is asked.
         is_retried: false where the question is how things stand right now.
     """
 
@@ -78,9 +79,9 @@ HEALTH: Final = Endpoint("GET", "/health", Health)
 DEVICES: Final = Endpoint("GET", "/devices", Devices)
 DEVICES_TEXT: Final = Endpoint("GET", "/devices", str, query=("format",))
 RELEASE: Final = Endpoint("POST", "/devices/release", Release)
-PLAN: Final = Endpoint("POST", "/mesh/plan", Plans, request=PlanRequest)
+PLAN: Final = Endpoint("POST", "/mesh/plan", Plans, request=PlanRequest, statuses=frozenset({200, 202}))
 STORED_PLAN: Final = Endpoint("GET", "/mesh/plan/{fingerprint}", Plans)
-BATCH_SIZE: Final = Endpoint("POST", "/batch-size", BatchSize, request=BatchSizeRequest)
+BATCH_SIZE: Final = Endpoint("POST", "/batch-size", BatchSize, request=BatchSizeRequest, statuses=frozenset({200, 202}))
 SUBMIT_BENCH: Final = Endpoint(
     "POST", "/placement/bench", Run, request=BenchRequest, statuses=frozenset({200, 202}), is_keyed=True
 )

@@ -1,4 +1,4 @@
-"""What takes several steps, once for both clients: try again, follow a run, wait for it, bench.
+"""What takes several steps, once for both clients: try again, follow a run, wait for it, bench, have it compiled.
 
 Each flow is a generator of steps; whoever drives it carries a step out, sends the outcome in, and throws in
 what interrupted it. So a flow decides and never does: no I/O, no sleep, and the clock is an argument.
@@ -7,6 +7,7 @@ what interrupted it. So a flow decides and never does: no I/O, no sleep, and the
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from meshwright._calls import calls
 from meshwright._calls.calls import Call
 from meshwright._calls.messages import Answer, Failure, Outcome, Request
-from meshwright._calls.outcomes import RetryPolicy, build_error, build_problem_error, decide_retry
+from meshwright._calls.outcomes import RetryPolicy, build_error, build_problem_error, decide_retry, read_reply
 from meshwright._calls.sse import Frame, SseParser
 from meshwright.errors import AgentTimeoutError, RunCancelledError, RunFailedError
 from meshwright.wire.bench import BenchRecord, BenchResult
@@ -28,6 +29,7 @@ SILENCE_S: Final = 45.0
 SHORTEST_WINDOW_S: Final = 0.2
 CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
+ACCEPTED: Final = 202
 MIN_ANSWER_S: Final = 1.0
 """However near the deadline is, a request that is sent is given so long."""
 
@@ -128,10 +130,13 @@ class Observer:
 
 
 def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flow[T]:
-    """Sends until there is an answer, or trying again makes no sense; returns what the answer means.
+    """Sends until there is an answer, or trying again makes no sense; returns what the answer means."""
+    answer = yield from _fetch(call, link, deadline)
+    return call.read(answer, link.host)
 
-    A kept-alive connection that turns out to be dead costs no retry: the request is sent again at once.
-    """
+
+def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flow[Answer]:
+    """A kept-alive connection that turns out to be dead costs no retry: the request is sent again at once."""
     deadline = deadline or Deadline()
     policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
     retries, stale = 0, 0
@@ -141,7 +146,7 @@ def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flo
             stale = 1
             continue
         if isinstance(outcome, Answer) and outcome.status in call.statuses:
-            return call.read(outcome, link.host)
+            return outcome
         delay_s, left_s = decide_retry(outcome, retries, policy), deadline.left_s()
         if delay_s is None or (left_s is not None and delay_s >= left_s):
             raise build_error(outcome, call.request, link.host)
@@ -272,21 +277,40 @@ def bench(submit: Call[Run], link: Link, observer: Observer, timeout_s: float | 
     except BaseException:
         yield Send(calls.cancel_run(run.id).request, CANCEL_TIMEOUT_S)
         raise
-    return read_result(run, link.host)
+    return _read_bench(run, link.host)
 
 
-def read_result(run: Run, host: str) -> BenchResult:
-    """Returns the result of a finished bench.
+def complete(call: Call[T], link: Link, observer: Observer, timeout_s: float | None) -> Flow[T]:
+    """Returns what a call answers, at once or (202) as the result of a run, which goes on if the waiting ends early.
+
+    Raises:
+        MeshwrightError: the run failed (its own error's class) or was cancelled, or is not over after `timeout_s`.
+    """
+    answer = yield from _fetch(call, link)
+    if answer.status == ACCEPTED:
+        accepted = read_reply(Run, answer, call.request, link.host)
+        run = yield from wait(accepted.id, link, observer, timeout_s)
+        body = json.dumps(read_result(run, link.host)).encode()
+        answer = Answer(200, {"content-type": "application/json"}, body)
+    return call.read(answer, link.host)
+
+
+def _read_bench(run: Run, host: str) -> BenchResult:
+    try:
+        return BenchResult.model_validate(read_result(run, host))
+    except ValidationError as error:
+        raise RunFailedError(f"{run.id} succeeded, but its result cannot be read: {error}", host=host) from error
+
+
+def read_result(run: Run, host: str) -> dict[str, Any]:
+    """Returns the result of a finished run.
 
     Raises:
         RunCancelledError: it was cancelled.
         ProblemError: it failed: the class of its problem, or RunFailedError where it names none.
     """
     if run.state == "succeeded":
-        try:
-            return BenchResult.model_validate(run.result)
-        except ValidationError as error:
-            raise RunFailedError(f"{run.id} succeeded, but its result cannot be read: {error}", host=host) from error
+        return run.result or {}
     if run.state == "cancelled":
         why = f": {run.error.detail}" if run.error else ""
         raise RunCancelledError(f"{run.id} was cancelled{why}", hint="submit it again", host=host)

@@ -20,8 +20,11 @@ from meshwright._calls.calls import (
     EnvironmentStrategy,
     ExportFormat,
     MemoryStrategyName,
+    ModelLike,
     Readiness,
     TopologyLike,
+    TrainingLike,
+    Verify,
 )
 from meshwright._calls.flows import Flow, Observer, Open, Pause, ReadChunk, Send, Step
 from meshwright._client.connection import DEFAULT_TIMEOUT_S, Connection, advance
@@ -128,6 +131,11 @@ class Client(Connection):
         topology: TopologyLike | None = None,
         dcn: str | Mapping[str, int] | None = None,
         importance: Mapping[str, float] | None = None,
+        model: ModelLike | None = None,
+        training: TrainingLike | None = None,
+        verify: Verify = "none",
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
     ) -> Plan:
         """Returns the best plan for a mesh such as "dp:2,tp:-1" on the agent's devices.
 
@@ -143,13 +151,20 @@ class Client(Connection):
             topology: plan on these hosts: what their agents' `devices()` returned.
             dcn: how axes are split over slices or hosts, such as "dp:4"; None: as the score has it.
             importance: how much traffic each axis has, such as {"tp": 8, "dp": 1}; None: by the axes' names.
+            model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
+            training: how, such as {"global_batch": 64, "sequence_length": 8192}.
+            verify: "compile" asks XLA's compiler whether the step fits, and waits for its word, in
+                `plan.verification`. A compile goes on, and its answer is kept, when the waiting ends early.
+            on_progress: called with each progress of the compile.
+            timeout_s: seconds to wait for the compile, in the queue too; None: as long as it takes.
 
         Raises:
             InvalidMeshError: the mesh is none.
+            DoesNotDivideError: the mesh cannot shard the model.
             PlanInfeasibleError: it cannot be laid on these devices; the hint has shapes that can.
             DevicesUnusedError: it would leave devices unused.
         """
-        return self._ask(
+        return self._complete(
             calls.best_plan(
                 calls.plans(
                     mesh,
@@ -163,8 +178,13 @@ class Client(Connection):
                     topology=topology,
                     dcn=dcn,
                     importance=importance,
+                    model=model,
+                    training=training,
+                    verify=verify,
                 )
-            )
+            ),
+            on_progress,
+            timeout_s,
         )
 
     def plans(
@@ -181,9 +201,14 @@ class Client(Connection):
         topology: TopologyLike | None = None,
         dcn: str | Mapping[str, int] | None = None,
         importance: Mapping[str, float] | None = None,
+        model: ModelLike | None = None,
+        training: TrainingLike | None = None,
+        verify: Verify = "none",
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
     ) -> Plans:
         """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
-        return self._ask(
+        return self._complete(
             calls.plans(
                 mesh,
                 devices=devices,
@@ -196,7 +221,12 @@ class Client(Connection):
                 topology=topology,
                 dcn=dcn,
                 importance=importance,
-            )
+                model=model,
+                training=training,
+                verify=verify,
+            ),
+            on_progress,
+            timeout_s,
         )
 
     def get_plan(self, fingerprint: str) -> Plan:
@@ -207,13 +237,56 @@ class Client(Connection):
         """
         return self._ask(calls.best_plan(calls.stored_plan(fingerprint)))
 
-    def batch_size(self, hardware: str | None = None, batch: int | None = None) -> BatchSize:
+    def batch_size(
+        self,
+        hardware: str | None = None,
+        batch: int | None = None,
+        *,
+        model: ModelLike | None = None,
+        training: TrainingLike | None = None,
+        mesh: MeshLike | MeshSpec | None = None,
+        target: str | None = None,
+        plan: Plan | str | None = None,
+        memory_strategy: MemoryStrategyName = "balanced",
+        verify: Verify = "none",
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and the verdict on `batch`.
+
+        With `verify="compile"` also `compiled`: the largest batch of a model that XLA's compiler says fits.
+
+        Args:
+            hardware: "h100", "tpu_v5e", a JAX device kind, …
+            batch: a batch size per device to judge.
+            model: what is trained, as for `plan`.
+            training: how; `global_batch`, where given, is the greatest to look at.
+            mesh: the mesh that it is trained on.
+            target: the hardware, as for `plan`; None: the agent's host.
+            plan: one that the agent keeps, or its fingerprint, instead of `mesh` and `target`.
+            memory_strategy: how much memory the job's JAX may take on a GPU.
+            verify: "compile" asks XLA's compiler, and waits for its word.
+            on_progress: called with each progress of the compiles.
+            timeout_s: seconds to wait for them, in the queue too; None: as long as it takes.
 
         Raises:
             UnknownHardwareError: no table knows the name; near ones stand in the hint.
+            PlanNotFoundError: the agent has no such plan.
+            DoesNotDivideError: the mesh cannot shard the model.
+            RunFailedError: the run failed; or the class of its problem.
         """
-        return self._ask(calls.batch_size(hardware, batch))
+        call = calls.batch_size(
+            hardware,
+            batch,
+            model=model,
+            training=training,
+            mesh=mesh,
+            target=target,
+            plan=plan,
+            memory_strategy=memory_strategy,
+            verify=verify,
+        )
+        return self._complete(call, on_progress, timeout_s)
 
     def bench(
         self,
@@ -381,6 +454,11 @@ class Client(Connection):
 
     def _ask(self, call: Call[T]) -> T:
         reply = self._drive(flows.exchange(call, self._link))
+        self._check_version(reply)
+        return reply
+
+    def _complete(self, call: Call[T], on_progress: Callable[[Progress], object] | None, timeout_s: float | None) -> T:
+        reply = self._drive(flows.complete(call, self._link, Observer(on_progress), timeout_s))
         self._check_version(reply)
         return reply
 

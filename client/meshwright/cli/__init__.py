@@ -4,10 +4,11 @@ Rule: stdout is the answer, stderr is about the answer (errors, warnings, progre
 stands in its own module; here stand the commands' names, the options that all share, and the exit codes.
 
     0    a plan that fits; healthy enough; done
-    1    the answer is no: infeasible, does not fit, not healthy, failed, cancelled, wrong, or no such run
+    1    the answer is no: infeasible, does not fit, asked for and not verified, not healthy, failed, cancelled, wrong,
+         or no such run
     2    usage, or no answer: nobody there, not ready, a full queue, a wrong value, an address that is none
     70   a bug in this command: the traceback stands on stderr
-    130  interrupted; a bench that was waited for is cancelled
+    130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
 
 Knows no HTTP and no jax.
 """
@@ -26,7 +27,7 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from meshwright import errors
-from meshwright.cli import batch_size, bench, check, devices, environment, plan, runs, targets
+from meshwright.cli import batch_size, bench, check, devices, environment, plan, runs, targets, verify
 from meshwright.cli.arguments import check_timeout
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Connect, Options, Session, open_client
@@ -39,6 +40,7 @@ INTERRUPTED: Final = 130
 EXIT_CODES: Final[tuple[tuple[type[errors.MeshwrightError], int], ...]] = (
     (errors.PlanInfeasibleError, FAILED),
     (errors.DevicesUnusedError, FAILED),
+    (errors.DoesNotDivideError, FAILED),
     (errors.BenchTooLargeError, FAILED),
     (errors.RunNotFoundError, FAILED),
     (errors.PlanNotFoundError, FAILED),
@@ -56,7 +58,8 @@ _EPILOG: Final = f"""\
 \b
 Exit codes:
   {OK}    a plan that fits; healthy enough; done
-  {FAILED}    infeasible, does not fit, not healthy, failed, cancelled, wrong, no such run
+  {FAILED}    infeasible, does not fit, asked for and not verified, not healthy, failed,
+       cancelled, wrong, no such run
   {NO_ANSWER}    usage, or no answer
   {BUG}   a bug in this command
   {INTERRUPTED}  interrupted
@@ -180,6 +183,7 @@ _COMMANDS: Final[dict[str, _Command]] = {
     "devices": devices.show_devices,
     "plan": plan.show_plan,
     "batch-size": batch_size.show_batch_size,
+    "verify": verify.verify_step,
     "bench": bench.run_bench,
     "check": check.check_health,
     "environment": environment.show_environment,

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from meshwright.errors import SettingsError
 from meshwright.wire.bench import BenchCase
 from meshwright.wire.devices import Devices
+from meshwright.wire.model import Attention, Remat, WeightDtype
 
 MAX_TIMEOUT_S: Final = 86400.0
 _UNITS: Final = {
@@ -193,6 +194,29 @@ DcnOption = Annotated[
 ImportanceOption = Annotated[
     str | None, typer.Option("--importance", metavar="tp:8,dp:1", help="How much traffic each axis has.")
 ]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", metavar="MESH", help='The axes, outermost first: "dp:2,tp:-1".')
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
+]
+SequenceOption = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")]
+GlobalBatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences in one optimizer step.")]
+RematOption = Annotated[Remat | None, typer.Option("--remat", help="What the backward pass computes again.")]
+AttentionOption = Annotated[
+    Attention | None, typer.Option("--attention", help="In blocks, or as the whole matrix of scores.")
+]
+WeightDtypeOption = Annotated[WeightDtype | None, typer.Option("--weight-dtype", help="Of the weights.")]
+OptimizerOption = Annotated[Literal["adamw", "sgd"] | None, typer.Option("--optimizer", help="Which one.")]
+TrainingOption = Annotated[
+    Path | None,
+    typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; the options above win over it."),
+]
+VerifyOption = Annotated[
+    Literal["none", "compile"],
+    typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
+]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
 ]
@@ -232,6 +256,76 @@ def build_plan_arguments(
         "dcn": dcn,
         "importance": None if importance is None else _parse_importance(importance),
     }
+
+
+def take_mesh(argument: str | None, option: str | None) -> str:
+    """Returns the mesh, which stands as an argument or behind --mesh.
+
+    Raises:
+        typer.BadParameter: it stands in neither place, or in both.
+    """
+    given = [text for text in (argument, option) if text is not None]
+    if len(given) != 1:
+        said = "it stands as an argument too" if given else "a plan needs a mesh"
+        raise typer.BadParameter(f"{said}; write --mesh dp:2,tp:-1", param_hint="--mesh")
+    return given[0]
+
+
+def build_step_arguments(
+    *,
+    model: str | None,
+    training: Path | None,
+    verify: str,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
+    **fields: str | None,
+) -> dict[str, Any]:
+    """Returns the arguments `model`, `training` and `verify` of `Client.plans` that these options say.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds no JSON object.
+        typer.BadParameter: they say how something is trained, and no model.
+    """
+    said = {"sequence_length": sequence_length, "global_batch": global_batch, **fields}
+    kept = {name: value for name, value in said.items() if value is not None}
+    trained = {**(_read_object(training, "--training") if training else {}), **kept}
+    if model is None and (trained or verify != "none"):
+        raise typer.BadParameter(
+            "the other options say how it is trained; write --model llama3-8b", param_hint="--model"
+        )
+    return {"model": None if model is None else parse_model(model), "training": trained or None, "verify": verify}
+
+
+def parse_model(text: str) -> str | dict[str, Any]:
+    """Returns the model of --model: the content of a file or of inline JSON; else the text, which names a preset.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds no JSON object.
+        typer.BadParameter: the inline JSON is none.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"no JSON: {error}; name a preset such as llama3-8b", param_hint="--model"
+            ) from None
+        return found
+    return _read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text
+
+
+def _read_object(path: Path, option: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
+    except ValueError as error:
+        raise SettingsError(f"{option} {path}: no JSON: {error}; it holds one object, such as {{…}}") from None
+    if not isinstance(found, dict):
+        raise SettingsError(
+            f"{option} {path}: its JSON is a {type(found).__name__}; it holds one object, such as {{…}}"
+        )
+    return found
 
 
 def _parse_importance(text: str) -> dict[str, float]:

@@ -1,15 +1,35 @@
-"""`meshwright batch-size`: how large a batch, by table and roofline, and the verdict on a given one."""
+"""`meshwright batch-size`: how large a batch, by table, roofline and compiler, and the verdict on a given one."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
+from meshwright._calls import calls
+from meshwright._calls.calls import Call
+from meshwright.cli.arguments import (
+    AttentionOption,
+    MemoryStrategyOption,
+    MeshOption,
+    ModelOption,
+    OptimizerOption,
+    RematOption,
+    SequenceOption,
+    TargetOption,
+    TrainingOption,
+    VerifyOption,
+    WeightDtypeOption,
+    build_step_arguments,
+)
 from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
+from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.wire.batch_size import BatchSize, BatchSizeTable, BatchSizeValidation, Roofline
+from meshwright.cli.verification import judge, print_batch
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
+from meshwright.wire.runs import Progress
 
 LEVEL_STYLES: Final = {"ok": "green", "below_critical": "yellow", "below_minimum": "bold red"}
 
@@ -21,19 +41,74 @@ def show_batch_size(
         typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own."),
     ] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Judge this batch size (per device).")] = None,
+    model: ModelOption = None,
+    seq: SequenceOption = None,
+    max_batch: Annotated[
+        int | None, typer.Option(metavar="N", help="The greatest batch of a step that a compile looks at.")
+    ] = None,
+    remat: RematOption = None,
+    attention: AttentionOption = None,
+    weight_dtype: WeightDtypeOption = None,
+    optimizer: OptimizerOption = None,
+    training: TrainingOption = None,
+    mesh: MeshOption = None,
+    target: TargetOption = None,
+    plan: Annotated[
+        str | None, typer.Option(metavar="FINGERPRINT", help="Of a kept plan, in the place of --mesh and --target.")
+    ] = None,
+    memory_strategy: MemoryStrategyOption = "balanced",
+    verify: VerifyOption = "none",
+    local: Annotated[
+        bool, typer.Option("--local", help="Answer, and compile, here for --target; ask no agent.")
+    ] = False,
 ) -> int:
-    """Say how large a batch per device should be, and why.
+    """Say how large a batch per device should be, and why; with --verify compile, how large a one fits.
 
-    Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum · 2 usage (also a name
-    that no table knows), or no answer.
+    The compiler is asked about a model on a mesh, a few times, for the largest batch that fits.
+
+    Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, or --verify compile found none
+    that fits · 2 usage (also a name that no table knows), or no answer.
     """
-    with session.open() as client:
-        reply = client.batch_size(hardware, batch)
+    step = build_step_arguments(
+        model=model,
+        training=training,
+        verify=verify,
+        sequence_length=seq,
+        global_batch=max_batch,
+        remat=remat,
+        attention=attention,
+        weight_dtype=weight_dtype,
+        optimizer=optimizer,
+    )
+    where: dict[str, Any] = {"mesh": mesh, "target": target, "plan": plan, "memory_strategy": memory_strategy}
+    reply = _answer(session, calls.batch_size(hardware, batch, **step, **where), local=local)
     if session.as_json:
         session.print_json(reply)
     else:
         _print_sizes(session, reply)
+    if verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
+        return FAILED
     return FAILED if reply.validation and not reply.validation.valid else OK
+
+
+def _answer(session: Session, call: Call[BatchSize], *, local: bool) -> BatchSize:
+    request = calls.parse_batch_size_request(call)
+    with show_progress(session) as on_progress:
+        if local:
+            return _answer_here(session, request, on_progress)
+        asked = request.model_dump(exclude_unset=True, exclude={"schema_version"})
+        with session.open() as client:
+            return client.batch_size(**asked, on_progress=on_progress)
+
+
+def _answer_here(session: Session, request: BatchSizeRequest, on_progress: Callable[[Progress], None]) -> BatchSize:
+    from meshwright.compiling.child import LIMIT_S  # here, so that other commands do not wait for the planner
+    from meshwright.compiling.request import Limits, answer_batch
+
+    if session.options.url is not None:
+        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
+    limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
+    return answer_batch(request, limits=limits, on_progress=on_progress)
 
 
 def _print_sizes(session: Session, reply: BatchSize) -> None:
@@ -45,6 +120,9 @@ def _print_sizes(session: Session, reply: BatchSize) -> None:
     _print_roofline(session, reply.roofline)
     if reply.validation:
         _print_verdict(session, reply.validation)
+    if reply.compiled:
+        session.out.print()
+        print_batch(session, reply.compiled)
     print_notices(session, reply.warnings)
 
 

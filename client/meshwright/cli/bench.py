@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from meshwright.cli.arguments import parse_case, parse_indices, parse_size
@@ -22,9 +20,9 @@ from meshwright.cli.output import (
     print_notices,
     print_warning,
 )
+from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.bench import BenchRecord, BenchResult, Dtype, LatestBench, Skipped
-from meshwright.wire.runs import Progress as RunProgress
 
 if TYPE_CHECKING:
     from meshwright._client import Client
@@ -90,22 +88,8 @@ def judge(records: Iterable[BenchRecord]) -> int:
 
 
 def _measure(session: Session, client: Client, asked: dict[str, Any]) -> BenchResult:
-    with _show_progress(session) as on_progress:
+    with show_progress(session) as on_progress:
         return client.bench(**asked, on_progress=on_progress)
-
-
-@contextmanager
-def _show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
-    """A bar on stderr where a person looks on, nothing elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    visible = session.err.is_terminal and not session.as_json
-    with Progress(*columns, console=session.err, transient=True, disable=not visible) as bar:
-        task = bar.add_task("queued", total=None)
-
-        def show(progress: RunProgress) -> None:
-            bar.update(task, completed=progress.done, total=progress.total, description=clean(progress.message))
-
-        yield show
 
 
 def _print_answer(session: Session, client: Client, answer: BenchResult | LatestBench, format_: Format) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -13,28 +15,46 @@ from meshwright._calls.calls import take_best
 from meshwright._calls.settings import DEFAULT_URL
 from meshwright.cli.arguments import (
     AllowUnusedOption,
+    AttentionOption,
     AxisTypesOption,
     CodeOption,
     CountOption,
     DcnOption,
     DevicesOption,
     ExcludeOption,
+    GlobalBatchOption,
     ImportanceOption,
     MemoryStrategyOption,
+    MeshOption,
+    ModelOption,
+    OptimizerOption,
     OrderOption,
     OutputOption,
     PolicyOption,
+    RematOption,
+    SequenceOption,
     TargetOption,
     TopologyOption,
+    TrainingOption,
+    VerifyOption,
+    WeightDtypeOption,
     build_plan_arguments,
+    build_step_arguments,
+    take_mesh,
 )
 from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
+from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
+from meshwright.cli.verification import judge, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
-from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, Plans, PlanScore
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, PlanRequest, Plans, PlanScore
+
+if TYPE_CHECKING:
+    from meshwright.planning.request import Here
 
 MAX_DRAWN: Final = 256
 """Devices beyond which a drawing helps nobody."""
@@ -42,7 +62,10 @@ MAX_DRAWN: Final = 256
 
 def show_plan(
     session: Session,
-    mesh: Annotated[str, typer.Argument(help='The axes, outermost first: "dp:2,tp:-1"; one may be -1, the rest.')],
+    mesh: Annotated[
+        str | None, typer.Argument(help='The axes, outermost first: "dp:2,tp:-1"; one may be -1, the rest.')
+    ] = None,
+    mesh_option: MeshOption = None,
     devices: DevicesOption = None,
     count: CountOption = None,
     policy: PolicyOption = None,
@@ -55,8 +78,17 @@ def show_plan(
     topology: TopologyOption = None,
     dcn: DcnOption = None,
     importance: ImportanceOption = None,
+    model: ModelOption = None,
+    seq: SequenceOption = None,
+    batch: GlobalBatchOption = None,
+    remat: RematOption = None,
+    attention: AttentionOption = None,
+    weight_dtype: WeightDtypeOption = None,
+    optimizer: OptimizerOption = None,
+    training: TrainingOption = None,
+    verify: VerifyOption = "none",
     local: Annotated[
-        bool, typer.Option("--local", help="Plan in this process, on --target or --topology; ask no agent.")
+        bool, typer.Option("--local", help="Plan, and compile, here on --target or --topology; ask no agent.")
     ] = False,
     fleet: FleetOption = False,
     hosts: HostsOption = None,
@@ -65,11 +97,25 @@ def show_plan(
 ) -> int:
     """Lay a mesh on the host's devices, on a target or on kept topologies, and draw it.
 
-    Says which device stands where, over which links each axis runs, and what the job should start with.
+    Says which device stands where, over which links each axis runs, and what the job should start with. With --model
+    and --verify compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
 
-    Exit codes: 0 a plan that fits · 1 infeasible, or it does not fit · 2 usage, or no answer.
+    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --verify compile gave no word that it fits · 2
+    usage, or no answer.
     """
     check_output(session, code)
+    asked = take_mesh(mesh, mesh_option)
+    step = build_step_arguments(
+        model=model,
+        training=training,
+        verify=verify,
+        sequence_length=seq,
+        global_batch=batch,
+        remat=remat,
+        attention=attention,
+        weight_dtype=weight_dtype,
+        optimizer=optimizer,
+    )
     arguments = build_plan_arguments(
         devices=devices,
         count=count,
@@ -84,14 +130,41 @@ def show_plan(
         dcn=dcn,
         importance=importance,
     )
+    say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none")
     if is_asked(session, fleet, hosts):
-        found = plan_on_fleet(session, mesh, {**arguments, "local": local}, hosts)
-        return print_plans(session, found, mesh, output=output, code=code)
+        _check_fleet(step)
+        return print_plans(session, plan_on_fleet(session, asked, {**arguments, "local": local}, hosts), say)
     if local:
-        return print_plans(session, _plan_here(session, mesh, arguments), mesh, output=output, code=code)
-    with session.open() as client:
-        plans, host = client.plans(mesh, **arguments), client.base_url
-    return print_plans(session, plans, mesh, output=output, code=code, url=host)
+        return print_plans(session, _plan_here(session, asked, {**arguments, **step}), say)
+    with session.open() as client, show_progress(session) as on_progress:
+        plans, host = client.plans(asked, **arguments, **step, on_progress=on_progress), client.base_url
+    return print_plans(session, plans, replace(say, url=host))
+
+
+@dataclass(frozen=True)
+class PlanOutput:
+    """How plans are printed.
+
+    Attributes:
+        mesh: as it was asked for.
+        output: the file to keep the plan in.
+        code: print only the Python.
+        url: the agent that answered; None: the plan was made in this process, and no agent knows it.
+        is_verified: a compile was asked for, so that only its yes is one.
+    """
+
+    mesh: str
+    output: Path | None = None
+    code: bool = False
+    url: str | None = None
+    is_verified: bool = False
+
+
+def _check_fleet(step: Mapping[str, Any]) -> None:
+    if step["model"] is not None:
+        raise typer.BadParameter(
+            "plans of a fleet know no model; plan on a target, as in --target 64*h100:8", param_hint="--model"
+        )
 
 
 def check_output(session: Session, code: bool) -> None:
@@ -105,50 +178,61 @@ def check_output(session: Session, code: bool) -> None:
 
 
 def _plan_here(session: Session, mesh: str, arguments: dict[str, Any]) -> Plans:
-    from meshwright.planning.request import answer_request  # here, so that other commands do not wait for the planner
-
     if session.options.url is not None:
         raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
-    return answer_request(calls.parse_plan_request(calls.plans(mesh, **arguments)))
+    return answer_here(session, calls.parse_plan_request(calls.plans(mesh, **arguments)))
 
 
-def print_plans(
-    session: Session, plans: Plans, mesh: str, *, output: Path | None, code: bool, url: str | None = None
-) -> int:
-    """Prints an answer as the options want it, keeps it in `output`, and returns the exit code.
+def answer_here(session: Session, request: PlanRequest, here: Here = None, notices: tuple[Notice, ...] = ()) -> Plans:
+    """Returns what an agent would answer, planned in this process and compiled in a child of it.
 
-    Args:
-        session: where to print.
-        plans: what an agent, or this process, answers.
-        mesh: as it was asked for.
-        output: the file to keep the plan in.
-        code: print only the Python.
-        url: the agent that answered; None: the plan was made in this process, and no agent knows it.
+    Raises:
+        MeshwrightError: as `Client.plans`.
     """
-    text = plans.model_dump_json(exclude_unset=url is not None)  # what an agent sent: no field more, no field less
+    if request.verify == "none":
+        from meshwright.planning.request import answer_request  # here, so that other commands do not wait for it
+
+        return answer_request(request, here, notices=notices)
+    from meshwright.compiling.child import LIMIT_S
+    from meshwright.compiling.request import Limits, answer_plans
+
+    limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
+    with show_progress(session) as on_progress:
+        return answer_plans(request, here, notices=notices, limits=limits, on_progress=on_progress)
+
+
+def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
+    """Prints an answer as the options want it, keeps it in a file where they name one, and returns the exit code."""
+    is_sent = say.url is not None
+    text = plans.model_dump_json(exclude_unset=is_sent)  # what an agent sent: no field more, no field less
     if session.as_json:
         session.print_lines(text)
-        return _judge(plans, text, output)
-    best = take_best(plans, asked=f"mesh {mesh}", host=url or "")
-    if code:
+        return _judge(plans, text, say)
+    best = take_best(plans, asked=f"mesh {say.mesh}", host=say.url or "")
+    if say.code:
         session.print_lines(best.code.rstrip("\n"))
     else:
-        _print_plan(session, best, build_exports(best, output, url), is_kept=output is not None or url is not None)
+        _print_plan(session, best, build_exports(best, say.output, say.url), is_kept=say.output is not None or is_sent)
     print_notices(session, best.warnings)
-    return _judge(plans, text, output)
+    return _judge(plans, text, say)
 
 
-def _judge(plans: Plans, text: str, output: Path | None) -> int:
+def _judge(plans: Plans, text: str, say: PlanOutput) -> int:
     """Writes the plan where one is wanted and there, and returns the exit code."""
     if not plans.plans:
         return FAILED
-    if output is not None:
-        _write(text, output)
-    return OK if _fits(plans.plans[0]) else FAILED
+    if say.output is not None:
+        _write(text, say.output)
+    best = plans.plans[0]
+    if say.is_verified and judge([best.verification]) != OK:
+        return FAILED
+    return OK if _fits(best) else FAILED
 
 
 def _fits(plan: Plan) -> bool:
     """False only where the plan says so: without a model nothing is known of its memory."""
+    if plan.verification is not None and plan.verification.status == "does_not_fit":
+        return False
     return (plan.memory or {}).get("fits") is not False
 
 
@@ -165,6 +249,8 @@ def _print_plan(session: Session, plan: Plan, exports: tuple[str, ...], *, is_ke
     size = " × ".join(f"{clean(name)}:{size}" for name, size in plan.mesh_shape.items())
     session.out.print(Text.assemble((size, "bold"), f"  {plan.platform}  ", (clean(plan.fingerprint), "cyan")))
     session.out.print()
+    if plan.verification is not None:
+        print_verification(session, plan.verification)
     _print_memory(session, plan)
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.out.print()

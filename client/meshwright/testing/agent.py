@@ -36,20 +36,23 @@ from meshwright.errors import (
     class_for,
 )
 from meshwright.planning.batch_size import answer_batch_size
+from meshwright.planning.compile_request import build_unfitted
 from meshwright.planning.request import answer_request
 from meshwright.testing.hardware import build_devices
 from meshwright.testing.routing import Asked, Served, find_route, write, write_events, write_problem
-from meshwright.testing.runs import RunBook
+from meshwright.testing.runs import Outcome, RunBook, build_verification
 from meshwright.topology.catalogue import list_targets
 from meshwright.topology.model import Topology
 from meshwright.topology.text import format_devices
-from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Component, Health
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.runs import Run, RunKind
 from meshwright.wire.targets import Targets
+from meshwright.wire.verification import Verification
 
 URL: Final = "http://fake-agent"
 
@@ -71,7 +74,8 @@ class FakeAgent:
         readiness: what `/readyz` answers.
         metrics: what `/metrics` answers.
         exports: what `/placement/bench?format=…` answers, by format.
-        runs: its benches; `runs.outcome` sets what they end with, `runs.held` leaves them running.
+        runs: its benches and compiles; `runs.outcome` sets what benches end with, `runs.held` leaves all running.
+        verification: what its compiler says of each plan; None: a made-up report that it fits. An error: the run fails.
         requests: every request that came, in order.
         pauses_s: the seconds that its clients would have waited between retries.
     """
@@ -88,6 +92,7 @@ class FakeAgent:
             "nvbandwidth": {"testcases": []},
         }
         self.runs: RunBook = RunBook(clock)
+        self.verification: Verification | ProblemError | None = None
         self.requests: list[Request] = []
         self.pauses_s: list[float] = []
         self._plans: dict[str, Plan] = {}
@@ -211,11 +216,34 @@ class FakeAgent:
         self.devices = self.devices.model_copy(update={"worker": worker})
         return Release(released=True, took_s=0.01, killed=False, cancelled_runs=cancelled, worker=worker)
 
-    def _plan(self, asked: Asked) -> Plans:
+    def _plan(self, asked: Asked) -> object:
         request: PlanRequest = asked.body
         plans = answer_request(request, lambda: Topology.of(self.devices))
         self._plans.update({plan.fingerprint: plan for plan in plans.plans})
-        return plans
+        if request.verify == "none":
+            return plans
+        return self._accept("plan", request, asked, lambda: self._verify_plans(plans))
+
+    def _verify_plans(self, plans: Plans) -> Outcome:
+        if isinstance(self.verification, ProblemError):
+            return self.verification
+        verified = tuple(
+            plan.model_copy(update={"verification": self.verification or build_verification(plan)})
+            for plan in plans.plans
+        )
+        self._plans.update({plan.fingerprint: plan for plan in verified})
+        return plans.model_copy(update={"plans": verified})
+
+    def _accept(self, kind: RunKind, request: BaseModel, asked: Asked, finish: Callable[[], Outcome]) -> object:
+        """Answers 202 and a run; the second time, as what was compiled is kept, 200 and its result."""
+        for run in self.runs.list(1000, "succeeded").runs:
+            if (run.kind, run.request) == (kind, request.model_dump(mode="json")):
+                return _mark_stored(run.result or {})
+        if not self.readiness.ready:
+            raise NotReadyError(self.readiness.line)
+        return _write_accepted(
+            self.runs.submit_any(kind, request, asked.request.headers.get("idempotency-key"), finish)
+        )
 
     def _stored_plan(self, asked: Asked) -> Plans:
         fingerprint = asked.parts["fingerprint"]
@@ -227,15 +255,37 @@ class FakeAgent:
         request: BatchSizeRequest = asked.body
         first = self.devices.devices[0] if self.devices.devices else None
         kind = first.kind if first else "unknown"
-        return answer_batch_size(request, platform=self.devices.platform, kind=kind, basis="live")
+        reply = answer_batch_size(request, platform=self.devices.platform, kind=kind, basis="live")
+        if request.verify == "none":
+            return reply
+        return self._accept("batch_size", request, asked, lambda: self._fit(request, reply))
+
+    def _fit(self, request: BatchSizeRequest, reply: BatchSize) -> Outcome:
+        """Makes up the answer of a few compiles: 8 sequences fit on each part, on whatever mesh."""
+        if isinstance(self.verification, ProblemError):
+            return self.verification
+        parts = self.devices.devices
+        verification = self.verification or Verification(
+            status="verified", peak_memory_bytes=10 * 2**30, capacity_bytes=15 * 2**30, target=request.target
+        )
+        compiled = CompiledBatch(
+            batch_per_device=8,
+            global_batch=8 * len(parts),
+            data_parallel_size=len(parts),
+            compile_count=3,
+            margin_bytes=5 * 2**30,
+            limit="memory",
+            verification=verification,
+        )
+        if verification.status != "verified":
+            compiled = build_unfitted(len(parts), verification)
+        return reply.model_copy(update={"compiled": compiled})
 
     def _submit_bench(self, asked: Asked) -> object:
         request: BenchRequest = asked.body
         if not self.readiness.ready:
             raise NotReadyError(self.readiness.line)
-        run = self.runs.submit(request, asked.request.headers.get("idempotency-key"), self.devices)
-        headers = {"content-type": "application/json", "location": f"/runs/{run.id}"}
-        return Answer(202, headers, run.model_dump_json().encode())
+        return _write_accepted(self.runs.submit(request, asked.request.headers.get("idempotency-key"), self.devices))
 
     def _latest_bench(self, asked: Asked) -> object:
         format_ = asked.query.get("format", "json")
@@ -306,6 +356,20 @@ _ROUTES: Final = {
     ("GET", "/targets"): "_targets",
     ("GET", "/metrics"): "_metrics",
 }
+
+
+def _write_accepted(run: Run) -> Answer:
+    headers = {"content-type": "application/json", "location": f"/runs/{run.id}"}
+    return Answer(202, headers, run.model_dump_json().encode())
+
+
+def _mark_stored(result: dict[str, Any]) -> dict[str, Any]:
+    """Returns a plan's or a batch's answer with each verification marked as an earlier compile's."""
+    if "compiled" in result:
+        compiled = result["compiled"]
+        return {**result, "compiled": {**compiled, "verification": {**compiled["verification"], "stored": True}}}
+    plans = [{**plan, "verification": {**plan["verification"], "stored": True}} for plan in result["plans"]]
+    return {**result, "plans": plans}
 
 
 def _build_health(devices: Devices, at: datetime) -> Health:

@@ -1,6 +1,6 @@
 """The runs of a fake agent: submitted, finished at once or held, cancelled; their events and made-up results.
 
-Nothing is measured: figures are the same at every call. Knows no HTTP.
+Nothing is measured or compiled: figures are the same at every call. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, get_args
 
+from pydantic import BaseModel
+
 from meshwright.errors import IdempotencyConflictError, ProblemError, RunCancelledError, RunNotFoundError
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, LatestBench
 from meshwright.wire.devices import Devices
+from meshwright.wire.mesh import Plan
 from meshwright.wire.problem import build_problem
-from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList
+from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunKind, RunList
+from meshwright.wire.verification import MemoryParts, Verification, VerifiedCollective
 
 BenchOutcome = BenchResult | ProblemError
+Outcome = BaseModel | ProblemError
+"""What a run ends with: its result, or why there is none."""
 Clock = Callable[[], datetime]
 
 COLLECTIVES: Final[dict[str, Callable[[int], float]]] = {
@@ -77,11 +83,32 @@ def build_result(request: BenchRequest, devices: Devices, at: datetime) -> Bench
     )
 
 
+def build_verification(plan: Plan) -> Verification:
+    """Returns a made-up report: it fits with room, and each axis has one all-reduce."""
+    axes = [(name, size) for name, size in plan.mesh_shape.items() if size > 1]
+    return Verification(
+        status="verified",
+        key="mwv1-fake",
+        target=plan.target,
+        peak_memory_bytes=10 * 2**30,
+        capacity_bytes=15 * 2**30,
+        memory=MemoryParts(argument_bytes=6 * 2**30, temporary_bytes=4 * 2**30),
+        collectives=tuple(
+            VerifiedCollective(axis=name, op="all-reduce", count=1.0, bytes=float(SIZE_BYTES), group_size=size)
+            for name, size in axes
+        ),
+        flops=1e15,
+        parameter_count=plan.model.parameter_count if plan.model else None,
+        compile_s=1.0,
+        versions={"jax": "0"},
+    )
+
+
 class RunBook:
     """All runs of one fake agent.
 
     Attributes:
-        outcome: what the next runs end with: a result, an error, or None for a made-up result.
+        outcome: what the next benches end with: a result, an error, or None for a made-up result.
         held: True leaves runs running until `finish`.
     """
 
@@ -91,11 +118,21 @@ class RunBook:
         self._clock = clock
         self._runs: dict[str, Run] = {}
         self._events: dict[str, list[RunEvent]] = {}
-        self._planned: dict[str, BenchOutcome] = {}
-        self._keys: dict[str, tuple[BenchRequest, str]] = {}
+        self._planned: dict[str, Outcome] = {}
+        self._keys: dict[str, tuple[BaseModel, str]] = {}
 
     def submit(self, request: BenchRequest, key: str | None, devices: Devices) -> Run:
-        """Returns the new run, or the one that this key made before.
+        """Returns the new bench, or the one that this key made before.
+
+        Raises:
+            IdempotencyConflictError: the key was used for another request.
+        """
+        return self.submit_any(
+            "bench", request, key, lambda: self.outcome or build_result(request, devices, self._clock())
+        )
+
+    def submit_any(self, kind: RunKind, request: BaseModel, key: str | None, plan: Callable[[], Outcome]) -> Run:
+        """Returns a new run that will end with what `plan` says, or the one that this key made before.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
@@ -103,23 +140,23 @@ class RunBook:
         if key in self._keys:
             before, run_id = self._keys[key]
             if before != request:
-                raise IdempotencyConflictError(f"key {key!r} was used for another bench", hint="use a new key")
+                raise IdempotencyConflictError(f"key {key!r} was used for another {kind}", hint="use a new key")
             return self._runs[run_id]
-        run = self._start(request, self.outcome or build_result(request, devices, self._clock()))
+        run = self._start(kind, request, plan())
         if key is not None:
             self._keys[key] = (request, run.id)
         return run if self.held else self.finish(run.id)
 
-    def _start(self, request: BenchRequest, planned: BenchOutcome) -> Run:
+    def _start(self, kind: RunKind, request: BaseModel, planned: Outcome) -> Run:
         now, run_id = self._clock(), f"run-{len(self._runs) + 1:08x}"
         asked = request.model_dump(mode="json")
-        self._runs[run_id] = Run(id=run_id, kind="bench", state="queued", created_at=now, request=asked)
+        self._runs[run_id] = Run(id=run_id, kind=kind, state="queued", created_at=now, request=asked)
         self._events[run_id] = []
         self._planned[run_id] = planned
         self._note(run_id, "state")
         return self._change(run_id, state="running", started_at=now, generation=1)
 
-    def finish(self, run_id: str, outcome: BenchOutcome | None = None) -> Run:
+    def finish(self, run_id: str, outcome: Outcome | None = None) -> Run:
         """Ends a run with `outcome`, or what was planned for it when it was submitted; returns it.
 
         Raises:
@@ -131,10 +168,16 @@ class RunBook:
         if isinstance(outcome, ProblemError):
             state = "cancelled" if isinstance(outcome, RunCancelledError) else "failed"
             return self._end(run_id, state=state, error=build_problem(outcome))
-        for done, record in enumerate(outcome.records, start=1):
-            self._note(run_id, "record", record=record.model_dump(mode="json"))
-            self.advance(run_id, Progress(done=done, total=len(outcome.records), message=record.case))
+        if isinstance(outcome, BenchResult):
+            self._tell_records(run_id, outcome.records)
+        else:
+            self.advance(run_id, Progress(done=1, total=1, message="compiled"))
         return self._end(run_id, state="succeeded", result=outcome.model_dump(mode="json"))
+
+    def _tell_records(self, run_id: str, records: tuple[BenchRecord, ...]) -> None:
+        for done, record in enumerate(records, start=1):
+            self._note(run_id, "record", record=record.model_dump(mode="json"))
+            self.advance(run_id, Progress(done=done, total=len(records), message=record.case))
 
     def advance(self, run_id: str, progress: Progress) -> None:
         """Notes how far a held run is."""
@@ -178,7 +221,7 @@ class RunBook:
     def latest(self) -> LatestBench:
         """Returns the newest record of each measurement."""
         newest: dict[tuple[object, ...], BenchRecord] = {}
-        done = [run for run in self._runs.values() if run.state == "succeeded"]
+        done = [run for run in self._runs.values() if (run.kind, run.state) == ("bench", "succeeded")]
         for run in done:
             for record in BenchResult.model_validate(run.result).records:
                 what = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes)

@@ -1,0 +1,144 @@
+"""What the compiler says, for people: fits or not and by how much, the collectives of each axis, how long.
+
+Rule: only "verified" is a yes. A compile that did not happen, or gave no answer, is a no where one was asked for. The
+verdict is stdout's; the compiler's own words and warnings stand on stderr. Knows no command and no jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from rich.text import Text
+
+from meshwright.cli.output import LOG_LINES, Column, build_table, clean, format_bytes, format_time, print_notices
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.wire.batch_size import CompiledBatch, TriedBatch
+from meshwright.wire.verification import MemoryParts, Verification, VerificationStatus, VerifiedCollective
+
+_VERDICTS: Final[dict[VerificationStatus, tuple[str, str]]] = {
+    "verified": ("compiled: fits", "green"),
+    "does_not_fit": ("compiled: does not fit", "bold red"),
+    "not_compiled": ("not compiled: nothing is verified", "bold yellow"),
+    "aborted": ("the compiler gave no answer: nothing is verified", "bold red"),
+}
+
+
+def judge(verifications: Iterable[Verification | None]) -> int:
+    """Returns the exit code of what was asked to be compiled: 0 only where there is some, and all of it fits."""
+    statuses = [found.status if found else None for found in verifications]
+    return OK if statuses and all(status == "verified" for status in statuses) else FAILED
+
+
+def print_verification(session: Session, found: Verification) -> None:
+    """Prints one compile's report."""
+    words, style = _VERDICTS[found.status]
+    session.out.print(Text.assemble((words, style), clean(_tell_origin(found))), soft_wrap=True)
+    for line in _list_lines(found):
+        session.out.print(f"  {clean(line)}", soft_wrap=True)
+    if found.collectives:
+        session.out.print()
+        session.out.print(build_table(COLUMNS, found.collectives))
+    session.out.print()
+    print_notices(session, found.warnings)
+    if found.status != "verified":
+        for line in found.log[-LOG_LINES:]:
+            session.err.print(Text("  log: ", "bold") + Text(clean(line)), soft_wrap=True)
+
+
+def print_batch(session: Session, found: CompiledBatch) -> None:
+    """Prints the largest batch that fits, and the compiles that found it."""
+    parts = found.data_parallel_size
+    if found.verification.status == "verified":
+        margin = f", {format_bytes(found.margin_bytes)} to spare" if found.margin_bytes is not None else ""
+        bound = "one more does not fit" if found.limit == "memory" else "the greatest that was looked at"
+        said = f"largest batch {found.batch_per_device} × {parts} = {found.global_batch} sequences a step"
+        session.out.print(Text.assemble((said, "bold"), f" ({bound}{margin})"), soft_wrap=True)
+    session.out.print(f"{found.compile_count} compiles", soft_wrap=True)
+    if found.tried:
+        session.out.print()
+        session.out.print(build_table(TRIED, found.tried))
+        session.out.print()
+    print_verification(session, found.verification)
+
+
+def _tell_origin(found: Verification) -> str:
+    target = f" on {found.target}" if found.target else ""
+    took = format_time(found.compile_s)
+    when = "an earlier compile's answer" if found.stored else f"compiled in {took}" if took else ""
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    told = "; ".join(part for part in (when, versions) if part)
+    return f"{target} ({told})" if told else target
+
+
+def _list_lines(found: Verification) -> Iterator[str]:
+    if found.reason:
+        yield found.reason
+    if line := _tell_memory(found):
+        yield line
+    if found.memory and (parts := _tell_parts(found.memory)):
+        yield parts
+    if found.parameter_count is not None:
+        yield f"{found.parameter_count:,} parameters"
+    if found.flops:
+        yield f"{found.flops:.4g} FLOP a step of a device"
+    if found.estimate is not None:
+        yield f"about {format_time(found.estimate.total_s)} a step by the compiler's cycles: {found.estimate.limits}"
+    elif found.estimated_step_s is not None:
+        yield f"about {format_time(found.estimated_step_s)} a step by the compiler's cycles"
+
+
+def _tell_memory(found: Verification) -> str:
+    needed = found.needed_bytes if found.peak_memory_bytes is None else found.peak_memory_bytes
+    if needed is None:
+        return ""
+    word = "needs" if found.peak_memory_bytes is None else "peak"
+    if found.capacity_bytes is None:
+        return f"{word} {format_bytes(needed)} a device; how much it may use is not known"
+    margin = found.capacity_bytes - needed
+    left = f"{format_bytes(margin)} to spare" if margin >= 0 else f"{format_bytes(-margin)} too much"
+    return f"{word} {format_bytes(needed)} of {format_bytes(found.capacity_bytes)} a device: {left}"
+
+
+def _tell_parts(memory: MemoryParts) -> str:
+    """Not a sum: arguments and temporaries share memory over the program's time."""
+    parts = {
+        "arguments": memory.argument_bytes,
+        "outputs": memory.output_bytes,
+        "in the arguments' place": memory.alias_bytes,
+        "temporaries": memory.temporary_bytes,
+        "code": memory.generated_code_bytes,
+        "on the host": memory.host_temporary_bytes,
+    }
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+
+
+def _format_count(count: float) -> str:
+    return f"{count:g}"
+
+
+def _tell_strategy(found: VerifiedCollective) -> str:
+    parts = [", ".join(found.strategies)]
+    if found.colours is not None:
+        parts.append(f"{found.colours} colours")
+    return " · ".join(part for part in parts if part)
+
+
+COLUMNS: Final[tuple[Column[VerifiedCollective], ...]] = (
+    Column("axis", lambda found: found.axis),
+    Column("collective", lambda found: found.op),
+    Column("count", lambda found: _format_count(found.count), "right"),
+    Column("bytes a step", lambda found: format_bytes(found.bytes), "right"),
+    Column("group", lambda found: str(found.group_size), "right"),
+    Column("dtype", lambda found: ", ".join(found.dtypes)),
+    Column("strategy", _tell_strategy),
+    Column("async", lambda found: _format_count(found.asynchronous_count) if found.asynchronous_count else "", "right"),
+)
+
+TRIED: Final[tuple[Column[TriedBatch], ...]] = (
+    Column("batch a part", lambda tried: str(tried.batch_per_device), "right"),
+    Column("fits", lambda tried: Text("yes", "green") if tried.fits else Text("no", "red")),
+    Column("peak", lambda tried: format_bytes(tried.peak_memory_bytes), "right"),
+    Column("needed", lambda tried: format_bytes(tried.needed_bytes), "right"),
+    Column("took", lambda tried: format_time(tried.compile_s), "right"),
+)

@@ -1,0 +1,168 @@
+"""A user's own step, compiled for a plan's target by the real compiler in a real child process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.request import answer_request
+from meshwright.verify import verify
+from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.runs import Progress
+from meshwright.wire.verification import Verification
+from tests.process import verify_steps as steps
+from tests.process.living import list_children
+
+P = PartitionSpec
+ROOT = Path(__file__).parents[2]
+MODULE = "tests.process.verify_steps"
+GRADIENT_BYTES = 128 * 64 * 4
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+def make_plan(target: str = "cpu:4", mesh: str = "dp:2,tp:2") -> Plan:
+    return answer_request(PlanRequest(mesh=mesh, target=target)).plans[0]
+
+
+def list_collectives(found: Verification) -> list[tuple[str, str, float]]:
+    return [(each.axis, each.op, each.bytes) for each in found.collectives]
+
+
+def check_data_parallel(found: Verification) -> None:
+    """The gradient of a matrix whose columns are split over tp is summed over dp, by half of it a device."""
+    assert (found.status, found.reason) == ("verified", None)
+    assert [each for each in list_collectives(found) if each[0] == "dp"] == [("dp", "all-reduce", GRADIENT_BYTES / 2)]
+    assert found.peak_memory_bytes is not None
+    assert found.versions["jax"]
+
+
+def test_a_jitted_function_is_found_by_its_name_and_split_as_in_specs_say() -> None:
+    heard: list[Progress] = []
+    found = verify(
+        make_plan(),
+        steps.jitted,
+        steps.WEIGHTS,
+        steps.BATCH,
+        in_specs=(P(None, "tp"), P("dp")),
+        on_progress=heard.append,
+    )
+    check_data_parallel(found)
+    assert found.memory is not None
+    assert found.memory.alias_bytes == GRADIENT_BYTES / 2  # donated by the step itself
+    assert [each.done for each in heard] == sorted(each.done for each in heard)
+    assert heard[0].message == "describing cpu:4"
+
+
+def test_a_builder_gets_the_mesh_and_may_make_small_arrays() -> None:
+    check_data_parallel(verify(make_plan(), f"{MODULE}:build"))
+
+
+def test_a_step_may_want_the_mesh_scalars_donation_and_its_constraints() -> None:
+    found = verify(
+        make_plan(),
+        steps.constrained,
+        steps.WEIGHTS,
+        steps.BATCH,
+        0.1,
+        in_specs=(P(None, "tp"), None, None),
+        donate_argnums=0,
+    )
+    check_data_parallel(found)
+    assert found.memory is not None
+    assert found.memory.alias_bytes == GRADIENT_BYTES / 2
+
+
+def test_a_closure_is_brought_over_and_a_step_that_nothing_splits_is_told() -> None:
+    rate = 0.5
+    found = verify(make_plan(), lambda w, x: steps.jitted(w, x) * rate, np.ones((128, 64), np.float32), steps.BATCH)
+    assert (found.status, found.collectives) == ("verified", ())
+    assert [notice.code for notice in found.warnings] == ["nothing_is_split"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (
+            lambda: verify(make_plan(), steps.mismatched, steps.WEIGHTS, steps.BATCH),
+            "does not trace: TypeError: dot_general",
+        ),
+        (lambda: verify(make_plan(), f"{MODULE}:fails"), "the builder failed: RuntimeError: no such checkpoint"),
+        (lambda: verify(make_plan(), f"{MODULE}:build_wrong"), "a builder returns (step, arguments)"),
+    ],
+)
+def test_a_step_that_cannot_be_traced_is_not_compiled_and_says_where(
+    ask: Callable[[], Verification], reason: str
+) -> None:
+    found = ask()
+    assert found.status == "not_compiled"
+    assert found.reason is not None
+    assert reason in found.reason
+    assert any(line.strip() for line in found.log)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("tests.process.no_such:build", "there is no module tests.process.no_such"),
+        (f"{MODULE}:nobody", "has no nobody; it has build, "),
+        (f"{MODULE}:WEIGHTS", "a step is a function"),
+        (f"{ROOT}/no/such/file.py:build", "there is no file"),
+    ],
+)
+def test_a_step_that_is_not_there_is_refused(step: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        verify(make_plan(), step)
+    assert not list_children(os.getpid())
+
+
+def run_script(*arguments: str, cwd: Path) -> Any:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return Verification.model_validate_json(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("how", [(f"{ROOT}/tests/process/verify_steps.py",), ("-m", MODULE)])
+def test_a_function_of_the_script_itself_is_found_there(how: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(make_plan().model_dump_json())
+    found = run_script(*how, str(path), cwd=tmp_path)
+    assert list_collectives(found) == [("dp", "all-reduce", GRADIENT_BYTES)]
+
+
+def test_a_script_without_its_guard_is_told_and_does_not_start_itself_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
+    (tmp_path / "train.py").write_text(
+        "from meshwright.verify import verify\n"
+        "def step(x):\n    return x\n"
+        "print(verify('plan.json', step, 1.0).model_dump_json())\n"
+    )
+    found = run_script("train.py", cwd=tmp_path)
+    assert found.status == "not_compiled"
+    assert "__name__ == '__main__'" in found.reason
+
+
+@needs_libtpu
+def test_on_a_tpu_that_is_not_here_the_compiler_says_what_fits() -> None:
+    check_data_parallel(verify(make_plan("v5e:2x2"), f"{MODULE}:build"))
+    found = verify(make_plan("v5e:2x2"), f"{MODULE}:build_huge")
+    assert found.status == "does_not_fit"
+    assert found.needed_bytes is not None
+    assert found.capacity_bytes is not None
+    assert found.needed_bytes > found.capacity_bytes > 15 * 2**30

@@ -1,0 +1,249 @@
+"""What the compiler says, as `plan`, `batch-size` and `verify` print it and put it into their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import RunFailedError
+from meshwright.testing import FakeAgent
+from meshwright.wire.base import Notice
+from meshwright.wire.verification import (
+    MemoryParts,
+    StepEstimate,
+    Verification,
+    VerificationStatus,
+    VerifiedCollective,
+)
+from tests.unit.cli.conftest import CommandLine
+
+MODEL = (
+    '{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8}'
+)
+STEP = ("--model", MODEL, "--batch", "8", "--seq", "128", "--verify", "compile")
+GIB = 2**30
+
+REPORT = Verification(
+    status="verified",
+    target="v5e:4x2",
+    peak_memory_bytes=12 * GIB,
+    capacity_bytes=15 * GIB,
+    memory=MemoryParts(argument_bytes=8 * GIB, temporary_bytes=4 * GIB, alias_bytes=0),
+    collectives=(
+        VerifiedCollective(
+            axis="tp",
+            op="all-reduce",
+            count=64,
+            bytes=2.0 * GIB,
+            group_size=4,
+            dtypes=("bf16",),
+            strategies=("UniDirectionNDRing",),
+            colours=4,
+            asynchronous_count=3,
+        ),
+    ),
+    estimate=StepEstimate(total_s=0.125, fusion_s=0.125, clock_hz=1e9, limits="no time of collectives is in it"),
+    estimated_step_s=0.125,
+    flops=1.5e15,
+    parameter_count=8_030_261_248,
+    compile_s=12.5,
+    versions={"jax": "0.10.2", "libtpu": "0.0.42.1"},
+    warnings=(Notice(code="involuntary_rematerialization", message="it moves a whole array", hint="shard it"),),
+)
+
+
+def unfit(**fields: Any) -> Verification:
+    said = {"status": "does_not_fit", "needed_bytes": 20 * GIB, "capacity_bytes": 15 * GIB, **fields}
+    return Verification.model_validate(said)
+
+
+def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwright: CommandLine) -> None:
+    meshwright.fake.verification = REPORT
+    printed = meshwright("plan", "dp:2,tp:4", *STEP)
+    assert printed.code == 0
+    for line in (
+        "compiled: fits on v5e:4x2 (compiled in 12.5 s; jax 0.10.2, libtpu 0.0.42.1)",
+        "  peak 12 GiB of 15 GiB a device: 3 GiB to spare",
+        "  arguments 8 GiB, temporaries 4 GiB",
+        "  8,030,261,248 parameters",
+        "  1.5e+15 FLOP a step of a device",
+        "  about 125 ms a step by the compiler's cycles: no time of collectives is in it",
+    ):
+        assert f"{line}\n" in printed.out
+    row = next(line.split() for line in printed.out.splitlines() if "all-reduce" in line)
+    assert row == ["tp", "all-reduce", "64", "2", "GiB", "4", "bf16", "UniDirectionNDRing", "·", "4", "colours", "3"]
+    assert printed.err.startswith("warning: it moves a whole array\n  hint: shard it\n")
+
+
+@pytest.mark.parametrize(
+    ("verification", "words"),
+    [
+        (unfit(), "needs 20 GiB of 15 GiB a device: 5 GiB too much"),
+        (unfit(peak_memory_bytes=16 * GIB), "peak 16 GiB of 15 GiB a device: 1 GiB too much"),
+        (Verification(status="not_compiled", reason="libtpu is not installed"), "libtpu is not installed"),
+        (Verification(status="aborted", reason="the compiler aborted (SIGABRT)"), "the compiler aborted (SIGABRT)"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--json",), ("--code",)])
+def test_only_verified_is_a_yes(
+    meshwright: CommandLine, verification: Verification, words: str, options: tuple[str, ...]
+) -> None:
+    meshwright.fake.verification = verification
+    printed = meshwright("plan", "dp:2,tp:4", *STEP, *options)
+    assert printed.code == 1
+    if not options:
+        assert f"  {words}\n" in printed.out
+    if options == ("--json",):
+        assert printed.json["plans"][0]["verification"]["status"] == verification.status
+
+
+def test_an_agent_that_says_nothing_of_a_compile_is_no_yes(meshwright: CommandLine) -> None:
+    plan = meshwright("plan", "dp:8", "--json").json
+    meshwright.fake.answer("POST", "/mesh/plan", plan)
+    assert meshwright("plan", "dp:8", *STEP).code == 1
+
+
+def test_the_compilers_last_lines_stand_on_stderr_where_it_failed(meshwright: CommandLine) -> None:
+    lines = tuple(f"line {number} \x1b[31m" for number in range(99))
+    for status, shown in (("aborted", True), ("verified", False)):
+        meshwright.fake = FakeAgent()
+        meshwright.fake.verification = Verification(status=status, log=lines)  # type: ignore[arg-type]
+        err = meshwright("plan", "dp:8", *STEP).err
+        assert ("log: line 98" in err) == shown
+        assert "\x1b" not in err
+        assert "line 3 " not in err
+
+
+def test_an_earlier_compiles_answer_says_so(meshwright: CommandLine) -> None:
+    meshwright("plan", "dp:8", *STEP)
+    assert "(an earlier compile's answer; jax 0)" in meshwright("plan", "dp:8", *STEP).out
+
+
+def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
+    meshwright.fake.verification = RunFailedError("the compiler's child has a bug")
+    printed = meshwright("plan", "dp:8", *STEP)
+    assert printed.code == 1
+    assert "error: the compiler's child has a bug" in printed.err
+
+
+def test_the_mesh_is_an_argument_or_an_option_and_stands_once(meshwright: CommandLine) -> None:
+    assert meshwright("plan", "--mesh", "dp:2,tp:4", "--json").json == meshwright("plan", "dp:2,tp:4", "--json").json
+    for wrong in (("plan",), ("plan", "dp:8", "--mesh", "dp:8")):
+        printed = meshwright(*wrong)
+        assert printed.code == 2
+        assert "--mesh dp:2,tp:-1" in printed.err
+
+
+def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "training.json"
+    path.write_text(json.dumps({"global_batch": 4, "remat": "none", "compute_dtype": "float16"}))
+    options = ("--remat", "minimal", "--attention", "xla", "--weight-dtype", "bfloat16", "--optimizer", "sgd")
+    meshwright("plan", "dp:8", "--model", "llama3-8b", "--batch", "16", "--training", str(path), *options)
+    body = meshwright.body()
+    assert body["model"] == "llama3-8b"
+    assert body["training"] == {
+        "global_batch": 16,
+        "remat": "minimal",
+        "attention": "xla",
+        "weight_dtype": "bfloat16",
+        "optimizer": "sgd",
+        "compute_dtype": "float16",
+    }
+    assert "verify" not in body
+
+
+def test_a_model_may_be_a_file_or_inline_json_or_a_preset(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(MODEL)
+    for given, sent in ((str(path), json.loads(MODEL)), (MODEL, json.loads(MODEL)), ("llama3-8b", "llama3-8b")):
+        meshwright("plan", "dp:8", "--model", given, "--batch", "8")
+        assert meshwright.body()["model"] == sent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"),
+        (("--model", "{"), "no JSON"),
+        (("--batch", "8"), "--model llama3-8b"),
+        (("--verify", "compile"), "--model llama3-8b"),
+        (("--model", "llama3-8b", "--training", "nowhere.json"), "--training nowhere.json: cannot be read"),
+        (("--model", "llama3-8b", "--batch", "0"), "global_batch"),
+        (("--model", "llama3-8b", "--fleet"), "plans of a fleet know no model"),
+        ((*STEP, "--local"), "target"),
+    ],
+)
+def test_a_wrong_step_is_2(meshwright: CommandLine, arguments: tuple[str, ...], said: str) -> None:
+    printed = meshwright("plan", "dp:8", *arguments)
+    assert printed.code == 2
+    assert said in printed.err
+
+
+# ---- batch sizes ----
+
+BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq", "128", "--verify", "compile")
+
+
+def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> None:
+    printed = meshwright(*BATCH, "--max-batch", "512", "--target", "v5e:4x2")
+    assert printed.code == 0
+    assert (
+        "largest batch 8 × 8 = 64 sequences a step (one more does not fit, 5 GiB to spare)\n3 compiles\n" in printed.out
+    )
+    body = meshwright.body(0)
+    assert (body["target"], body["mesh"], body["training"]) == (
+        "v5e:4x2",
+        "fsdp:8",
+        {"global_batch": 512, "sequence_length": 128},
+    )
+
+
+@pytest.mark.parametrize("status", ["does_not_fit", "not_compiled", "aborted"])
+def test_no_batch_that_fits_is_1(meshwright: CommandLine, status: VerificationStatus) -> None:
+    meshwright.fake.verification = Verification(status=status, reason="why not")
+    printed = meshwright(*BATCH)
+    assert printed.code == 1
+    assert "largest batch" not in printed.out
+    assert "  why not\n" in printed.out
+
+
+# ---- a step of your own ----
+
+
+def test_verify_wants_a_function_and_a_plan(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    meshwright("plan", "dp:8", "-o", str(path))
+    for arguments, said in (
+        (("train:build",), "--plan"),
+        (("train", "--plan", str(path)), "module:function"),
+        (("train:build", "--plan", str(tmp_path / "none.json")), "no file that can be read"),
+        (("train:build", "--plan", str(path), "--target", "v5q:8"), "did you mean"),
+    ):
+        printed = meshwright("verify", *arguments)
+        assert said in printed.err
+        assert printed.code == (1 if "v5q:8" in arguments else 2)
+
+
+def test_verify_compiles_the_step_of_a_builder(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    meshwright("plan", "dp:2,tp:2", "--local", "--target", "cpu:4", "-o", str(path))
+    printed = meshwright("verify", "tests.process.verify_steps:build", "--plan", str(path))
+    assert printed.code == 0, printed.err
+    assert "compiled: fits on cpu:4" in printed.out
+    assert not meshwright.fake.requests
+    failed = meshwright("verify", "tests.process.verify_steps:fails", "--plan", str(path), "--json")
+    assert (failed.code, failed.json["status"]) == (1, "not_compiled")
+
+
+def test_plan_local_compiles_in_a_child_of_its_own(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    printed = meshwright("plan", "fsdp:2", "--local", "--target", "cpu:2", *STEP, "-o", str(path))
+    assert printed.code == 0, printed.err
+    assert "compiled: fits on cpu:2" in printed.out
+    assert json.loads(path.read_text())["plans"][0]["verification"]["status"] == "verified"
+    late = meshwright("plan", "fsdp:2", "--local", "--target", "cpu:2", *STEP, "--timeout", "0.1")
+    assert late.code == 1
+    assert "the compiler did not end within 0.1 s" in late.out

@@ -1,0 +1,190 @@
+"""Plans and batch sizes that ask the compiler: 200 where the answer is kept, else 202 and a run that is waited for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.errors import (
+    AgentTimeoutError,
+    InvalidMeshError,
+    InvalidRequestError,
+    NotReadyError,
+    RunCancelledError,
+    RunFailedError,
+    WorkerCrashedError,
+)
+from meshwright.testing import FakeAgent
+from meshwright.wire.mesh import Plan
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.runs import Progress
+from meshwright.wire.verification import Verification
+from tests.unit.client.both import Kind, ask
+
+KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
+SPEC = ModelSpec(
+    vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=8, head_dim=16
+)
+TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+ASKED: dict[str, Any] = {"model": SPEC, "training": TRAINING, "verify": "compile"}
+
+
+def bodies(fake: FakeAgent, path: str) -> list[Any]:
+    return [json.loads(request.body or b"null") for request in fake.requests if request.path == path]
+
+
+@KINDS
+def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
+    fake, heard = FakeAgent(), list[Progress]()
+    plan = ask(kind, fake, lambda client: client.plan("dp:2,tp:4", **ASKED, on_progress=heard.append))
+    assert plan.verification.status == "verified"
+    assert not plan.verification.stored
+    assert heard == [Progress(done=1, total=1, message="compiled")]
+    assert bodies(fake, "/mesh/plan") == [
+        {
+            "schema_version": "1",
+            "mesh": "dp:2,tp:4",
+            "model": SPEC.model_dump(mode="json", exclude_defaults=True),
+            "training": {"global_batch": 8, "sequence_length": 128},
+            "verify": "compile",
+        }
+    ]
+    assert fake.runs.list(10, None).runs[0].kind == "plan"
+
+
+@KINDS
+def test_what_was_compiled_before_comes_at_once_and_says_so(kind: Kind) -> None:
+    fake = FakeAgent()
+    ask(kind, fake, lambda client: client.plans("dp:8", **ASKED))
+    sent = len(fake.requests)
+    again = ask(kind, fake, lambda client: client.plans("dp:8", **ASKED))
+    assert again.plans[0].verification.stored
+    assert len(fake.requests) == sent + 1
+
+
+def test_the_kept_plan_carries_its_verification() -> None:
+    with FakeAgent().client() as client:
+        plan = client.plan("dp:8", **ASKED)
+        assert client.get_plan(plan.fingerprint).verification == plan.verification
+
+
+@KINDS
+def test_without_verify_nothing_is_compiled_and_no_key_is_sent(kind: Kind) -> None:
+    fake = FakeAgent()
+    plan = ask(kind, fake, lambda client: client.plan("dp:8", model="llama3-8b"))
+    assert plan.verification is None
+    assert "idempotency-key" not in fake.requests[-1].headers
+    ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
+    assert sum("idempotency-key" in request.headers for request in fake.requests) == 1
+
+
+def test_a_dropped_answer_is_asked_for_again_under_the_same_key() -> None:
+    fake = FakeAgent()
+    fake.drop_next(path="/mesh/plan")
+    with fake.client() as client:
+        client.plan("dp:8", **ASKED)
+    keys = {request.headers["idempotency-key"] for request in fake.requests if request.path == "/mesh/plan"}
+    assert len(keys) == 1
+    assert len(fake.runs.list(10, None).runs) == 1
+
+
+def test_a_stream_that_breaks_does_not_lose_the_answer() -> None:
+    fake = FakeAgent()
+    fake.cut_streams(after_events=1, times=2)
+    with fake.client() as client:
+        assert client.plan("dp:8", **ASKED).verification is not None
+
+
+@KINDS
+@pytest.mark.parametrize("error", [WorkerCrashedError("the compiler's child died"), RunFailedError("a bug")])
+def test_a_run_that_failed_is_raised_as_its_own_error(kind: Kind, error: RunFailedError) -> None:
+    fake = FakeAgent()
+    fake.verification = error
+    with pytest.raises(type(error), match=error.detail):
+        ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
+
+
+def test_a_run_that_was_cancelled_is_said_to_be() -> None:
+    fake = FakeAgent()
+    fake.verification = RunCancelledError("cancelled by the operator")
+    with fake.client() as client, pytest.raises(RunCancelledError, match="cancelled by the operator"):
+        client.plan("dp:8", **ASKED)
+
+
+def test_a_result_that_cannot_be_read_is_an_error() -> None:
+    fake = FakeAgent()
+    fake.verification = Verification.model_construct(status="perhaps")
+    with fake.client() as client, pytest.raises(Exception, match=r"answered no Plans that can be read"):
+        client.plan("dp:8", **ASKED)
+
+
+@KINDS
+def test_waiting_ends_in_time_and_the_compile_goes_on(kind: Kind) -> None:
+    fake = FakeAgent()
+    fake.runs.held = True
+    with pytest.raises(AgentTimeoutError, match="is still running"):
+        ask(kind, fake, lambda client: client.plan("dp:8", **ASKED, timeout_s=0.2))
+    assert [run.state for run in fake.runs.list(10, None).runs] == ["running"]
+    assert not [request for request in fake.requests if request.method == "DELETE"]
+
+
+def test_an_agent_that_is_not_ready_refuses() -> None:
+    fake = FakeAgent()
+    fake.readiness = type(fake.readiness)(False, "starting")
+    with fake.client(max_retries=0) as client, pytest.raises(NotReadyError):
+        client.plan("dp:8", **ASKED)
+
+
+@pytest.mark.parametrize("training", [{"global_batch": 0}, {"batch": 8}, {}])
+def test_a_training_that_is_none_is_refused_before_anything_is_sent(training: dict[str, Any]) -> None:
+    fake = FakeAgent()
+    with fake.client() as client, pytest.raises(InvalidRequestError) as caught:
+        client.plan("dp:8", model="llama3-8b", training=training, verify="compile")
+    assert caught.value.errors[0]["field"].startswith("training")
+    assert not fake.requests
+
+
+# ---- batch sizes ----
+
+
+@KINDS
+def test_the_largest_batch_comes_with_the_table(kind: Kind) -> None:
+    fake = FakeAgent("h100:8")
+    question = {"model": SPEC, "mesh": {"fsdp": 8}, "training": {"sequence_length": 128}, "verify": "compile"}
+    advice = ask(kind, fake, lambda client: client.batch_size(**question))
+    assert (advice.table.optimal_batch_size, advice.compiled.batch_per_device) == (320, 8)
+    assert advice.compiled.verification.status == "verified"
+    (body,) = bodies(fake, "/batch-size")
+    assert body["mesh"] == "fsdp:8"
+    assert body["training"] == {"sequence_length": 128}
+    again = ask(kind, fake, lambda client: client.batch_size(**question))
+    assert again.compiled.verification.stored
+
+
+def test_a_plan_may_stand_for_mesh_and_target() -> None:
+    fake = FakeAgent("h100:8")
+    with fake.client() as client:
+        plan = client.plan("fsdp:8")
+        assert isinstance(plan, Plan)
+        for named in (plan, plan.fingerprint):
+            client.batch_size(model="llama3-8b", training={}, plan=named, verify="compile")
+    assert [body["plan"] for body in bodies(fake, "/batch-size")] == [plan.fingerprint] * 2
+
+
+def test_a_training_spec_bounds_the_search() -> None:
+    fake = FakeAgent("h100:8")
+    with fake.client() as client:
+        client.batch_size(model="llama3-8b", training=TRAINING, mesh="fsdp:8", verify="compile")
+        with pytest.raises(InvalidMeshError):
+            client.batch_size(model="llama3-8b", training=TRAINING, mesh={"fsdp": 0}, verify="compile")
+    assert bodies(fake, "/batch-size")[0]["training"]["global_batch"] == 8
+
+
+def test_the_newest_benches_are_no_compiles() -> None:
+    fake = FakeAgent()
+    with fake.client() as client:
+        client.plan("dp:8", **ASKED)
+        client.bench(cases=["matmul"])
+        assert [record.case for record in client.latest_bench().records] == ["matmul"]

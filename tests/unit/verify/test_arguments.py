@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright._verify.arguments import Leaf, count_split, describe_leaves, place_leaves
+
+P = PartitionSpec
+AXES = {"dp": 2, "tp": 4}
+
+
+class State(NamedTuple):
+    w: Any
+    step: Any
+
+
+def make_mesh(**axes: int) -> Mesh:
+    count = int(np.prod(list(axes.values())))
+    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(axes.values())), tuple(axes))
+
+
+def test_arrays_become_shapes_and_all_else_stays() -> None:
+    tree = {"a": np.ones((2, 3), np.int8), "b": jnp.ones(4), "n": 3, "none": None, "word": "x"}
+    described = describe_leaves(tree, None, AXES)
+    assert described["a"] == Leaf((2, 3), np.dtype("int8"), None)
+    assert described["b"].shape == (4,)
+    assert (described["n"], described["none"], described["word"]) == (3, None, "x")
+
+
+def test_specs_are_a_prefix_and_win_over_a_leafs_own_sharding() -> None:
+    own = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(make_mesh(dp=2, tp=4), P("tp")))
+    tree = (State(own, own), own, {"x": own})
+    described = describe_leaves(tree, (P("dp"), None, {"x": P()}), AXES)
+    assert described[0] == State(*[Leaf((8, 8), jnp.dtype("float32"), P("dp"))] * 2)
+    assert described[1].spec == P("tp")
+    assert described[2]["x"].spec == P()
+    assert count_split(described) == (4, 3)
+
+
+def test_placed_leaves_lie_on_the_mesh_and_whole_where_nothing_is_said() -> None:
+    mesh = make_mesh(dp=2, tp=4)
+    tree = describe_leaves((np.ones((4, 4)), np.ones(3), 2.0), (P("dp", "tp"), None, None), AXES)
+    split, whole, scalar = place_leaves(tree, mesh)
+    assert split.sharding == NamedSharding(mesh, P("dp", "tp"))
+    assert whole.sharding.is_fully_replicated
+    assert scalar == 2.0
+
+
+def test_a_key_keeps_its_dtype() -> None:
+    key = jax.random.key(0)
+    (placed,) = place_leaves(describe_leaves((key,), None, AXES), make_mesh(dp=2, tp=4))
+    assert placed.dtype == key.dtype
+
+
+def test_an_axis_that_the_plan_does_not_have_names_the_leaf() -> None:
+    with pytest.raises(ValueError, match=r"leaf \[0\]\['w'\] is split over the axis 'ep'; the plan has dp, tp"):
+        describe_leaves(({"w": np.ones(4)},), P(("dp", "ep")), AXES)
+
+
+@pytest.mark.parametrize("axes", [{"dp": 4, "tp": 2}, {"data": 8}])
+def test_a_mesh_that_is_not_the_plans_names_the_leaf(axes: dict[str, int]) -> None:
+    leaf = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(make_mesh(**axes), P()))
+    with pytest.raises(ValueError, match=r"leaf \.w is sharded on a mesh of .*the plan's mesh is \{'dp': 2, 'tp': 4\}"):
+        describe_leaves(State(leaf, 0), None, AXES)
+
+
+@pytest.mark.parametrize("specs", [(P("dp"),), {"w": P()}, (P(), P(), P())])
+def test_specs_that_are_no_prefix_are_refused(specs: Any) -> None:
+    with pytest.raises(ValueError, match="in_specs is no prefix of the arguments"):
+        describe_leaves((np.ones(2), np.ones(2)), specs, AXES)
+
+
+LEAVES = st.one_of(st.integers(0, 9), st.builds(lambda n: np.zeros(n), st.integers(1, 4)), st.none())
+TREES = st.recursive(
+    LEAVES, lambda part: st.one_of(st.lists(part, max_size=3), st.dictionaries(st.sampled_from("abc"), part))
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(tree=TREES)
+def test_the_structure_is_that_of_the_arguments(tree: Any) -> None:
+    described = describe_leaves(tree, None, AXES)
+    marked = jax.tree.structure(described, is_leaf=lambda value: isinstance(value, Leaf))
+    assert marked == jax.tree.structure(tree)
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
+    assert count_split(described) == (len(arrays), 0)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshwright._verify.asking import parse_step
+from meshwright._verify.job import Step
+from meshwright._verify.loading import StepError, load_pickle, load_step, watch
+from meshwright._verify.packing import find_main, pack, pack_step, speaks_of_main
+from meshwright.errors import InvalidRequestError
+from tests.process import verify_steps
+
+HERE = "tests.unit.verify.test_packing"
+
+
+class Trainer:
+    def step(self, x: float) -> float:
+        return x
+
+
+def test_a_function_of_a_module_goes_by_its_name_and_comes_back_the_same() -> None:
+    step = pack_step(verify_steps.plain)
+    assert step == Step(kind="module", where="tests.process.verify_steps", name="plain")
+    assert load_step(step, None) is verify_steps.plain
+
+
+def test_a_jitted_function_goes_by_the_name_under_which_it_stands() -> None:
+    assert pack_step(verify_steps.jitted).name == "jitted"  # it was defined as plain
+
+
+def test_a_closure_is_pickled_and_what_it_calls_goes_by_name() -> None:
+    rate = 3
+    step = pack_step(lambda x: (verify_steps.jitted, x * rate))
+    assert step.kind == "pickle"
+    found = load_step(step, None)
+    assert found(2) == (verify_steps.jitted, 6)
+
+
+def test_a_bound_method_is_pickled() -> None:
+    assert load_step(pack_step(Trainer().step), None)(2.0) == 2.0
+
+
+def test_a_jitted_function_without_a_name_is_refused_with_a_way() -> None:
+    import jax
+
+    with pytest.raises(TypeError, match="stands in no module under a name; give what it jits"):
+        pack_step(jax.jit(lambda x: x))
+
+
+def test_what_no_pickle_can_hold_is_refused() -> None:
+    generator = (number for number in range(3))
+    with pytest.raises(TypeError, match=r"an argument cannot be sent .* give a builder by name"):
+        pack(generator, "an argument")
+
+
+@pytest.mark.parametrize("wrong", [3, None, ["train:step"]])
+def test_what_is_no_function_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="it is a function, or its name as text"):
+        pack_step(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "where", "name"),
+    [
+        ("train:build", "module", "train", "build"),
+        ("a.b:Trainer.step", "module", "a.b", "Trainer.step"),
+        ("/x/y.py:f", "file", "/x/y.py", "f"),
+    ],
+)
+def test_a_name_is_read(text: str, kind: str, where: str, name: str) -> None:
+    assert parse_step(text) == Step.model_validate({"kind": kind, "where": where, "name": name})
+
+
+@pytest.mark.parametrize("wrong", ["train", ":build", "train:", "train:a b", "train:a..b", ""])
+def test_a_text_that_names_no_function_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidRequestError, match="write train:build"):
+        parse_step(wrong)
+
+
+def test_main_is_found_and_pickles_that_speak_of_it_are_known() -> None:
+    assert find_main() is not None  # pytest's own
+    assert speaks_of_main(None, base64.b64encode(b"c__main__\nStep\n.").decode())
+    assert not speaks_of_main(None, pack((1, 2), "x"))
+
+
+def test_a_pickle_that_cannot_be_read_is_the_users_error() -> None:
+    with pytest.raises(StepError, match="cannot be brought into the compiling process"):
+        load_pickle(base64.b64encode(pickle.dumps(3)[:-2]).decode())
+
+
+@pytest.mark.parametrize("error", [ValueError("a\nb"), SystemExit(3), KeyError("k")])
+def test_whatever_the_users_code_raises_is_told_with_its_frames(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(StepError) as caught, watch("the builder failed"):
+        fail()
+    assert str(caught.value).startswith(f"the builder failed: {type(error).__name__}: ")
+    assert "\n" not in str(caught.value)
+    assert any("in fail" in line for line in caught.value.log)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Step(kind="module", where="tests.no_such", name="f"), "there is no module tests.no_such"),
+        (Step(kind="module", where=HERE, name="nobody"), "has no nobody"),
+        (Step(kind="module", where=HERE, name="HERE"), "is a str; a step is a function"),
+        (Step(kind="file", where="/no/such.py", name="f"), "there is no file /no/such.py"),
+    ],
+)
+def test_a_name_that_is_not_there_is_a_wrong_question(step: Step, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        load_step(step, None)
+
+
+@pytest.mark.parametrize("source", ["raise ValueError('broken')", "import no_such_module_at_all", "def f(:"])
+def test_a_module_that_fails_is_the_users_error(
+    source: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    name = f"trainer_{abs(hash(source))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StepError, match=f"{name} does not import"):
+        load_step(Step(kind="module", where=name, name="f"), None)
+
+
+def test_a_bug_under_watch_is_not_hidden_twice() -> None:
+    inner: Callable[[], StepError] = lambda: StepError("inner", ("log",))  # noqa: E731
+    with pytest.raises(StepError, match=r"^inner$"), watch("outer"):
+        raise inner()

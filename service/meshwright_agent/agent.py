@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,15 +23,25 @@ from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
+from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run, RunEvent, RunState
 from meshwright_agent.bench.limits import check_bench
 from meshwright_agent.bench.scope import DEFAULTS
-from meshwright_agent.children import build_device_spec, build_planner_spec, build_probe_spec, has_accelerators
+from meshwright_agent.children import (
+    build_compiler_spec,
+    build_device_spec,
+    build_planner_spec,
+    build_probe_spec,
+    has_accelerators,
+)
 from meshwright_agent.clock import Clock, SystemClock
+from meshwright_agent.compiles import Compiles
+from meshwright_agent.evidence import Evidence
 from meshwright_agent.health import HealthBoard
 from meshwright_agent.plans import PlanMaker
 from meshwright_agent.release import release_devices
-from meshwright_agent.runs import RunQueue
+from meshwright_agent.replies import PlanAnswer
+from meshwright_agent.runs import Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.simulation import SimulatedHost
 from meshwright_agent.store.database import Store
@@ -73,6 +83,9 @@ class Agent:
         self.plans = PlanMaker(
             self.planner, settings=settings, store=lambda: self.store, here=self.here, tell_here=self.tell_here
         )
+        self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
+        self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store, clock=self.clock)
+        self._evidence = Evidence(self.compiles, self.plans, lambda: self.runs)
         self.board.expect((STORE,))
         self._store: Store | None = None
         self._runs: RunQueue | None = None
@@ -159,7 +172,7 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(self.device.close(), self.probe.close(), self.planner.close())
+        await asyncio.gather(self.device.close(), self.probe.close(), self.planner.close(), self.compiler.close())
         if self._store:
             await self._store.close()
 
@@ -279,6 +292,21 @@ class Agent:
         self.watch.note_release()
         return answer
 
+    # ---- plans -----------------------------------------------------------------------------------------------
+
+    async def plan(self, request: PlanRequest | bytes, key: str | None = None) -> PlanAnswer | Run:
+        """Returns plans; where the compiler is to be asked and has not said it before, the run that asks it.
+
+        Args:
+            request: the request, or its JSON.
+            key: the caller's Idempotency-Key.
+
+        Raises:
+            ProblemError: see `PlanMaker.answer_body` and `Evidence.settle_plans`.
+        """
+        answering = self.plans.answer_body(request) if isinstance(request, bytes) else self.plans.answer(request)
+        return await self._evidence.settle_plans(await answering, key)
+
     # ---- batch sizes, and what plans need to know -----------------------------------------------------------------
 
     def here(self) -> Here:
@@ -301,6 +329,17 @@ class Agent:
         platform, kind, basis = self._hardware() if request.hardware is None else named
         answer = answer_batch_size(request, platform=platform, kind=kind, basis=basis)
         return answer.model_copy(update={"warnings": (*answer.warnings, *tell_ignored(request))})
+
+    async def batch_size_by_compile(self, request: BatchSizeRequest, key: str | None = None) -> BatchSize | Run:
+        """Returns the same with the largest batch that the compiler says fits, or the run that will say so.
+
+        Raises:
+            ProblemError: see `PlanMaker.build_fit_task` and `Evidence.settle_batch`.
+        """
+        task = await self.plans.build_fit_task(request)
+        chip = None if task.chip is None else request.hardware or task.chip
+        advice = self.batch_size(request.model_copy(update={"hardware": chip}))
+        return await self._evidence.settle_batch(advice, request, task, key)
 
     def _hardware(self) -> tuple[str, str, Basis]:
         first = self.topology().devices[0]
@@ -348,7 +387,7 @@ class Agent:
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
             raise WorkerFailedError(mismatch, hint=hint, log=self.device.log_tail[-LOG_LINES:])
 
-    async def _execute(self, run: Run, emit: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any], int]:
+    async def _execute(self, run: Run, emit: Emit) -> tuple[dict[str, Any], int | None]:
         request = BenchRequest.model_validate(run.request)
         limit_s = request.max_s or DEFAULTS[request.suite, self.devices().platform == "cpu"].limit_s
         deadline_s = limit_s + BENCH_GRACE_S + self.settings.start_timeout_s

@@ -15,10 +15,13 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any, Final, Literal
 
+from meshwright.compiling.identity import explain_libtpu
 from meshwright.errors import ProblemError
+from meshwright.wire.devices import Platform
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.look import ask_probe, ask_worker
 from meshwright_agent.settings import Settings
+from meshwright_agent.worker.compile_task import explain_missing
 
 Level = Literal["ok", "note", "wrong"]
 _MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
@@ -31,6 +34,7 @@ _PACKAGES: Final = (
     "jax-cuda13-plugin",
     "jax-cuda13-pjrt",
 )
+_COMPILED: Final[tuple[Platform, ...]] = ("cpu", "tpu", "gpu")
 LOG_LINES: Final = 8
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 _CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
@@ -71,6 +75,7 @@ class Surroundings:
     jax_log: tuple[str, ...] = field(default=())
     state_error: str = ""
     nvml_library: bool = False
+    libtpu_mismatch: str = ""
 
     @property
     def gpu_count(self) -> int:
@@ -115,6 +120,7 @@ async def _gather(settings: Settings, environ: Mapping[str, str]) -> Surrounding
         versions=_read_versions(),
         state_error=_try_state_dir(settings),
         nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
+        libtpu_mismatch=explain_libtpu() or "",
         **known,
     )
 
@@ -307,6 +313,19 @@ def _check_worker(here: Surroundings) -> Finding | None:
     return Finding("ok", "device worker", found)
 
 
+def _check_compilers(here: Surroundings) -> Finding | None:
+    """Says for which targets XLA's compiler can verify plans; a compiler that is not installed is no fault."""
+    if "jaxlib" not in here.versions:
+        return None  # said where jax is looked at
+    if here.libtpu_mismatch:
+        words, _, line = here.libtpu_mismatch.rpartition(": ")
+        return Finding("note", "compilers", words, line)
+    missing = {each: reason for each in _COMPILED if (reason := explain_missing(here.versions, each))}
+    there = " and ".join(each.upper() for each in _COMPILED if each not in missing)
+    more = [f"for {each.upper()}: {reason.rpartition('; ')[2]}" for each, reason in missing.items()]
+    return Finding("ok", "compilers", "; ".join((f"plans can be verified for {there} targets", *more)))
+
+
 def _check_holders(here: Surroundings) -> Finding | None:
     holders = [holder for holder in (here.facts.holders if here.facts else None) or () if not holder.own]
     if not holders:
@@ -345,6 +364,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _check_libtpu,
     _check_environment,
     _check_worker,
+    _check_compilers,
     _check_holders,
     _check_cpu_quota,
     _check_state,

@@ -6,6 +6,7 @@ Rule: nothing here waits or writes. Knows neither the store nor the queue.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
@@ -15,8 +16,14 @@ from meshwright.wire.bench import BenchRecord
 from meshwright.wire.runs import Progress, Run, RunEvent
 from meshwright_agent.clock import Clock
 
-Work = asyncio.Task[tuple[dict[str, Any], int]]
+Work = asyncio.Task[tuple[dict[str, Any], int | None]]
 """The execution of a run: its result as JSON, and the generation of the worker that did it."""
+
+Emit = Callable[[dict[str, Any]], None]
+"""Takes {"done", "total", "message"} or {"record": {…}}, on the event loop; never raises, never waits."""
+
+Execute = Callable[[Run, Emit], Coroutine[Any, Any, tuple[dict[str, Any], int | None]]]
+"""Does a run: returns its result as JSON and the generation of the worker that did it, None where none was needed."""
 
 
 def build_run_id(previous: str, now: datetime, entropy: str) -> str:
@@ -35,6 +42,7 @@ class LiveRun:
 
     Attributes:
         run: its newest state, told to whoever asks.
+        execute: how it is done.
         work: its execution, None while it waits.
         stop_reason: why it was asked to stop, None if it was not.
         fault: the first update that was neither progress nor a record: a bug, which fails the run.
@@ -42,8 +50,9 @@ class LiveRun:
         ended: set when the final state is written and told.
     """
 
-    def __init__(self, run: Run, clock: Clock) -> None:
+    def __init__(self, run: Run, execute: Execute, clock: Clock) -> None:
         self.run = run
+        self.execute = execute
         self.work: Work | None = None
         self.stop_reason: str | None = None
         self.fault: ValidationError | None = None

@@ -20,11 +20,13 @@ from meshwright.errors import (
     UnavailableError,
 )
 from meshwright.wire.base import Notice
+from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.bodies import decode_body, parse_body
 from meshwright_agent.replies import PlanAnswer, frame_stored
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.planner import Here, write_plans
 from meshwright_agent.worker.protocol import FrameError
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
@@ -76,7 +78,7 @@ class PlanMaker:
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
         if len(body) > SMALL_BODY_BYTES:
-            return await self._keep(await self._ask(decode_body(body), self._tell_anything()))
+            return await self._settle(await self._ask(decode_body(body), self._tell_anything()))
         return await self.answer(parse_body(body, PlanRequest), body)
 
     async def answer(self, request: PlanRequest, body: bytes | None = None) -> PlanAnswer:
@@ -90,10 +92,23 @@ class PlanMaker:
         if request.target is None and request.topology is None:
             here = self._here()
             if len(here.topology.devices) <= SMALL_HOST_DEVICES:
-                return await self._keep(PlanAnswer.of(write_plans(request, here)))
+                return await self._settle(PlanAnswer.of(write_plans(request, here)))
             told = self._tell_here(here)
         text = request.model_dump_json(exclude_unset=True) if body is None else body.decode()
-        return await self._keep(await self._ask(text, told))
+        return await self._settle(await self._ask(text, told))
+
+    async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
+        """Returns what is to be compiled for the largest batch.
+
+        Raises:
+            RequestError: refused; PlanNotFoundError: no plan has the fingerprint that it names.
+            UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
+        """
+        plan = None if request.plan is None else await self._find_stored(request.plan)
+        told = None if request.target is not None else self._tell_anything()
+        return CompileTask(
+            **await self._hand_over("fit", {"request": request.model_dump_json(), "plan": plan, "here": told})
+        )
 
     def _tell_anything(self) -> dict[str, Any]:
         """Returns this host for a request that nobody has read yet; if it is not known, the reason."""
@@ -110,6 +125,9 @@ class PlanMaker:
         await self._planner.release(reason="closing")
 
     async def _ask(self, text: str, told: dict[str, Any] | None) -> PlanAnswer:
+        return PlanAnswer.of(await self._hand_over("plan", {"request": text, "here": told}))
+
+    async def _hand_over(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._is_closed:
             raise _build_draining()
         if self._waiting_count >= WAITING_MAX:
@@ -118,25 +136,29 @@ class PlanMaker:
         self._waiting_count += 1
         self._idle.clear()
         try:
-            return await self._call({"request": text, "here": told})
+            return await self._call(op, arguments)
         finally:
             self._waiting_count -= 1
             if not self._waiting_count:
                 self._idle.set()
 
-    async def _call(self, arguments: dict[str, Any]) -> PlanAnswer:
+    async def _call(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._planner.state == "failed":
             self._planner.reset()  # each request is a new chance: what crashed it may have been the one before
         try:
-            answer = await self._planner.call("plan", arguments, deadline_s=self._settings.plan_timeout_s)
+            answer = await self._planner.call(op, arguments, deadline_s=self._settings.plan_timeout_s)
         except CallCancelled as error:
             raise _build_draining() from error
         except FrameError as error:
             hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
             raise BodyTooLargeError(f"the request cannot be handed to the planner: {error}", hint=hint) from error
-        return PlanAnswer.of(answer.result)
+        return answer.result
 
-    async def _keep(self, answer: PlanAnswer) -> PlanAnswer:
+    async def _settle(self, answer: PlanAnswer) -> PlanAnswer:
+        """Keeps the plans, unless the compiler is to be asked: then whoever asks it keeps them with what it says."""
+        return answer if answer.tasks else await self.keep(answer)
+
+    async def keep(self, answer: PlanAnswer) -> PlanAnswer:
         """Stores the plans; a store that does not answer costs the storing, not the plan."""
         try:
             for fingerprint, body in zip(answer.fingerprints, answer.kept, strict=True):
@@ -153,11 +175,14 @@ class PlanMaker:
         Raises:
             PlanNotFoundError: none has this fingerprint.
         """
+        return frame_stored(await self._find_stored(fingerprint))
+
+    async def _find_stored(self, fingerprint: str) -> str:
         body = await self._store().get_plan(fingerprint)
         if body is None:
             detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
             raise PlanNotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
-        return frame_stored(body)
+        return body
 
 
 def _build_draining() -> DrainingError:

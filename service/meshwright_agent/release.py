@@ -31,7 +31,7 @@ async def release_devices(
 ) -> Release:
     """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
-    outcome, cancelled = await asyncio.gather(device.release(reason=REASON), runs.cancel_all(REASON))
+    outcome, cancelled = await asyncio.gather(device.release(reason=REASON), runs.cancel_all(REASON, lane="device"))
     held = await _look_for_holders(probe, settings, spawn, started_s + BOUND_S - ANSWER_S - clock.monotonic())
     return Release(
         released=not outcome.abandoned_pids,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,6 +11,10 @@ from meshwright.wire.mesh import Plans
 
 _HOLE: Final = '"plans":[]'
 """Where the plans go in a reply that was written without any."""
+_UNVERIFIED: Final = '"verification":null'
+"""Where a verification goes in a plan that was written without one. In a text inside JSON the quotes are escaped."""
+RUN_CHARS: Final = 1 << 18
+"""Of plans in the result of a run, which is read and written whole whenever somebody looks: some 1,400 devices."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,44 @@ class PlanAnswer:
         fingerprints: of the plans, best first.
         kept: each plan with its devices, JSON: what is stored.
         shown: each plan as the request wants it, JSON.
+        tasks: what is to be compiled for each plan, a `worker.compile_task.CompileTask` as JSON; none where nothing is.
+        bare: each plan without its devices, JSON; where something is to be compiled.
+        request: what was asked, JSON; likewise.
     """
 
     frame: str
     fingerprints: tuple[str, ...]
     kept: tuple[str, ...]
     shown: tuple[str, ...]
+    tasks: tuple[Mapping[str, Any], ...] = ()
+    bare: tuple[str, ...] = ()
+    request: str = "{}"
 
     @classmethod
     def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
         """Returns the answer that `worker.planner.write_plans` wrote."""
         kept = tuple(pieces["kept"])
         shown = kept if pieces["shown"] is None else tuple(pieces["shown"])
-        return cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
+        answer = cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
+        if "tasks" not in pieces:
+            return answer
+        return replace(answer, tasks=tuple(pieces["tasks"]), bare=tuple(pieces["bare"]), request=pieces["request"])
+
+    def verify(self, verifications: Sequence[str]) -> PlanAnswer:
+        """Returns the answer with what the compiler says of each plan, JSON."""
+
+        def fill(plans: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(_verify_plan(*each) for each in zip(plans, verifications, strict=True))
+
+        return replace(self, kept=fill(self.kept), shown=fill(self.shown), bare=fill(self.bare))
+
+    def cut_for_run(self) -> PlanAnswer:
+        """Returns the answer as a run's result has it: of very many devices the plans are shown without them."""
+        if sum(map(len, self.shown)) <= RUN_CHARS:
+            return self
+        message = "the plans are too large for a run's result, which leaves their devices out"
+        hint = "GET /mesh/plan/{fingerprint} has them"
+        return replace(self, shown=self.bare).warn(Notice(code="devices_left_out", message=message, hint=hint))
 
     def warn(self, notice: Notice) -> PlanAnswer:
         """Returns the answer with one warning more, about the request and not about a plan."""
@@ -50,6 +79,12 @@ class PlanAnswer:
 def frame_plans(frame: str, *plans: str) -> str:
     """Returns a reply with these plans, JSON; `frame` is one without."""
     return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
+
+
+def _verify_plan(plan: str, verification: str) -> str:
+    before, hole, after = plan.rpartition(_UNVERIFIED)
+    assert hole, "a plan is written with all its fields"
+    return f'{before}"verification":{verification}{after}'
 
 
 def frame_stored(plan: str) -> str:

@@ -1,8 +1,8 @@
-"""The queue of runs: one at a time, a bounded number waiting, every end written down before it is told.
+"""The queue of runs: one at a time in each lane, a bounded number waiting, every end written down before it is told.
 
 Rule: only this module changes a run's state. Listeners read the store and are woken when it has grown, so a
-slow one costs nothing, and history and present are one path. Knows neither workers nor benches: how a run is
-done is the argument `execute`.
+slow one costs nothing, and history and present are one path. Knows neither workers nor benches nor compiles: how a
+run is done is the argument `execute`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
 from meshwright.errors import (
@@ -27,27 +26,22 @@ from meshwright.errors import (
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
-from meshwright_agent.live_run import LiveRun, Work, build_run_id
+from meshwright_agent.lane import LANE_OF, Lane, LaneName
+from meshwright_agent.live_run import Emit, Execute, LiveRun, Work, build_run_id
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.runs import build_cancelled
 
-Emit = Callable[[dict[str, Any]], None]
-"""Takes {"done", "total", "message"} or {"record": {…}}, on the event loop; never raises, never waits."""
-
-Execute = Callable[[Run, Emit], Coroutine[Any, Any, tuple[dict[str, Any], int]]]
-"""Does a run: returns its result as JSON and the generation of the worker that did it."""
+__all__ = ["Emit", "Execute", "RunQueue"]
 
 STOP_WAIT_S: Final = 5.0
-USUAL_RUN_S: Final = 20.0
-"""What a run is taken to need as long as none has succeeded: the time limit of the quick suite."""
 _UNSAVED_MAX: Final = 100
 
 log = logging.getLogger(__name__)
 
 
 class RunQueue:
-    """Runs of one agent: submitted, executed one at a time, listened to, cancelled."""
+    """Runs of one agent: submitted, executed one at a time in each lane, listened to, cancelled."""
 
     def __init__(
         self,
@@ -63,9 +57,9 @@ class RunQueue:
 
         Args:
             store: what must survive; `finish_interrupted` has been called on it.
-            execute: does one run.
+            execute: does one run, unless its submission says how.
             clock: dates runs and events.
-            queue_limit: runs that may wait beside the one that runs.
+            queue_limit: runs that may wait in a lane beside the one that runs.
             cancelled_by: exceptions of `execute` that mean "cancelled", their text the reason.
             stop_wait_s: how long `cancel`, `cancel_all` and `close` wait for runs to stop.
         """
@@ -76,53 +70,59 @@ class RunQueue:
         self._cancelled_by = cancelled_by
         self._stop_wait_s = stop_wait_s
         self._live: dict[str, LiveRun] = {}
-        self._waiting: deque[LiveRun] = deque()
-        self._current: LiveRun | None = None
+        self._lanes: dict[LaneName, Lane] = {name: Lane() for name in dict.fromkeys(LANE_OF.values())}
         self._unsaved: dict[str, Run] = {}
         self._last_id = ""
-        self._last_took_s = USUAL_RUN_S
         self._draining = False
         self._admission = asyncio.Lock()
-        self._work_here = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._worker: asyncio.Task[None] | None = None
+        self._workers: tuple[asyncio.Task[None], ...] = ()
 
     @property
-    def running(self) -> Run | None:
-        """The run that is being executed, None if none is."""
-        return None if self._current is None else self._current.run
+    def running(self) -> tuple[Run, ...]:
+        """The runs that are being executed: at most one of each lane."""
+        return tuple(lane.current.run for lane in self._lanes.values() if lane.current is not None)
 
     @property
     def queued_count(self) -> int:
         """How many runs wait."""
-        return len(self._waiting)
+        return sum(len(lane.waiting) for lane in self._lanes.values())
 
     # ---- life ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begins to execute runs."""
-        self._worker = asyncio.create_task(self._work())
+        self._workers = tuple(asyncio.create_task(self._work(lane)) for lane in self._lanes.values())
 
     async def close(self, reason: str) -> None:
         """Takes no more runs; ends those that run or wait as cancelled with the reason. May be repeated."""
         self._draining = True
         async with self._admission:  # a submission under way ends first, so that it is cancelled too
             await self.cancel_all(reason)
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-        if self._current is not None:
-            await self._end(self._current, build_cancelled(self._current.run, reason, self._clock.now()))
-            self._current = None
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        for lane in self._lanes.values():
+            if (live := lane.current) is not None:
+                await self._end(live, build_cancelled(live.run, reason, self._clock.now()))
+                lane.current = None
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- submit ----------------------------------------------------------------------------------------
 
-    async def submit(self, kind: RunKind, request: dict[str, Any], *, key: str | None = None) -> tuple[Run, bool]:
+    async def submit(
+        self, kind: RunKind, request: dict[str, Any], *, key: str | None = None, execute: Execute | None = None
+    ) -> tuple[Run, bool]:
         """Returns a queued run and True, or the run that this key made before and False.
 
         A caller that is cancelled meanwhile leaves either a run that is stored and queued, or none.
+
+        Args:
+            kind: says which lane the run waits in.
+            request: what was asked.
+            key: of the caller's, None: each submission is a run of its own.
+            execute: how this run is done; None: as the queue does runs.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
@@ -131,18 +131,29 @@ class RunQueue:
             StoreUnavailableError: the run cannot be stored, so it is not run.
         """
         use = None if key is None else KeyUse.of(key, kind, request)
-        return await asyncio.shield(self._spawn(self._admit(kind, request, use)))
+        return await asyncio.shield(self._spawn(self._admit(kind, request, use, execute or self._execute)))
 
-    async def _admit(self, kind: RunKind, request: dict[str, Any], use: KeyUse | None) -> tuple[Run, bool]:
+    async def recall(self, kind: RunKind, request: dict[str, Any], *, key: str) -> Run | None:
+        """Returns the run that this key made; None for a new key.
+
+        Raises:
+            IdempotencyConflictError: the key was used for another request.
+            StoreUnavailableError: the store does not answer.
+        """
+        return await self._recall(KeyUse.of(key, kind, request))
+
+    async def _admit(
+        self, kind: RunKind, request: dict[str, Any], use: KeyUse | None, execute: Execute
+    ) -> tuple[Run, bool]:
         async with self._admission:
             if use is not None and (earlier := await self._recall(use)) is not None:
                 return earlier, False
-            self._require_room()
-            live = LiveRun(self._build_run(kind, request), self._clock)
+            lane = self._lanes[LANE_OF[kind]]
+            self._require_room(lane)
+            live = LiveRun(self._build_run(kind, request), execute, self._clock)
             await self._save_first(live, use)
             self._live[live.run.id] = live
-            self._waiting.append(live)
-            self._work_here.set()
+            lane.add(live)
             return live.run, True
 
     async def _save_first(self, live: LiveRun, use: KeyUse | None) -> None:
@@ -163,20 +174,14 @@ class RunQueue:
             raise IdempotencyConflictError(detail, hint="send a new Idempotency-Key with a new request")
         return await self.get(run_id)
 
-    def _require_room(self) -> None:
+    def _require_room(self, lane: Lane) -> None:
         if self._draining:
             detail = "the agent is shutting down and takes no more runs"
             raise DrainingError(detail, hint="try again after its restart")
-        if len(self._waiting) >= self._queue_limit:
-            detail = f"{len(self._waiting)} runs wait; at most {self._queue_limit} may, and one runs at a time"
+        if len(lane.waiting) >= self._queue_limit:
+            detail = f"{len(lane.waiting)} runs wait; at most {self._queue_limit} may, and one runs at a time"
             hint = "try again after Retry-After, cancel a run, or raise MESHWRIGHT_QUEUE_LIMIT"
-            raise QueueFullError(detail, hint=hint, retry_after_s=self._estimate_wait_s())
-
-    def _estimate_wait_s(self) -> float:
-        """Returns the last run's time less the present one's so far, at least 1: a place may be free then."""
-        started_at = self._current.run.started_at if self._current else None
-        had_s = (self._clock.now() - started_at).total_seconds() if started_at else 0.0
-        return max(1.0, self._last_took_s - had_s)
+            raise QueueFullError(detail, hint=hint, retry_after_s=lane.estimate_wait_s(self._clock.now()))
 
     def _build_run(self, kind: RunKind, request: dict[str, Any]) -> Run:
         now = self._clock.now()
@@ -197,6 +202,11 @@ class RunQueue:
             detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
             raise RunNotFoundError(detail, hint="GET /runs lists those that are there")
         return run
+
+    def find_live(self, kind: RunKind, request: dict[str, Any]) -> Run | None:
+        """Returns the oldest run that waits or runs and was asked for the same; None if there is none."""
+        found = (live.run for live in self._live.values() if live.stop_reason is None)
+        return next((run for run in found if (run.kind, run.request) == (kind, request)), None)
 
     async def list(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
         """Returns at most `limit` runs, newest first, of one state if given."""
@@ -247,9 +257,12 @@ class RunQueue:
             await self._wait_for_end((live,))
         return await self.get(run_id)
 
-    async def cancel_all(self, reason: str) -> tuple[str, ...]:
-        """Cancels all that run or wait; returns their ids, oldest first, when they have stopped (in time)."""
-        stopping = tuple(self._live.values())
+    async def cancel_all(self, reason: str, *, lane: LaneName | None = None) -> tuple[str, ...]:
+        """Cancels all that run or wait, of one lane if given; returns their ids, oldest first, once they have stopped.
+
+        Those that do not stop in time are among them, and are cancelled when they stop.
+        """
+        stopping = tuple(live for live in self._live.values() if lane in (None, LANE_OF[live.run.kind]))
         for live in stopping:
             self._stop(live, reason)
         await self._wait_for_end(stopping)
@@ -257,9 +270,11 @@ class RunQueue:
 
     def _stop(self, live: LiveRun, reason: str) -> None:
         live.stop(reason)
-        if live in self._waiting:
-            self._waiting.remove(live)
+        if self._lane_of(live).remove(live):
             self._spawn(self._end(live, build_cancelled(live.run, reason, self._clock.now())))
+
+    def _lane_of(self, live: LiveRun) -> Lane:
+        return self._lanes[LANE_OF[live.run.kind]]
 
     async def _wait_for_end(self, stopping: tuple[LiveRun, ...]) -> None:
         with contextlib.suppress(TimeoutError):
@@ -269,19 +284,19 @@ class RunQueue:
 
     # ---- execute ---------------------------------------------------------------------------------------
 
-    async def _work(self) -> None:
+    async def _work(self, lane: Lane) -> None:
         while True:
-            await self._work_here.wait()
-            self._work_here.clear()
-            while self._waiting:
-                self._current = self._waiting.popleft()
-                await self._run(self._current)
-                self._current = None
+            await lane.work_here.wait()
+            lane.work_here.clear()
+            while lane.waiting:
+                lane.current = lane.waiting.popleft()
+                await self._run(lane.current)
+                lane.current = None
 
     async def _run(self, live: LiveRun) -> None:
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
         live.note_state(live.run)
-        work = asyncio.create_task(self._execute(live.run, live.emit))
+        work = asyncio.create_task(live.execute(live.run, live.emit))
         live.begin(work)
         try:
             await self._follow(live, work)
@@ -331,7 +346,7 @@ class RunQueue:
             log.error("%s ended as %s, which could not be stored: %s", ended.id, ended.state, error)
             self._keep_unsaved(ended)
         if ended.state == "succeeded" and ended.started_at and ended.finished_at:
-            self._last_took_s = (ended.finished_at - ended.started_at).total_seconds()
+            self._lane_of(live).note_took((ended.finished_at - ended.started_at).total_seconds())
         del self._live[ended.id]
         live.run = ended
         live.ended.set()

@@ -57,6 +57,14 @@ class Settings(BaseSettings):
     probe_timeout_s: float = Field(default=10.0, gt=0, description="how long a driver may take to answer")
     describe_timeout_s: float = Field(default=30.0, gt=0, description="how long JAX may take to list its devices")
     plan_timeout_s: float = Field(default=60.0, gt=0, description="how long one plan may take in the planner")
+    compile_timeout_s: float = Field(
+        default=600.0, gt=0, description="how long one compile may take, then it is killed"
+    )
+    compile_memory_bytes: int | None = Field(
+        default=None,
+        ge=1 << 26,
+        description="host memory that a compile may take, else it is ended; unset: 3/4 of the host's or cgroup's",
+    )
     crash_budget: int = Field(
         default=5, ge=1, description="crashes of the worker within 5 minutes before it stays down"
     )

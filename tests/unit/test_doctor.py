@@ -86,6 +86,28 @@ def test_the_ok_lines_say_what_was_found(machines: dict[str, Surroundings]) -> N
     assert "libtpu 0.0.21" in format_findings(judge(machines["tpu"]))
 
 
+def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_others(
+    machines: dict[str, Surroundings],
+) -> None:
+    for versions, seen in (
+        (PLAIN, "for CPU targets; for TPU: pip install 'meshwright[compile-tpu]'; for GPU: pip install"),
+        (TPU, "for CPU and TPU targets; for GPU: pip install 'meshwright[compile-cuda]'"),
+        ({**PLAIN, "libtpu": "0.0.42", "jax-cuda12-pjrt": "0.10.2"}, "for CPU and TPU and GPU targets"),
+    ):
+        finding = find(replace(machines["cpu"], versions=versions), "compilers")
+        assert finding is not None
+        assert (finding.level, finding.mend) == ("ok", "")
+        assert seen in finding.seen
+
+
+def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_it(
+    machines: dict[str, Surroundings],
+) -> None:
+    mismatch = "libtpu 0.0.51 is here with jaxlib 0.10.2: pip install 'libtpu==0.0.42.*'"
+    here = replace(machines["cpu"], versions=TPU, libtpu_mismatch=mismatch)
+    expect(here, "note", "compilers", seen=["0.0.51"], mend=["pip install 'libtpu==0.0.42.*'"])
+
+
 # ---- JAX ------------------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +364,7 @@ def test_whatever_is_here_is_judged_in_one_line_each_and_what_is_wrong_says_how_
 def test_a_check_that_has_nothing_to_look_at_says_nothing(machines: dict[str, Surroundings]) -> None:
     subjects = {finding.subject for finding in judge(machines["cpu"])}
     assert not subjects & {"NVIDIA driver", "CUDA plugin", "libtpu", "JAX_PLATFORMS", "devices", "CPU"}
-    assert len(CHECKS) == 10
+    assert len(CHECKS) == 11
 
 
 def test_findings_are_written_one_line_each_with_the_way_to_mend_them_below() -> None:

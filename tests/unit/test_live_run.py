@@ -2,18 +2,23 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.wire.runs import FINAL_STATES, RunEvent
-from meshwright_agent.live_run import LiveRun, build_run_id
+from meshwright.wire.runs import FINAL_STATES, Run, RunEvent
+from meshwright_agent.live_run import Emit, LiveRun, build_run_id
 from tests.fakes.stored import EPOCH, ManualClock, build_record_json, build_run
 from tests.unit.staging import Stage, play
 
 
+async def do_nothing(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
+    return {}, None
+
+
 def test_while_the_disk_is_slow_progress_is_folded_into_its_newest_and_records_all_stay() -> None:
-    live = LiveRun(build_run(), ManualClock())
+    live = LiveRun(build_run(), do_nothing, ManualClock())
     live.take_events()
     for number in range(1000):
         live.emit({"done": number, "total": 1000, "message": ""})
@@ -54,7 +59,7 @@ def test_ids_of_two_queues_at_the_same_time_differ(tmp_path: Path) -> None:
     steps=st.lists(st.sampled_from(["progress", "record", "take", "put_back"]), max_size=30),
 )
 def test_events_are_numbered_without_gap_whatever_is_taken_and_put_back(steps: list[str]) -> None:
-    live = LiveRun(build_run(), ManualClock())
+    live = LiveRun(build_run(), do_nothing, ManualClock())
     stored: list[RunEvent] = []
     for step in steps:
         match step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, Plans
-from meshwright_agent.replies import PlanAnswer, frame_plans, frame_stored
+from meshwright.wire.verification import Verification
+from meshwright_agent.replies import RUN_CHARS, PlanAnswer, frame_plans, frame_stored
 from tests.fakes.stored import build_plan
 
 NOTICE = Notice(code="a", message='"plans":[]', hint="b")
@@ -57,6 +59,42 @@ def test_a_warning_more_stands_behind_those_that_are_there_and_changes_nothing_e
 def test_a_stored_plan_is_shown_as_a_reply_of_one() -> None:
     plan = build_plan(1)
     assert frame_stored(plan.model_dump_json()) == Plans(plans=(plan,)).model_dump_json()
+
+
+# ---- with what the compiler says ------------------------------------------------------------------------------------
+
+
+def cut_tasks(plans: Plans) -> PlanAnswer:
+    bare = tuple(plan.model_copy(update={"devices": None}).model_dump_json() for plan in plans.plans)
+    return replace(cut(plans), tasks=({},) * len(plans.plans), bare=bare)
+
+
+@given(plans=plans, text=st.text() | st.just('"verification":null'))
+def test_a_verification_stands_in_every_form_of_its_plan_and_changes_nothing_else(plans: Plans, text: str) -> None:
+    said = Verification(status="verified", reason=text)
+    filled = cut_tasks(plans).verify([said.model_dump_json()] * len(plans.plans))
+    verified = [plan.model_copy(update={"verification": said}) for plan in plans.plans]
+    assert filled.write() == plans.model_copy(update={"plans": tuple(verified)}).model_dump_json()
+    assert [Plan.model_validate_json(each) for each in filled.kept] == verified
+    assert [Plan.model_validate_json(each).verification for each in filled.bare] == [said] * len(verified)
+
+
+def test_a_runs_result_lacks_the_devices_only_where_they_are_very_many() -> None:
+    small = cut_tasks(Plans(plans=(build_plan(1),)))
+    assert small.cut_for_run() is small
+    large = cut_tasks(Plans(plans=(build_plan(1, code="x" * RUN_CHARS),)))
+    plans = Plans.model_validate_json(large.cut_for_run().write())
+    assert plans.plans[0].devices is None
+    assert [notice.code for notice in plans.warnings] == ["devices_left_out"]
+    assert "GET /mesh/plan" in plans.warnings[0].hint
+
+
+def test_pieces_with_tasks_are_an_answer_with_tasks() -> None:
+    answer = cut(Plans(plans=(build_plan(1),)))
+    pieces = {"frame": answer.frame, "fingerprints": ["a"], "kept": ["{}"], "shown": None}
+    assert PlanAnswer.of(pieces).tasks == ()
+    told = PlanAnswer.of({**pieces, "tasks": [{"op": "verify"}], "bare": ["{}"], "request": "{}"})
+    assert (told.tasks, told.bare, told.request) == (({"op": "verify"},), ("{}",), "{}")
 
 
 def test_a_frame_without_plans_stays_one() -> None:

@@ -126,7 +126,7 @@ def test_an_end_that_comes_while_a_listener_reads_is_not_missed(tmp_path: Path) 
         rest = asyncio.create_task(_collect(listener))
         await store.has_read.wait()
         stage.bench.finish(run.id)
-        await until(lambda: queue.running is None)
+        await until(lambda: not queue.running)
         store.may_answer.set()
         assert states([*heard, *await rest]) == ["queued", "running", "succeeded"]
         await queue.close("the test ended")
@@ -161,7 +161,7 @@ def test_a_run_whose_records_cannot_be_stored_fails_and_says_why_and_its_listene
         heard = await _listen_until(stage, run_id, "running")
         with held(tmp_path / "s.sqlite3"):
             stage.bench.emits[run_id]({"record": build_record_json()})
-            await until(lambda: stage.queue.running is None)
+            await until(lambda: not stage.queue.running)
             done = await stage.queue.get(run_id)
         assert (done.state, done.error and done.error.code) == ("failed", "store_unavailable")
         await recover(stage.store)

@@ -26,8 +26,7 @@ def test_a_run_is_queued_then_running_then_succeeded_with_result_generation_and_
         assert created
         assert (run.state, run.request, run.created_at) == ("queued", {"suite": "quick"}, EPOCH)
         await until(lambda: run.id in stage.bench.begun)
-        running = stage.queue.running
-        assert running is not None
+        (running,) = stage.queue.running
         assert (running.id, running.state, running.started_at) == (run.id, "running", EPOCH)
         stage.clock.advance(3)
         stage.bench.finish(run.id, records=[1])
@@ -36,7 +35,7 @@ def test_a_run_is_queued_then_running_then_succeeded_with_result_generation_and_
         assert done.finished_at == EPOCH + timedelta(seconds=3)
         assert await stage.store.get_run(run.id) == done
         assert states(await stage.events(run.id)) == ["queued", "running", "succeeded"]
-        await until(lambda: stage.queue.running is None)
+        await until(lambda: not stage.queue.running)
 
     play(tmp_path, act)
 
@@ -340,7 +339,7 @@ def test_closing_cancels_everything_with_the_reason_and_takes_no_more(tmp_path: 
             assert states(await listener)[-1] == "cancelled"
         with pytest.raises(DrainingError):
             await stage.submit()
-        assert stage.queue.running is None
+        assert not stage.queue.running
 
     play(tmp_path, act)
 

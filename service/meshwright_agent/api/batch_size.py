@@ -5,21 +5,49 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, problems
+from meshwright.wire.runs import Run
+from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, IdempotencyKey, problems
 from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.api.runs import ACCEPTED, answer_run
 
 router = APIRouter(tags=["batch size"], route_class=JsonRoute)
 
 _DETECT: Final = BatchSizeRequest()
 _REFUSALS = problems(s422="unknown_hardware (with near names) or invalid_request", s503="no device is known yet")
+_COMPILE_REFUSALS = problems(
+    s404="plan_not_found: no stored plan has the fingerprint",
+    s409="idempotency_conflict: the key was used for another request",
+    s422="unknown_hardware (with near names), invalid_request, or a mesh or model that cannot be",
+    s429="queue_full: many compiles wait already; try again after Retry-After",
+    s503="no device is known yet, the store does not answer, the planner failed, or the agent is shutting down",
+)
 
 
-@router.post("/batch-size", summary="How large a batch", responses=_REFUSALS | BODY_REFUSALS)
-async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize:
-    """Advice for the named hardware, or for this host's; a `batch` that is given is judged."""
-    return agent.batch_size(request)
+@router.post(
+    "/batch-size",
+    summary="How large a batch",
+    response_model=BatchSize,
+    responses=_COMPILE_REFUSALS | BODY_REFUSALS | ACCEPTED,
+)
+async def advise_by_post(
+    agent: AgentHere, request: BatchSizeRequest = _DETECT, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
+
+    With `verify: "compile"` also the largest batch of a model that XLA's compiler says fits: at once where that is
+    stored, else by a run.
+    """
+    if request.verify == "none":
+        return _reply(agent.batch_size(request))
+    answer = await agent.batch_size_by_compile(request, idempotency_key)
+    return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer)
+
+
+def _reply(advice: BatchSize) -> Response:
+    return Response(advice.model_dump_json(), media_type="application/json")
 
 
 @router.get("/batch-size", summary="How large a batch (for curl)", responses=_REFUSALS)

@@ -12,7 +12,7 @@ from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, problems
 from meshwright_agent.api.gate import JsonRoute
-from meshwright_agent.api.runs import age_records
+from meshwright_agent.api.runs import answer_run
 from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
 
 router = APIRouter(tags=["bench"], route_class=JsonRoute)
@@ -52,9 +52,7 @@ async def start_bench(
     agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Queues a bench: `{}` is the quick suite on all devices, within 20 s. Follow `Location` for the run."""
-    run = age_records(await agent.submit_bench(request, idempotency_key), agent.clock.now())
-    headers = {"Location": f"/runs/{run.id}"}
-    return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
+    return answer_run(await agent.submit_bench(request, idempotency_key), agent.clock.now())
 
 
 @router.get(

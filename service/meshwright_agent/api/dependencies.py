@@ -27,7 +27,8 @@ IDEMPOTENCY_PARAMETER: Final[dict[str, Any]] = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-    "description": "accepted and not needed: equal requests give equal answers",
+    "description": "with verify: repeating a request with it gives the same run; else not needed: equal requests "
+    "give equal plans",
 }
 
 

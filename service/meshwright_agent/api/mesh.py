@@ -5,7 +5,7 @@ Plans come from the agent as text and go out as they are.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,17 +16,22 @@ from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import parse_importance
 from meshwright.wire.base import SCHEMA_VERSION, SchemaVersion
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
+from meshwright.wire.model import Remat, TrainingSpec
+from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import BODY_REFUSALS, IDEMPOTENCY_PARAMETER, AgentHere, document_body, problems
 from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body
+from meshwright_agent.api.runs import ACCEPTED, answer_run
+from meshwright_agent.replies import PlanAnswer
 
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
 
 _REFUSALS = problems(
-    s422="invalid_mesh, invalid_request, plan_infeasible or devices_unused: with the rule and shapes that work",
-    s429="queue_full: many plans wait already; try again after Retry-After",
+    s422="invalid_mesh, invalid_request, plan_infeasible, devices_unused or does_not_divide: with the rule, and what works",
+    s429="queue_full: many plans or compiles wait already; try again after Retry-After",
     s503="no device is known yet, the worker cannot start, or the planner died or did not answer in time",
 )
+_KEY_MAX_CHARS: Final = 255
 
 
 class PlanQuery(BaseModel):
@@ -47,6 +52,11 @@ class PlanQuery(BaseModel):
     target: str | None = Field(default=None, description="hardware that need not be here: v5p:4x4x28, 64*h100:8")
     dcn: str | None = Field(default=None, description="how axes are split over granules: dp:4")
     importance: str | None = Field(default=None, description="how much traffic each axis has: tp:8,dp:1")
+    model: str | None = Field(default=None, description="a preset's name: llama3-70b; dimensions go by POST")
+    batch: int | None = Field(default=None, ge=1, le=2**24, description="sequences in one optimizer step")
+    seq: int | None = Field(default=None, ge=1, le=2**24, description="tokens in a sequence; 4096 unless told")
+    remat: Remat | None = Field(default=None, description="what the backward pass computes again; full unless told")
+    verify: Literal["none", "compile"] = "none"
     schema_version: SchemaVersion = SCHEMA_VERSION
 
     def to_request(self) -> PlanRequest:
@@ -69,8 +79,21 @@ class PlanQuery(BaseModel):
             target=self.target,
             dcn=self.dcn,
             importance=None if self.importance is None else parse_importance(self.importance),
+            model=self.model,
+            training=self._read_training(),
+            verify=self.verify,
             schema_version=self.schema_version,
         )
+
+    def _read_training(self) -> TrainingSpec | None:
+        told: dict[str, Any] = {"sequence_length": self.seq, "remat": self.remat}
+        told = {name: value for name, value in told.items() if value is not None}
+        if self.batch is not None:
+            return TrainingSpec(global_batch=self.batch, **told)
+        if told:
+            message = "seq or remat stands without batch; how a model is trained begins with the batch"
+            raise _refuse("batch", message, "add batch=64, or leave out seq and remat")
+        return None
 
     def _check_selection(self, is_chosen: bool) -> None:
         if self.devices is not None and is_chosen:
@@ -99,18 +122,34 @@ def _reply(text: str) -> Response:
     return Response(text, media_type="application/json")
 
 
+def _answer(agent: Agent, answer: PlanAnswer | Run) -> Response:
+    return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer.write())
+
+
+def _read_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= _KEY_MAX_CHARS:
+        message = f"the key has {len(key)} characters; it may have 1 to {_KEY_MAX_CHARS}"
+        raise _refuse("Idempotency-Key", message, "send a shorter unique text, such as a UUID")
+    return key
+
+
 async def plan_by_post(request: Request) -> Response:
-    """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint."""
+    """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint.
+
+    With `verify: "compile"` also what XLA's compiler says of the model's step on it: at once where that is stored, else
+    by a run.
+    """
     agent: Agent = request.app.state.agent
     limit_bytes = agent.settings.plan_body_limit_bytes
     body = await read_body(request, limit_bytes, setting="MESHWRIGHT_PLAN_BODY_LIMIT_BYTES")
-    return _reply((await agent.plans.answer_body(body)).write())
+    return _answer(agent, await agent.plan(body, _read_key(request)))
 
 
-@router.get("/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, responses=_REFUSALS)
+@router.get("/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, responses=_REFUSALS | ACCEPTED)
 async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
-    return _reply((await agent.plans.answer(query.to_request())).write())
+    return _answer(agent, await agent.plan(query.to_request()))
 
 
 @router.get(
@@ -133,6 +172,12 @@ PLAIN_ROUTES = (
         summary="Plan a mesh",
         response_model=Plans,
         openapi_extra={"requestBody": document_body(PlanRequest), "parameters": [IDEMPOTENCY_PARAMETER]},
-        responses=_REFUSALS | BODY_REFUSALS | problems(s413="the body is larger than MESHWRIGHT_PLAN_BODY_LIMIT_BYTES"),
+        responses=_REFUSALS
+        | ACCEPTED
+        | BODY_REFUSALS
+        | problems(
+            s409="idempotency_conflict: with verify, the key was used for another request",
+            s413="the body is larger than MESHWRIGHT_PLAN_BODY_LIMIT_BYTES",
+        ),
     ),
 )

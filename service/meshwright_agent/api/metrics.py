@@ -17,7 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -26,11 +26,13 @@ import meshwright_agent
 from meshwright.errors import ProblemError
 from meshwright.wire.devices import Device, WorkerState
 from meshwright.wire.health import State
+from meshwright.wire.verification import VerificationStatus
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.gate import PlainRoute
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 HEALTH_STATES: Final[tuple[str, ...]] = get_args(State)
+COMPILE_STATUSES: Final[tuple[VerificationStatus, ...]] = get_args(VerificationStatus)
 WORKER_STATES: Final[tuple[str, ...]] = get_args(WorkerState)
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 MOST_LISTED: Final = 1024
@@ -50,7 +52,10 @@ METRICS: Final = {
     "meshwright_worker_state": "1 for the state that the device worker is in, 0 for the others",
     "meshwright_worker_generation": "how many workers have been started",
     "meshwright_runs_queued": "runs that wait",
-    "meshwright_runs_running": "runs under way: 0 or 1",
+    "meshwright_runs_running": "runs under way: at most one bench and one compile",
+    "meshwright_compiles_total": "compiles that ended, by the status of their answer",
+    "meshwright_compile_seconds_total": "time that these compiles took",
+    "meshwright_compiles_recalled_total": "answers of the compiler that were stored already",
     "meshwright_bench_bus_bandwidth_bytes_per_second": "busbw of the newest record, by nccl-tests' definition",
     "meshwright_bench_flops_per_second": "matmul FLOP/s of the newest record",
     "meshwright_bench_age_seconds": "age of the newest record",
@@ -114,7 +119,8 @@ class AgentCollector(Collector):
         yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
         yield _gauge("meshwright_worker_generation", agent.device.generation)
         yield _gauge("meshwright_runs_queued", agent.runs.queued_count)
-        yield _gauge("meshwright_runs_running", 0 if agent.runs.running is None else 1)
+        yield _gauge("meshwright_runs_running", len(agent.runs.running))
+        yield from self._collect_compiles()
         yield from self._collect_devices()
         yield from self._collect_bench()
 
@@ -128,6 +134,18 @@ class AgentCollector(Collector):
             (name,): self._agent.board.state(name, now) for name in self._agent.board.names()
         }
         yield _one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
+
+    def _collect_compiles(self) -> Iterator[Metric]:
+        compiles = self._agent.compiles
+        counts = CounterMetricFamily("meshwright_compiles", METRICS["meshwright_compiles_total"], labels=("status",))
+        for status in COMPILE_STATUSES:
+            counts.add_metric([status], compiles.counts[status])
+        yield counts
+        for name, value in (
+            ("meshwright_compile_seconds_total", compiles.total_s),
+            ("meshwright_compiles_recalled_total", compiles.recalled_count),
+        ):
+            yield CounterMetricFamily(name.removesuffix("_total"), METRICS[name], value=value)
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:

@@ -48,6 +48,12 @@ async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
     return Response(run.model_dump_json(), status_code=status, media_type="application/json")
 
 
+def answer_run(run: Run, now: datetime) -> Response:
+    """Returns the answer that something takes long: 202, and where to follow it."""
+    text = age_records(run, now).model_dump_json()
+    return Response(text, status_code=202, media_type="application/json", headers={"Location": f"/runs/{run.id}"})
+
+
 def age_records(run: Run, now: datetime) -> Run:
     """Returns the run with the ages of its records as of `now`; they were stored as they were when measured."""
     result = run.result or {}
@@ -59,6 +65,12 @@ def age_records(run: Run, now: datetime) -> Run:
 def _age(record: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     age_s = (now - datetime.fromisoformat(record["observed_at"])).total_seconds()
     return {**record, "age_s": max(0.0, age_s)}
+
+
+ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+    202: {"description": "the compiler is asked; `Location` names the run, whose result is the answer", "model": Run}
+}
+"""How a route is documented that may take long."""
 
 
 async def _find_run(agent: AgentHere, run_id: RunId) -> Run:

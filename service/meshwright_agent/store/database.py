@@ -20,7 +20,7 @@ from meshwright.wire.bench import BenchRecord, LatestBench
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.store import events as event_rows
-from meshwright_agent.store import idempotency, plans, records
+from meshwright_agent.store import idempotency, plans, records, verifications
 from meshwright_agent.store import runs as run_rows
 from meshwright_agent.store.file import DatabaseFile, is_damage
 from meshwright_agent.store.idempotency import KeyUse
@@ -34,6 +34,8 @@ TIMEOUT_S: Final = 10.0
 KEEP_RUNS: Final = 1000
 KEEP_PLANS: Final = 10_000
 KEEP_RECORDS: Final = 10_000
+KEEP_VERIFICATIONS: Final = 10_000
+"""Some KB each: collectives by axis, not by device."""
 
 
 class Store:
@@ -54,6 +56,7 @@ class Store:
         keep_plans: int,
         keep_records: int,
         keep_plan_chars: int,
+        keep_verifications: int,
     ) -> None:
         self.path = file.path
         self._file = file
@@ -63,6 +66,7 @@ class Store:
         self._keep_plans = keep_plans
         self._keep_records = keep_records
         self._keep_plan_chars = keep_plan_chars
+        self._keep_verifications = keep_verifications
         self._plan_cache = PlanCache(keep_plans)
 
     @classmethod
@@ -75,6 +79,7 @@ class Store:
         keep_plans: int = KEEP_PLANS,
         keep_records: int = KEEP_RECORDS,
         keep_plan_chars: int = plans.KEPT_CHARS,
+        keep_verifications: int = KEEP_VERIFICATIONS,
         timeout_s: float = TIMEOUT_S,
     ) -> Store:
         """Returns the store in `path`, made or brought to the newest schema; a damaged file is set aside.
@@ -86,6 +91,7 @@ class Store:
             keep_plans: plans that are kept.
             keep_records: newest bench records that are kept.
             keep_plan_chars: of JSON that all plans together may have.
+            keep_verifications: answers of compilers that are kept.
             timeout_s: how long each verb may wait for the disk.
 
         Raises:
@@ -101,6 +107,7 @@ class Store:
             keep_plans=keep_plans,
             keep_records=keep_records,
             keep_plan_chars=keep_plan_chars,
+            keep_verifications=keep_verifications,
         )
         await store._translate(writer.start)
         return store
@@ -212,6 +219,15 @@ class Store:
         if cached is not None:
             return cached
         return await self._call(lambda connection: plans.get_plan(connection, fingerprint))
+
+    async def put_verification(self, key: str, body: str) -> None:
+        """Keeps what a compiler said, as JSON text, under the key of what was compiled."""
+        keep = self._keep_verifications
+        await self._write(lambda connection: verifications.put_verification(connection, key, body, keep))
+
+    async def get_verification(self, key: str) -> str | None:
+        """Returns what a compiler said of what this key names as JSON text, None if nothing is kept."""
+        return await self._call(lambda connection: verifications.get_verification(connection, key))
 
     # ---- the thread ------------------------------------------------------------------------------------
 

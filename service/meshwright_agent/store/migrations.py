@@ -52,6 +52,13 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE plans ADD COLUMN size INTEGER NOT NULL DEFAULT 0",
         "CREATE INDEX plans_by_size ON plans (position, size)",
     ),
+    (  # what XLA's compilers said, by what was compiled and with which versions
+        """CREATE TABLE verifications (
+            position INTEGER PRIMARY KEY AUTOINCREMENT,
+            key TEXT NOT NULL UNIQUE,
+            body TEXT NOT NULL
+        )""",
+    ),
 )
 
 SCHEMA: Final = len(MIGRATIONS)

@@ -43,6 +43,7 @@ class Obituary:
         worked_s: for how long; without `op`, since it was started.
         limit_s: how long it might have taken.
         log: its last lines.
+        status: its exit status, negative for a signal; None where it never ran or never ended.
     """
 
     who: str
@@ -51,6 +52,7 @@ class Obituary:
     worked_s: float
     limit_s: float
     log: tuple[str, ...]
+    status: int | None = None
 
 
 def build_fault_error(fault: Fault, dead: Obituary, *, retry_after_s: float | None = None) -> ProblemError:

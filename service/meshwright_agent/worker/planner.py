@@ -6,6 +6,8 @@ targets, so a planner may die and be started anew at any time. Imports no jax.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import resource
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from meshwright.planning.request import answer_request
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
+from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.bodies import parse_body
@@ -68,6 +71,22 @@ def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
         raise BodyTooLargeError(detail, hint="plan on fewer hosts, or with `meshwright plan --local`") from None
 
 
+def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Returns the task of finding the largest batch: {"request", "plan": a stored one or null, "here"} in, JSON texts.
+
+    Raises:
+        ProblemError: the request is refused.
+    """
+    from meshwright_agent.worker.tasks import build_fit_task
+
+    request = BatchSizeRequest.model_validate_json(arguments["request"])
+    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
+    here = None if arguments["here"] is None else parse_here(arguments["here"])
+    return build_fit_task(
+        request, plan, here.topology if here else None, health=here.health if here else None
+    ).as_json()
+
+
 def parse_here(told: Mapping[str, Any]) -> Here:
     """Returns this host of {"target": …} or {"devices": the JSON text of GET /devices}, "health" and "notices".
 
@@ -102,7 +121,25 @@ def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
     kept = [each.model_dump_json() for each in plans.plans]
     shown = None if request.include_devices else _write_bare(plans)
     frame = plans.model_copy(update={"plans": ()}).model_dump_json()
-    return {"frame": frame, "fingerprints": [each.fingerprint for each in plans.plans], "kept": kept, "shown": shown}
+    written = {"frame": frame, "fingerprints": [each.fingerprint for each in plans.plans], "kept": kept, "shown": shown}
+    return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
+
+
+def _write_tasks(request: PlanRequest, plans: Plans) -> dict[str, Any]:
+    """Returns what is to be compiled for each plan, the plans without devices, and the request as its run shows it."""
+    from meshwright_agent.worker.tasks import build_verify_task  # here: most plans are not compiled
+
+    tasks = [build_verify_task(each, request).as_json() for each in plans.plans]
+    return {"tasks": tasks, "bare": _write_bare(plans), "request": json.dumps(describe_request(request))}
+
+
+def describe_request(request: PlanRequest) -> dict[str, Any]:
+    """Returns the request as JSON, defaults filled in; hosts that it brings (megabytes) by their digest."""
+    said: dict[str, Any] = request.model_dump(mode="json", exclude={"topology"})
+    if request.topology is None:
+        return {**said, "topology": None}
+    text = request.model_dump_json(include={"topology"})
+    return {**said, "topology": {"sha256": hashlib.sha256(text.encode()).hexdigest()}}
 
 
 def _write_bare(plans: Plans) -> list[str]:
@@ -116,4 +153,4 @@ def _leave_out(plan: Plan) -> Plan:
 
 
 if __name__ == "__main__":
-    serve(KIND, read_hello, {"plan": plan})
+    serve(KIND, read_hello, {"plan": plan, "fit": fit})

@@ -20,7 +20,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 from meshwright.wire.devices import Worker
 from meshwright_agent.clock import Clock
-from meshwright_agent.worker.faults import Fault, build_fault_error, build_spent_error
+from meshwright_agent.worker.faults import Fault, Obituary, build_fault_error, build_spent_error
 from meshwright_agent.worker.jobs import Answer, CallCancelled, Job, OnProgress
 from meshwright_agent.worker.machine import Machine
 from meshwright_agent.worker.process import Child, ChildSpec, Spawn, spawn_child
@@ -93,6 +93,7 @@ class Supervisor:
         self._generation = self._call_count = 0
         self._last_error: str | None = None
         self._last_log: tuple[str, ...] = ()
+        self._obituary: Obituary | None = None
         self._is_closed = False
         actions: dict[Action, Callable[[], None]] = {
             "spawn": self._begin_tenure,
@@ -148,6 +149,11 @@ class Supervisor:
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that this child, or else the one before, wrote to stdout and stderr."""
         return self._tenure.log if self._tenure else self._last_log
+
+    @property
+    def obituary(self) -> Obituary | None:
+        """What is known of the process that ended last, and of what it was working on; None before the first end."""
+        return self._obituary
 
     @property
     def abandoned_pids(self) -> tuple[int, ...]:
@@ -406,7 +412,7 @@ class Supervisor:
     def _answer_mourners(self, tenure: Tenure) -> None:
         """Answers the call that died with the process; if it never got ready, all who waited for that."""
         job, self._current = self._current, None
-        dead = tenure.build_obituary(job, self._clock.monotonic())
+        dead = self._obituary = tenure.build_obituary(job, self._clock.monotonic())
         error: MeshwrightError
         if isinstance(tenure.end, Fault):
             error = build_fault_error(tenure.end, dead, retry_after_s=self._crashes.pause_s(self._rule))

@@ -103,4 +103,5 @@ class Tenure:
             worked_s=now_s - (job.sent_s if job else self.since_s),
             limit_s=job.deadline_s if job else self.spec.start_timeout_s,
             log=self.log,
+            status=self.ending.status if self.ending else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -39,7 +40,11 @@ class MemoryAgent:
     clock: ManualClock = field(default_factory=ManualClock)
     board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
     device: Any = field(default_factory=lambda: SimpleNamespace(state="ready", generation=3))
-    runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=object()))
+    runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=(object(),)))
+
+    compiles: Any = field(
+        default_factory=lambda: SimpleNamespace(counts=Counter(verified=3, aborted=1), total_s=12.5, recalled_count=4)
+    )
 
     def readiness(self) -> tuple[bool, str]:
         return self.is_ready, "because"
@@ -54,7 +59,7 @@ class MemoryAgent:
 
 
 def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
-    real = set(dir(Agent)) | {"clock", "board", "device"}
+    real = set(dir(Agent)) | {"clock", "board", "device", "compiles"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 
 
@@ -181,13 +186,21 @@ def test_runs_and_worker_are_those_of_the_moment_of_the_scrape() -> None:
     before = _scrape(agent, meters)
     assert (_value(before, "meshwright_runs_queued"), _value(before, "meshwright_runs_running")) == (2, 1)
     agent.runs, agent.device = (
-        SimpleNamespace(queued_count=0, running=None),
+        SimpleNamespace(queued_count=0, running=()),
         SimpleNamespace(state="busy", generation=4),
     )
     after = _scrape(agent, meters)
     assert (_value(after, "meshwright_runs_queued"), _value(after, "meshwright_runs_running")) == (0, 0)
     assert _value(after, "meshwright_worker_state", state="busy") == 1
     assert _value(after, "meshwright_worker_generation") == 4
+
+
+def test_compiles_are_counted_by_the_status_of_their_answer_also_where_there_was_none() -> None:
+    text = _scrape(MemoryAgent())
+    counts = {labels["status"]: value for labels, value in _samples(text, "meshwright_compiles_total")}
+    assert counts == {"verified": 3, "does_not_fit": 0, "not_compiled": 0, "aborted": 1}
+    assert _value(text, "meshwright_compile_seconds_total") == 12.5
+    assert _value(text, "meshwright_compiles_recalled_total") == 4
 
 
 @pytest.mark.parametrize("state", WORKER_STATES)

@@ -123,8 +123,11 @@ def test_a_body_that_is_not_utf_8_is_refused_and_not_mended(app: FastAPI, path: 
     assert "not UTF-8" in heard.document["detail"]
 
 
-def test_an_empty_idempotency_key_is_named_and_not_called_the_body(app: FastAPI) -> None:
-    heard = ask(app, "POST", "/placement/bench", headers={**JSON, "Idempotency-Key": ""}, pieces=[b"{}"])
+@pytest.mark.parametrize("key", ["", "k" * 256])
+@pytest.mark.parametrize("path", ["/placement/bench", "/mesh/plan", "/batch-size"])
+def test_an_idempotency_key_that_is_none_is_named_and_not_called_the_body(app: FastAPI, path: str, key: str) -> None:
+    body = b'{"mesh": "x:1"}' if path == "/mesh/plan" else b"{}"
+    heard = ask(app, "POST", path, headers={**JSON, "Idempotency-Key": key}, pieces=[body])
     assert [entry["field"] for entry in heard.document["errors"]] == ["Idempotency-Key"]
 
 
@@ -140,9 +143,9 @@ def test_an_empty_idempotency_key_is_named_and_not_called_the_body(app: FastAPI)
         ("get", "/runs/{run_id}/events", {"200", "404", "422", "503"}),
         ("get", "/placement/bench", {"200", "422", "503"}),
         ("post", "/placement/bench", {"202", "409", "413", "415", "422", "429", "503"}),
-        ("post", "/mesh/plan", {"200", "413", "415", "422", "429", "503"}),
-        ("get", "/mesh/plan", {"200", "422", "429", "503"}),
-        ("post", "/batch-size", {"200", "413", "415", "422", "503"}),
+        ("post", "/mesh/plan", {"200", "202", "409", "413", "415", "422", "429", "503"}),
+        ("get", "/mesh/plan", {"200", "202", "422", "429", "503"}),
+        ("post", "/batch-size", {"200", "202", "404", "409", "413", "415", "422", "429", "503"}),
         ("post", "/devices/release", {"200", "413", "415", "422", "503"}),
         ("get", "/health", {"200", "422"}),
         ("get", "/metrics", {"200"}),

@@ -1,0 +1,37 @@
+"""Answers of XLA's compilers as rows, by what was compiled: the last N. Knows SQL and bodies of JSON text.
+
+Rule: a key names the job, the versions and the sources that made the answer (`meshwright.compiling.identity`), so an
+answer never grows old; the oldest go where there are too many.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+_PRUNE: Final = """
+    DELETE FROM verifications WHERE position IN (
+        SELECT position FROM verifications ORDER BY position
+        LIMIT MAX(0, (SELECT COUNT(*) FROM verifications) - ?)
+    )
+"""
+
+
+def put_verification(connection: sqlite3.Connection, key: str, body: str, keep: int) -> None:
+    """Writes an answer as the newest, in the place of an earlier one; drops the oldest beyond `keep`."""
+    connection.execute("INSERT OR REPLACE INTO verifications (key, body) VALUES (?, ?)", (key, body))
+    connection.execute(_PRUNE, (keep,))
+
+
+def get_verification(connection: sqlite3.Connection, key: str) -> str | None:
+    """Returns the answer to what this key names as JSON text, None if there is none.
+
+    Raises:
+        sqlite3.DataError: what stands there is no JSON: the file was damaged.
+    """
+    row = connection.execute("SELECT body, json_valid(body) FROM verifications WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return None
+    if not row[1]:
+        raise sqlite3.DataError(f"the body of verification {key} is no JSON")
+    return str(row[0])

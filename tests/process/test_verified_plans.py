@@ -1,0 +1,316 @@
+"""Plans and batches that XLA's real compiler vouches for, asked of a real agent over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import ask, await_end, is_alive, list_children, parse_events, read_run, stopped
+
+MODEL = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+ON_TPU = {"mesh": "dp:2,tp:2", "target": "v5e:2x2"}
+ON_CPU = {"mesh": "dp:2", "target": "cpu:2"}
+STORED_LIMIT_S = 0.05
+POLL_LIMIT_S = 0.5
+"""A poll of /healthz takes 1 ms here; one that waits for a compile takes seconds."""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    """An agent of our own, on a host without accelerators: its compiler is killed."""
+    with start_agent(cpu_devices=2) as running:
+        yield running
+
+
+def post(agent: RunningAgent, body: dict[str, Any], path: str = "/mesh/plan", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(f"{agent.url}{path}", json=body, headers=named, timeout=60)
+
+
+def build_request(batch: int = 4, **fields: Any) -> dict[str, Any]:
+    """Returns a request that nobody has made before where `batch` is a new one."""
+    training = {"global_batch": batch, "sequence_length": 64}
+    return {**ON_CPU, "model": MODEL, "training": training, "verify": "compile", **fields}
+
+
+def submit(agent: RunningAgent, body: dict[str, Any], path: str = "/mesh/plan", **headers: str) -> str:
+    """Returns the id of the run that the compiler is asked in."""
+    reply = post(agent, body, path, **headers)
+    assert reply.status_code == 202, reply.text
+    run_id = str(reply.json()["id"])
+    assert reply.headers["Location"] == f"/runs/{run_id}"
+    return run_id
+
+
+def verification_of(run: dict[str, Any]) -> dict[str, Any]:
+    assert run["state"] == "succeeded", run["error"]
+    found: dict[str, Any] = run["result"]["plans"][0]["verification"]
+    return found
+
+
+def find_compilers(agent: RunningAgent) -> list[int]:
+    found = []
+    for pid in list_children(agent.pid):
+        with contextlib.suppress(OSError):
+            if b"worker.compiler" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def await_compiler(agent: RunningAgent, run_id: str) -> int:
+    """Returns the process that does a run, once it has begun to."""
+    wait_for(lambda: read_run(agent, run_id)["progress"] is not None, agent, limit_s=60)
+    (pid,) = find_compilers(agent)
+    return pid
+
+
+@contextlib.contextmanager
+def polling(agent: RunningAgent) -> Iterator[list[float]]:
+    """Asks /healthz again and again for the length of the block; gives how long each answer took."""
+    took_s: list[float] = []
+    ended = threading.Event()
+
+    def poll() -> None:
+        with httpx.Client(base_url=agent.url, timeout=60) as client:
+            while not ended.wait(0.02):
+                began_s = time.perf_counter()
+                client.get("/healthz").raise_for_status()
+                took_s.append(time.perf_counter() - began_s)
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    try:
+        yield took_s
+    finally:
+        ended.set()
+        poller.join(timeout=60)
+
+
+# ---- a plan for a TPU that is not here ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told(host: RunningAgent) -> tuple[list[dict[str, Any]], dict[str, Any], list[float]]:
+    """The events and the end of a compile for TPUs, and how long /healthz took meanwhile."""
+    with polling(host) as took_s:
+        run_id = submit(host, build_request(**ON_TPU))
+        events = parse_events(httpx.get(f"{host.url}/runs/{run_id}/events", timeout=120).text)
+    return events, await_end(host, run_id), took_s
+
+
+def test_a_compile_for_a_tpu_is_told_as_it_goes_and_its_answer_is_the_plan(told: Any) -> None:
+    events, run, took_s = told
+    states = [event["data"]["state"] for event in events if event["event"] == "state"]
+    assert states == ["queued", "running", "succeeded"]
+    progress = [event["data"]["progress"] for event in events if event["event"] == "progress"]
+    assert progress[0]["message"] == "starting the compiler"
+    assert len(progress) > 2
+    assert (run["kind"], run["request"]["training"]["remat"]) == ("plan", "full")
+    found = verification_of(run)
+    assert (found["status"], found["target"], found["stored"]) == ("verified", "v5e:2x2", False)
+    assert 0 < found["peak_memory_bytes"] < found["capacity_bytes"]
+    assert {"dp", "tp"} <= {axis for each in found["collectives"] for axis in each["axis"].split(",")}
+    assert {"jax", "jaxlib", "libtpu"} <= set(found["versions"])
+    assert len(took_s) > 20
+    assert max(took_s) < POLL_LIMIT_S
+
+
+def test_asked_again_the_store_answers_at_once(host: RunningAgent, told: Any) -> None:
+    run = told[1]
+    with httpx.Client(base_url=host.url, timeout=60) as client:
+        replies = [client.post("/mesh/plan", json=build_request(**ON_TPU)) for _ in range(9)]
+    assert {reply.status_code for reply in replies} == {200}
+    (plan,) = replies[0].json()["plans"]
+    assert plan["verification"] == {**verification_of(run), "stored": True}
+    assert statistics.median(reply.elapsed.total_seconds() for reply in replies) < STORED_LIMIT_S
+
+
+def test_the_stored_plan_carries_it(host: RunningAgent, told: Any) -> None:
+    (plan,) = told[1]["result"]["plans"]
+    (stored,) = ask(host, f"/mesh/plan/{plan['fingerprint']}")["plans"]
+    assert stored["verification"]["status"] == "verified"
+    assert stored["devices"] == plan["devices"]
+
+
+def test_metrics_count_it(host: RunningAgent, told: Any) -> None:
+    assert told[1]["state"] == "succeeded"
+    text = httpx.get(f"{host.url}/metrics").text
+    assert 'meshwright_compiles_total{status="verified"} 0.0' not in text
+    assert "meshwright_compile_seconds_total 0.0" not in text
+
+
+def test_two_agents_compile_for_tpus_at_once() -> None:
+    with start_agent(cpu_devices=1) as one, start_agent(cpu_devices=1) as other:
+        runs = [(agent, submit(agent, build_request(8, **ON_TPU))) for agent in (one, other)]
+        pids = [await_compiler(agent, run_id) for agent, run_id in runs]
+        assert all(map(is_alive, pids))
+        for agent, run_id in runs:
+            assert verification_of(await_end(agent, run_id, limit_s=120))["status"] == "verified"
+
+
+# ---- asked in other ways --------------------------------------------------------------------------------------------
+
+
+def test_the_query_asks_what_the_body_asks(host: RunningAgent) -> None:
+    query = "mesh=dp:2,tp:2&target=v5p:2x2x1&model=no-such-model&batch=4&verify=compile"
+    by_query = httpx.get(f"{host.url}/mesh/plan?{query}", timeout=60)
+    body = {"mesh": "dp:2,tp:2", "target": "v5p:2x2x1", "model": "no-such-model", "verify": "compile"}
+    by_body = post(host, {**body, "training": {"global_batch": 4}})
+    assert (by_query.status_code, by_query.json()["errors"]) == (422, by_body.json()["errors"])
+    alone = httpx.get(f"{host.url}/mesh/plan?mesh=dp:2&target=cpu:2&seq=64", timeout=60)
+    assert (alone.status_code, alone.json()["errors"][0]["field"]) == (422, "batch")
+
+
+@pytest.mark.parametrize("field", ["model", "training"])
+def test_a_compile_without_a_model_or_its_training_is_refused(host: RunningAgent, field: str) -> None:
+    body = {name: value for name, value in build_request().items() if name != field}
+    reply = post(host, body)
+    assert reply.status_code == 422, reply.text
+    assert field in {each["field"].split(".")[0] for each in reply.json()["errors"]}
+
+
+def test_a_target_that_no_compiler_here_knows_is_said_at_once_and_never_passes(host: RunningAgent) -> None:
+    reply = post(host, build_request(mesh="dp:8", target="mi300x:8", batch=8))
+    assert reply.status_code == 200, reply.text
+    found = reply.json()["plans"][0]["verification"]
+    assert found["status"] == "not_compiled"
+    assert found["reason"]
+
+
+def test_the_same_key_is_the_same_run(host: RunningAgent) -> None:
+    body = build_request(6)
+    first = submit(host, body, Idempotency_Key="nightly")
+    assert submit(host, body, Idempotency_Key="nightly") == first
+    await_end(host, first)
+    assert submit(host, body, Idempotency_Key="nightly") == first
+    other = post(host, build_request(10), Idempotency_Key="nightly")
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
+    assert post(host, body).status_code == 200
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) -> None:
+    body = {**ON_TPU, "model": MODEL, "verify": "compile"}
+    body["training"] = {"sequence_length": 64, "global_batch": 4}
+    run = await_end(host, submit(host, body, "/batch-size"), limit_s=200)
+    assert run["state"] == "succeeded", run["error"]
+    assert run["kind"] == "batch_size"
+    compiled = run["result"]["compiled"]
+    assert (compiled["global_batch"], compiled["batch_per_device"], compiled["limit"]) == (4, 2, "asked")
+    assert compiled["compile_count"] == len(compiled["tried"]) >= 1
+    assert (run["result"]["hardware_type"], run["result"]["basis"]) == ("tpu_v5e", "declared")
+    again = post(host, body, "/batch-size")
+    assert (again.status_code, again.json()["compiled"]["verification"]["stored"]) == (200, True)
+
+
+def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
+    plan = ask(host, "/mesh/plan?mesh=dp:2,tp:2&target=v5e:2x2")["plans"][0]
+    body = {"plan": plan["fingerprint"], "model": MODEL, "verify": "compile"}
+    body["training"] = {"sequence_length": 64, "global_batch": 4}
+    reply = post(host, body, "/batch-size")
+    if reply.status_code == 202:
+        assert await_end(host, reply.json()["id"], limit_s=200)["state"] == "succeeded"
+        reply = post(host, body, "/batch-size")
+    assert reply.json()["compiled"]["global_batch"] == 4
+    missing = post(host, {**body, "plan": "mw1-none"}, "/batch-size")
+    assert (missing.status_code, missing.json()["code"]) == (404, "plan_not_found")
+    refused = post(host, {"verify": "compile", "model": MODEL, "training": {}}, "/batch-size")
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "mesh")
+
+
+# ---- when it dies ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_deleted_is_gone_within_two_seconds_and_the_next_one_goes_on(host: RunningAgent) -> None:
+    run_id = submit(host, build_request(12, **ON_TPU))
+    compiler = await_compiler(host, run_id)
+    began_s = time.monotonic()
+    reply = httpx.delete(f"{host.url}/runs/{run_id}", timeout=30)
+    assert reply.status_code in {200, 202}
+    assert await_end(host, run_id)["state"] == "cancelled"
+    wait_for(lambda: not is_alive(compiler), host, limit_s=5)
+    assert time.monotonic() - began_s < 2
+    assert verification_of(await_end(host, submit(host, build_request(12))))["status"] == "verified"
+
+
+def test_an_abort_of_the_compiler_is_an_answer_and_is_not_stored(host: RunningAgent) -> None:
+    run_id = submit(host, build_request(14, **ON_TPU))
+    os.kill(await_compiler(host, run_id), signal.SIGABRT)
+    found = verification_of(await_end(host, run_id))
+    assert (found["status"], found["reason"]) == ("aborted", "the compiler aborted (SIGABRT)")
+    assert found["log"]
+    assert httpx.get(f"{host.url}/readyz").status_code == 200
+    again = submit(host, build_request(14, **ON_TPU))
+    assert again != run_id
+    httpx.delete(f"{host.url}/runs/{again}", timeout=30)
+
+
+def test_a_compile_that_hangs_is_ended_at_its_limit_and_said_so() -> None:
+    with start_agent(cpu_devices=1, MESHWRIGHT_COMPILE_TIMEOUT_S="2") as agent:
+        run_id = submit(agent, build_request())
+        with contextlib.suppress(ProcessLookupError), stopped(await_compiler(agent, run_id)):
+            found = verification_of(await_end(agent, run_id))
+        assert found["status"] == "aborted"
+        assert "did not end within 2 s" in found["reason"]
+        assert "MESHWRIGHT_COMPILE_TIMEOUT_S" in found["reason"]
+
+
+def test_a_compile_that_takes_too_much_memory_is_ended_and_said_so() -> None:
+    limit_bytes = 96 << 20
+    with start_agent(cpu_devices=1, MESHWRIGHT_COMPILE_MEMORY_BYTES=str(limit_bytes)) as agent:
+        found = verification_of(await_end(agent, submit(agent, build_request(**ON_TPU))))
+        assert found["status"] == "aborted"
+        assert f"more than {limit_bytes} bytes" in found["reason"]
+        assert any(f"it may have {limit_bytes}" in line for line in found["log"])
+        assert httpx.get(f"{agent.url}/readyz").status_code == 200
+
+
+def test_a_compile_too_many_is_refused_and_a_bench_goes_beside() -> None:
+    with start_agent(cpu_devices=2, MESHWRIGHT_QUEUE_LIMIT="1") as agent:
+        running = submit(agent, build_request(2))
+        with stopped(await_compiler(agent, running)):
+            waiting = submit(agent, build_request(4))
+            refused = post(agent, build_request(6))
+            assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+            assert int(refused.headers["Retry-After"]) >= 1
+            bench = submit(agent, {"cases": ["host_to_device"], "samples": 3}, "/placement/bench")
+            assert await_end(agent, bench)["state"] == "succeeded"
+            assert post(agent, {}, "/devices/release").json()["cancelled_runs"] == []
+            assert [read_run(agent, each)["state"] for each in (running, waiting)] == ["running", "queued"]
+        for each in (running, waiting):
+            assert verification_of(await_end(agent, each))["status"] == "verified"
+
+
+def test_an_agent_that_stops_takes_its_compiler_with_it_and_one_that_comes_back_knows_what_was_said(
+    tmp_path: Path,
+) -> None:
+    with start_agent(cpu_devices=1, state_dir=tmp_path) as before:
+        done = await_end(before, submit(before, build_request(2)))
+        assert verification_of(done)["status"] == "verified"
+        compiler = await_compiler(before, submit(before, build_request(4)))
+        assert before.stop() == 0
+        wait_for(lambda: not is_alive(compiler), limit_s=5)
+        assert "Traceback" not in before.log_text()
+    with start_agent(cpu_devices=1, state_dir=tmp_path) as after:
+        reply = post(after, build_request(2))
+        assert (reply.status_code, reply.json()["plans"][0]["verification"]["stored"]) == (200, True)
+        assert read_run(after, done["id"])["result"] == done["result"]

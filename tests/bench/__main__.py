@@ -23,6 +23,7 @@ import numpy as np
 
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.bench.compiling import bench_compiling, time_stored
 from tests.bench.load import Target, fetch, measure_rates
 from tests.bench.mesh import bench_create_mesh
 from tests.bench.planner import bench_planner
@@ -47,8 +48,10 @@ def main() -> None:
         bench_http(agent)
         bench_client(agent)
         bench_placement(agent)
+        with Client(agent.url) as client:
+            print(row(*time_stored(client)))
         bench_release(agent)
-    for rows in (bench_prefetch, bench_create_mesh, bench_planner):
+    for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_compiling):
         for name, value, note in rows():
             print(row(name, value, note))
 

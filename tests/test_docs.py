@@ -399,7 +399,7 @@ def test_the_trainers_page_lists_what_each_library_module_has() -> None:
         row[0]: row[1]
         for row in TRAINER.table("From your trainer: meshes, placement, devices, data-parallel coordinates")
     }
-    assert list(rows) == [f"meshwright.{name}" for name in ("mesh", "placement", "devices", "parallelism")]
+    assert list(rows) == [f"meshwright.{name}" for name in ("mesh", "placement", "devices", "parallelism", "verify")]
     for module, text in rows.items():
         assert set(importlib.import_module(module).__all__) <= set(re.findall(r"\w+", text)), module
 

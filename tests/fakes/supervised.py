@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
+from meshwright_agent.worker.faults import Obituary
 from meshwright_agent.worker.supervisor import Answer
 from tests.fakes.stored import EPOCH
 
@@ -31,6 +32,7 @@ class FakeSupervisor:
     last_error: str | None = None
     log_tail: tuple[str, ...] = ()
     abandoned_pids: tuple[int, ...] = ()
+    obituary: Obituary | None = None
     state_after: WorkerState | None = None
     calls: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)
     resets: int = 0

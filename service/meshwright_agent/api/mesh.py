@@ -27,7 +27,7 @@ from meshwright_agent.replies import PlanAnswer
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
 
 _REFUSALS = problems(
-    s422="invalid_mesh, invalid_request, plan_infeasible, devices_unused or does_not_divide: with the rule, and what works",
+    s422="invalid_mesh, invalid_request, plan_infeasible, devices_unused, does_not_divide: the rule, and what works",
     s429="queue_full: many plans or compiles wait already; try again after Retry-After",
     s503="no device is known yet, the worker cannot start, or the planner died or did not answer in time",
 )

@@ -44,7 +44,7 @@ unit: $(VENV)/.compilers ## the tests alone (ARGS="-k mesh")
 	$(BIN)/python -m pytest $(ARGS)
 
 test-compile-cuda: $(VENV)/.cuda ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
-	$(BIN)/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py $(ARGS)
+	$(BIN)/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
 
 bench: $(VENV)/.opponents ## the budgets of the design, measured in one run
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -21,6 +21,9 @@ from meshwright.compiling.hlo.module import Instruction, is_start
 from meshwright.compiling.hlo.shapes import ArrayShape
 from meshwright.wire.verification import CollectiveOp, VerifiedCollective
 
+GROUPS_CHARS: Final = 256
+"""Of written groups that are told: thousands of devices one by one would be most of an answer."""
+
 _OPS: Final[Mapping[str, CollectiveOp]] = {
     "all-reduce": "all-reduce",
     "all-gather": "all-gather",
@@ -171,7 +174,7 @@ def _merge(parts: list[_Part]) -> VerifiedCollective:
         count=sum(part.count for part in parts),
         bytes=sum(part.size_bytes for part in parts),
         group_size=first.group_size,
-        groups=first.groups,
+        groups=first.groups if len(first.groups) <= GROUPS_CHARS else f"{first.groups[:GROUPS_CHARS]}…",
         dtypes=tuple(dict.fromkeys(dtype for part in parts for dtype in part.dtypes)),
         strategies=tuple(dict.fromkeys(part.strategy for part in parts if part.strategy)),
         colours=min((part.colours for part in parts if part.colours is not None), default=None),

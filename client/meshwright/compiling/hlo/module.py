@@ -61,14 +61,8 @@ class Instruction:
     @cached_property
     def attributes(self) -> Mapping[str, str]:
         """Attributes by name, values as written."""
-        found: dict[str, str] = {}
-        for part in _split(self.rest):
-            name, mark, value = part.partition("=")
-            if name == "device_ids" and "replica_groups" in found:  # of a mesh in another order: belongs to its groups
-                found["replica_groups"] += f", {part}"
-            elif mark:
-                found[name] = value
-        return found
+        parts = (part.partition("=") for part in _split(self.rest))
+        return {name: value for name, mark, value in parts if mark}
 
     @cached_property
     def arrays(self) -> tuple[ArrayShape, ...]:

@@ -89,6 +89,10 @@ class StepAxes:
                 chosen = (*chosen, name)
         return chosen
 
+    def take_tensor(self, size: int) -> Axes:
+        """Returns the tensor axes, or none where they do not divide a dimension of `size`."""
+        return self.take(self.tensor, size)
+
     def take(self, axes: Axes, size: int) -> Axes:
         """Returns the axes, or none where they do not divide a dimension of `size`."""
         return axes if size % self.measure(axes) == 0 else ()

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from meshwright.compiling.step import experts
 from meshwright.compiling.step.attention import attend
 from meshwright.compiling.step.axes import Axes
+from meshwright.compiling.step.embedding import look_up
 from meshwright.compiling.step.parameters import Tensors
 from meshwright.compiling.step.sharding import Layout
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -82,10 +83,8 @@ class Decoder:
             query, key = (scale_rms(x, weights[f"{n}_norm"]) for n, x in (("query", query), ("key", key)))
         if model.positions == "rope":
             query, key = rotate(query), rotate(key)
-        copies = self._count_copies()
-        key, value = (jnp.repeat(x, copies, axis=2) if copies > 1 else x for x in (key, value))
-        key, value = (layout.put(x, axes.batch, None, axes.tensor, None) for x in (key, value))
-        heads = model.kv_heads * copies
+        key, value = self._gather_heads(key), self._gather_heads(value)
+        heads = key.shape[2]
         grouped = query.reshape(*query.shape[:2], heads, model.num_attention_heads // heads, model.head_size)
         grouped = layout.put(grouped, axes.batch, axes.context, axes.tensor, None, None)
         mixed = attend(grouped, key, value, blocked=self._training.attention == "flash")
@@ -96,12 +95,17 @@ class Decoder:
     def _split_heads(self, value: Array, heads: int) -> Array:
         axes = self._layout.axes
         split = value.reshape(*value.shape[:2], heads, self._model.head_size)
-        return self._layout.put(split, axes.batch, axes.context, axes.take(axes.tensor, heads), None)
+        return self._layout.put(split, axes.batch, axes.context, axes.take_tensor(heads), None)
 
-    def _count_copies(self) -> int:
-        """Returns how often each head of keys is repeated so that the tensor axes divide the heads."""
-        over = self._layout.axes.measure(self._layout.axes.tensor)
-        return math.lcm(self._model.kv_heads, over) // self._model.kv_heads
+    def _gather_heads(self, value: Array) -> Array:
+        """Returns keys or values of the whole sequence, each head repeated until the tensor axes divide the heads."""
+        axes, kv_heads = self._layout.axes, self._model.kv_heads
+        over = axes.take_tensor(kv_heads)
+        whole = self._layout.spread(value, (axes.batch, axes.context, over, ()), (axes.batch, (), over, ()))
+        copies = math.lcm(kv_heads, axes.measure(axes.tensor)) // kv_heads
+        if copies == 1:
+            return whole
+        return self._layout.put(jnp.repeat(whole, copies, axis=2), axes.batch, None, axes.tensor, None)
 
     # ---- feed forward ----------------------------------------------------------------------------------
 
@@ -174,8 +178,7 @@ def build_residual(tokens: Array, weights: dict[str, Any], decoder: Decoder, lay
     """Returns the embedded tokens [batch, sequence, hidden]."""
     dtype = decoder.dtype
     with jax.named_scope("embedding"):
-        table = layout.gather(weights["embedding"], outer["embedding"], dtype)
-        found = jnp.take(table, tokens, axis=0)
+        found = look_up(weights["embedding"], tokens, outer["embedding"], layout, dtype)
         if "positions" in weights:
             found = found + weights["positions"][: tokens.shape[1]].astype(dtype)
         return layout.put(found, *decoder.residual, None)

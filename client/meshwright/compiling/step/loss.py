@@ -67,8 +67,8 @@ def _add_loss(head: Array, part: tuple[Array, Array], layout: Layout) -> Array:
     """Returns the sum over one piece: hidden [batch, shards, positions, hidden] and its targets."""
     hidden, targets = part
     axes = layout.axes
-    logits = jnp.einsum("bcsd,dv->bcsv", hidden, head, preferred_element_type=jnp.float32)
-    logits = layout.put(logits, axes.batch, axes.context, None, axes.tensor)
+    logits = jnp.einsum("bcsd,dv->bcsv", hidden, head)  # in bfloat16, so that gradients are sent in it too
+    logits = layout.put(logits, axes.batch, axes.context, None, axes.tensor).astype(jnp.float32)
     top = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     sums = jnp.log(jnp.exp(logits - top).sum(axis=-1)) + top[..., 0]
     hits = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 3) == targets[..., None]

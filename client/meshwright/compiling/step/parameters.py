@@ -51,7 +51,9 @@ class TensorTable:
     def list_outer(self) -> Tensors:
         """Returns the tensors outside the layers."""
         model = self._model
-        tensors = {"embedding": self._matrix(model.vocab_size, model.hidden_size, rows=self._axes.tensor, fsdp=1)}
+        # Columns of the table are split: a look-up of rows that lie elsewhere would gather all of it.
+        over = self._axes.take_tensor(model.hidden_size)
+        tensors = {"embedding": self._matrix(model.vocab_size, model.hidden_size, columns=over, fsdp=1)}
         if model.positions == "learned":
             tensors["positions"] = self._plain(model.max_position_embeddings or 1, model.hidden_size)
         if not model.tie_word_embeddings:
@@ -70,7 +72,7 @@ class TensorTable:
         hidden, size = model.hidden_size, model.head_size
         tensors: Tensors = {}
         for name, heads in (("query", model.num_attention_heads), ("key", model.kv_heads), ("value", model.kv_heads)):
-            over = self._axes.take(tensor, heads)
+            over = self._axes.take_tensor(heads)
             tensors[name] = self._matrix(hidden, heads * size, columns=over, fsdp=0)
             if model.attention_bias:
                 tensors[f"{name}_bias"] = self._plain(heads * size, over=over)
@@ -107,9 +109,9 @@ class TensorTable:
 
     def _matrix(self, rows_: int, columns_: int, *, fsdp: int, rows: Axes = (), columns: Axes = ()) -> Tensor:
         """Returns a matrix [rows, columns] whose dimension `fsdp` is sharded over fsdp too."""
-        used = [rows, columns]
+        used, sizes = [rows, columns], (rows_, columns_)
         stored = list(used)
-        stored[fsdp] = (*used[fsdp], *self._axes.shard_weights((rows_, columns_)[fsdp]))
+        stored[fsdp] = (*used[fsdp], *self._axes.shard_weights(sizes[fsdp] // self._axes.measure(used[fsdp])))
         return Tensor((rows_, columns_), build_spec(*stored), build_spec(*used))
 
     def _expert(self, count: int, rows_: int, columns_: int, *, rows: Axes = (), columns: Axes = ()) -> Tensor:

@@ -1,7 +1,7 @@
 """Putting arrays where the step wants them, on the mesh that is traced for.
 
-Rule: what is gathered for a matmul gives a gradient that is scattered again, so that no device ever sums whole
-gradients of weights that it keeps a part of.
+Rule: what is gathered gives a gradient that is scattered again, so that no device ever sums whole gradients of what it
+keeps a part of.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class Layout:
         gathered: Array = checkpoint_name(_gather(weight, stored, used, dtype), GATHERED)
         return gathered
 
+    def spread(self, value: Array, here: tuple[Axes, ...], there: tuple[Axes, ...]) -> Array:
+        """Returns an activation moved from here to there; its gradient is moved back, not summed where it is."""
+        return _spread(value, self.shard(build_spec(*here)), self.shard(build_spec(*there)))
+
     def store(self, tensor: Tensor) -> NamedSharding:
         """Returns where a tensor lies between its uses."""
         return NamedSharding(self.mesh, tensor.stored)
@@ -73,3 +77,19 @@ def _gather_backward(
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _spread(value: Array, here: NamedSharding, there: NamedSharding) -> Array:
+    return pin(pin(value, here), there)
+
+
+def _spread_forward(value: Array, here: NamedSharding, there: NamedSharding) -> tuple[Array, None]:
+    return _spread(value, here, there), None
+
+
+def _spread_backward(here: NamedSharding, _there: NamedSharding, _kept: None, gradient: Array) -> tuple[Array]:
+    return (pin(gradient, here),)
+
+
+_spread.defvjp(_spread_forward, _spread_backward)

@@ -136,9 +136,12 @@ class _Forward:
         return residual
 
     def _find_head(self, weights: Tree) -> Array:
-        name = "embedding" if self._model.tie_word_embeddings else "head"
-        head = self._layout.gather(weights[name], self._tensors[name], self._decoder.dtype)
-        return head.T if self._model.tie_word_embeddings else head
+        if not self._model.tie_word_embeddings:
+            return self._layout.gather(weights["head"], self._tensors["head"], self._decoder.dtype)
+        axes = self._layout.axes
+        table = self._layout.gather(weights["embedding"], self._tensors["embedding"], self._decoder.dtype)
+        columns = axes.take_tensor(self._model.hidden_size)
+        return self._layout.spread(table, ((), columns), (axes.tensor, ())).T
 
 
 def _take_layer(layers: Tensors | tuple[Tensors, ...]) -> Tensors:

@@ -1,0 +1,44 @@
+"""Jobs of small steps, for tests that ask XLA's real compilers in a child."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+from typing import Any
+
+import pytest
+
+from meshwright.compiling.child import compile_in_child
+from meshwright.wire.batch_size import CompiledBatch
+from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.verification import Verification
+
+needs_tpu_compiler = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
+)
+
+V5E = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), name="v5e:2x2")
+CPU = CompileTarget(platform="cpu", chip="cpu", shape=(4,), name="cpu:4")
+
+
+def build_job(
+    target: CompileTarget, mesh: dict[str, int], model: ModelSpec, training: TrainingSpec, **fields: Any
+) -> CompileJob:
+    places = tuple((0, position) for position in range(math.prod(mesh.values())))
+    types: dict[str, Any] = dict.fromkeys(mesh, "auto")
+    placed = CompileMesh(shape=mesh, axis_types=types, places=places)
+    return CompileJob(target=target, mesh=placed, model=model, training=training, **fields)
+
+
+def verify(job: CompileJob) -> Verification:
+    found = compile_in_child(job, limit_s=280)
+    assert isinstance(found, Verification)
+    return found
+
+
+def fit(job: CompileJob) -> CompiledBatch:
+    found = compile_in_child(job, operation="fit", limit_s=280)
+    assert isinstance(found, CompiledBatch), found
+    return found

@@ -1,0 +1,161 @@
+"""Collectives of small steps, as XLA's TPU compiler makes them, against counts by hand.
+
+One model and one batch on every mesh of v5e:2x2: B sequences of S tokens, L layers of hidden size D (all heads together
+as wide) and feed-forward size F, a vocabulary of V; weights float32, computed in bfloat16, remat full. Sizes are chosen
+so that no two of the sums below are equal by chance. Bytes are counted as nccl-tests does: of a gather and a scatter
+the whole, of an all-reduce and an all-to-all a device's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.verification import Verification, VerifiedCollective
+from tests.process.step_jobs import V5E, build_job, needs_tpu_compiler, verify
+
+pytestmark = needs_tpu_compiler
+
+B, S, D, F, V, L = 8, 128, 128, 256, 384, 3
+HEADS = 4
+EXPERTS, CHOSEN = 4, 2
+BF16, F32 = 2, 4
+
+DENSE: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": F,
+    "num_hidden_layers": L,
+    "num_attention_heads": HEADS,
+}
+MIXTURE = {**DENSE, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
+
+ATTENTION = 4 * D * D
+MATRICES = ATTENTION + 3 * D * F
+"""Elements of a layer's matrices: query, key, value, output; gate, up, down."""
+NORMS = (2 * L + 1) * D * F32
+"""Bytes of the gradients of all norms: two a layer and the last. Vectors are kept, and summed, in float32."""
+TABLE = V * D
+"""Elements of the embedding, and of the head."""
+STREAM = B * S * D * BF16
+"""Bytes of the residual stream of the whole batch; queries, keys and values are as large."""
+HEAD_GRADIENT = TABLE * F32
+"""Logits are float32, and XLA sums the head's gradient over devices before it is cast to bfloat16."""
+SCALAR = F32
+
+Counted = dict[tuple[str, str], tuple[float, float]]
+
+
+def count(mesh: dict[str, int], model: dict[str, Any] = DENSE) -> tuple[Verification, Counted]:
+    """Returns the report, and (times, bytes) by axis and kind."""
+    training = TrainingSpec(global_batch=B, sequence_length=S)
+    found = verify(build_job(V5E, mesh, ModelSpec(**model), training))
+    assert found.status == "verified", found.reason
+    return found, add(found.collectives)
+
+
+def add(collectives: Iterable[VerifiedCollective]) -> Counted:
+    counted: Counted = {}
+    for each in collectives:
+        times, size = counted.get((each.axis, each.op), (0.0, 0.0))
+        counted[each.axis, each.op] = times + each.count, size + each.bytes
+    return counted
+
+
+def get_bytes(counted: Counted) -> dict[tuple[str, str], float]:
+    return {key: size for key, (_, size) in counted.items()}
+
+
+def test_data_parallelism_sums_every_gradient_once() -> None:
+    report, counted = count({"dp": 4})
+    # Gradients of matrices are bfloat16, as their matmuls are; beside them the loss.
+    gradients = (L * MATRICES + TABLE) * BF16 + HEAD_GRADIENT + NORMS
+    assert get_bytes(counted) == {("dp", "all-reduce"): gradients + SCALAR}
+    check_flops(report)
+
+
+def test_sharded_data_parallelism_gathers_weights_twice_and_scatters_gradients_once() -> None:
+    report, counted = count({"fsdp": 4})
+    # 7 matrices a layer, each for the forward pass and again for the backward pass; head and embedding once. The
+    # embedding lies with its columns over fsdp: for its gradient each device takes its columns of all tokens' gradients
+    # (an all-to-all of what a device has of the stream) and all tokens' ids, which is less than to scatter the table.
+    weights = 2 * L * MATRICES * BF16 + 2 * TABLE * BF16
+    assert counted["fsdp", "all-gather"] == (2 * 7 * L + 2 + 1, weights + B * S * F32)
+    assert counted["fsdp", "all-to-all"] == (1, STREAM / 4)
+    # Norms are on every device whole. Scalars: the loss, and the sums of squares of 7 + 2 sharded gradients, for
+    # clipping.
+    assert get_bytes(counted)["fsdp", "reduce-scatter"] == L * MATRICES * BF16 + HEAD_GRADIENT
+    assert get_bytes(counted)["fsdp", "all-reduce"] == NORMS + (1 + 7 + 2) * SCALAR
+    assert len(counted) == 4
+    check_flops(report)
+
+
+def test_tensor_parallelism_gathers_six_times_a_layer_and_scatters_five_times() -> None:
+    report, counted = count({"tp": 4})
+    # A layer has two blocks. Each is entered by a gather of the sequence and left by a scatter: 2 + 2 forward. The
+    # backward pass turns both round: 2 + 2. Remat runs the forward pass again, but for the last scatter, whose result
+    # nobody needs: 2 + 1. The loss gathers the stream once; its gradient is scattered in float32. Look-ups gather the
+    # embedding, whose gradient is scattered.
+    assert counted["tp", "all-gather"] == (6 * L + 1 + 1, 6 * L * STREAM + STREAM + TABLE * BF16)
+    assert counted["tp", "reduce-scatter"] == (5 * L + 1 + 1, 5 * L * STREAM + STREAM * F32 / BF16 + TABLE * BF16)
+    # The loss over a divided vocabulary: each token's maximum, sum, and own logit. Norms see a part of the sequence.
+    assert get_bytes(counted)["tp", "all-reduce"] == 3 * B * S * F32 + NORMS + (7 + 2) * SCALAR
+    assert len(counted) == 3
+    check_flops(report)
+
+
+def test_axes_of_equal_size_each_have_their_own_collectives() -> None:
+    report, counted = count({"fsdp": 2, "tp": 2})
+    stream, matrices, table = STREAM / 2, MATRICES / 2, TABLE / 2  # a device's row of fsdp, and column of tp
+    # As with tp alone, of half of the batch; the embedding is gathered over fsdp, then over tp.
+    assert counted["tp", "all-gather"] == (6 * L + 1 + 1, 6 * L * stream + stream + TABLE * BF16)
+    assert counted["tp", "reduce-scatter"] == (5 * L + 1, 5 * L * stream + stream * F32 / BF16)
+    assert get_bytes(counted)["tp", "all-reduce"] == 3 * B * S / 2 * F32
+    # As with fsdp alone, of half of each matrix.
+    assert counted["fsdp", "all-gather"] == (2 * 7 * L + 2, 2 * L * matrices * BF16 + 2 * table * BF16)
+    # Some matrices XLA sums whole, and takes a part of: an all-reduce of as many bytes stands for the scatter.
+    sums = sum(get_bytes(counted)["fsdp", op] for op in ("reduce-scatter", "all-reduce"))
+    assert sums == L * matrices * BF16 + HEAD_GRADIENT / 2 + SCALAR
+    assert get_bytes(counted)["fsdp", "reduce-scatter"] > sums / 2
+    # Tokens lie over both: so do the gradients of what both have whole, and of the embedding.
+    assert get_bytes(counted)["fsdp,tp", "all-reduce"] == TABLE * BF16 + NORMS + (7 + 2) * SCALAR
+    assert len(counted) == 6 + 1
+    check_flops(report)
+
+
+def test_expert_parallelism_sends_tokens_there_and_back_three_times_a_layer() -> None:
+    _, counted = count({"ep": 4}, MIXTURE)
+    places = S * CHOSEN / EXPERTS * 1.25  # of a sequence in each expert, at the default capacity factor
+    # Forward, forward again under remat, backward; each there and back. A device has B / 4 sequences.
+    assert counted["ep", "all-to-all"] == (6 * L, 6 * L * B / 4 * EXPERTS * places * D * BF16)
+    # What is not an expert's is on every device: attention and router of each layer, embedding, head, norms. Scalars:
+    # the loss, and the sums of squares of the experts' 3 gradients.
+    shared = (L * (ATTENTION + D * EXPERTS) + TABLE) * BF16 + HEAD_GRADIENT + NORMS
+    assert get_bytes(counted)["ep", "all-reduce"] == shared + (1 + 3) * SCALAR
+    assert len(counted) == 2
+
+
+def test_context_parallelism_gathers_keys_and_values_and_sums_their_gradients() -> None:
+    report, counted = count({"cp": 4})
+    # Keys and values, forward and again under remat.
+    assert counted["cp", "all-gather"] == (2 * 2 * L, 2 * 2 * L * STREAM)
+    # XLA sums the gradients of keys and values whole: an all-reduce stands for the scatter. Scores are float32, and the
+    # gradient of keys is summed before it is cast. Weights are on every device, so theirs are summed as with dp.
+    of_pairs = L * (STREAM + STREAM * F32 / BF16)
+    of_weights = (L * MATRICES + TABLE) * BF16 + HEAD_GRADIENT + NORMS
+    assert get_bytes(counted)["cp", "all-reduce"] == of_pairs + of_weights + SCALAR
+    assert len(counted) == 2
+    check_flops(report)
+
+
+def check_flops(report: Verification) -> None:
+    """Asserts the FLOPs of a device's quarter of all matmuls, whatever the axes."""
+    tokens = B * S / 4
+    # A matmul of T × m × n takes 2·T·m·n; the backward pass two of them; remat the first again, but for the layer's
+    # last (down), whose result nobody needs.
+    layers = L * 2 * tokens * (4 * MATRICES - D * F)
+    head = 3 * 2 * tokens * TABLE
+    # Scores and values, each 2·S²·D a sequence: forward, again, and twice backward.
+    attention = L * B / 4 * 2 * (2 * S * S * D) * (1 + 1 + 2)
+    assert report.flops == layers + head + attention

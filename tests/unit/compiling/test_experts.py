@@ -1,0 +1,134 @@
+"""Dealing tokens to experts: nobody twice in a place, the first come first, and the sum that a dense mixture has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from meshwright.compiling.step.axes import StepAxes
+from meshwright.compiling.step.experts import (
+    Deal,
+    count_places,
+    deal_tokens,
+    from_experts,
+    receive,
+    send,
+    to_experts,
+)
+from meshwright.compiling.step.sharding import Layout
+from meshwright.wire.model import ModelSpec
+from tests.unit.planning.models import PLAIN
+
+HIDDEN = 6
+
+
+def build_model(experts: int, choices: int) -> ModelSpec:
+    return ModelSpec(**PLAIN, num_experts=experts, num_experts_per_tok=choices)
+
+
+def draw_scores(seed: int, tokens: int, experts: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(2, 1, tokens, experts)), jnp.float32)
+
+
+def run(scores: jax.Array, choices: int, places: int, tokens: jax.Array) -> tuple[Deal, jax.Array]:
+    """Returns the deal, and what experts that multiply by their number plus 1 make of the tokens."""
+    experts = scores.shape[-1]
+    deal = deal_tokens(scores, build_model(experts, choices), places)
+    factors = jnp.arange(1.0, experts + 1)[:, None, None]
+    return deal, receive(send(tokens, deal) * factors, deal)
+
+
+def draw_tokens(scores: jax.Array) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(9).normal(size=(*scores.shape[:-1], HIDDEN)), jnp.float32)
+
+
+def sum_by_numpy(scores: Any, choices: int, places: int, tokens: Any) -> np.ndarray[Any, Any]:
+    """Returns the weighted sums over the experts that each token chose and found a place in, a token at a time."""
+    found = np.zeros(tokens.shape)
+    for group in np.ndindex(tokens.shape[:-2]):
+        taken = np.zeros(scores.shape[-1], int)
+        for token, row in enumerate(np.asarray(scores[group], np.float64)):
+            chosen = np.argsort(-row, kind="stable")[:choices]
+            weights = np.exp(row[chosen] - row[chosen].max())
+            for expert, weight in zip(chosen, weights / weights.sum(), strict=True):
+                if taken[expert] < places:
+                    found[group][token] += weight * (expert + 1) * np.asarray(tokens[group][token], np.float64)
+                taken[expert] += 1
+    return found
+
+
+@pytest.mark.parametrize(("experts", "choices"), [(4, 1), (4, 2), (8, 3), (2, 2)])
+@pytest.mark.parametrize("places", [12, 3, 1], ids=["room for all", "some dropped", "most dropped"])
+def test_a_token_gets_the_weighted_sum_of_the_experts_that_had_a_place(experts: int, choices: int, places: int) -> None:
+    scores = draw_scores(experts, 12, experts)
+    tokens = draw_tokens(scores)
+    _, found = run(scores, choices, places, tokens)
+    np.testing.assert_allclose(found, sum_by_numpy(scores, choices, places, tokens), atol=1e-5)
+
+
+def test_tokens_beyond_an_experts_places_are_the_last_ones() -> None:
+    scores = jnp.zeros((1, 1, 5, 3)).at[..., 1].set(1.0)  # all want expert 1
+    deal, found = run(scores, 1, 2, jnp.ones((1, 1, 5, HIDDEN)))
+    assert deal.token[0, 0].tolist() == [[5, 5], [0, 1], [5, 5]], "5 stands for nobody: experts 0 and 2 are empty"
+    assert deal.place[0, 0, :, 0].tolist() == [0, 1, 2, 2, 2], "2 stands for no place"
+    assert found[0, 0, :, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 0.0]
+
+
+@st.composite
+def deals(draw: st.DrawFn) -> tuple[jax.Array, int, int]:
+    tokens, experts = draw(st.sampled_from([(1, 1), (6, 4), (16, 3)]))
+    choices = draw(st.integers(1, experts))
+    even = draw(st.booleans())
+    scores = jnp.zeros((2, 1, tokens, experts)) if even else draw_scores(draw(st.integers(0, 999)), tokens, experts)
+    return scores, choices, draw(st.sampled_from([1, 2, tokens]))
+
+
+@given(deals())
+@settings(deadline=None, max_examples=30)  # the first of each shape compiles
+def test_every_token_stands_where_its_place_says_and_no_place_has_two(dealt: tuple[jax.Array, int, int]) -> None:
+    scores, choices, places = dealt
+    deal = deal_tokens(scores, build_model(scores.shape[-1], choices), places)
+    tokens = scores.shape[-2]
+    token, place, expert = (np.asarray(part) for part in (deal.token, deal.place, deal.expert))
+    np.testing.assert_allclose(deal.weight.sum(axis=-1), 1.0, atol=1e-5)
+    for group in np.ndindex(token.shape[:-2]):
+        standing = token[group][token[group] < tokens]
+        kept = np.argwhere(place[group] < places)
+        assert len(standing) == len(kept)
+        for row, choice in kept:
+            assert token[group][expert[group][row, choice], place[group][row, choice]] == row
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "choices", "factor", "places"),
+    [(128, 8, 2, 1.0, 32), (128, 8, 2, 1.25, 40), (10, 8, 1, 1.0, 2), (16, 4, 2, 64.0, 16), (1, 64, 1, 1.0, 1)],
+)
+def test_places_are_the_average_times_the_factor_and_never_more_than_tokens(
+    tokens: int, experts: int, choices: int, factor: float, places: int
+) -> None:
+    assert count_places(build_model(experts, choices), tokens, factor) == places
+
+
+def test_gradients_flow_to_the_tokens_that_had_a_place_and_to_no_other() -> None:
+    scores = jnp.zeros((1, 1, 4, 2)).at[..., 0].set(1.0)
+    gradient = jax.grad(lambda tokens: run(scores, 1, 3, tokens)[1].sum())(jnp.ones((1, 1, 4, HIDDEN)))
+    assert gradient[0, 0, :, 0].tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_places_move_to_the_devices_of_their_experts_and_back() -> None:
+    shape = {"fsdp": 2, "ep": 4}
+    mesh = jax.make_mesh((2, 4), ("fsdp", "ep"), axis_types=(AxisType.Auto,) * 2)
+    layout = Layout(mesh, StepAxes.of(shape))
+    dealt = jnp.arange(8.0 * 4 * 3 * 2).reshape(8, 1, 4, 3, 2)
+    there = jax.jit(lambda value: to_experts(layout, value))(dealt)
+    back = jax.jit(lambda value: from_experts(layout, value))(there)
+    assert there.sharding.shard_shape(there.shape) == (4, 1, 1, 3, 2)
+    assert back.sharding.shard_shape(back.shape) == (1, 1, 4, 3, 2)
+    np.testing.assert_array_equal(back, dealt)

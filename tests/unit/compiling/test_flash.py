@@ -1,0 +1,48 @@
+"""What fused attention costs, against the papers' counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.compiling.flash import EFFICIENCY_RATIO, count_attention_flops, price_attention
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.unit.planning.models import PLAIN
+
+MODEL = ModelSpec(**{**PLAIN, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 128})
+TRAINING = TrainingSpec(global_batch=1, sequence_length=2048, remat="none")
+
+
+def test_flops_are_those_of_the_worked_example() -> None:
+    # Scores and values: 2 matmuls of 2·S²·h, half of it masked; the backward pass has 5 matmuls for these 2.
+    forward = 2 * 2 * 2048**2 * 128 / 2
+    assert count_attention_flops(MODEL, TRAINING) == forward * (1 + 5 / 2)
+
+
+@pytest.mark.parametrize("remat", ["minimal", "full"])
+def test_remat_runs_the_forward_pass_again(remat: str) -> None:
+    again = TRAINING.model_copy(update={"remat": remat})
+    assert count_attention_flops(MODEL, again) / count_attention_flops(MODEL, TRAINING) == pytest.approx(4.5 / 3.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "times"),
+    [
+        ({"num_hidden_layers": 7}, {}, 7),
+        ({"num_attention_heads": 4}, {}, 4),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1}, {}, 4),
+        ({}, {"global_batch": 3}, 3),
+        ({}, {"sequence_length": 4096}, 4),
+        ({}, {"global_batch": 2, "gradient_accumulation": 2}, 2),
+    ],
+)
+def test_flops_grow_with_layers_heads_sequences_and_the_square_of_their_length(
+    model: dict[str, int], training: dict[str, int], times: int
+) -> None:
+    found = count_attention_flops(MODEL.model_copy(update=model), TRAINING.model_copy(update=training))
+    assert found == times * count_attention_flops(MODEL, TRAINING)
+
+
+def test_the_price_is_spread_over_devices_that_reach_half_of_their_peak() -> None:
+    flops = count_attention_flops(MODEL, TRAINING)
+    assert EFFICIENCY_RATIO == 0.5
+    assert price_attention(MODEL, TRAINING, device_count=4, flops_per_s=1e12) == pytest.approx(flops / 4 / 0.5e12)

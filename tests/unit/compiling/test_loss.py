@@ -1,0 +1,86 @@
+"""The loss: cross-entropy, a piece at a time, whatever the pieces."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from meshwright.compiling.step.axes import StepAxes
+from meshwright.compiling.step.loss import PIECE, count_pieces, measure_loss
+from meshwright.compiling.step.sharding import Layout
+from tests.unit.compiling.traced import list_shapes
+
+HIDDEN, VOCABULARY = 8, 32
+
+
+def build_layout(**shape: int) -> Layout:
+    mesh = jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
+    return Layout(mesh, StepAxes.of(shape))
+
+
+def draw(length: int, batch: int = 2) -> tuple[jax.Array, jax.Array, jax.Array]:
+    random = np.random.default_rng(length)
+    hidden = jnp.asarray(random.normal(size=(batch, length, HIDDEN)), jnp.float32)
+    targets = jnp.asarray(random.integers(0, VOCABULARY, size=(batch, length)), jnp.int32)
+    return hidden, targets, jnp.asarray(random.normal(size=(HIDDEN, VOCABULARY)), jnp.float32)
+
+
+def measure_by_numpy(hidden: jax.Array, targets: jax.Array, head: jax.Array) -> float:
+    logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64)
+    sums = np.log(np.exp(logits).sum(axis=-1))
+    picked = np.take_along_axis(logits, np.asarray(targets)[..., None], axis=-1)[..., 0]
+    return float((sums - picked).mean())
+
+
+@pytest.mark.parametrize(
+    ("length", "shape"),
+    [(64, {"dp": 1}), (64, {"dp": 2, "cp": 2, "tp": 2}), (3 * PIECE, {"dp": 1}), (3 * PIECE, {"cp": 2, "tp": 4})],
+)
+def test_the_loss_is_the_mean_cross_entropy(length: int, shape: dict[str, int]) -> None:
+    layout = build_layout(**shape)
+    found = jax.jit(lambda *parts: measure_loss(*parts, layout))(*draw(length))
+    assert float(found) == pytest.approx(measure_by_numpy(*draw(length)), rel=1e-5)
+
+
+def test_large_logits_are_no_infinity() -> None:
+    hidden, targets, head = draw(16)
+    found = measure_loss(hidden * 1e4, targets, head, build_layout(dp=1))
+    assert bool(jnp.isfinite(found))
+    assert float(found) > 1e3
+
+
+@pytest.mark.parametrize("shape", [{"dp": 1}, {"cp": 2, "tp": 2}])
+def test_gradients_do_not_feel_the_pieces(shape: dict[str, int]) -> None:
+    hidden, targets, head = draw(4 * PIECE, batch=1)
+    layout = build_layout(**shape)
+    found = jax.jit(jax.grad(lambda *parts: measure_loss(parts[0], targets, parts[1], layout), (0, 1)))(hidden, head)
+    weights = jax.nn.softmax(hidden @ head) - jax.nn.one_hot(targets, VOCABULARY)
+    expected = weights @ head.T / targets.size, jnp.einsum("bsd,bsv->dv", hidden, weights) / targets.size
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_logits_of_a_whole_sequence_never_exist() -> None:
+    layout = build_layout(dp=1)
+
+    def count_largest(length: int) -> int:
+        hidden, targets, head = draw(length, batch=1)
+        step = jax.grad(lambda *parts: measure_loss(parts[0], targets, parts[1], layout), argnums=(0, 1))
+        shapes = list_shapes(jax.make_jaxpr(step)(hidden, head))
+        return max(int(np.prod(shape)) for shape in shapes if shape[-1:] == (VOCABULARY,))
+
+    assert count_largest(PIECE) == PIECE * VOCABULARY
+    assert count_largest(4 * PIECE) == PIECE * VOCABULARY
+
+
+@given(st.integers(1, 1 << 16))
+def test_pieces_are_equal_and_as_few_as_can_be(length: int) -> None:
+    count = count_pieces(length)
+    assert length % count == 0
+    assert length // count <= PIECE
+    assert all(length % fewer for fewer in range(-(-length // PIECE), count))

@@ -1,0 +1,182 @@
+"""The tensors of the step: as many elements as the model has parameters, and where each lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+from meshwright.compiling import NotCompiledError
+from meshwright.compiling.step.axes import StepAxes, build_spec
+from meshwright.compiling.step.parameters import Tensor, build_tensors, walk_tensors
+from meshwright.planning.divisibility import check_divides
+from meshwright.planning.parameters import count_parameters
+from meshwright.planning.presets import Preset, read_presets
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.unit.planning.models import PLAIN, models
+
+SUPPORTED = [pytest.param(preset, id=preset.name) for preset in read_presets() if not preset.unsupported]
+
+MESHES: tuple[dict[str, int], ...] = (
+    {"dp": 8},
+    {"fsdp": 4},
+    {"tp": 2},
+    {"fsdp": 2, "tp": 2},
+    {"fsdp": 2, "cp": 2},
+    {"fsdp": 2, "ep": 2, "tp": 2},
+    {"dp": 2, "fsdp": 4, "cp": 2, "ep": 2, "tp": 4},
+)
+LENGTH = 8
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def count_elements(model: ModelSpec, *, scanned: bool, mesh: dict[str, int] | None = None) -> int:
+    return sum(tensor.size for tensor in walk_tensors(build_tensors(model, StepAxes.of(mesh or {}), scanned=scanned)))
+
+
+@pytest.mark.parametrize("preset", SUPPORTED)
+@pytest.mark.parametrize("scanned", [True, False])
+def test_every_preset_has_as_many_elements_as_parameters(preset: Preset, scanned: bool) -> None:
+    found = count_elements(preset.model, scanned=scanned)
+    assert found == count_parameters(preset.model).total
+    assert preset.published_parameters in (None, found)
+
+
+@given(models(), st.booleans())
+def test_every_model_has_as_many_elements_as_parameters(model: ModelSpec, scanned: bool) -> None:
+    assert count_elements(model, scanned=scanned) == count_parameters(model).total
+
+
+@given(models(), st.sampled_from(MESHES), st.booleans())
+def test_where_a_mesh_divides_a_model_every_tensor_is_divided_evenly(
+    model: ModelSpec, mesh: dict[str, int], scanned: bool
+) -> None:
+    fitting = fit_model(model, mesh)
+    check_divides(fitting, TrainingSpec(global_batch=math.prod(mesh.values()), sequence_length=LENGTH), mesh)
+    for tensor in walk_tensors(build_tensors(fitting, StepAxes.of(mesh), scanned=scanned)):
+        check_places(tensor, mesh)
+
+
+def fit_model(model: ModelSpec, mesh: dict[str, int]) -> ModelSpec:
+    """Returns a model like this one that the mesh divides: its sizes times what they are divided by."""
+    tensor, experts = mesh.get("tp", 1), mesh.get("ep", 1)
+    grown = {
+        "hidden_size": model.hidden_size * mesh.get("fsdp", 1),
+        "intermediate_size": model.intermediate_size * tensor,
+        "num_attention_heads": model.num_attention_heads * tensor,
+        "num_key_value_heads": model.kv_heads * tensor,
+        "vocab_size": model.vocab_size * tensor,
+        "moe_intermediate_size": model.moe_intermediate_size and model.moe_intermediate_size * tensor,
+        "num_experts": model.num_experts and model.num_experts * experts,
+        "max_position_embeddings": model.max_position_embeddings and model.max_position_embeddings + LENGTH,
+    }
+    has_none = experts > 1 and not model.num_experts
+    return ModelSpec.model_validate(model.model_dump() | grown | (EXPERTS | {"mlp_bias": False} if has_none else {}))
+
+
+def check_places(tensor: Tensor, mesh: dict[str, int]) -> None:
+    """Asserts that both places divide the shape, name each axis once, and differ by what is gathered alone."""
+    for spec in (tensor.stored, tensor.used):
+        assert len(spec) <= len(tensor.shape)
+        names = [name for axes in list_axes(spec) for name in axes]
+        assert set(names) <= set(mesh)
+        assert len(names) == len(set(names)), "an axis divides one dimension of a tensor"
+        for size, axes in zip(tensor.shape, list_axes(spec), strict=False):
+            assert size % math.prod(mesh[name] for name in axes) == 0
+    assert "fsdp" not in [name for axes in list_axes(tensor.used) for name in axes]
+    for kept, taken in zip(list_axes(tensor.stored), list_axes(tensor.used), strict=True):
+        assert kept[: len(taken)] == taken, "what a matmul has, it has from what is stored, without a move"
+
+
+def list_axes(spec: PartitionSpec) -> Iterator[tuple[str, ...]]:
+    """Yields the axes of each dimension."""
+    for axes in spec:
+        yield () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def find(model: dict[str, Any], name: str, **mesh: int) -> Tensor:
+    """Returns one tensor of a layer, or one outside of them."""
+    tensors = build_tensors(ModelSpec(**model), StepAxes.of(mesh), scanned=False)
+    tensor: Tensor = tensors.get(name) or tensors["layers"][0][name]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "mesh", "stored", "used"),
+    [
+        (PLAIN, "query", {"dp": 8}, (None, None), (None, None)),
+        (PLAIN, "query", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
+        (PLAIN, "output", {"fsdp": 2, "tp": 4}, (("tp",), ("fsdp",)), (("tp",), None)),
+        (PLAIN, "up", {"fsdp": 2, "cp": 2, "tp": 2}, (("fsdp", "cp"), ("tp",)), (None, ("tp",))),
+        (PLAIN, "up", {"cp": 8}, (None, None), (None, None)),
+        (PLAIN, "embedding", {"fsdp": 2, "tp": 4}, (("tp",), ("fsdp",)), (("tp",), None)),
+        (PLAIN, "head", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
+        (PLAIN, "mlp_norm", {"fsdp": 2, "tp": 4}, (None,), (None,)),
+        ({**PLAIN, "num_key_value_heads": 2}, "key", {"tp": 4}, (None, None), (None, None)),
+        (PLAIN | EXPERTS, "up", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "fsdp", "tp"), ("ep", None, "tp")),
+        (PLAIN | EXPERTS, "down", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "tp", "fsdp"), ("ep", "tp", None)),
+        (PLAIN | EXPERTS, "router", {"fsdp": 2, "ep": 2}, (("fsdp", "ep"), None), (None, None)),
+    ],
+)
+def test_a_tensor_lies_where_its_part_in_a_matmul_says(
+    model: dict[str, Any], name: str, mesh: dict[str, int], stored: Any, used: Any
+) -> None:
+    tensor = find(model, name, **mesh)
+    assert list(list_axes(tensor.stored)) == list(list_axes(PartitionSpec(*stored)))
+    assert list(list_axes(tensor.used)) == list(list_axes(PartitionSpec(*used)))
+
+
+def test_layers_are_stacked_or_listed_and_a_stack_is_never_divided() -> None:
+    model = ModelSpec(**PLAIN)
+    stacked = build_tensors(model, StepAxes.of({"fsdp": 2}), scanned=True)["layers"]
+    listed = build_tensors(model, StepAxes.of({"fsdp": 2}), scanned=False)["layers"]
+    assert len(listed) == model.num_hidden_layers
+    assert {name: tensor.shape for name, tensor in stacked.items()} == {
+        name: (model.num_hidden_layers, *tensor.shape) for name, tensor in listed[0].items()
+    }
+    assert all(tensor.stored[0] is None and tensor.used[0] is None for tensor in stacked.values())
+
+
+# ---- axes -----------------------------------------------------------------------------------------------------------
+
+
+def test_axes_of_one_device_are_no_axes() -> None:
+    assert StepAxes.of({"dp": 1, "pp": 1, "whatever": 1, "tp": 2}) == StepAxes({"tp": 2}, {"tensor": ("tp",)})
+
+
+def test_axes_are_found_by_role_in_the_order_of_the_mesh() -> None:
+    axes = StepAxes.of({"replica": 2, "dp": 2, "fsdp": 2, "ep": 2, "cp": 2, "tp": 2})
+    assert axes.batch == ("replica", "dp", "fsdp", "ep")
+    assert (axes.context, axes.tensor, axes.expert) == (("cp",), ("tp",), ("ep",))
+    assert axes.measure(axes.batch) == 16
+
+
+def test_a_pipeline_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(NotCompiledError, match=r"axis pp of 2 is a pipeline.*no pipeline stages; leave pp out"):
+        StepAxes.of({"pp": 2, "tp": 4})
+
+
+def test_a_name_that_says_nothing_is_refused_with_those_that_do() -> None:
+    with pytest.raises(NotCompiledError, match=r"axis x says nothing.*pp, dp, fsdp, ep, sp, tp"):
+        StepAxes.of({"x": 2, "tp": 4})
+
+
+def test_weights_lie_over_context_and_experts_only_beside_fsdp_and_only_where_they_divide() -> None:
+    both = StepAxes.of({"fsdp": 2, "ep": 2, "cp": 3})
+    assert both.shard_weights(12) == ("fsdp", "cp", "ep")
+    assert both.shard_weights(6) == ("fsdp", "cp")
+    assert both.shard_weights(4) == ("fsdp", "ep")
+    assert both.shard_weights(4, without=("ep",)) == ("fsdp",)
+    assert both.shard_weights(5) == ()
+    assert StepAxes.of({"ep": 2, "cp": 3}).shard_weights(6) == ()
+
+
+def test_axes_that_do_not_divide_a_dimension_are_not_taken() -> None:
+    axes = StepAxes.of({"tp": 4})
+    assert (axes.take(("tp",), 8), axes.take(("tp",), 2), axes.take((), 3)) == (("tp",), (), ())
+    assert build_spec(("tp",), (), None) == PartitionSpec(("tp",), None, None)

@@ -1,0 +1,123 @@
+"""Reports of real compiles: on CPU and TPU targets, in a child process each."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from meshwright.compiling.child import compile_in_child
+from meshwright.compiling.report import STAGES
+from meshwright.planning.models import read_model
+from meshwright.planning.parameters import count_parameters
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.runs import Progress
+from meshwright.wire.verification import Verification
+from tests.process.step_jobs import CPU, V5E, build_job, needs_tpu_compiler, verify
+
+MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
+TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+
+
+def test_a_step_for_cpus_is_reported_with_memory_collectives_and_flops() -> None:
+    told: list[Progress] = []
+    job = build_job(CPU, {"fsdp": 2, "tp": 2}, MODEL, TRAINING)
+    found = compile_in_child(job, on_progress=told.append)
+
+    assert isinstance(found, Verification)
+    assert (found.status, found.target, found.reason) == ("verified", "cpu:4", None)
+    assert found.parameter_count == count_parameters(MODEL).total
+    assert found.capacity_bytes is None
+    assert found.memory is not None
+    # Weights and two moments in float32, of which fsdp and tp leave a quarter; norms are whole; and the batch.
+    whole = 3 * 4 * count_parameters(MODEL).norms
+    state = whole + (3 * 4 * count_parameters(MODEL).total - whole) // 4
+    assert found.memory.argument_bytes == pytest.approx(state + 2 * 4 * 8 * 128 / 2, abs=64)
+    assert found.memory.alias_bytes == pytest.approx(state, abs=64), "the state is donated"
+    assert found.peak_memory_bytes is not None
+    assert found.peak_memory_bytes >= found.memory.argument_bytes + (found.memory.temporary_bytes or 0)
+    assert {each.axis for each in found.collectives} >= {"fsdp", "tp"}
+    assert found.flops is not None
+    assert found.flops > 0
+    assert (found.estimate, found.estimated_step_s) == (None, None), "only TPU compilers tell cycles"
+    assert found.compile_s is not None
+    assert found.trace_s is not None
+    assert {"jax", "jaxlib"} <= set(found.versions)
+    assert found.key is not None
+    assert [(each.done, each.total) for each in told] == [(done, STAGES) for done in range(STAGES)]
+
+
+def test_a_step_above_the_capacity_that_a_job_has_does_not_fit() -> None:
+    found = verify(build_job(CPU, {"fsdp": 4}, MODEL, TRAINING, capacity_bytes=10**6))
+    assert found.status == "does_not_fit"
+    assert found.needed_bytes == found.peak_memory_bytes
+    assert f"needs {found.needed_bytes:,} bytes of a device's memory; a job may use 1,000,000" in str(found.reason)
+    assert "fsdp" in str(found.reason)
+
+
+@pytest.mark.parametrize(("mesh", "words"), [({"pp": 2, "tp": 2}, "no pipeline stages"), ({"x": 4}, "says nothing")])
+def test_a_mesh_that_the_step_has_no_use_for_is_not_compiled(mesh: dict[str, int], words: str) -> None:
+    found = verify(build_job(CPU, mesh, MODEL, TRAINING))
+    assert (found.status, found.target, found.peak_memory_bytes) == ("not_compiled", "cpu:4", None)
+    assert words in str(found.reason)
+    assert found.key is not None
+
+
+@needs_tpu_compiler
+def test_a_model_that_is_too_large_is_refused_in_the_compilers_own_figures_and_soon() -> None:
+    began_s = time.monotonic()
+    found = verify(
+        build_job(V5E, {"fsdp": 4}, read_model("llama3-8b"), TrainingSpec(global_batch=4, sequence_length=2048))
+    )
+    assert time.monotonic() - began_s < 60, "10 s are the aim, of a machine that does nothing else"
+    assert found.status == "does_not_fit"
+    assert found.needed_bytes is not None
+    assert found.capacity_bytes is not None
+    # 8.03 · 10⁹ parameters of 12 bytes over 4 devices, of 16 GiB each, of which the compiler leaves some to itself.
+    assert found.needed_bytes > 8.03e9 * 12 / 4
+    assert 15 * 2**30 < found.capacity_bytes < 16 * 2**30
+    assert f"{found.needed_bytes:,} bytes" in str(found.reason)
+    assert found.log
+
+
+@needs_tpu_compiler
+def test_a_step_of_unrolled_layers_is_the_step_of_scanned_ones() -> None:
+    scanned, unrolled = (
+        verify(build_job(V5E, {"fsdp": 4}, MODEL, TRAINING.model_copy(update={"scan_layers": is_scanned})))
+        for is_scanned in (True, False)
+    )
+    assert scanned.status == unrolled.status == "verified"
+    assert scanned.parameter_count == unrolled.parameter_count == count_parameters(MODEL).total
+    assert unrolled.flops == pytest.approx(scanned.flops, rel=0.02)
+    assert sum_bytes(unrolled) == {key: pytest.approx(size, rel=0.02) for key, size in sum_bytes(scanned).items()}
+    assert scanned.estimate is not None
+    assert unrolled.estimate is not None
+    assert unrolled.estimate.total_s == pytest.approx(scanned.estimate.total_s, rel=0.5)
+
+
+def sum_bytes(found: Verification) -> dict[tuple[str, bool], float]:
+    """Returns bytes by axis, gathers apart: XLA sums whole, or scatters, as it likes in each program."""
+    sums: dict[tuple[str, bool], float] = {}
+    for each in found.collectives:
+        key = each.axis, each.op == "all-gather"
+        sums[key] = sums.get(key, 0.0) + each.bytes
+    return sums
+
+
+@needs_tpu_compiler
+def test_the_estimate_of_attention_in_blocks_is_that_of_a_fused_kernel() -> None:
+    long = TrainingSpec(global_batch=4, sequence_length=1024)
+    blocked, whole = (
+        verify(build_job(V5E, {"fsdp": 4}, MODEL, long.model_copy(update={"attention": attention})))
+        for attention in ("flash", "xla")
+    )
+    assert blocked.estimate is not None
+    assert whole.estimate is not None
+    assert blocked.estimate.attention_s > 0
+    assert blocked.estimate.flash_s is not None
+    assert whole.estimate.flash_s is None
+    assert blocked.estimated_step_s == blocked.estimate.total_s
+    assert "fused kernel" in blocked.estimate.limits
+    # 3 layers, 4 heads of 32, 1 sequence of 1024 a device, at half of 197 TFLOP/s; forward, again, backward.
+    flops = 4.5 * 2 * 1024**2 * 128 * 3
+    assert blocked.estimate.flash_s == pytest.approx(flops / (197e12 / 2), rel=0.01)

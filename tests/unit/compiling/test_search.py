@@ -1,0 +1,141 @@
+"""The search for the largest size: right for any memory that grows, and few tries for memory that grows as a line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.compiling.search import Attempt, find_bounds, guess_size, measure_slope, search_largest
+
+Memory = Callable[[int], int]
+GREATEST = 400
+
+
+TELLS = ("all", "fitting", "none")
+"""For which sizes a compiler tells bytes."""
+
+
+class Machine:
+    """A device with so much memory; counts what is tried on it."""
+
+    def __init__(
+        self, memory: Memory, capacity_bytes: int, *, tells: str = "all", fixed_bytes: int | None = None
+    ) -> None:
+        self._memory = memory
+        self._capacity_bytes = capacity_bytes
+        self._tells = tells
+        self._fixed_bytes = fixed_bytes
+        self.sizes: list[int] = []
+
+    def attempt(self, size: int) -> Attempt:
+        """Tries a size; what it needs is told always, only where it fits, or never."""
+        self.sizes.append(size)
+        fits = self._memory(size) <= self._capacity_bytes
+        tells = self._tells == "all" or (self._tells == "fitting" and fits)
+        return Attempt(size, fits, self._memory(size) if tells else None, self._fixed_bytes)
+
+
+def search(machine: Machine, greatest: int, capacity_bytes: int | None) -> int:
+    """Returns the largest size that fits, 0 for none."""
+    tries = search_largest(machine.attempt, greatest, capacity_bytes)
+    assert [each.size for each in tries] == machine.sizes
+    return max((each.size for each in tries if each.fits), default=0)
+
+
+@st.composite
+def rising(draw: st.DrawFn) -> tuple[Memory, int]:
+    """Memory that never falls as sizes rise: a line, stairs, a line that flattens, one that leaps, a square."""
+    fixed, each = draw(st.integers(0, 10_000)), draw(st.integers(0, 200))
+    step, leap, at = draw(st.integers(1, 40)), draw(st.integers(0, 20_000)), draw(st.integers(1, GREATEST))
+    shapes: Sequence[Memory] = (
+        lambda size: fixed + each * size,
+        lambda size: fixed + each * step * math.ceil(size / step),
+        lambda size: fixed + each * min(size, at),
+        lambda size: fixed + each * size + leap * (size >= at),
+        lambda size: fixed + each * size * size,
+    )
+    return draw(st.sampled_from(shapes)), fixed
+
+
+@given(rising(), st.integers(0, 60_000), st.integers(1, GREATEST), st.sampled_from(TELLS), st.data())
+def test_the_answer_is_the_largest_size_that_fits(
+    memory: tuple[Memory, int], capacity_bytes: int, greatest: int, tells: str, data: st.DataObject
+) -> None:
+    known = data.draw(st.sampled_from([capacity_bytes, None]))
+    machine = Machine(memory[0], capacity_bytes, tells=tells, fixed_bytes=data.draw(st.sampled_from([memory[1], None])))
+    expected = max((size for size in range(1, greatest + 1) if memory[0](size) <= capacity_bytes), default=0)
+
+    assert search(machine, greatest, known) == expected
+    assert len(set(machine.sizes)) == len(machine.sizes), "no size is tried twice"
+    assert all(1 <= size <= greatest for size in machine.sizes)
+    assert expected in (0, greatest) or expected + 1 in machine.sizes, "the next one was tried, and does not fit"
+
+
+@given(rising(), st.integers(0, 60_000), st.sampled_from(TELLS))
+def test_tries_grow_with_the_logarithm_of_the_bound(
+    memory: tuple[Memory, int], capacity_bytes: int, tells: str
+) -> None:
+    """Each four tries halve the range at least: three guesses that did not, and the middle."""
+    machine = Machine(memory[0], capacity_bytes, tells=tells)
+    search(machine, GREATEST, capacity_bytes)
+    assert len(machine.sizes) <= 2 + 4 * math.log2(GREATEST)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(0, 10**10), st.integers(1, 2**20))
+def test_a_line_takes_five_tries_at_most(fixed: int, each: int, capacity_bytes: int, greatest: int) -> None:
+    machine = Machine(lambda size: fixed + each * size, capacity_bytes, fixed_bytes=fixed)
+    expected = min(greatest, max(0, (capacity_bytes - fixed) // each))
+    assert search(machine, greatest, capacity_bytes) == expected
+    assert len(machine.sizes) <= 5
+
+
+def test_where_not_even_one_fits_there_is_one_try() -> None:
+    machine = Machine(lambda size: 100 + size, 100)
+    assert search(machine, GREATEST, 100) == 0
+    assert machine.sizes == [1]
+
+
+def test_where_nothing_bounds_memory_sizes_double_and_then_halve_what_is_left() -> None:
+    machine = Machine(lambda size: size, 10**9)
+    assert search(machine, 100, None) == 100
+    assert machine.sizes[:4] == [1, 2, 4, 8]
+    assert len(machine.sizes) <= 10
+
+
+def test_one_as_the_greatest_takes_one_try() -> None:
+    machine = Machine(lambda size: size, 10**9)
+    assert search(machine, 1, 10**9) == 1
+    assert machine.sizes == [1]
+
+
+def test_bounds_are_the_largest_that_fits_and_the_least_that_does_not() -> None:
+    tries = [Attempt(1, True), Attempt(9, False), Attempt(4, True), Attempt(7, False)]
+    assert find_bounds(tries, 100) == (tries[2], 7)
+    assert find_bounds(tries[:1], 100) == (tries[0], 101)
+
+
+@pytest.mark.parametrize(
+    ("tries", "slope"),
+    [
+        ([Attempt(2, True, 30, 10)], 10.0),
+        ([Attempt(2, True, 30)], None),
+        ([Attempt(2, True, 30, 30)], None),
+        ([Attempt(1, True, 25, 5), Attempt(3, True, 35, 5)], 5.0),
+        ([Attempt(1, True, 25, 5), Attempt(3, False, 31, 5), Attempt(9, False, 99, 5)], 3.0),
+        ([Attempt(1, True, 25, 5), Attempt(3, False, 25)], None),
+        ([Attempt(1, True, 25, 5), Attempt(3, False, None)], 20.0),
+    ],
+)
+def test_the_line_goes_through_the_nearest_tries(tries: list[Attempt], slope: float | None) -> None:
+    low, _ = find_bounds(tries, 100)
+    assert measure_slope(low, tries) == slope
+
+
+def test_the_guess_is_where_the_line_meets_the_capacity_and_double_without_one() -> None:
+    tries = [Attempt(2, True, 30, 10)]
+    assert guess_size(tries, 75) == 6
+    assert guess_size(tries, None) == 4

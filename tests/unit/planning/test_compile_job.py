@@ -1,0 +1,238 @@
+"""What a compiler is asked about a plan, and what the plan itself says of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
+from meshwright.errors import DoesNotDivideError, InvalidRequestError, NotCompiledError
+from meshwright.planning.compile_job import (
+    build_compile_mesh,
+    build_compile_target,
+    build_job,
+    find_capacity,
+    read_memory_fraction,
+)
+from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.request import answer_request
+from meshwright.testing.hardware import build_devices
+from meshwright.topology.assemble import build_target
+from meshwright.topology.chips import find_chip
+from meshwright.topology.model import Topology
+from meshwright.wire.compiling import CompileJob
+from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.unit.planning.models import PLAIN
+
+MODEL = ModelSpec(**PLAIN)
+TRAINING = TrainingSpec(global_batch=64, sequence_length=64)
+
+
+def plan(target: str | Topology, mesh: str = "dp:-1", **fields: Any) -> Plan:
+    """Returns the plan on a target as a request for it is answered, or on this host's devices."""
+    if isinstance(target, Topology):
+        return plan_mesh(PlanRequest.model_validate({"mesh": mesh, **fields}), target).plans[0]
+    return answer_request(PlanRequest.model_validate({"mesh": mesh, "target": target, **fields})).plans[0]
+
+
+def ask(target: str, mesh: str, **fields: Any) -> CompileJob:
+    return build_job(plan(target, mesh, **fields), MODEL, TRAINING)
+
+
+def change(made: Plan, **fields: Any) -> Plan:
+    """Returns the plan with other facts of its last granule."""
+    *others, last = made.granules
+    return made.model_copy(update={"granules": (*others, last.model_copy(update=fields))})
+
+
+# ---- targets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "chip", "shape", "granules"),
+    [
+        ("v5e:4x4", "tpu", "v5e", (4, 4), 1),
+        ("2*v5p:2x2x2", "tpu", "v5p", (2, 2, 2), 2),
+        ("v3:2x2", "tpu", "v3", (2, 2), 1),
+        ("64*h100:8", "gpu", "h100", (8,), 64),
+        ("cpu:8", "cpu", "cpu", (8,), 1),
+    ],
+)
+def test_hardware_is_told_as_compilers_know_it(
+    name: str, platform: str, chip: str, shape: tuple[int, ...], granules: int
+) -> None:
+    found = build_compile_target(plan(name))
+    assert (found.platform, found.chip, found.granules, found.name) == (platform, chip, granules, name)
+    assert found.shape[: len(shape)] == shape
+    assert set(found.shape[len(shape) :]) <= {1}
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4", "2*v5p:2x2x2", "8*h100:8", "cpu:8", "v5p:4x4x8_twisted"])
+def test_hardware_that_nobody_named_is_called_what_it_is(name: str) -> None:
+    named = build_compile_target(plan(name))
+    written = build_compile_target(plan(name).model_copy(update={"target": None})).name
+    assert build_compile_target(plan(written)).model_copy(update={"name": name}) == named
+
+
+def test_wrap_and_twist_of_slices_go_to_the_compiler() -> None:
+    twisted, plain = (build_compile_target(plan(f"v5p:4x4x8{end}")) for end in ("_twisted", ""))
+    assert (twisted.twisted, plain.twisted) == (True, False)
+    assert plain.wrap == (True, True, True)
+    assert build_compile_target(plan("v5p:2x2x2")).wrap == build_target("v5p:2x2x2").granules[0].wrap
+
+
+def test_this_hosts_devices_are_a_target_too() -> None:
+    found = build_compile_target(plan(Topology.of(build_devices("h100:8"))))
+    assert (found.platform, found.chip, found.shape, found.granules) == ("gpu", "h100", (8,), 1)
+    assert found.name == "h100:8"
+
+
+# ---- what cannot be asked -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "words"),
+    [
+        ("2*h100:8", {"device_kind": None}, "not all of one kind that it names"),
+        ("2*h100:8", {"device_kind": "NVIDIA A100-SXM4-80GB"}, "not all of one kind that it names"),
+        ("h100:8", {"device_kind": "NVIDIA Z9"}, "no chip of the table is called 'NVIDIA Z9'"),
+        ("v5e:4x4", {"shape": None}, "the slices have no shape, or not the same one"),
+        ("2*v5e:4x4", {"shape": (2, 8, 1)}, "the slices have no shape, or not the same one"),
+        ("2*v5p:2x2x2", {"wrap": (True, True, True)}, "the slices have no shape, or not the same one"),
+        ("2*v5e:4x4", {"device_count": 15}, "a slice of 4x4x1 chips has 16 devices, and one here lacks some"),
+    ],
+)
+def test_hardware_that_no_compiler_knows_is_refused_with_what_to_do_instead(
+    target: str, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(NotCompiledError) as refused:
+        build_compile_target(change(plan(target), **fields))
+    assert words in str(refused.value)
+    assert "plan on a target instead, such as v5p:4x4x4" in str(refused.value)
+
+
+def test_a_plan_without_its_devices_is_not_compiled() -> None:
+    with pytest.raises(NotCompiledError, match="include_devices"):
+        ask("v5e:4x4", "fsdp:16", include_devices=False)
+
+
+def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is_asked() -> None:
+    with pytest.raises(DoesNotDivideError, match="tp:16 does not divide num_attention_heads 8"):
+        ask("v5e:4x4", "tp:16")
+    with pytest.raises(InvalidRequestError, match="x:16 says nothing"):
+        ask("v5e:4x4", "x:16")
+
+
+# ---- the mesh and the memory ----------------------------------------------------------------------------------------
+
+
+def test_the_mesh_names_every_device_by_granule_and_position_in_its_own_order() -> None:
+    made = plan("2*h100:4", "dp:2,tp:4", axis_types={"dp": "explicit", "tp": "auto"})
+    mesh = build_compile_mesh(made)
+    assert mesh.shape == {"dp": 2, "tp": 4}
+    assert mesh.axis_types == {"dp": "explicit", "tp": "auto"}
+    assert made.devices is not None
+    assert mesh.places == tuple((device.granule, device.position) for device in made.devices)
+    assert sorted(mesh.places) == [(granule, position) for granule in (0, 1) for position in range(4)]
+
+
+def test_a_plan_on_some_devices_asks_about_those_of_the_whole_target() -> None:
+    job = ask("2*h100:8", "tp:4", devices={"count": 4})
+    assert (job.target.shape, job.target.granules) == ((8,), 2)
+    assert len(set(job.mesh.places)) == 4
+
+
+def test_granules_are_counted_as_they_stand_in_the_plan() -> None:
+    made = plan("2*h100:4", "dp:2,tp:4")
+    first, second = made.granules
+    assert made.devices is not None
+    moved = made.model_copy(
+        update={
+            "granules": (first, second.model_copy(update={"ordinal": 7})),
+            "devices": tuple(device.model_copy(update={"granule": 7 * device.granule}) for device in made.devices),
+        }
+    )
+    assert build_compile_mesh(moved) == build_compile_mesh(made)
+
+
+def test_a_job_has_all_that_the_child_needs() -> None:
+    job = ask("v5e:4x4", "fsdp:2,tp:8")
+    assert (job.model, job.training, job.search) == (MODEL, TRAINING, "none")
+    assert job.target.name == "v5e:4x4"
+    assert CompileJob.model_validate_json(job.model_dump_json()) == job
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4", "cpu:8"])
+def test_tpus_and_cpus_have_the_capacity_that_their_compiler_says(name: str) -> None:
+    assert ask(name, "fsdp:-1").capacity_bytes is None
+
+
+@pytest.mark.parametrize(("strategy", "fraction"), [(None, 0.75), ("aggressive", 0.9), ("conservative", 0.6)])
+def test_gpus_have_the_fraction_of_their_memory_that_the_job_is_started_with(
+    strategy: str | None, fraction: float
+) -> None:
+    chip = find_chip("h100")
+    assert chip is not None
+    assert chip.device_memory_bytes is not None
+    made = plan("2*h100:8", **({"memory_strategy": strategy} if strategy else {}))
+    assert find_capacity(made) == int(chip.device_memory_bytes * read_memory_fraction(made))
+    assert read_memory_fraction(made) == fraction
+
+
+def test_the_fraction_is_the_environments_under_either_name_and_jaxs_own_without_one() -> None:
+    made = plan("h100:8")
+    fractions = [
+        read_memory_fraction(made.model_copy(update={"environment": environment}))
+        for environment in ({}, {MEM_FRACTION: "0.5"}, {NEW_MEM_FRACTION: "0.25", MEM_FRACTION: "0.5"})
+    ]
+    assert fractions == [0.75, 0.5, 0.25]
+
+
+def test_the_gpu_with_the_least_memory_bounds_all() -> None:
+    assert find_capacity(change(plan("2*h100:8"), device_memory_bytes=10**9)) == 75 * 10**7
+
+
+def test_gpus_that_tell_nothing_have_what_the_vendor_names() -> None:
+    assert find_capacity(change(plan("h100:8"), device_memory_bytes=None)) == find_capacity(plan("h100:8"))
+
+
+# ---- what a plan says of a model ------------------------------------------------------------------------------------
+
+
+def answer(mesh: str, model: Any, target: str = "v5e:4x4", **fields: Any) -> Plan:
+    request = PlanRequest.model_validate({"mesh": mesh, "target": target, "model": model, **fields})
+    return answer_request(request).plans[0]
+
+
+def test_a_plan_with_a_model_says_how_many_parameters_it_has() -> None:
+    facts = answer("fsdp:2,tp:8", "llama3-8b").model
+    assert facts is not None
+    assert (facts.name, facts.parameter_count, facts.active_parameter_count) == ("llama3-8b", 8030261248, 8030261248)
+    mixture = answer("fsdp:4,ep:4", {**PLAIN, "num_experts": 8, "num_experts_per_tok": 2}).model
+    assert mixture is not None
+    assert mixture.active_parameter_count < mixture.parameter_count
+
+
+def test_a_plan_without_a_model_says_nothing_of_one() -> None:
+    assert answer_request(PlanRequest.model_validate({"mesh": "dp:16", "target": "v5e:4x4"})).plans[0].model is None
+
+
+def test_a_plan_that_does_not_divide_its_model_is_refused_with_sizes_that_do() -> None:
+    with pytest.raises(DoesNotDivideError) as refused:
+        answer("dp:1,tp:16", PLAIN)
+    assert refused.value.errors[0]["legal"] == {"tp": [1, 2, 4, 8]}
+
+
+def test_the_batch_counts_only_where_the_request_has_one() -> None:
+    assert answer("fsdp:16", PLAIN).model is not None
+    with pytest.raises(DoesNotDivideError, match="fsdp:16 does not divide global_batch 24"):
+        answer("fsdp:16", PLAIN, training={"global_batch": 24})
+
+
+def test_a_model_that_the_step_cannot_express_is_planned_with_a_warning_that_says_why() -> None:
+    found = answer("fsdp:16", "gemma2-2b")
+    assert found.model is None
+    (notice,) = [each for each in found.warnings if each.code == "model_not_supported"]
+    assert "capped logits" in notice.message

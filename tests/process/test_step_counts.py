@@ -40,9 +40,9 @@ TABLE = V * D
 """Elements of the embedding, and of the head."""
 STREAM = B * S * D * BF16
 """Bytes of the residual stream of the whole batch; queries, keys and values are as large."""
-HEAD_GRADIENT = TABLE * F32
-"""Logits are float32, and XLA sums the head's gradient over devices before it is cast to bfloat16."""
 SCALAR = F32
+LOSS = B * S * (BF16 + 2 * F32)
+"""Over a divided vocabulary: each token's greatest logit, as it was computed; its sum and its own logit in float32."""
 
 Counted = dict[tuple[str, str], tuple[float, float]]
 
@@ -70,7 +70,7 @@ def get_bytes(counted: Counted) -> dict[tuple[str, str], float]:
 def test_data_parallelism_sums_every_gradient_once() -> None:
     report, counted = count({"dp": 4})
     # Gradients of matrices are bfloat16, as their matmuls are; beside them the loss.
-    gradients = (L * MATRICES + TABLE) * BF16 + HEAD_GRADIENT + NORMS
+    gradients = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
     assert get_bytes(counted) == {("dp", "all-reduce"): gradients + SCALAR}
     check_flops(report)
 
@@ -85,7 +85,7 @@ def test_sharded_data_parallelism_gathers_weights_twice_and_scatters_gradients_o
     assert counted["fsdp", "all-to-all"] == (1, STREAM / 4)
     # Norms are on every device whole. Scalars: the loss, and the sums of squares of 7 + 2 sharded gradients, for
     # clipping.
-    assert get_bytes(counted)["fsdp", "reduce-scatter"] == L * MATRICES * BF16 + HEAD_GRADIENT
+    assert get_bytes(counted)["fsdp", "reduce-scatter"] == (L * MATRICES + TABLE) * BF16
     assert get_bytes(counted)["fsdp", "all-reduce"] == NORMS + (1 + 7 + 2) * SCALAR
     assert len(counted) == 4
     check_flops(report)
@@ -95,32 +95,34 @@ def test_tensor_parallelism_gathers_six_times_a_layer_and_scatters_five_times() 
     report, counted = count({"tp": 4})
     # A layer has two blocks. Each is entered by a gather of the sequence and left by a scatter: 2 + 2 forward. The
     # backward pass turns both round: 2 + 2. Remat runs the forward pass again, but for the last scatter, whose result
-    # nobody needs: 2 + 1. The loss gathers the stream once; its gradient is scattered in float32. Look-ups gather the
-    # embedding, whose gradient is scattered.
-    assert counted["tp", "all-gather"] == (6 * L + 1 + 1, 6 * L * STREAM + STREAM + TABLE * BF16)
-    assert counted["tp", "reduce-scatter"] == (5 * L + 1 + 1, 5 * L * STREAM + STREAM * F32 / BF16 + TABLE * BF16)
-    # The loss over a divided vocabulary: each token's maximum, sum, and own logit. Norms see a part of the sequence.
-    assert get_bytes(counted)["tp", "all-reduce"] == 3 * B * S * F32 + NORMS + (7 + 2) * SCALAR
-    assert len(counted) == 3
+    # nobody needs: 2 + 1. The loss gathers the stream once, and its gradient is scattered.
+    assert counted["tp", "all-gather"] == (6 * L + 1, (6 * L + 1) * STREAM)
+    assert counted["tp", "reduce-scatter"] == (5 * L + 1, (5 * L + 1) * STREAM)
+    # Look-ups find a part of each token's columns, which go to where its part of the sequence is; gradients go back.
+    assert counted["tp", "all-to-all"] == (2, 2 * STREAM / 4)
+    assert get_bytes(counted)["tp", "all-reduce"] == LOSS + NORMS + (7 + 2) * SCALAR
+    assert len(counted) == 4
     check_flops(report)
 
 
 def test_axes_of_equal_size_each_have_their_own_collectives() -> None:
     report, counted = count({"fsdp": 2, "tp": 2})
     stream, matrices, table = STREAM / 2, MATRICES / 2, TABLE / 2  # a device's row of fsdp, and column of tp
-    # As with tp alone, of half of the batch; the embedding is gathered over fsdp, then over tp.
-    assert counted["tp", "all-gather"] == (6 * L + 1 + 1, 6 * L * stream + stream + TABLE * BF16)
-    assert counted["tp", "reduce-scatter"] == (5 * L + 1, 5 * L * stream + stream * F32 / BF16)
-    assert get_bytes(counted)["tp", "all-reduce"] == 3 * B * S / 2 * F32
-    # As with fsdp alone, of half of each matrix.
-    assert counted["fsdp", "all-gather"] == (2 * 7 * L + 2, 2 * L * matrices * BF16 + 2 * table * BF16)
+    # As with tp alone, of half of the batch.
+    assert counted["tp", "all-gather"] == (6 * L + 1, (6 * L + 1) * stream)
+    assert counted["tp", "reduce-scatter"] == (5 * L + 1, (5 * L + 1) * stream)
+    assert counted["tp", "all-to-all"] == (2, 2 * stream / 2)
+    assert get_bytes(counted)["tp", "all-reduce"] == LOSS / 2
+    # As with fsdp alone, of half of each matrix, and of the columns of each token.
+    assert counted["fsdp", "all-gather"] == (2 * 7 * L + 2 + 1, 2 * (L * matrices + table) * BF16 + B * S * F32)
+    assert counted["fsdp", "all-to-all"] == (1, stream / 2)
     # Some matrices XLA sums whole, and takes a part of: an all-reduce of as many bytes stands for the scatter.
     sums = sum(get_bytes(counted)["fsdp", op] for op in ("reduce-scatter", "all-reduce"))
-    assert sums == L * matrices * BF16 + HEAD_GRADIENT / 2 + SCALAR
+    assert sums == (L * matrices + table) * BF16 + SCALAR
     assert get_bytes(counted)["fsdp", "reduce-scatter"] > sums / 2
-    # Tokens lie over both: so do the gradients of what both have whole, and of the embedding.
-    assert get_bytes(counted)["fsdp,tp", "all-reduce"] == TABLE * BF16 + NORMS + (7 + 2) * SCALAR
-    assert len(counted) == 6 + 1
+    # Tokens lie over both: so do the gradients of what both have whole.
+    assert get_bytes(counted)["fsdp,tp", "all-reduce"] == NORMS + (7 + 2) * SCALAR
+    assert len(counted) == 9
     check_flops(report)
 
 
@@ -131,7 +133,7 @@ def test_expert_parallelism_sends_tokens_there_and_back_three_times_a_layer() ->
     assert counted["ep", "all-to-all"] == (6 * L, 6 * L * B / 4 * EXPERTS * places * D * BF16)
     # What is not an expert's is on every device: attention and router of each layer, embedding, head, norms. Scalars:
     # the loss, and the sums of squares of the experts' 3 gradients.
-    shared = (L * (ATTENTION + D * EXPERTS) + TABLE) * BF16 + HEAD_GRADIENT + NORMS
+    shared = (L * (ATTENTION + D * EXPERTS) + 2 * TABLE) * BF16 + NORMS
     assert get_bytes(counted)["ep", "all-reduce"] == shared + (1 + 3) * SCALAR
     assert len(counted) == 2
 
@@ -143,7 +145,7 @@ def test_context_parallelism_gathers_keys_and_values_and_sums_their_gradients() 
     # XLA sums the gradients of keys and values whole: an all-reduce stands for the scatter. Scores are float32, and the
     # gradient of keys is summed before it is cast. Weights are on every device, so theirs are summed as with dp.
     of_pairs = L * (STREAM + STREAM * F32 / BF16)
-    of_weights = (L * MATRICES + TABLE) * BF16 + HEAD_GRADIENT + NORMS
+    of_weights = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
     assert get_bytes(counted)["cp", "all-reduce"] == of_pairs + of_weights + SCALAR
     assert len(counted) == 2
     check_flops(report)

@@ -5,6 +5,7 @@ Rule: bytes are those that the compiler writes, at the digits that it writes. Kn
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,15 +62,21 @@ def _parse_size(number: str, unit: str) -> int:
 
 
 def read_capacity(opened: OpenTarget) -> int | None:
-    """Returns the bytes of a device that a program may use, by its compiler; None on GPU and CPU, which do not refuse.
+    """Returns the bytes of a device that a program may use; None on GPU, of which the plan says more.
 
-    On TPU it compiles a program that cannot fit and reads the refusal: 20 ms. It refuses
-    arguments and temporaries only: outputs beyond the memory it lets through, so the peak is to be compared too.
+    On TPU the compiler says it: a program that cannot fit is compiled, and the refusal read: 20 ms. It refuses
+    arguments and temporaries only: outputs beyond the memory it lets through, so the peak is to be compared too. CPU
+    devices share a machine's memory evenly: this one's, since a CPU target says nothing of another.
 
     Raises:
         RuntimeError: the compiler took that program, or refused it in words that are not known here.
     """
-    return _ask(opened.devices[0][0]) if opened.target.platform == "tpu" else None
+    match opened.target.platform:
+        case "tpu":
+            return _ask(opened.devices[0][0])
+        case "cpu":
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(opened.devices[0])
+    return None
 
 
 def _ask(device: Any) -> int:

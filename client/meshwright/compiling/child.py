@@ -39,6 +39,15 @@ _LOOK_S: Final = 0.2
 _LAST_WORDS_S: Final = 2.0
 """For a child that has closed its descriptor to end by itself: its own status says more than our SIGKILL."""
 
+_LAST: Final = ("answer", "refused", "bug")
+"""What a child says last."""
+_NOISE: Final = "noise"
+"""What a line is that is no frame."""
+_NOISE_REASON: Final = (
+    "the answer's descriptor got a line that is none of ours: code in the compiling process writes to descriptors that "
+    "it did not open; leave them alone"
+)
+
 OnProgress = Callable[[Progress], object]
 
 
@@ -120,7 +129,11 @@ def run_child(
     with _Child(module, build_compile_environment(base)) as child:
         child.send(text)
         frame = child.hear(time.monotonic() + limit_s, on_progress or (lambda progress: None))
-        return _read_frame(frame, child) if frame else Ended(child.end(limit_s, memory_limit_bytes), child.read_log())
+        if frame is None:
+            return Ended(child.end(limit_s, memory_limit_bytes), child.read_log())
+        if frame["type"] == _NOISE:
+            return Ended(_NOISE_REASON, (*child.read_log(), frame["line"]))
+        return _read_frame(frame, child)
 
 
 def _read_frame(frame: dict[str, Any], child: _Child) -> dict[str, Any]:
@@ -190,7 +203,7 @@ class _Child:
                 ready = selector.select(min(left_s, _LOOK_S))
                 for key, _ in ready:
                     for frame in key.data():
-                        if frame.get("type") != "progress":
+                        if frame["type"] != "progress":
                             return dict(frame)
                         on_progress(_read_progress(frame))
                 if self._is_silent and self._output in selector.get_map():
@@ -223,7 +236,7 @@ class _Child:
         data = os.read(self._frames, _READ_BYTES)
         self._is_closed = not data
         *lines, self._frames_rest = (self._frames_rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [_parse_frame(line) for line in lines]
 
     def _take_output(self) -> list[dict[str, Any]]:
         self._take_output_once()
@@ -244,6 +257,19 @@ class _Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # also when it has ended: what it started goes with it
         self._process.wait()
+
+
+def _parse_frame(line: bytes) -> dict[str, Any]:
+    """Returns what the child says; what a line is that is no frame, too."""
+    try:
+        frame = json.loads(line)
+        if frame["type"] == "progress":
+            _read_progress(frame)
+        elif frame["type"] not in _LAST:
+            raise ValueError(frame["type"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {"type": _NOISE, "line": _decode(line)}
+    return dict(frame)
 
 
 def _read_progress(frame: Mapping[str, Any]) -> Progress:

@@ -49,6 +49,8 @@ except OSError:
 """Ends when nobody writes any more: signals to the group of processes that it is in must not come first."""
 
 _NAME: Final = r"%?([\w.\-]+)"
+_TRIAL: Final = "fake_parameter"
+"""How the partitioner calls operands of modules on which it only tries what a gather or scatter would cost."""
 _REMAT: Final = re.compile(r"Involuntary full rematerialization")
 _SHARDINGS: Final = re.compile(r"from (?:sharding )?(\{.*\}) to (?:sharding )?(\{.*?\}) (?:efficiently|without)")
 _OPERATION: Final = re.compile(rf"{_NAME} = (?:\([^=]*?\)|\S+) [\w\-]+\(")
@@ -152,6 +154,8 @@ def _read_remat(line: str) -> Notice | None:
     if not _REMAT.search(line):
         return None
     operation, shardings = _OPERATION.search(line), _SHARDINGS.search(line)
+    if operation and operation.group(1).lstrip("%").startswith(_TRIAL):
+        return None
     moved = f" from {shardings.group(1)} to {shardings.group(2)}" if shardings else ""
     return Notice(
         code="involuntary_rematerialization",

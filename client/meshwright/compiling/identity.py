@@ -16,6 +16,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
+from meshwright.compiling.environment import COMPILE_ENVIRONMENT, build_compile_environment
 from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.devices import Platform
 
@@ -35,8 +36,11 @@ _COMPILERS: Final[Mapping[Platform, tuple[str, ...]]] = {
     ),
 }
 
-_FLAGS: Final = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""What else XLA's compilers read from the environment."""
+_FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
+"""What else JAX and XLA's compilers read from the environment, by how it begins."""
+
+_SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
+"""Of these, what changes no program: the memory of a running job, caches, logs."""
 
 _ROOMS: Final = ("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py", "planning/axis_names.py")
 """The sources that make the step and read the answer."""
@@ -90,11 +94,16 @@ def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapp
         "job": _describe_job(job),
         "fingerprint": fingerprint,
         "versions": read_versions(job.target.platform),
-        "flags": {name: flags[name] for name in _FLAGS if flags.get(name)},
+        "flags": {name: value for name, value in build_compile_environment(flags).items() if value and _matters(name)},
         "sources": hash_sources(),
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return KEY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _matters(name: str) -> bool:
+    """Returns whether JAX or a compiler reads its answer from a variable."""
+    return name.startswith(_FLAGS) and not name.startswith(_SILENT) and name not in COMPILE_ENVIRONMENT
 
 
 def _describe_job(job: CompileJob) -> dict[str, object]:

@@ -168,6 +168,7 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
         platform=site.opened.target.platform,
         clock_hz=site.opened.clock_hz,
         granules=site.granules,
+        device_ids=[device.id for device in site.mesh.devices.flat],
     )
     capacity = site.capacity_bytes
     fits = capacity is None or peak_bytes <= capacity

@@ -1,8 +1,9 @@
 """The child's side of a compile: read the one job, tell how far it is, answer, and be gone.
 
-Rule: a child never outlives its parent: it asks the kernel to be killed with it, and a thread ends it when stdin
-closes. It does one job; its answer comes before Python's own shutdown, in which compilers are known to crash. Knows no
-jax: operations import it when they run. The parent's side is `child`.
+Rule: a child never outlives its parent: it asks the kernel to be killed with it, and a thread ends it when the job's
+pipe closes. stdin is empty, so that a user's code that reads it does not wait. It does one job; its answer comes before
+Python's own shutdown, in which compilers are known to crash. Knows no jax: operations import it when they run. The
+parent's side is `child`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def serve(operations: Mapping[str, Operation]) -> NoReturn:
     birth = parser.parse_args()
     _die_with(birth.parent)
     message = json.loads(sys.stdin.buffer.readline() or _leave())
-    threading.Thread(target=_watch_stdin, name="parent", daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(_take_stdin(),), name="parent", daemon=True).start()
     limit_process(message["memory_limit_bytes"])
     with os.fdopen(birth.fd, "w", encoding="utf-8", buffering=1) as frames:
         _answer(operations, message, lambda frame: print(json.dumps(frame), file=frames))
@@ -80,8 +81,17 @@ def _die_with(parent: int) -> None:
         _leave()
 
 
-def _watch_stdin() -> None:
-    while os.read(0, 4096):
+def _take_stdin() -> int:
+    """Returns the job's pipe, in whose place stdin is empty."""
+    pipe = os.dup(0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return pipe
+
+
+def _watch_parent(pipe: int) -> None:
+    while os.read(pipe, 4096):
         pass
     os.killpg(0, signal.SIGKILL)  # what the compiler started, such as ptxas, goes with it
 

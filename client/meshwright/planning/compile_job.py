@@ -111,16 +111,18 @@ def build_compile_mesh(plan: Plan) -> CompileMesh:
 
 
 def find_capacity(plan: Plan) -> int | None:
-    """Returns the bytes of a GPU that the plan's job may use: the least memory of any × the fraction it starts with.
+    """Returns the bytes of a device that the plan's job may use; None: its compiler says it.
 
-    None for TPUs, whose compiler says it, and for CPUs, where nothing bounds it. A GPU of which nothing more is known
-    has what its vendor names.
+    Of a GPU the least memory of any × the fraction that the job is started with; one of which nothing more is known has
+    what its vendor names. Of a CPU device its part of the host's memory, where the plan was made on a host.
     """
-    if plan.platform != "gpu":
-        return None
     known = [granule.device_memory_bytes for granule in plan.granules if granule.device_memory_bytes is not None]
-    least = min(known, default=_find_chip(plan).device_memory_bytes)
-    return int(least * read_memory_fraction(plan))
+    match plan.platform:
+        case "tpu":
+            return None
+        case "cpu":
+            return min(known, default=None)
+    return int(min(known, default=_find_chip(plan).device_memory_bytes) * read_memory_fraction(plan))
 
 
 def read_memory_fraction(plan: Plan) -> float:

@@ -154,3 +154,15 @@ def test_ids_of_slices_are_places_of_their_granules() -> None:
     assert ids.name_axes([(0, 1, 2, 3)]) == "fsdp"
     assert ids.name_axes([(100_000, 200_000), (100_003, 200_003)]) == "dp"
     assert ids.name_axes([(100_000, 300_000)]) == "?"
+
+
+def test_ids_between_slices_are_those_of_devices_wherever_they_stand() -> None:
+    """2*v5e:2x2, {"dp": 2, "fsdp": 2, "tp": 2}, each slice in an order of its own; groups as libtpu wrote them."""
+    places = ((0, 3), (0, 1), (0, 2), (0, 0), (1, 2), (1, 0), (1, 3), (1, 1))
+    device_ids = [(granule + 1) * 100_000 + position for granule, position in places]
+    ids = MeshIds({"dp": 2, "fsdp": 2, "tp": 2}, 4, [granule for granule, _ in places], device_ids)
+    pairs = [(100_003, 200_002), (100_002, 200_003), (100_001, 200_000), (100_000, 200_001)]
+    assert ids.name_axes(pairs) == "dp"
+    assert ids.name_axes([(100_003, 100_002, 200_002, 200_003)]) == "dp,fsdp"
+    assert ids.name_axes([(0, 1), (2, 3)]) == "tp"
+    assert ids.name_axes([(100_003, 300_000)]) == "?"

@@ -122,3 +122,20 @@ def test_the_wanted_libtpu_is_found_among_other_requirements() -> None:
 def test_our_own_sources_are_read_once() -> None:
     assert hash_sources() == hash_sources()
     assert len(hash_sources()) == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "matters"),
+    [
+        ("JAX_ENABLE_X64", True),
+        ("JAX_DEFAULT_MATMUL_PRECISION", True),
+        ("LIBTPU_INIT_ARGS", True),
+        ("TPU_LIBRARY_PATH", True),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", False),
+        ("JAX_COMPILATION_CACHE_DIR", False),
+        ("JAX_PLATFORMS", False),
+        ("HOME", False),
+    ],
+)
+def test_what_jax_and_compilers_read_from_the_environment_is_in_the_key(name: str, matters: bool) -> None:
+    assert (build_key(JOB, environment={name: "1"}) != build_key(JOB, environment={})) == matters

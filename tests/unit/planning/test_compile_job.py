@@ -165,7 +165,7 @@ def test_a_job_has_all_that_the_child_needs() -> None:
 
 
 @pytest.mark.parametrize("name", ["v5e:4x4", "cpu:8"])
-def test_tpus_and_cpus_have_the_capacity_that_their_compiler_says(name: str) -> None:
+def test_tpus_and_cpu_targets_have_the_capacity_that_the_child_finds(name: str) -> None:
     assert ask(name, "fsdp:-1").capacity_bytes is None
 
 

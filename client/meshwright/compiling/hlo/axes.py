@@ -3,7 +3,8 @@
 Rule: the smallest set of axes whose groups hold each of the collective's groups. XLA cuts an axis in two to go through
 a torus dimension by dimension: such groups are smaller than the axis and still its own. Groups that are no box of the
 mesh (devices that no choice of coordinates gives) are of no axis.
-Ids are places in the mesh, row-major. A program that runs on several slices numbers the places of one of them.
+Ids are places in the mesh, row-major. A program that runs on several slices numbers the places of one of them; what it
+sends between slices has devices' own ids.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class MeshIds:
         device_count: devices whose ids the program has: those of one granule, where it runs on several.
         granules: the granule of each place, row-major; None takes the first axes to lie over them, where some axes do
             so exactly, and else names none.
+        device_ids: JAX's id of the device in each place; None takes each slice to be in the order of its devices.
     """
 
     shape: Mapping[str, int]
     device_count: int
     granules: Sequence[int] | None = None
+    device_ids: Sequence[int] | None = None
 
     @property
     def place_count(self) -> int:
@@ -50,7 +53,7 @@ class MeshIds:
                 if math.prod(counts) != len(group):
                     return UNKNOWN_AXIS
                 varying.update(axis for axis, count in enumerate(counts) if count > 1)
-        except (IndexError, ValueError):
+        except (LookupError, ValueError):
             return UNKNOWN_AXIS
         return self._join(varying)
 
@@ -61,7 +64,7 @@ class MeshIds:
             for pair in pairs:
                 source, target = (self._coordinates[self._place(device)] for device in pair)
                 varying.update(axis for axis, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
-        except (IndexError, ValueError):
+        except (LookupError, ValueError):
             return UNKNOWN_AXIS
         return self._join(varying)
 
@@ -69,8 +72,16 @@ class MeshIds:
         return ",".join(name for axis, name in enumerate(self.shape) if axis in varying) or UNKNOWN_AXIS
 
     def _place(self, device: int) -> int:
-        granule, local = divmod(device, SLICE_IDS) if device >= SLICE_IDS else (1, device)
+        if device < SLICE_IDS:
+            return self._by_granule[0][device]
+        if self.device_ids is not None:
+            return self._by_device[device]
+        granule, local = divmod(device, SLICE_IDS)
         return self._by_granule[granule - 1][local]
+
+    @cached_property
+    def _by_device(self) -> Mapping[int, int]:
+        return {device: place for place, device in enumerate(self.device_ids or ())}
 
     @cached_property
     def _coordinates(self) -> list[tuple[int, ...]]:

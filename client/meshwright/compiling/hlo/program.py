@@ -42,6 +42,7 @@ def read_program(
     platform: str,
     clock_hz: float | None,
     granules: Sequence[int] | None = None,
+    device_ids: Sequence[int] | None = None,
 ) -> ProgramFacts:
     """Returns what a compiled program tells.
 
@@ -52,6 +53,7 @@ def read_program(
         clock_hz: of a TensorCore; None gives no estimate.
         granules: the granule of each place of the mesh, row-major: a program for several TPU slices numbers the
             devices of one. None takes the first axes to lie over them, and says so.
+        device_ids: JAX's id of the device in each place of the mesh: what TPU programs call devices of other slices.
 
     Raises:
         ValueError: it is no text of an HLO module, or one whose groups are of no form that is known.
@@ -59,7 +61,7 @@ def read_program(
     module = parse_module(text)
     notices: list[Notice] = []
     executed = list(walk_executed(module, notices.append))
-    ids = MeshIds(mesh_shape, module.device_count, granules)
+    ids = MeshIds(mesh_shape, module.device_count, granules, device_ids)
     if granules is None and ids.device_count < ids.place_count:
         notices.append(_say_guessed(ids))
     reader = CollectiveReader(ids)

@@ -1,7 +1,8 @@
 """Looking tokens up in a table whose columns are split, and the gradient of that.
 
-Rule: rows of gradients go to the devices that keep their columns (all-to-all, one axis after the other), and are added up
-there; no device ever holds the gradient of the whole table. Knows no layer.
+Rule: rows of gradients go to the devices that keep their columns, by an all-to-all over each axis, and are added up
+there; no device ever holds the gradient of the whole table. Written device by device, since left to itself the
+partitioner gathers the gradients of the whole batch on every device. Knows no layer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwright.compiling.step.axes import Axes
+from meshwright.compiling.step.axes import Axes, build_spec
 from meshwright.compiling.step.parameters import Tensor
-from meshwright.compiling.step.sharding import Layout, pin
+from meshwright.compiling.step.sharding import Layout
 
 Array = jax.Array
+
+_BATCH, _SEQUENCE, _HIDDEN = range(3)
 
 
 def look_up(weight: Array, tokens: Array, tensor: Tensor, layout: Layout, dtype: Any) -> Array:
@@ -31,23 +34,36 @@ def look_up(weight: Array, tokens: Array, tensor: Tensor, layout: Layout, dtype:
         return find(weight, tokens), tokens
 
     def backward(tokens: Array, gradient: Array) -> tuple[Array, None]:
-        gradient, tokens = _bring_home(gradient, tokens, tensor, layout)
-        summed = jnp.zeros(tensor.shape, gradient.dtype).at[tokens].add(gradient)
-        return pin(summed, layout.store(tensor)).astype(weight.dtype), None
+        return _add_rows(gradient, tokens, tensor, layout).astype(weight.dtype), None
 
     find.defvjp(forward, backward)
     return find(weight, tokens)
 
 
-def _bring_home(gradient: Array, tokens: Array, tensor: Tensor, layout: Layout) -> tuple[Array, Array]:
-    """Returns gradients [batch, sequence, hidden] and tokens, with every row where the columns are that it has."""
-    columns = _list_axes(tensor.used[1])
-    rows = [layout.axes.batch, layout.axes.context]
-    for name in _list_axes(tensor.stored[1])[len(columns) :]:
-        columns = (*columns, name)
-        rows = [tuple(axis for axis in axes if axis != name) for axes in rows]
-        gradient = layout.put(gradient, *rows, columns)
-    return gradient, layout.put(tokens, *rows)
+def _add_rows(gradient: Array, tokens: Array, tensor: Tensor, layout: Layout) -> Array:
+    """Returns the table's gradient [vocabulary, hidden], where the table is stored."""
+    batch, context = layout.axes.batch, layout.axes.context
+    used = _list_axes(tensor.used[1])
+    kept = _list_axes(tensor.stored[1])[len(used) :]
+
+    def add(gradient: Array, tokens: Array) -> Array:
+        for name in kept:
+            here = _BATCH if name in batch else _SEQUENCE
+            gradient = jax.lax.all_to_all(gradient, name, _HIDDEN, here, tiled=True)
+            tokens = jax.lax.all_gather(tokens, name, axis=here, tiled=True)
+        summed = jnp.zeros((tensor.shape[0], gradient.shape[_HIDDEN]), gradient.dtype).at[tokens].add(gradient)
+        others = tuple(name for name in (*batch, *context) if name not in kept)
+        return jax.lax.psum(summed, others) if others else summed
+
+    rows = build_spec(batch, context)
+    added: Array = jax.shard_map(
+        add,
+        mesh=layout.mesh,
+        in_specs=(build_spec(batch, context, used), rows),
+        out_specs=tensor.stored,
+        check_vma=False,
+    )(gradient, tokens)
+    return added
 
 
 def _list_axes(entry: str | Axes | None) -> Axes:

@@ -18,7 +18,7 @@ from meshwright.compiling.step.attention import attend
 from meshwright.compiling.step.axes import Axes
 from meshwright.compiling.step.embedding import look_up
 from meshwright.compiling.step.parameters import Tensors
-from meshwright.compiling.step.sharding import Layout
+from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, keep
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
@@ -137,13 +137,16 @@ class Decoder:
     def _run_experts(self, places: Array, weights: Weights) -> Array:
         axes = self._layout.axes
         where = (axes.find("data", "fsdp"), axes.context, axes.expert, None)
-        up = jnp.einsum("rcepd,edf->rcepf", places, self._weight(weights, "up"))
-        if self._model.gated:
-            up = self._activate(jnp.einsum("rcepd,edf->rcepf", places, self._weight(weights, "gate"))) * up
-        else:
-            up = self._activate(up)
+        up = self._multiply(places, weights, "up")
+        gated = self._activate(self._multiply(places, weights, "gate")) * up if self._model.gated else None
+        up = self._activate(up) if gated is None else gated
         up = self._layout.put(up, *where, axes.tensor)
-        return self._layout.put(jnp.einsum("rcepf,efd->rcepd", up, self._weight(weights, "down")), *where, None)
+        return self._layout.put(self._multiply(up, weights, "down"), *where, None)
+
+    def _multiply(self, places: Array, weights: Weights, name: str) -> Array:
+        """Returns places [rows, shards, experts, places, in] through each expert's own matrix [experts, in, out]."""
+        product = jnp.einsum("rcepd,edf->rcepf", places, self._weight(weights, name))
+        return keep(product, EXPERT_MATMUL)
 
 
 def normalise(value: Array, weights: Weights, name: str, model: ModelSpec) -> Array:

@@ -36,7 +36,7 @@ def measure_loss(hidden: Array, targets: Array, head: Array, layout: Layout) -> 
         hidden = layout.put(hidden, axes.batch, axes.context, None)
         parts = (_cut(hidden, shards, pieces, layout), _cut(targets, shards, pieces, layout))
         total = _loop(head, parts, layout)
-    return total / math.prod(targets.shape)
+    return total / float(math.prod(targets.shape))  # as an integer it may be none of 32 bits
 
 
 def count_pieces(length: int) -> int:

@@ -72,7 +72,7 @@ class TensorTable:
         hidden, size = model.hidden_size, model.head_size
         tensors: Tensors = {}
         for name, heads in (("query", model.num_attention_heads), ("key", model.kv_heads), ("value", model.kv_heads)):
-            over = self._axes.take_tensor(heads)
+            over = self._axes.take_tensor(heads * size)  # also where the axes cut heads: a part of one is a part too
             tensors[name] = self._matrix(hidden, heads * size, columns=over, fsdp=0)
             if model.attention_bias:
                 tensors[f"{name}_bias"] = self._plain(heads * size, over=over)

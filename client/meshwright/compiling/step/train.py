@@ -19,7 +19,7 @@ from meshwright.compiling.step.axes import StepAxes, build_spec
 from meshwright.compiling.step.layers import Decoder, build_residual, normalise
 from meshwright.compiling.step.loss import measure_loss
 from meshwright.compiling.step.parameters import Tensor, Tensors, build_tensors, walk_tensors
-from meshwright.compiling.step.sharding import GATHERED, Layout, pin
+from meshwright.compiling.step.sharding import EXPERT_MATMUL, GATHERED, Layout, pin
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
@@ -161,7 +161,8 @@ def _remember(apply: Callable[[Array, Tree], Array], training: TrainingSpec) -> 
         case "none":
             policy = _keep_narrow
         case "minimal":
-            policy = policies.dots_with_no_batch_dims_saveable
+            named = policies.save_only_these_names(EXPERT_MATMUL)
+            policy = policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, named)
         case "full":
             policy = policies.nothing_saveable
     return jax.checkpoint(apply, policy=policy, prevent_cse=not training.scan_layers)  # a loop is one already

@@ -337,8 +337,7 @@ class Agent:
             ProblemError: see `PlanMaker.build_fit_task` and `Evidence.settle_batch`.
         """
         task = await self.plans.build_fit_task(request)
-        chip = None if task.chip is None else request.hardware or task.chip
-        advice = self.batch_size(request.model_copy(update={"hardware": chip}))
+        advice = self.batch_size(request.model_copy(update={"hardware": request.hardware or task.chip}))
         return await self._evidence.settle_batch(advice, request, task, key)
 
     def _hardware(self) -> tuple[str, str, Basis]:

@@ -77,12 +77,11 @@ class Compiles:
     async def recall(self, task: CompileTask) -> str | None:
         """Returns what is known of a task without a compile, JSON; None where the compiler must be asked.
 
-        Raises:
-            StoreUnavailableError: the store does not answer.
+        A store that does not answer costs a compile, not the answer.
         """
         if task.answer is not None:
             return _answer_without(task, Verification.model_validate_json(task.answer))
-        text = await self._store().get_verification(task.key)
+        text = await self._find(task)
         if text is None:
             return None
         self.recalled_count += 1
@@ -98,7 +97,6 @@ class Compiles:
         Raises:
             ProblemError: the compiler cannot be started, or a bug of ours.
             CallCancelled: somebody gave the call up.
-            StoreUnavailableError: the store does not answer.
         """
         known = await self.recall(task)
         if known is not None:
@@ -144,6 +142,13 @@ class Compiles:
         if dead.status == MEMORY_EXIT_STATUS or is_refused:
             return f"{describe_limit(self._limit_bytes)}; MESHWRIGHT_COMPILE_MEMORY_BYTES raises the limit"
         return describe_status(dead.status)
+
+    async def _find(self, task: CompileTask) -> str | None:
+        try:
+            return await self._store().get_verification(task.key)
+        except StoreUnavailableError as error:
+            log.warning("whether %s was compiled before is not known: %s", task.key, error.detail)
+            return None
 
     async def _keep(self, task: CompileTask, text: str) -> None:
         """Stores an answer; a store that does not answer costs the storing, not the answer."""

@@ -7,7 +7,7 @@ the same run. Knows no route.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
@@ -53,16 +53,16 @@ class Evidence:
         if key is not None and (earlier := await self._runs().recall("plan", request, key=key)) is not None:
             return earlier
         known = [text for task in tasks if (text := await self._compiles.recall(task)) is not None]
+        kept = await self._plans.keep(answer)  # its fingerprint is good for a mesh while it is compiled
         if len(known) == len(tasks):
-            return await self._plans.keep(answer.verify(known))
-        await self._plans.keep(answer)  # its fingerprint is good for a mesh while it is compiled
+            return kept.verify(known)
 
         async def execute(_run: Run, emit: Emit) -> tuple[dict[str, Any], int | None]:
             compiled = [await self._compiles.compile(task, emit) for task in tasks]
-            finished = await self._plans.keep(answer.verify([each.text for each in compiled]))
-            return json.loads(finished.cut_for_run().write()), compiled[-1].generation
+            finished = kept.verify([each.text for each in compiled]).cut_for_run()
+            return json.loads(finished.write()), compiled[-1].generation
 
-        return await self._submit("plan", request, key, execute)
+        return await self._submit("plan", request, tasks, key, execute)
 
     # ---- batch sizes -----------------------------------------------------------------------------------
 
@@ -90,16 +90,19 @@ class Evidence:
             compiled = await self._compiles.compile(task, emit)
             return _add_batch(advice, compiled.text).model_dump(mode="json"), compiled.generation
 
-        return await self._submit("batch_size", said, key, execute)
+        return await self._submit("batch_size", said, [task], key, execute)
 
     # ---- runs ------------------------------------------------------------------------------------------
 
-    async def _submit(self, kind: RunKind, request: dict[str, Any], key: str | None, execute: Execute) -> Run:
-        """Queues a run; without a key of the caller's, an equal request that waits or runs is joined."""
-        queue = self._runs()
-        if key is None and (joined := queue.find_live(kind, request)) is not None:
-            return joined
-        run, _ = await queue.submit(kind, request, key=key, execute=execute)
+    async def _submit(
+        self, kind: RunKind, request: dict[str, Any], tasks: Sequence[CompileTask], key: str | None, execute: Execute
+    ) -> Run:
+        """Queues a run; without a key of the caller's, one that waits or runs for an equal request is joined.
+
+        Equal is what is asked and what is compiled for it: a fingerprint may mean another plan by now.
+        """
+        share = json.dumps([request, [task.key for task in tasks]], sort_keys=True)
+        run, _ = await self._runs().submit(kind, request, key=key, execute=execute, share=share)
         return run
 
 

@@ -52,7 +52,7 @@ class Lane:
         return True
 
     def note_took(self, seconds: float) -> None:
-        """Takes how long a run took that succeeded."""
+        """Takes how long a run took that succeeded, and that a worker did."""
         self._last_took_s = seconds
 
     def estimate_wait_s(self, now: datetime) -> float:

@@ -43,6 +43,7 @@ class LiveRun:
     Attributes:
         run: its newest state, told to whoever asks.
         execute: how it is done.
+        share: what it has in common with submissions that may be given it instead of a run of their own; None: nothing.
         work: its execution, None while it waits.
         stop_reason: why it was asked to stop, None if it was not.
         fault: the first update that was neither progress nor a record: a bug, which fails the run.
@@ -50,9 +51,10 @@ class LiveRun:
         ended: set when the final state is written and told.
     """
 
-    def __init__(self, run: Run, execute: Execute, clock: Clock) -> None:
+    def __init__(self, run: Run, execute: Execute, clock: Clock, *, share: str | None = None) -> None:
         self.run = run
         self.execute = execute
+        self.share = share
         self.work: Work | None = None
         self.stop_reason: str | None = None
         self.fault: ValidationError | None = None

@@ -136,6 +136,7 @@ def plan(
     except MeshwrightError as error:
         print_error(session, error)
         status = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+    session.flush()
     raise typer.Exit(status)
 
 

@@ -11,8 +11,10 @@ from meshwright.wire.mesh import Plans
 
 _HOLE: Final = '"plans":[]'
 """Where the plans go in a reply that was written without any."""
+_UNTOLD: Final = '"model":null'
+"""Where a model's facts go in a plan that was written without any. In a text inside JSON the quotes are escaped."""
 _UNVERIFIED: Final = '"verification":null'
-"""Where a verification goes in a plan that was written without one. In a text inside JSON the quotes are escaped."""
+"""Likewise of a verification."""
 RUN_CHARS: Final = 1 << 18
 """Of plans in the result of a run, which is read and written whole whenever somebody looks: some 1,400 devices."""
 
@@ -24,7 +26,7 @@ class PlanAnswer:
     Attributes:
         frame: the reply without its plans, JSON.
         fingerprints: of the plans, best first.
-        kept: each plan with its devices, JSON: what is stored.
+        kept: each plan with its devices and with nothing of a model, JSON: what is stored.
         shown: each plan as the request wants it, JSON.
         tasks: what is to be compiled for each plan, a `worker.compile_task.CompileTask` as JSON; none where nothing is.
         bare: each plan without its devices, JSON; where something is to be compiled.
@@ -43,19 +45,20 @@ class PlanAnswer:
     def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
         """Returns the answer that `worker.planner.write_plans` wrote."""
         kept = tuple(pieces["kept"])
-        shown = kept if pieces["shown"] is None else tuple(pieces["shown"])
+        models = pieces.get("models", ("null",) * len(kept))
+        shown = tuple(map(_tell_model, kept, models)) if pieces["shown"] is None else tuple(pieces["shown"])
         answer = cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
         if "tasks" not in pieces:
             return answer
         return replace(answer, tasks=tuple(pieces["tasks"]), bare=tuple(pieces["bare"]), request=pieces["request"])
 
     def verify(self, verifications: Sequence[str]) -> PlanAnswer:
-        """Returns the answer with what the compiler says of each plan, JSON."""
+        """Returns the answer with what the compiler says of each plan, JSON; not in what is stored."""
 
         def fill(plans: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(_verify_plan(*each) for each in zip(plans, verifications, strict=True))
 
-        return replace(self, kept=fill(self.kept), shown=fill(self.shown), bare=fill(self.bare))
+        return replace(self, shown=fill(self.shown), bare=fill(self.bare))
 
     def cut_for_run(self) -> PlanAnswer:
         """Returns the answer as a run's result has it: of very many devices the plans are shown without them."""
@@ -81,10 +84,18 @@ def frame_plans(frame: str, *plans: str) -> str:
     return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
 
 
+def _tell_model(plan: str, model: str) -> str:
+    return plan if model == "null" else _fill(plan, _UNTOLD, f'"model":{model}')
+
+
 def _verify_plan(plan: str, verification: str) -> str:
-    before, hole, after = plan.rpartition(_UNVERIFIED)
-    assert hole, "a plan is written with all its fields"
-    return f'{before}"verification":{verification}{after}'
+    return _fill(plan, _UNVERIFIED, f'"verification":{verification}')
+
+
+def _fill(plan: str, hole: str, text: str) -> str:
+    before, found, after = plan.rpartition(hole)
+    assert found, "a plan is written with all its fields"
+    return f"{before}{text}{after}"
 
 
 def frame_stored(plan: str) -> str:

@@ -112,17 +112,25 @@ class RunQueue:
     # ---- submit ----------------------------------------------------------------------------------------
 
     async def submit(
-        self, kind: RunKind, request: dict[str, Any], *, key: str | None = None, execute: Execute | None = None
+        self,
+        kind: RunKind,
+        request: dict[str, Any],
+        *,
+        key: str | None = None,
+        execute: Execute | None = None,
+        share: str | None = None,
     ) -> tuple[Run, bool]:
-        """Returns a queued run and True, or the run that this key made before and False.
+        """Returns a queued run and True, or one that was there and False: of this key, or one that is shared.
 
         A caller that is cancelled meanwhile leaves either a run that is stored and queued, or none.
 
         Args:
             kind: says which lane the run waits in.
             request: what was asked.
-            key: of the caller's, None: each submission is a run of its own.
+            key: of the caller's; it names a run of its own.
             execute: how this run is done; None: as the queue does runs.
+            share: without a key, a run that waits or runs and was submitted with the same text is returned instead,
+                also of submissions at once; None: each submission is a run of its own.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
@@ -131,7 +139,7 @@ class RunQueue:
             StoreUnavailableError: the run cannot be stored, so it is not run.
         """
         use = None if key is None else KeyUse.of(key, kind, request)
-        return await asyncio.shield(self._spawn(self._admit(kind, request, use, execute or self._execute)))
+        return await asyncio.shield(self._spawn(self._admit(kind, request, use, execute or self._execute, share)))
 
     async def recall(self, kind: RunKind, request: dict[str, Any], *, key: str) -> Run | None:
         """Returns the run that this key made; None for a new key.
@@ -143,18 +151,26 @@ class RunQueue:
         return await self._recall(KeyUse.of(key, kind, request))
 
     async def _admit(
-        self, kind: RunKind, request: dict[str, Any], use: KeyUse | None, execute: Execute
+        self, kind: RunKind, request: dict[str, Any], use: KeyUse | None, execute: Execute, share: str | None
     ) -> tuple[Run, bool]:
         async with self._admission:
-            if use is not None and (earlier := await self._recall(use)) is not None:
+            earlier = self._find_shared(kind, share) if use is None else await self._recall(use)
+            if earlier is not None:
                 return earlier, False
             lane = self._lanes[LANE_OF[kind]]
             self._require_room(lane)
-            live = LiveRun(self._build_run(kind, request), execute, self._clock)
+            live = LiveRun(self._build_run(kind, request), execute, self._clock, share=share)
             await self._save_first(live, use)
             self._live[live.run.id] = live
             lane.add(live)
             return live.run, True
+
+    def _find_shared(self, kind: RunKind, share: str | None) -> Run | None:
+        """Returns the oldest run that is to be shared so; not one that was asked to stop."""
+        if share is None:
+            return None
+        found = (live for live in self._live.values() if live.stop_reason is None)
+        return next((live.run for live in found if (live.run.kind, live.share) == (kind, share)), None)
 
     async def _save_first(self, live: LiveRun, use: KeyUse | None) -> None:
         try:
@@ -202,11 +218,6 @@ class RunQueue:
             detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
             raise RunNotFoundError(detail, hint="GET /runs lists those that are there")
         return run
-
-    def find_live(self, kind: RunKind, request: dict[str, Any]) -> Run | None:
-        """Returns the oldest run that waits or runs and was asked for the same; None if there is none."""
-        found = (live.run for live in self._live.values() if live.stop_reason is None)
-        return next((run for run in found if (run.kind, run.request) == (kind, request)), None)
 
     async def list(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
         """Returns at most `limit` runs, newest first, of one state if given."""
@@ -345,7 +356,7 @@ class RunQueue:
         except Exception as error:
             log.error("%s ended as %s, which could not be stored: %s", ended.id, ended.state, error)
             self._keep_unsaved(ended)
-        if ended.state == "succeeded" and ended.started_at and ended.finished_at:
+        if ended.generation is not None and ended.started_at and ended.finished_at:  # none of it was known already
             self._lane_of(live).note_took((ended.finished_at - ended.started_at).total_seconds())
         del self._live[ended.id]
         live.run = ended

@@ -6,6 +6,7 @@ to that: a job that asks for nothing bad is answered as a compile is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -46,6 +47,12 @@ def behave(job: dict[str, Any], tell: Tell) -> Verification:
             sleeper = subprocess.Popen(["sleep", "3600"])
             tell(f"sleeper {sleeper.pid}", 2, 4)
             os.abort()
+        case {"does": "read"}:
+            tell(f"read {sys.stdin.read()!r}", 2, 4)
+        case {"does": "meddle"}:
+            for descriptor in range(3, 20):
+                with contextlib.suppress(OSError):
+                    os.write(descriptor, job["bytes"].encode() + b"\n")
         case {"does": "environment"}:
             tell(os.environ.get(job["name"], "unset"), 2, 4)
     return Verification(status="verified", target=job.get("target"), peak_memory_bytes=1)

@@ -103,6 +103,33 @@ def test_what_the_compiler_started_goes_with_it() -> None:
     wait_for(lambda: not is_alive(sleeper), limit_s=5.0)
 
 
+def test_what_reads_stdin_finds_it_empty_and_does_not_wait() -> None:
+    heard: list[str] = []
+    assert isinstance(run("read", on_progress=lambda progress: heard.append(progress.message)), dict)
+    assert heard[-1] == "read ''"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "garbage",
+        "3",
+        "[]",
+        '"text"',
+        "{}",
+        '{"type": 4}',
+        '{"type": []}',
+        '{"type": "answers"}',
+        '{"type": "progress"}',
+    ],
+)
+def test_a_line_that_is_no_frame_is_told_and_no_traceback(line: str) -> None:
+    ended = end("meddle", job={"bytes": line})
+    assert "a line that is none of ours" in ended.reason
+    assert ended.log[-1] == line
+    assert build_aborted(ended, None).status == "aborted"
+
+
 def test_a_callback_that_raises_kills_it() -> None:
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt

@@ -50,11 +50,11 @@ def test_where_not_one_sequence_fits_the_answer_says_what_one_needs() -> None:
     assert found.verification.needed_bytes > found.verification.capacity_bytes
 
 
-def test_where_nothing_bounds_memory_the_batch_that_was_asked_for_is_the_answer() -> None:
+def test_where_memory_does_not_bind_the_batch_that_was_asked_for_is_the_answer() -> None:
     training = TrainingSpec(global_batch=4 * 3, sequence_length=16, attention="xla")
     found = fit(build_job(CPU, {"dp": 2, "tp": 2}, SMALL, training))
     assert (found.batch_per_device, found.global_batch, found.limit) == (6, 12, "asked")
-    assert found.margin_bytes is None
+    assert (found.margin_bytes or 0) > 2**30
     assert [each.fits for each in found.tried] == [True] * found.compile_count
 
 

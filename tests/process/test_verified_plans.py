@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,11 @@ def test_asked_again_the_store_answers_at_once(host: RunningAgent, told: Any) ->
     assert statistics.median(reply.elapsed.total_seconds() for reply in replies) < STORED_LIMIT_S
 
 
-def test_the_stored_plan_carries_it(host: RunningAgent, told: Any) -> None:
+def test_the_stored_plan_is_the_mesh_without_the_callers_model(host: RunningAgent, told: Any) -> None:
     (plan,) = told[1]["result"]["plans"]
     (stored,) = ask(host, f"/mesh/plan/{plan['fingerprint']}")["plans"]
-    assert stored["verification"]["status"] == "verified"
-    assert stored["devices"] == plan["devices"]
+    assert stored == {**plan, "model": None, "verification": None}
+    assert plan["model"]["parameter_count"] > 0
 
 
 def test_metrics_count_it(host: RunningAgent, told: Any) -> None:
@@ -174,8 +175,9 @@ def test_the_query_asks_what_the_body_asks(host: RunningAgent) -> None:
     body = {"mesh": "dp:2,tp:2", "target": "v5p:2x2x1", "model": "no-such-model", "verify": "compile"}
     by_body = post(host, {**body, "training": {"global_batch": 4}})
     assert (by_query.status_code, by_query.json()["errors"]) == (422, by_body.json()["errors"])
-    alone = httpx.get(f"{host.url}/mesh/plan?mesh=dp:2&target=cpu:2&seq=64", timeout=60)
-    assert (alone.status_code, alone.json()["errors"][0]["field"]) == (422, "batch")
+    for more, field in (("model=llama3-8b&seq=64", "batch"), ("seq=64", "seq"), ("batch=8", "batch")):
+        alone = httpx.get(f"{host.url}/mesh/plan?mesh=dp:2&target=cpu:2&{more}", timeout=60)
+        assert (alone.status_code, alone.json()["errors"][0]["field"]) == (422, field)
 
 
 @pytest.mark.parametrize("field", ["model", "training"])
@@ -191,7 +193,17 @@ def test_a_target_that_no_compiler_here_knows_is_said_at_once_and_never_passes(h
     assert reply.status_code == 200, reply.text
     found = reply.json()["plans"][0]["verification"]
     assert found["status"] == "not_compiled"
-    assert found["reason"]
+    assert "ROCm" in found["reason"]
+    assert "compile-cuda" not in found["reason"]
+
+
+def test_equal_requests_at_once_are_one_run(host: RunningAgent) -> None:
+    body = build_request(16)
+    with ThreadPoolExecutor(10) as threads:
+        replies = list(threads.map(lambda _: post(host, body), range(10)))
+    assert {reply.status_code for reply in replies} == {202}
+    (run_id,) = {reply.json()["id"] for reply in replies}
+    assert verification_of(await_end(host, run_id))["status"] == "verified"
 
 
 def test_the_same_key_is_the_same_run(host: RunningAgent) -> None:
@@ -231,6 +243,10 @@ def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
         assert await_end(host, reply.json()["id"], limit_s=200)["state"] == "succeeded"
         reply = post(host, body, "/batch-size")
     assert reply.json()["compiled"]["global_batch"] == 4
+    assert reply.json()["compiled"]["verification"]["target"] == "v5e:2x2"
+    other = post(host, {**body, "target": "v5p:2x2x1"}, "/batch-size")
+    assert (other.status_code, other.json()["errors"][0]["field"]) == (422, "target")
+    assert "v5e:2x2" in other.json()["detail"]
     missing = post(host, {**body, "plan": "mw1-none"}, "/batch-size")
     assert (missing.status_code, missing.json()["code"]) == (404, "plan_not_found")
     refused = post(host, {"verify": "compile", "model": MODEL, "training": {}}, "/batch-size")

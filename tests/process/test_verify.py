@@ -158,6 +158,60 @@ def test_a_script_without_its_guard_is_told_and_does_not_start_itself_for_ever(t
     assert "__name__ == '__main__'" in found.reason
 
 
+TYPED = """
+import jax, jax.numpy as jnp
+from typing import NamedTuple
+from meshwright.verify import verify
+class Batch(NamedTuple):
+    x: object
+def double(x): return x * 2
+def step(batch): return {body}
+jitted = jax.jit(double)
+try:
+    found = verify("plan.json", {step}, Batch(jax.ShapeDtypeStruct((8,), jnp.float32)))
+    print(found.model_dump_json())
+except TypeError as error:
+    from meshwright.wire.verification import Verification
+    print(Verification(status="aborted", reason=str(error)).model_dump_json())
+"""
+
+
+@pytest.mark.parametrize("step", ["step", "lambda batch: step(batch) + 1"])
+def test_a_function_that_was_typed_in_goes_by_value(step: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
+    found = run_script("-c", TYPED.format(step=step, body="double(batch.x)"), cwd=tmp_path)
+    assert (found.status, found.reason) == ("verified", None)
+
+
+def test_a_jitted_function_that_was_typed_in_is_refused_with_a_way(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
+    found = run_script("-c", TYPED.format(step="jitted", body="double(batch.x)"), cwd=tmp_path)
+    assert "the jitted function 'double' stands in no module under a name; give what it jits" in found.reason
+
+
+def test_what_was_typed_in_without_cloudpickle_is_refused_with_a_way(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
+    code = "import sys; sys.modules['cloudpickle'] = None\n" + TYPED.format(step="step", body="double(batch.x)")
+    found = run_script("-c", code, cwd=tmp_path)
+    assert "it was typed in, so no other process finds it by its name" in found.reason
+    assert "pip install 'meshwright[verify]'" in found.reason
+
+
+def test_code_that_reads_stdin_finds_it_empty_and_does_not_wait(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("input('name? ')\n")
+    found = verify(make_plan(), f"{tmp_path / 'reads.py'}:build", limit_s=60.0)
+    assert found.status == "not_compiled"
+    assert "EOFError: EOF when reading a line" in str(found.reason)
+
+
+def test_code_that_writes_to_every_descriptor_is_an_answer(tmp_path: Path) -> None:
+    lines = "for number in range(3, 20):\n    try: os.write(number, b'garbage\\n')\n    except OSError: pass\n"
+    (tmp_path / "writes.py").write_text(f"import os\n{lines}")
+    found = verify(make_plan(), f"{tmp_path / 'writes.py'}:build", limit_s=60.0)
+    assert (found.status, found.log[-1]) == ("aborted", "garbage")
+    assert "descriptors that it did not open" in str(found.reason)
+
+
 @needs_libtpu
 def test_on_a_tpu_that_is_not_here_the_compiler_says_what_fits() -> None:
     check_data_parallel(verify(make_plan("v5e:2x2"), f"{MODULE}:build"))

@@ -30,13 +30,16 @@ CRASHED, LATE = WorkerCrashedError("it died"), WorkerTimeoutError("it did not an
 
 
 class MemoryStore:
-    """The two verbs of the store that compiles need; may refuse to write."""
+    """The two verbs of the store that compiles need; may refuse to write, or both."""
 
-    def __init__(self, refusal: ProblemError | None = None) -> None:
+    def __init__(self, refusal: ProblemError | None = None, *, is_busy: bool = False) -> None:
         self.kept: dict[str, str] = {}
         self.refusal = refusal
+        self.is_busy = is_busy
 
     async def get_verification(self, key: str) -> str | None:
+        if self.is_busy and self.refusal is not None:
+            raise self.refusal
         return self.kept.get(key)
 
     async def put_verification(self, key: str, body: str) -> None:
@@ -76,6 +79,14 @@ def test_a_store_that_does_not_keep_costs_the_keeping_and_not_the_answer() -> No
     store = MemoryStore(StoreUnavailableError("the disk is full"))
     assert compile_with(build(answering(say()), store)).status == "verified"
     assert store.kept == {}
+
+
+def test_a_store_that_does_not_recall_costs_a_compile_and_not_the_answer() -> None:
+    store = MemoryStore(StoreUnavailableError("busy"), is_busy=True)
+    compiles = build(answering(say()), store)
+    assert asyncio.run(compiles.recall(TASK)) is None
+    assert compile_with(compiles).status == "verified"
+    assert compiles.recalled_count == 0
 
 
 @pytest.mark.parametrize("status", ["verified", "does_not_fit", "not_compiled", "aborted"])

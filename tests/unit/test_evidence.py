@@ -17,6 +17,7 @@ from meshwright.planning.batch_size import answer_batch_size
 from meshwright.topology.assemble import build_target
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.model import TrainingSpec
 from meshwright.wire.runs import Run
 from meshwright.wire.verification import Verification
 from meshwright_agent.compiles import Compiles
@@ -38,6 +39,7 @@ MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidd
 REQUEST = PlanRequest.model_validate(
     {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch": 4}, "verify": "compile"}
 )
+HOST = Here(build_target("cpu:4"))
 ADVICE = answer_batch_size(BatchSizeRequest(hardware="h100"), platform=None, kind=None, basis="declared")
 ASKED = BatchSizeRequest.model_validate({"model": MODEL, "mesh": "dp:2", "verify": "compile"})
 FITTED = {
@@ -60,9 +62,10 @@ class Desk:
         answer = PlanAnswer.of(write_plans(request, Here(build_target("cpu:4"))))
         return await self.evidence.settle_plans(answer, key)
 
-    async def ask_batch(self, key: str | None = None, **task: Any) -> BatchSize | Run:
+    async def ask_batch(self, key: str | None = None, key_: str = "k", **task: Any) -> BatchSize | Run:
+        """Asks with the caller's key, for the job of the key `key_`."""
         return await self.evidence.settle_batch(
-            ADVICE, ASKED, CompileTask(**({"op": "fit", "target": "cpu:2", "key": "k", "job": "{}"} | task)), key
+            ADVICE, ASKED, CompileTask(**({"op": "fit", "target": "cpu:2", "key": key_, "job": "{}"} | task)), key
         )
 
     async def ended(self, run: PlanAnswer | BatchSize | Run) -> Run:
@@ -138,15 +141,22 @@ def test_the_first_time_a_run_answers_and_the_second_time_the_store(tmp_path: Pa
     play(tmp_path, answering(VERIFIED), act)
 
 
-def test_the_stored_plan_carries_what_the_compiler_said_once_it_has(tmp_path: Path) -> None:
+def test_the_stored_plan_is_the_mesh_alone_whoever_asks_with_which_model(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
-        run = await desk.ask()
-        fingerprint = PlanAnswer.of(write_plans(REQUEST, Here(build_target("cpu:4")))).fingerprints[0]
-        before = json.loads(await desk.store.get_plan(fingerprint) or "")
-        await desk.ended(run)
-        after = json.loads(await desk.store.get_plan(fingerprint) or "")
-        assert (before["verification"], after["verification"]["status"]) == (None, "verified")
-        assert {**after, "verification": None} == before
+        async def read_kept(request: PlanRequest) -> str:
+            return await desk.store.get_plan(write_plans(request, HOST)["fingerprints"][0]) or ""
+
+        done = await desk.ended(await desk.ask())
+        shown = Plans.model_validate(done.result).plans[0]
+        kept = await read_kept(REQUEST)
+        assert shown.model is not None
+        assert shown.verification is not None
+        assert json.loads(kept) == {**shown.model_dump(mode="json"), "model": None, "verification": None}
+        again = await desk.ask()
+        assert isinstance(again, PlanAnswer)
+        assert Plans.model_validate_json(again.write()).plans[0].model == shown.model
+        await desk.ask(REQUEST.model_copy(update={"model": None, "training": None, "verify": "none"}))
+        assert await read_kept(REQUEST) == kept
 
     play(tmp_path, answering(VERIFIED), act)
 
@@ -179,6 +189,35 @@ def test_equal_requests_meanwhile_are_given_the_same_run_and_others_their_own(tm
         for run in runs:
             assert (await desk.ended(run)).state == "succeeded"
         assert len(compiler.calls) == 1  # all are the same job: the store knew it by then
+
+    play(tmp_path, compiler, act)
+
+
+def test_equal_requests_at_once_are_one_run_and_leave_room_for_others(tmp_path: Path) -> None:
+    compiler = HeldCompiler(deque([VERIFIED]))
+
+    async def act(desk: Desk) -> None:
+        runs = await asyncio.gather(*(desk.ask() for _ in range(10)), *(desk.ask_batch() for _ in range(10)))
+        assert all(isinstance(run, Run) for run in runs)
+        assert [len({run.id for run in part if isinstance(run, Run)}) for part in (runs[:10], runs[10:])] == [1, 1]
+        other = await desk.ask(REQUEST.model_copy(update={"training": TrainingSpec(global_batch=8)}))
+        assert isinstance(other, Run)
+        assert len(await desk.queue.list()) == 3
+
+    play(tmp_path, compiler, act)
+
+
+def test_an_equal_request_for_what_is_another_job_by_now_is_a_run_of_its_own(tmp_path: Path) -> None:
+    compiler = HeldCompiler(deque([{"answer": json.dumps(FITTED)}]))
+
+    async def act(desk: Desk) -> None:
+        first, other = await desk.ask_batch(key_="of h100"), await desk.ask_batch(key_="of a100")
+        assert isinstance(first, Run)
+        assert isinstance(other, Run)
+        assert first.id != other.id
+        compiler.gate.set()
+        await desk.ended(other)
+        assert len(compiler.calls) == 2
 
     play(tmp_path, compiler, act)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -95,21 +96,50 @@ def test_a_run_is_done_as_its_submission_says(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_a_run_that_waits_or_runs_is_found_by_what_was_asked(tmp_path: Path) -> None:
+def test_a_run_that_waits_or_runs_is_shared_by_those_who_submit_the_same_without_a_key(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
-        first, second = await submit(stage, "plan", n=1), await submit(stage, "plan", n=1)
-        found = stage.queue.find_live("plan", {"n": 1})
-        assert found is not None
-        assert found.id == first
-        assert stage.queue.find_live("batch_size", {"n": 1}) is stage.queue.find_live("plan", {"n": 2}) is None
+        async def share(kind: RunKind, text: str | None, key: str | None = None) -> tuple[str, bool]:
+            run, created = await stage.queue.submit(kind, {"n": 1}, share=text, key=key)
+            return run.id, created
+
+        first, _ = await share("plan", "a")
+        assert await share("plan", "a") == (first, False)
+        others = [await share("plan", "b"), await share("batch_size", "a"), await share("plan", None)]
+        keyed = await share("plan", "a", key="mine")
+        assert all(created for _, created in (*others, keyed))
         await stage.queue.cancel(first, "enough")
-        found = stage.queue.find_live("plan", {"n": 1})
-        assert found is not None
-        assert found.id == second
-        await stage.queue.cancel(second, "enough")
-        assert stage.queue.find_live("plan", {"n": 1}) is None
+        assert await share("plan", "a") == (keyed[0], False)
+        await stage.queue.cancel(keyed[0], "enough")
+        assert (await share("plan", "a"))[1]
 
     play(tmp_path, act)
+
+
+def test_of_many_submissions_at_once_that_may_share_a_run_one_is_made(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        answers = await asyncio.gather(*(stage.queue.submit("plan", {"n": 1}, share="a") for _ in range(10)))
+        assert len({run.id for run, _ in answers}) == 1
+        assert [created for _, created in answers].count(True) == 1
+        assert (await stage.queue.submit("plan", {"n": 2}, share="b"))[1]
+
+    play(tmp_path, act, queue_limit=1)
+
+
+def test_a_run_that_no_worker_did_says_nothing_about_how_long_runs_take(tmp_path: Path) -> None:
+    async def known(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
+        return {}, None
+
+    async def act(stage: Stage) -> None:
+        run, _ = await stage.queue.submit("plan", {"n": 1}, execute=known)
+        await stage.ended(run.id)
+        await submit(stage, "plan", n=2)
+        await until(lambda: len(stage.queue.running) == 1)
+        await submit(stage, "plan", n=3)
+        with pytest.raises(QueueFullError) as caught:
+            await submit(stage, "plan", n=4)
+        assert caught.value.retry_after_s == USUAL_RUN_S
+
+    play(tmp_path, act, queue_limit=1)
 
 
 def test_a_key_gives_back_its_run_before_another_is_made(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A function of this process, as a child finds it again.
 
 Rule: by name where it has one, which needs nothing; what has none is pickled, by value with cloudpickle where plain
-pickle cannot. Imports no jax.
+pickle cannot. What was typed in (`python -c`, a REPL, a notebook) has a name that means nothing in another process, so
+it goes by value. Imports no jax.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ def _find_name(step: Any) -> tuple[str, str] | None:
 
 
 def find_main() -> Step | None:
-    """Returns what `__main__` is: a module that was run with -m, or a script; None where code was typed in."""
+    """Returns what `__main__` is: a module that was run with -m, or a script; None where code was typed in.
+
+    `sys.ps1` is there only at a prompt; Python 3.13's own says that `__main__` is its module _pyrepl.
+    """
+    if hasattr(sys, "ps1"):
+        return None
     main = sys.modules[_MAIN]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -72,7 +78,7 @@ def pack(value: Any, what: str) -> str:
         TypeError: plain pickle cannot, and cloudpickle is not installed; or neither can.
     """
     try:
-        return _dump(pickle.Pickler, value)
+        return _dump_named(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         reason = error
     try:
@@ -89,6 +95,14 @@ def pack(value: Any, what: str) -> str:
             f"{what} cannot be sent to the process that compiles, by cloudpickle neither ({error}); give a builder by "
             "name, 'train:build', which makes the step and its arguments there"
         ) from error
+
+
+def _dump_named(value: object) -> str:
+    """Plain pickle writes the names of functions and classes; of a `__main__` without a file nobody else knows them."""
+    text = _dump(pickle.Pickler, value)
+    if find_main() is None and speaks_of_main(text):
+        raise pickle.PicklingError("it was typed in, so no other process finds it by its name")
+    return text
 
 
 def _dump(pickler: type[Any], value: object) -> str:
@@ -108,10 +122,10 @@ def _dump(pickler: type[Any], value: object) -> str:
 
 def _name_jitted(function: Any) -> tuple[str, str]:
     named = _find_name(function)
-    if named is None:
+    if named is None or (named[0] == _MAIN and find_main() is None):
         raise pickle.PicklingError(
             f"the jitted function {getattr(function, '__qualname__', function)!r} stands in no module under a name; "
-            "give what it jits"
+            "give what it jits (its __wrapped__), with donate_argnums and static_argnums"
         )
     return named
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -71,7 +70,12 @@ MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE and MESHWRIGHT_CA_FILE are heeded too.""
 _Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The agent: http://host:port or unix:///path.")]
 _Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="S", callback=check_timeout, help="Seconds that one answer may take."),
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        callback=check_timeout,
+        help="Seconds that one answer may take, a compile's too; not the whole of a bench, which has --max-s.",
+    ),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the agent's JSON, and nothing else.")]
 _NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR does the same.")]
@@ -139,10 +143,10 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = functools.partial(_show_warning, session)
             code = run(session, **arguments)
-        sys.stdout.flush()
     except errors.MeshwrightError as error:
         print_error(session, error)
-        return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+        code = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+    session.flush()
     return code
 
 
@@ -159,7 +163,7 @@ def _bind(run: _Command) -> Callable[..., None]:
         session = Session(context.obj.options.merge(own), context.obj.connect)
         try:
             raise typer.Exit(_carry_out(run, session, arguments))
-        except (typer.Exit, typer.BadParameter, BrokenPipeError):  # typer's to end with
+        except (typer.Exit, typer.BadParameter):  # typer's to end with
             raise
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -25,7 +25,7 @@ from meshwright.cli.arguments import (
     build_step_arguments,
 )
 from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
-from meshwright.cli.progress import show_progress
+from meshwright.cli.progress import follow_compile, show_progress
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_batch
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
@@ -64,7 +64,8 @@ def show_batch_size(
 ) -> int:
     """Say how large a batch per device should be, and why; with --verify compile, how large a one fits.
 
-    The compiler is asked about a model on a mesh, a few times, for the largest batch that fits.
+    The compiler is asked about a model on a mesh, a few times, for the largest batch that fits. --timeout bounds the
+    wait for it; an agent's compile goes on.
 
     Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, or --verify compile found none
     that fits · 2 usage (also a name that no table knows), or no answer.
@@ -93,12 +94,12 @@ def show_batch_size(
 
 def _answer(session: Session, call: Call[BatchSize], *, local: bool) -> BatchSize:
     request = calls.parse_batch_size_request(call)
-    with show_progress(session) as on_progress:
-        if local:
+    if local:
+        with show_progress(session) as on_progress:
             return _answer_here(session, request, on_progress)
-        asked = request.model_dump(exclude_unset=True, exclude={"schema_version"})
-        with session.open() as client:
-            return client.batch_size(**asked, on_progress=on_progress)
+    asked = request.model_dump(exclude_unset=True, exclude={"schema_version"})
+    with follow_compile(session) as on_progress, session.open() as client:
+        return client.batch_size(**asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
 
 
 def _answer_here(session: Session, request: BatchSizeRequest, on_progress: Callable[[Progress], None]) -> BatchSize:

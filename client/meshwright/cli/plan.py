@@ -45,9 +45,9 @@ from meshwright.cli.arguments import (
 from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
-from meshwright.cli.progress import show_progress
+from meshwright.cli.progress import follow_compile, show_progress
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.cli.verification import judge, print_verification
+from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
 from meshwright.wire.base import Notice
@@ -99,6 +99,7 @@ def show_plan(
 
     Says which device stands where, over which links each axis runs, and what the job should start with. With --model
     and --verify compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
+    --timeout bounds the wait for it; an agent's compile goes on.
 
     Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --verify compile gave no word that it fits · 2
     usage, or no answer.
@@ -136,8 +137,10 @@ def show_plan(
         return print_plans(session, plan_on_fleet(session, asked, {**arguments, "local": local}, hosts), say)
     if local:
         return print_plans(session, _plan_here(session, asked, {**arguments, **step}), say)
-    with session.open() as client, show_progress(session) as on_progress:
-        plans, host = client.plans(asked, **arguments, **step, on_progress=on_progress), client.base_url
+    with follow_compile(session) as on_progress, session.open() as client:
+        limit_s = session.options.timeout_s
+        plans = client.plans(asked, **arguments, **step, on_progress=on_progress, timeout_s=limit_s)
+        host = client.base_url
     return print_plans(session, plans, replace(say, url=host))
 
 
@@ -211,6 +214,8 @@ def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
     best = take_best(plans, asked=f"mesh {say.mesh}", host=say.url or "")
     if say.code:
         session.print_lines(best.code.rstrip("\n"))
+        if best.verification is not None:
+            print_refusal(session, best.verification)
     else:
         _print_plan(session, best, build_exports(best, say.output, say.url), is_kept=say.output is not None or is_sent)
     print_notices(session, best.warnings)

@@ -5,7 +5,10 @@ Opens no connection until a command asks for the client. Knows no command.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -97,16 +100,47 @@ class Session:
 
     def print_json(self, reply: BaseModel) -> None:
         """Prints a reply as the agent sent it: no field more, no field less."""
-        typer.echo(reply.model_dump_json(exclude_unset=True))
+        self.print_lines(reply.model_dump_json(exclude_unset=True))
 
     def print_lines(self, *lines: str) -> None:
         """Prints lines as they are, never folded: for what is piped on or pasted."""
-        typer.echo("\n".join(lines))
+        with _outlive(1):
+            typer.echo("\n".join(lines))
+
+    def flush(self) -> None:
+        """Writes out what stands in stdout's buffer."""
+        with _outlive(1):
+            sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _outlive(descriptor: int) -> Iterator[None]:
+    """Lets a reader go away in the block (`| head -1`): what is still to be said has no reader, and its code stays."""
+    try:
+        yield
+    except BrokenPipeError:
+        _drop(descriptor)
+
+
+def _drop(descriptor: int) -> None:
+    """Lets a descriptor write into nothing: what Python's buffer still holds must go somewhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+class _Console(Console):
+    """A console whose reader may go away."""
+
+    def on_broken_pipe(self) -> None:
+        """Goes on in silence; rich would end the process with a code that means "no"."""
+        self.quiet = True
+        _drop(2 if self.stderr else 1)
 
 
 def _build_console(*, stderr: bool, no_color: bool) -> Console:
     """Text from the agent is never read as markup. NO_COLOR and COLUMNS are rich's to heed."""
-    console = Console(stderr=stderr, no_color=no_color or None, markup=False, emoji=False, highlight=False)
+    console = _Console(stderr=stderr, no_color=no_color or None, markup=False, emoji=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console

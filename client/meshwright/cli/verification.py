@@ -22,6 +22,8 @@ _VERDICTS: Final[dict[VerificationStatus, tuple[str, str]]] = {
     "not_compiled": ("not compiled: nothing is verified", "bold yellow"),
     "aborted": ("the compiler gave no answer: nothing is verified", "bold red"),
 }
+_UNKNOWN: Final = ("compiled: whether it fits is not known", "bold yellow")
+"""The verdict where nothing says how much memory a device has."""
 
 
 def judge(verifications: Iterable[Verification | None]) -> int:
@@ -32,8 +34,7 @@ def judge(verifications: Iterable[Verification | None]) -> int:
 
 def print_verification(session: Session, found: Verification) -> None:
     """Prints one compile's report."""
-    words, style = _VERDICTS[found.status]
-    session.out.print(Text.assemble((words, style), clean(_tell_origin(found))), soft_wrap=True)
+    session.out.print(_write_verdict(found), soft_wrap=True)
     for line in _list_lines(found):
         session.out.print(f"  {clean(line)}", soft_wrap=True)
     if found.collectives:
@@ -41,6 +42,27 @@ def print_verification(session: Session, found: Verification) -> None:
         session.out.print(build_table(COLUMNS, found.collectives))
     session.out.print()
     print_notices(session, found.warnings)
+    _print_log(session, found)
+
+
+def print_refusal(session: Session, found: Verification) -> None:
+    """Prints on stderr why a plan is none, where stdout has other things; nothing where it was verified."""
+    if found.status == "verified":
+        return
+    session.err.print(_write_verdict(found), soft_wrap=True)
+    for line in filter(None, (found.reason, _tell_memory(found))):
+        session.err.print(f"  {clean(line)}", soft_wrap=True)
+    _print_log(session, found)
+
+
+def _write_verdict(found: Verification) -> Text:
+    words, style = _VERDICTS[found.status]
+    if found.status == "verified" and found.capacity_bytes is None:
+        words, style = _UNKNOWN
+    return Text.assemble((words, style), clean(_tell_origin(found)))
+
+
+def _print_log(session: Session, found: Verification) -> None:
     if found.status != "verified":
         for line in found.log[-LOG_LINES:]:
             session.err.print(Text("  log: ", "bold") + Text(clean(line)), soft_wrap=True)

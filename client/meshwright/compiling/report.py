@@ -114,8 +114,16 @@ def _fuse_attention(estimate: StepEstimate, job: CompileJob, training: TrainingS
 
 
 def lower_step(built: BuiltStep) -> Any:
-    """Returns the step as a `jax.stages.Lowered`."""
-    return jax.jit(built.function, donate_argnums=built.donate_argnums).lower(*built.arguments)
+    """Returns the step as a `jax.stages.Lowered`.
+
+    Raises:
+        NotCompiledError: a number of the model or its training is more than JAX can count.
+    """
+    try:
+        return jax.jit(built.function, donate_argnums=built.donate_argnums).lower(*built.arguments)
+    except (OverflowError, RuntimeError) as error:
+        words = str(error).partition("\n")[0][:_LINE_CHARS]
+        raise NotCompiledError(f"the step cannot be traced with these sizes: {words}; use smaller ones") from error
 
 
 def report_lowered(lowered: Any, site: Site, tell: Tell, *, trace_s: float | None = None) -> Verification:

@@ -7,7 +7,7 @@ command without an agent go this way, so that they ask alike. Knows no process.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError
@@ -17,20 +17,22 @@ from meshwright.planning.models import read_model
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan
-from meshwright.wire.model import TrainingSpec
+from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 
 Model = str | dict[str, Any]
 
 BATCH_MAX: Final = 2**24
 """`global_batch`'s bound: where no greatest batch is named, the search may go so far."""
+ELEMENTS_MAX: Final = 2**63 - 1
+"""Of one array: compilers count elements in 64 bits with a sign."""
 
 
 def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | Verification:
     """Returns the job that verifies a plan, or the answer that nothing can be compiled.
 
     Raises:
-        InvalidRequestError: no model, or not how it is trained; or they are none.
+        InvalidRequestError: no model, or not how it is trained; or they are none; or a weight larger than any array.
         DoesNotDivideError: an axis does not divide what it cuts.
     """
     if model is None or training is None:
@@ -38,10 +40,53 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
         detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
         hint = 'give both: "model": "llama3-8b", "training": {"global_batch": 64}'
         raise InvalidRequestError(detail, hint=hint, errors=[{"field": missing, "message": detail}])
+    spec = read_model(model)
+    _check_sizes(spec)
     try:
-        return build_job(plan, read_model(model), training)
+        job = build_job(plan, spec, training)
+        check_stages(plan.mesh_shape)
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=plan.target)
+    return job
+
+
+def check_stages(mesh_shape: Mapping[str, int]) -> None:
+    """Passes over a mesh whose axes the step that is compiled has.
+
+    Raises:
+        NotCompiledError: an axis larger than 1 is a pipeline.
+    """
+    name = next((name for name, size in mesh_shape.items() if size > 1 and find_role(name) == "pipeline"), None)
+    if name is not None:
+        raise NotCompiledError(
+            f"axis {name} of {mesh_shape[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
+            f"leave {name} out, and compile one stage by giving the model that many layers fewer"
+        )
+
+
+def _check_sizes(model: ModelSpec) -> None:
+    for sizes in _list_weights(model):
+        count = math.prod(sizes.values())
+        if count > ELEMENTS_MAX:
+            product = " × ".join(f"{name} {size}" for name, size in sizes.items())
+            detail = f"{product} are {count} elements of one weight; no compiler takes an array of 2**63 or more"
+            fields = [{"field": f"model.{name}", "message": detail} for name in sizes]
+            raise InvalidRequestError(detail, hint=f"make {max(sizes, key=sizes.__getitem__)} smaller", errors=fields)
+
+
+def _list_weights(model: ModelSpec) -> Iterator[dict[str, int]]:
+    """Yields for each kind of weight the fields whose product is its size, all layers together as the step has them."""
+    hidden = {"hidden_size": model.hidden_size}
+    layers = {"num_hidden_layers": model.num_hidden_layers, **hidden}
+    yield {"vocab_size": model.vocab_size, **hidden}
+    if model.positions == "learned":
+        yield {"max_position_embeddings": model.max_position_embeddings or 1, **hidden}
+    yield {**layers, "num_attention_heads": model.num_attention_heads, "head_dim": model.head_size}
+    if model.num_experts:
+        yield {**layers, "num_experts": model.num_experts, "moe_intermediate_size": model.expert_size}
+        yield {**layers, "num_shared_experts": model.num_shared_experts, "moe_intermediate_size": model.expert_size}
+    else:
+        yield {**layers, "intermediate_size": model.intermediate_size}
 
 
 def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:
@@ -57,10 +102,27 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
 
 
 def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> TrainingSpec:
-    """Returns how the model is trained, with the greatest batch to look at: where none is named, one that divides."""
+    """Returns how the model is trained, with the greatest batch to look at: of those that divide, up to the one named.
+
+    Raises:
+        InvalidRequestError: no batch is so small that each part gets a sequence in each accumulated pass.
+    """
     fields = training.model_dump(exclude_none=True)
-    unit = math.prod(mesh_shape.values()) * training.gradient_accumulation
-    return TrainingSpec.model_validate({"global_batch": max(1, BATCH_MAX // unit) * unit, **fields})
+    parts, passes = count_parts(mesh_shape), training.gradient_accumulation
+    unit, greatest = parts * passes, fields.get("global_batch", BATCH_MAX)
+    if unit > BATCH_MAX:
+        detail = f"gradient_accumulation {passes} × {parts} data-parallel parts need a batch of {unit} sequences"
+        rule = f"{detail}; the greatest is {BATCH_MAX}"
+        raise _refuse("gradient_accumulation", rule, f"use gradient_accumulation {BATCH_MAX // parts} or less")
+    if greatest < unit:
+        detail = f"global_batch {greatest} is less than one sequence for each of {parts} data-parallel parts"
+        passed = f" in each of {passes} accumulated passes" if passes > 1 else ""
+        raise _refuse("global_batch", detail + passed, f"use {unit} or more, or name none")
+    return TrainingSpec.model_validate({**fields, "global_batch": greatest // unit * unit})
+
+
+def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(detail, hint=hint, errors=[{"field": f"training.{field}", "message": detail}])
 
 
 def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:

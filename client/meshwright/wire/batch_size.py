@@ -33,7 +33,7 @@ class BatchSizeRequest(Request):
     mesh: StrictStr | dict[StrictStr, StrictInt] | None = Field(default=None, description="with verify: the mesh")
     target: StrictStr | None = Field(default=None, description="with verify: the hardware; null: this host")
     plan: StrictStr | None = Field(
-        default=None, description="with verify: fingerprint of a stored plan, not mesh and target", max_length=128
+        default=None, description="with verify: fingerprint of a stored plan, instead of mesh", max_length=128
     )
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
         default="balanced", description="with verify: how much memory the job's JAX may take on a GPU"

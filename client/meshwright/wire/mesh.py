@@ -183,7 +183,7 @@ class Plan(Reply):
     tokens_per_s: float | None = None
     largest_batch: int | None = None
     data_parallel: dict[str, Any] | None = None
-    model: ModelFacts | None = Field(default=None, description="the model that was asked for")
+    model: ModelFacts | None = Field(default=None, description="the model that was asked for; null in a stored plan")
     verification: Verification | None = Field(default=None, description="what the compiler says; null: not asked")
     environment: dict[str, str] = Field(default_factory=dict, description="what each process of the job starts with")
     code: str = Field(default="", description="Python that makes this mesh in the job")

@@ -5,6 +5,7 @@ Plans come from the agent as text and go out as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -88,12 +89,19 @@ class PlanQuery(BaseModel):
     def _read_training(self) -> TrainingSpec | None:
         told: dict[str, Any] = {"sequence_length": self.seq, "remat": self.remat}
         told = {name: value for name, value in told.items() if value is not None}
+        self._check_model(told)
         if self.batch is not None:
             return TrainingSpec(global_batch=self.batch, **told)
         if told:
             message = "seq or remat stands without batch; how a model is trained begins with the batch"
             raise _refuse("batch", message, "add batch=64, or leave out seq and remat")
         return None
+
+    def _check_model(self, told: Mapping[str, Any]) -> None:
+        asked = ["batch"] * (self.batch is not None) + [{"sequence_length": "seq"}.get(name, name) for name in told]
+        if asked and self.model is None and self.verify == "none":
+            message = f"{' and '.join(asked)} say how a model is trained, and model is not given"
+            raise _refuse(asked[0], message, f"add model=llama3-8b, or leave out {' and '.join(asked)}")
 
     def _check_selection(self, is_chosen: bool) -> None:
         if self.devices is not None and is_chosen:
@@ -159,7 +167,10 @@ async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, Query()]) ->
     responses=problems(s404="no plan has this fingerprint", s503="the store does not answer"),
 )
 async def read_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
-    """The plan with this fingerprint, so that every rank can fetch the same one."""
+    """The newest plan with this fingerprint, so that every rank can fetch the same one.
+
+    It is of the mesh alone: what was said of a model, and by the compiler, stands in the reply to whoever asked.
+    """
     return _reply(await agent.plans.read_stored(fingerprint))
 
 

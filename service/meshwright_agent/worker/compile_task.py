@@ -30,7 +30,7 @@ class CompileTask:
     Attributes:
         op: which handler of the compiler child.
         target: the hardware, as people write it.
-        chip: an alias of the chip table where a target was named; None: this host's.
+        chip: an alias of the chip table where a target or a stored plan was named; None: this host's.
         key: what the answer is kept under.
         job: a CompileJob, JSON.
         answer: a not_compiled Verification, JSON, where the answer is known without a compile; else None.

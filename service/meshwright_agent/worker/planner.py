@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from meshwright.errors import BodyTooLargeError, NotReadyError
+from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
 from meshwright.planning.request import answer_request
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
@@ -28,6 +28,8 @@ from meshwright_agent.worker.child import CallContext, serve
 KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
+OF_THE_MODEL: Final = "model_not_supported"
+"""The warning of a plan that is about its request's model."""
 NICENESS: Final = 5
 """So that on few cores the agent answers, and a job runs, before a plan is made."""
 
@@ -106,11 +108,13 @@ def parse_here(told: Mapping[str, Any]) -> Here:
 def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
     """Returns the answer to a request in pieces of JSON text, as `replies.PlanAnswer` takes them.
 
-    Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them.
+    Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them. What
+    is said of a model is shown and not kept: the fingerprint is the mesh's, whatever is trained on it.
 
     Raises:
         ProblemError: the request is refused.
     """
+    _check_training(request)
     whole = request.model_copy(update={"include_devices": True})
     plans = answer_request(
         whole,
@@ -118,11 +122,36 @@ def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
         health=here.health if here else None,
         notices=here.notices if here else (),
     )
-    kept = [each.model_dump_json() for each in plans.plans]
-    shown = None if request.include_devices else _write_bare(plans)
+    kept = [_forget_model(each).model_dump_json() for each in plans.plans]
+    shown = None if request.include_devices and not _is_told(plans) else _write_shown(request, plans)
     frame = plans.model_copy(update={"plans": ()}).model_dump_json()
     written = {"frame": frame, "fingerprints": [each.fingerprint for each in plans.plans], "kept": kept, "shown": shown}
+    models = {"models": [each.model.model_dump_json() if each.model else "null" for each in plans.plans]}
+    written |= {} if request.model is None else models
     return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
+
+
+def _check_training(request: PlanRequest) -> None:
+    """Raises InvalidRequestError where training would be dropped; what a compile lacks is said with its task."""
+    if request.training is None or request.model is not None or request.verify == "compile":
+        return
+    message = "training says how a model is trained, and model is not given; a plan without a model does not count it"
+    hint = 'add a model, such as "model": "llama3-8b", or leave out training'
+    raise InvalidRequestError(message, hint=hint, errors=[{"field": "training", "message": message}])
+
+
+def _forget_model(plan: Plan) -> Plan:
+    warnings = tuple(notice for notice in plan.warnings if notice.code != OF_THE_MODEL)
+    return plan.model_copy(update={"model": None, "warnings": warnings})
+
+
+def _is_told(plans: Plans) -> bool:
+    """Returns whether a plan says more of its request's model than the facts, which are put into what is kept."""
+    return any(notice.code == OF_THE_MODEL for plan in plans.plans for notice in plan.warnings)
+
+
+def _write_shown(request: PlanRequest, plans: Plans) -> list[str]:
+    return [each.model_dump_json() for each in plans.plans] if request.include_devices else _write_bare(plans)
 
 
 def _write_tasks(request: PlanRequest, plans: Plans) -> dict[str, Any]:

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from meshwright.compiling.cuda_target import build_gpu_target
 from meshwright.compiling.identity import build_key, read_versions
-from meshwright.errors import InvalidRequestError
+from meshwright.errors import InvalidRequestError, NotCompiledError
+from meshwright.planning.compile_job import build_compile_target
 from meshwright.planning.compile_request import count_parts, prepare_fit, prepare_verify
+from meshwright.planning.hardware import HardwareType, find_named_chip, parse_hardware
 from meshwright.planning.request import Here, answer_request
 from meshwright.topology.assemble import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
-from meshwright.wire.compiling import CompileJob
+from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.worker.compile_task import CompileTask, Operation, explain_missing
@@ -51,15 +54,77 @@ def build_fit_task(
     Raises:
         ProblemError: the request is refused, or this host is not known.
     """
-    plan = _plan_mesh(request, here, health) if plan is None else plan
+    stored, plan = plan, _plan_mesh(request, here, health) if plan is None else plan
+    if stored is not None:
+        _check_stored(request, stored)
+    _check_hardware(request, plan)
     found = prepare_fit(plan, request.model, request.training)
-    return _build_task("fit", plan, found.verification if isinstance(found, CompiledBatch) else found)
+    task = _build_task("fit", plan, found.verification if isinstance(found, CompiledBatch) else found)
+    return task if stored is None else replace(task, chip=_find_chip(stored))
+
+
+def _check_stored(request: BatchSizeRequest, plan: Plan) -> None:
+    """Raises InvalidRequestError where a mesh or a target stands beside a stored plan that says otherwise.
+
+    A fingerprint names no hardware: the plan may have been made anew on another since the caller saw it.
+    """
+    if request.mesh is not None:
+        message = f"mesh {request.mesh!r} stands beside plan {plan.fingerprint}, which has a mesh; only one counts"
+        raise _refuse("mesh", message, "leave out mesh, or leave out plan")
+    there = _name_hardware(plan)
+    if request.target is not None and str(read_target(request.target)) != there:
+        message = f"target {request.target!r} stands beside plan {plan.fingerprint}, which was last made on {there}"
+        raise _refuse("target", message, f"plan on {request.target} first (POST /mesh/plan), or leave out target")
+
+
+def _check_hardware(request: BatchSizeRequest, plan: Plan) -> None:
+    """Raises InvalidRequestError where the table is asked of another chip than the compiler."""
+    alias = _find_chip(plan)
+    if request.hardware is None or alias is None:
+        return
+    named, chip = find_named_chip(request.hardware), find_named_chip(alias)
+    is_same = parse_hardware(request.hardware) is parse_hardware(alias)
+    if is_same and (named == chip or named is None or _is_family(request.hardware)):
+        return
+    message = f"hardware {request.hardware!r} stands beside {_name_hardware(plan)}, which is {alias}"
+    raise _refuse("hardware", message, "leave out hardware, or name a target of it")
+
+
+def _is_family(name: str) -> bool:
+    """Returns whether a hardware type is named, which may be of several chips."""
+    return name.strip().lower().replace("-", "_") in {each.value for each in HardwareType}
+
+
+def _name_hardware(plan: Plan) -> str:
+    if plan.target is not None:
+        return plan.target
+    target = _describe(plan)
+    return target.name if target else "hosts that are no target"
+
+
+def _find_chip(plan: Plan) -> str | None:
+    """Returns the alias of a plan's chip; None: it is not one that compilers know."""
+    if plan.target is not None:
+        return read_target(plan.target).chip
+    target = _describe(plan)
+    return target.chip if target else None
+
+
+def _describe(plan: Plan) -> CompileTarget | None:
+    try:
+        return build_compile_target(plan)
+    except NotCompiledError:
+        return None
+
+
+def _refuse(field: str, message: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])
 
 
 def _plan_mesh(request: BatchSizeRequest, here: Here, health: Mapping[int, str] | None) -> Plan:
     if request.mesh is None:
         detail = "neither plan nor mesh is given; the batch that fits depends on the mesh"
-        raise InvalidRequestError(detail, hint=_BATCH_WAYS, errors=[{"field": "mesh", "message": detail}])
+        raise _refuse("mesh", detail, _BATCH_WAYS)
     asked = PlanRequest(mesh=request.mesh, target=request.target, memory_strategy=request.memory_strategy)
     return answer_request(asked, here, health=health).plans[0]
 
@@ -69,7 +134,17 @@ def _build_task(op: Operation, plan: Plan, found: CompileJob | Verification) -> 
     task = CompileTask(op, plan.target, chip, data_parallel_size=count_parts(plan.mesh_shape))
     if isinstance(found, Verification):
         return replace(task, answer=found.model_dump_json())
-    platform, name = found.target.platform, found.target.name
-    if reason := explain_missing(read_versions(platform), platform):
+    name = found.target.name
+    if reason := _explain_uncompiled(found.target):
         return replace(task, answer=Verification(status="not_compiled", reason=reason, target=name).model_dump_json())
     return replace(task, target=name, key=build_key(found), job=found.model_dump_json())
+
+
+def _explain_uncompiled(target: CompileTarget) -> str | None:
+    """Returns why nothing compiles for a target here: first what no compiler mends, then which one is missing."""
+    try:
+        if target.platform == "gpu":
+            build_gpu_target(target)
+    except NotCompiledError as error:
+        return str(error)
+    return explain_missing(read_versions(target.platform), target.platform)

@@ -77,6 +77,15 @@ def test_a_parameter_that_stands_twice_is_refused_and_neither_is_taken(app: Fast
         ({"devices": "0,1", "exclude": "3"}, "exclude", "leave out devices"),
         ({"policy": "spread"}, "policy", "count=2&policy=spread"),
         ({"devices": "0,1", "policy": "spread"}, "policy", "count=2&policy=spread"),
+        ({"batch": 8}, "batch", "leave out batch"),
+        (
+            {"batch": 8, "seq": 64, "remat": "full"},
+            "batch",
+            "add model=llama3-8b, or leave out batch and seq and remat",
+        ),
+        ({"seq": 64}, "seq", "model=llama3-8b"),
+        ({"remat": "none"}, "remat", "model=llama3-8b"),
+        ({"model": "llama3-8b", "seq": 64}, "batch", "batch=64"),
     ],
 )
 def test_a_plan_by_query_drops_nothing_that_it_was_told(query: dict[str, Any], field: str, hint: str) -> None:

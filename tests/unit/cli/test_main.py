@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -232,3 +233,28 @@ def test_json_is_what_the_agent_sent_with_fields_of_newer_ones_and_without_defau
     printed = meshwright(command, "--json")
     sent = json.loads(json.dumps(body).replace("+00:00", "Z"))
     assert (printed.json, printed.err, printed.code) == (sent, "", 0)
+
+
+def run_into(stdout: int, arguments: tuple[str, ...], start: str) -> tuple[int, str]:
+    code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from {start} import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start", "code"),
+    [
+        (("plan", "dp:2", "--local", "--target", "cpu:2"), "meshwright.cli", 0),
+        (("--json", "plan", "dp:2", "--local", "--target", "cpu:2"), "meshwright.cli", 0),
+        (("batch-size", "--local", "--hardware", "h100", "--batch", "1"), "meshwright.cli", 1),
+        (("plan", "--mesh", "dp:2", "--target", "cpu:2"), "meshwright_agent.__main__", 0),
+    ],
+)
+def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(arguments: tuple[str, ...], start: str, code: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert run_into(writing, arguments, start) == (code, "")
+    finally:
+        os.close(writing)
+    assert run_into(subprocess.DEVNULL, arguments, start) == (code, "")

@@ -98,6 +98,42 @@ def test_only_verified_is_a_yes(
         assert f"  {words}\n" in printed.out
     if options == ("--json",):
         assert printed.json["plans"][0]["verification"]["status"] == verification.status
+    if options == ("--code",):
+        assert "mesh" in printed.out
+        assert words not in printed.out
+        assert f"  {words}\n" in printed.err
+
+
+def test_code_says_on_stderr_why_it_is_no_plan_and_nothing_where_it_is_one(meshwright: CommandLine) -> None:
+    meshwright.fake.verification = Verification(status="aborted", reason="it hung", log=("the last words",))
+    printed = meshwright("plan", "dp:8", *STEP, "--code")
+    assert printed.err.startswith(
+        "the compiler gave no answer: nothing is verified\n  it hung\n  log: the last words\n"
+    )
+    meshwright.fake = FakeAgent()
+    assert meshwright("plan", "dp:8", *STEP, "--code").err == ""
+
+
+def test_where_the_memory_of_a_device_is_not_known_nothing_is_said_to_fit(meshwright: CommandLine) -> None:
+    meshwright.fake.verification = REPORT.model_copy(update={"capacity_bytes": None, "warnings": ()})
+    printed = meshwright("plan", "dp:2,tp:4", *STEP)
+    assert printed.code == 0
+    assert printed.out.splitlines()[2].startswith("compiled: whether it fits is not known on v5e:4x2 (")
+    assert "compiled: fits" not in printed.out
+    assert "peak 12 GiB a device; how much it may use is not known" in printed.out
+
+
+@pytest.mark.parametrize("command", ["plan", "batch-size"])
+def test_timeout_bounds_the_wait_for_the_agents_compile_which_goes_on(meshwright: CommandLine, command: str) -> None:
+    meshwright.fake.runs.held = True
+    asked = ("plan", "dp:8", *STEP) if command == "plan" else BATCH
+    printed = meshwright(*asked, "--timeout", "0.05")
+    assert printed.code == 2
+    assert "is still" in printed.err
+    assert "  hint: a compile that was begun goes on: `meshwright runs` shows it" in printed.err
+    assert not any(request.method == "DELETE" for request in meshwright.fake.requests)
+    (run,) = json.loads(meshwright("runs", "--json").out)["runs"]
+    assert run["state"] in ("queued", "running")
 
 
 def test_an_agent_that_says_nothing_of_a_compile_is_no_yes(meshwright: CommandLine) -> None:

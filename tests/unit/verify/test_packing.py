@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,24 @@ def test_main_is_found_and_pickles_that_speak_of_it_are_known() -> None:
     assert find_main() is not None  # pytest's own
     assert speaks_of_main(None, base64.b64encode(b"c__main__\nStep\n.").decode())
     assert not speaks_of_main(None, pack((1, 2), "x"))
+
+
+def test_at_a_prompt_nothing_is_found_by_name_in_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert find_main() is None
+
+
+def test_what_main_defines_goes_by_value_where_it_was_typed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("def typed(x): return x + 1", scope)
+    typed = scope["typed"]
+    monkeypatch.setattr(sys.modules["__main__"], "typed", typed, raising=False)
+    assert pack_step(typed).name == "typed"
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    step = pack_step(typed)
+    monkeypatch.delattr(sys.modules["__main__"], "typed")
+    assert step.kind == "pickle"
+    assert load_step(step, None)(2) == 3
 
 
 def test_a_pickle_that_cannot_be_read_is_the_users_error() -> None:

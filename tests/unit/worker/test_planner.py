@@ -16,7 +16,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.replies import PlanAnswer
 from meshwright_agent.worker.child import CallContext
-from meshwright_agent.worker.planner import Here, parse_here, plan, write_plans
+from meshwright_agent.worker.planner import OF_THE_MODEL, Here, parse_here, plan, write_plans
 
 NOTICE = Notice(code="a", message="b")
 DEVICES = build_devices("h100:8")
@@ -42,6 +42,39 @@ def test_a_plan_is_kept_with_its_devices_also_where_they_are_not_shown() -> None
     answer = ask(target="v5e:4x4", include_devices=False)
     kept = Plan.model_validate_json(answer.kept[0])
     assert (len(kept.devices or ()), answer.fingerprints) == (16, (kept.fingerprint,))
+
+
+MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+STRANGE = "deepseek-v3"
+"""Read, but of a kind that the step cannot express."""
+
+
+@pytest.mark.parametrize("model", [MODEL, STRANGE])
+@pytest.mark.parametrize("include_devices", [True, False])
+def test_what_is_said_of_a_model_is_shown_and_not_kept(model: object, include_devices: bool) -> None:
+    fields: dict[str, Any] = {"target": "v5e:2x2", "include_devices": include_devices}
+    answer, plain = ask(**fields, model=model), ask(**fields)
+    assert answer.kept == plain.kept
+    expected = answer_request(
+        PlanRequest.model_validate({"mesh": "dp:2,tp:-1", "target": "v5e:2x2", "model": model})
+    ).plans[0]
+    (shown,) = Plans.model_validate_json(answer.write()).plans
+    assert (shown.model, shown.warnings) == (expected.model, expected.warnings)
+    assert (shown.model is None) == (model is STRANGE) == any(each.code == OF_THE_MODEL for each in shown.warnings)
+
+
+def test_a_plan_shown_with_its_model_is_written_once_since_a_frame_is_bounded() -> None:
+    written = write_plans(PlanRequest.model_validate({"mesh": "dp:-1", "target": "v5e:2x2", "model": MODEL}), None)
+    assert (written["shown"], len(written["kept"]), len(written["models"])) == (None, 1, 1)
+
+
+def test_training_without_a_model_is_refused_since_a_plan_does_not_count_it() -> None:
+    with pytest.raises(InvalidRequestError, match="model is not given") as caught:
+        ask(target="v5e:2x2", training={"global_batch": 8})
+    assert caught.value.errors[0]["field"] == "training"
+    with pytest.raises(InvalidRequestError) as caught:
+        ask(target="v5e:2x2", training={"global_batch": 8}, verify="compile")
+    assert caught.value.errors[0]["field"] == "model"
 
 
 def test_this_host_is_told_with_its_health_and_its_notices() -> None:

@@ -113,6 +113,17 @@ def test_hardware_that_no_compiler_knows_is_answered_at_once() -> None:
     assert "no chip of the table is called 'unheard-of'" in (verification.reason or "")
 
 
+@pytest.mark.parametrize("target", ["mi300x:8", "2*mi355x:8"])
+def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target: str) -> None:
+    task = task_of(ask(mesh="dp:-1,tp:2", target=target, training={**TRAINING, "global_batch": 16}))
+    assert task.answer is not None
+    verification = Verification.model_validate_json(task.answer)
+    assert (verification.status, verification.target) == ("not_compiled", target)
+    assert "ROCm" in (verification.reason or "")
+    assert "pip install" not in (verification.reason or "")
+    assert "h100:8" in (verification.reason or "")
+
+
 @pytest.mark.parametrize(
     ("versions", "platform", "words"),
     [
@@ -136,7 +147,7 @@ def test_a_missing_compiler_is_named_with_the_line_that_adds_it(
 
 
 def test_the_planner_writes_tasks_only_where_the_compiler_is_asked() -> None:
-    assert set(write_plans(ask(verify="none"), None)) == {"frame", "fingerprints", "kept", "shown"}
+    assert not {"tasks", "bare", "request"} & set(write_plans(ask(verify="none"), None))
     answer = PlanAnswer.of(json.loads(json.dumps(write_plans(ask(), None))))
     assert [CompileTask(**task).key for task in answer.tasks] == [task_of(ask()).key]
     assert Plan.model_validate_json(answer.bare[0]).devices is None
@@ -175,7 +186,53 @@ def test_a_stored_plan_stands_for_mesh_and_target() -> None:
     request = BatchSizeRequest.model_validate(fields)
     assert build_fit_task(request, plan, None).key == ask_batch(target="cpu:4").key
     on_host = plan.model_copy(update={"target": None})
-    assert build_fit_task(request, on_host, None).key == ask_batch(target="cpu:4").key
+    task = build_fit_task(request, on_host, None)
+    assert task.key == ask_batch(target="cpu:4").key
+    assert (task.chip, task.target) == ("cpu", "cpu:4")  # of the plan, whichever host this is
+
+
+@pytest.mark.parametrize("is_on_target", [True, False])
+def test_a_target_beside_a_stored_plan_must_be_the_one_that_it_was_last_made_on(is_on_target: bool) -> None:
+    (plan,) = answer_request(PlanRequest(mesh="dp:8", target="h100:8")).plans
+    (newer,) = answer_request(PlanRequest(mesh="dp:8", target="a100:8")).plans
+    assert plan.fingerprint == newer.fingerprint
+    fields: dict[str, Any] = {"target": "H100", "model": MODEL, "training": {}}
+    stored = [each if is_on_target else each.model_copy(update={"target": None}) for each in (plan, newer)]
+    assert ask_batch(plan=stored[0], **fields).chip == "h100"
+    with pytest.raises(InvalidRequestError, match=r"'H100' stands beside plan .*a100:8") as caught:
+        ask_batch(plan=stored[1], **fields)
+    assert caught.value.errors[0]["field"] == "target"
+
+
+def test_a_mesh_beside_a_stored_plan_is_refused_since_the_plan_has_one() -> None:
+    (plan,) = answer_request(ask()).plans
+    with pytest.raises(InvalidRequestError, match=f"'dp:4' stands beside plan {plan.fingerprint}") as caught:
+        ask_batch(plan=plan, mesh="dp:4", model=MODEL, training={})
+    assert caught.value.errors[0]["field"] == "mesh"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "target", "is_refused"),
+    [
+        ("h100", "cpu:4", True),
+        ("cpu", "cpu:4", False),
+        ("h100", "h100-pcie:4", False),  # the type, of which there are two chips
+        ("h100-pcie", "h100:4", True),
+        ("NVIDIA H100 80GB HBM3", "h100:4", False),
+        ("tpu_v5e", "v5e:2x2", False),
+        ("v5p", "v5e:2x2", True),
+    ],
+)
+def test_the_table_is_of_the_chip_that_is_compiled_for(hardware: str, target: str, is_refused: bool) -> None:
+    def asking() -> CompileTask:
+        return ask_batch(hardware=hardware, target=target)
+
+    if not is_refused:
+        assert asking().op == "fit"
+        return
+    with pytest.raises(InvalidRequestError, match=f"'{hardware}' stands beside {target}") as caught:
+        asking()
+    assert caught.value.errors[0]["field"] == "hardware"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_step_for_cpus_is_reported_with_memory_collectives_and_flops() -> None
     assert isinstance(found, Verification)
     assert (found.status, found.target, found.reason) == ("verified", "cpu:4", None)
     assert found.parameter_count == count_parameters(MODEL).total
-    assert found.capacity_bytes is None
+    assert found.capacity_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     assert found.memory is not None
     # Weights and two moments in float32, of which fsdp and tp leave a quarter; norms are whole; and the batch.
     whole = 3 * 4 * count_parameters(MODEL).norms

@@ -1,0 +1,110 @@
+"""What a request wants compiled: refused with the fields that are wrong, answered at once, or a job that is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.compiling.step.axes import StepAxes
+from meshwright.errors import InvalidRequestError, NotCompiledError
+from meshwright.planning.compile_request import BATCH_MAX, bound_batch, check_stages, prepare_fit, prepare_verify
+from meshwright.planning.request import answer_request
+from meshwright.wire.batch_size import BatchTraining, CompiledBatch
+from meshwright.wire.compiling import CompileJob
+from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.model import TrainingSpec
+from meshwright.wire.verification import Verification
+
+MODEL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+}
+TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+
+
+def plan(mesh: str = "dp:4", target: str = "cpu:4") -> Plan:
+    return answer_request(PlanRequest(mesh=mesh, target=target)).plans[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"intermediate_size": 2**40, "hidden_size": 2**22}, "intermediate_size"),
+        ({"vocab_size": 2**40, "hidden_size": 2**23}, "vocab_size"),
+        ({"head_dim": 2**40, "num_hidden_layers": 2**20}, "head_dim"),
+        ({"positions": "learned", "max_position_embeddings": 2**40, "hidden_size": 2**23}, "max_position_embeddings"),
+        ({"num_experts": 2**30, "num_experts_per_tok": 2, "moe_intermediate_size": 2**30}, "num_experts"),
+    ],
+)
+def test_a_weight_larger_than_any_array_is_refused_with_its_fields(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"no compiler takes an array of 2\*\*63 or more") as caught:
+        prepare_verify(plan(), {**MODEL, **fields}, TRAINING)
+    assert f"model.{named}" in [error["field"] for error in caught.value.errors]
+    assert caught.value.hint.startswith("make ")
+
+
+def test_the_greatest_weight_that_can_be_is_a_job() -> None:
+    model = {**MODEL, "vocab_size": 2**40, "hidden_size": 2**22, "num_hidden_layers": 1}
+    assert isinstance(prepare_verify(plan(), model, TRAINING), CompileJob)
+
+
+def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
+    found = prepare_verify(plan("pp:2,dp:2"), MODEL, TRAINING)
+    assert isinstance(found, Verification)
+    with pytest.raises(NotCompiledError) as caught:
+        StepAxes.of({"pp": 2, "dp": 2})
+    assert (found.status, found.reason, found.target) == ("not_compiled", str(caught.value), "cpu:4")
+    fitted = prepare_fit(plan("pp:2,dp:2"), MODEL, TRAINING)
+    assert isinstance(fitted, CompiledBatch)
+    assert (fitted.verification.status, fitted.data_parallel_size) == ("not_compiled", 2)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 4}, {"pp": 1, "dp": 4}, {"stage": 1}, {"x": 4}])
+def test_a_mesh_without_stages_passes(mesh: dict[str, int]) -> None:
+    check_stages(mesh)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "passes", "asked", "greatest"),
+    [
+        ({"dp": 4}, 1, 6, 4),
+        ({"dp": 4}, 1, 8, 8),
+        ({"dp": 2, "tp": 4}, 3, 13, 12),
+        ({"tp": 4}, 1, 1, 1),
+        ({"dp": 3}, 1, None, BATCH_MAX - BATCH_MAX % 3),
+        ({"dp": 256}, 2**16, None, BATCH_MAX),
+    ],
+)
+def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
+    mesh: dict[str, int], passes: int, asked: int | None, greatest: int
+) -> None:
+    training = BatchTraining(global_batch=asked, gradient_accumulation=passes, sequence_length=64)
+    assert bound_batch(training, mesh) == TrainingSpec(
+        global_batch=greatest, gradient_accumulation=passes, sequence_length=64
+    )
+
+
+def test_a_bound_that_does_not_divide_is_a_job_all_the_same() -> None:
+    found = prepare_fit(plan(), MODEL, BatchTraining(global_batch=6))
+    assert isinstance(found, CompileJob)
+    assert (found.training.global_batch, found.search) == (4, "largest_batch")
+
+
+@pytest.mark.parametrize(
+    ("passes", "asked", "field", "hint"),
+    [
+        (2**16, None, "gradient_accumulation", "use gradient_accumulation 32768 or less"),
+        (1, 511, "global_batch", "use 512 or more"),
+        (2, 1023, "global_batch", "use 1024 or more"),
+    ],
+)
+def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, field: str, hint: str) -> None:
+    training = BatchTraining(global_batch=asked, gradient_accumulation=passes)
+    with pytest.raises(InvalidRequestError) as caught:
+        bound_batch(training, {"dp": 512})
+    assert caught.value.errors[0]["field"] == f"training.{field}"
+    assert hint in caught.value.hint

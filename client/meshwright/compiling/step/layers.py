@@ -36,7 +36,7 @@ class Decoder:
         self._training = training
         self._layout = layout
         self._layer = layer
-        self.dtype = jnp.dtype(training.compute_dtype)
+        self.dtype: Any = jnp.dtype(training.compute_dtype)
 
     @property
     def residual(self) -> tuple[Axes, Axes]:

@@ -8,6 +8,8 @@ lie over the tensor axes instead. Knows no loss.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,14 +63,22 @@ class Decoder:
     def _enter(self, residual: Array, weights: Weights, norm: str) -> Array:
         """Returns the normed stream with the part of the sequence that a block works on: gathered over tensor."""
         axes = self._layout.axes
-        normed = normalise(residual, weights, norm, self._model)
+        normed = self._again(partial(normalise, name=norm, model=self._model))(residual, weights)
         return self._layout.put(self._rest(normed), axes.batch, axes.context, None)
 
-    def _weight(self, weights: Weights, name: str) -> Array:
-        return self._layout.gather(weights[name], self._layer[name], self.dtype)
+    def _again(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """Returns a function of which the backward pass keeps no more than its arguments, where else it would all.
+
+        With remat none: what a matmul gathered is gathered again, though its result is kept; norms begin from their
+        narrow input.
+        """
+        return jax.checkpoint(function) if self._training.remat == "none" else function
+
+    def _gather(self, weight: Array, name: str) -> Array:
+        return self._layout.gather(weight, self._layer[name], self.dtype)
 
     def _project(self, value: Array, weights: Weights, name: str) -> Array:
-        product = value @ self._weight(weights, name)
+        product = self._again(lambda value, weight: value @ self._gather(weight, name))(value, weights[name])
         bias = weights.get(f"{name}_bias")
         return product if bias is None else product + bias.astype(self.dtype)
 
@@ -126,7 +136,7 @@ class Decoder:
         shards = axes.measure(axes.context)
         grouped = inside.reshape(rows, shards, length // shards, hidden)
         grouped = layout.put(grouped, axes.batch, axes.context, None, None)
-        scores = jnp.einsum("rcsd,de->rcse", grouped, self._weight(weights, "router")).astype(jnp.float32)
+        scores = jnp.einsum("rcsd,de->rcse", grouped, self._gather(weights["router"], "router")).astype(jnp.float32)
         places = experts.count_places(model, length // shards, self._training.capacity_factor)
         deal = experts.deal_tokens(scores, model, places)
         results = self._run_experts(experts.to_experts(layout, experts.send(grouped, deal)), weights)
@@ -145,8 +155,11 @@ class Decoder:
 
     def _multiply(self, places: Array, weights: Weights, name: str) -> Array:
         """Returns places [rows, shards, experts, places, in] through each expert's own matrix [experts, in, out]."""
-        product = jnp.einsum("rcepd,edf->rcepf", places, self._weight(weights, name))
-        return keep(product, EXPERT_MATMUL)
+
+        def multiply(places: Array, weight: Array) -> Array:
+            return jnp.einsum("rcepd,edf->rcepf", places, self._gather(weight, name))
+
+        return keep(self._again(multiply)(places, weights[name]), EXPERT_MATMUL)
 
 
 def normalise(value: Array, weights: Weights, name: str, model: ModelSpec) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,11 @@ from meshwright.compiling.step.axes import StepAxes, build_spec
 from meshwright.compiling.step.layers import Decoder, build_residual, normalise
 from meshwright.compiling.step.loss import measure_loss
 from meshwright.compiling.step.parameters import Tensor, Tensors, build_tensors, walk_tensors
-from meshwright.compiling.step.sharding import EXPERT_MATMUL, GATHERED, Layout, pin
+from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, pin
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
 Tree = Any
-
-_ACTIVATION_DIMENSIONS: Final = 3
-"""Of activations: batch, sequence and more. Weights, their biases and scales have fewer inside a layer."""
 
 
 @dataclass(frozen=True)
@@ -159,20 +156,10 @@ def _remember(apply: Callable[[Array, Tree], Array], training: TrainingSpec) -> 
     policies = jax.checkpoint_policies
     match training.remat:
         case "none":
-            policy = _keep_narrow
+            return apply
         case "minimal":
             named = policies.save_only_these_names(EXPERT_MATMUL)
             policy = policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, named)
         case "full":
             policy = policies.nothing_saveable
     return jax.checkpoint(apply, policy=policy, prevent_cse=not training.scan_layers)  # a loop is one already
-
-
-def _keep_narrow(primitive: Any, *operands: Any, **parameters: Any) -> bool:
-    """Returns whether a result is kept where nothing shall be computed again: not what norms and RoPE widen to float32.
-
-    It is half as large before it was widened, and as quickly widened again as read.
-    """
-    if parameters.get("name") == GATHERED:
-        return False
-    return not any(operand.dtype == jnp.float32 and operand.ndim >= _ACTIVATION_DIMENSIONS for operand in operands)

@@ -60,10 +60,11 @@ def test_a_child_that_ends_without_an_answer_says_its_status() -> None:
 
 
 def test_one_that_hangs_is_killed_when_its_time_is_over() -> None:
+    before = list_children(os.getpid())
     began_s = time.monotonic()
     assert "did not end within 4 s" in end("hang", limit_s=4.0).reason
     assert time.monotonic() - began_s < 8.0
-    assert not list_children(os.getpid())
+    assert list_children(os.getpid()) <= before
 
 
 def test_one_that_leaks_is_ended_at_its_limit() -> None:
@@ -131,12 +132,14 @@ def test_a_line_that_is_no_frame_is_told_and_no_traceback(line: str) -> None:
 
 
 def test_a_callback_that_raises_kills_it() -> None:
+    before = list_children(os.getpid())
+
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run("hang", on_progress=interrupt)
-    assert not list_children(os.getpid())
+    assert list_children(os.getpid()) <= before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import pytest
 from jax.sharding import AxisType
@@ -62,8 +64,9 @@ def test_more_cpu_devices_than_have_started_are_not_compiled() -> None:
         open_target(TWO_HOSTS.model_copy(update={"granules": 4}))
 
 
-def test_cpu_devices_have_no_capacity_of_the_compilers() -> None:
-    assert read_capacity(open_target(TWO_HOSTS)) is None
+def test_cpu_devices_share_the_memory_of_the_machine_that_compiles() -> None:
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert read_capacity(open_target(TWO_HOSTS)) == whole // 4
 
 
 def test_every_tpu_has_a_clock_that_agrees_with_its_flops() -> None:

@@ -40,9 +40,9 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
         detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
         hint = 'give both: "model": "llama3-8b", "training": {"global_batch": 64}'
         raise InvalidRequestError(detail, hint=hint, errors=[{"field": missing, "message": detail}])
-    spec = read_model(model)
-    _check_sizes(spec)
     try:
+        spec = read_model(model)
+        _check_sizes(spec)
         job = build_job(plan, spec, training)
         check_stages(plan.mesh_shape)
     except NotCompiledError as error:

@@ -108,3 +108,11 @@ def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, f
         bound_batch(training, {"dp": 512})
     assert caught.value.errors[0]["field"] == f"training.{field}"
     assert hint in caught.value.hint
+
+
+def test_a_preset_that_the_step_cannot_express_is_answered_and_no_error() -> None:
+    [plan] = answer_request(PlanRequest(mesh="fsdp:4", target="v5e:2x2")).plans
+    found = prepare_verify(plan, "qwen3-next-80b-a3b", TrainingSpec(global_batch=8))
+    assert isinstance(found, Verification)
+    assert found.status == "not_compiled"
+    assert "linear attention" in (found.reason or "")

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any, Final, Literal
 
+from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.identity import explain_libtpu
 from meshwright.errors import ProblemError
 from meshwright.wire.devices import Platform
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.look import ask_probe, ask_worker
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.compile_task import explain_missing
 
 Level = Literal["ok", "note", "wrong"]
 _MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from meshwright.compiling.serving import Tell, serve
@@ -28,6 +29,9 @@ def behave(job: dict[str, Any], tell: Tell) -> Verification:
     match job:
         case {"does": "abort"}:
             print("F0000 Check failed: the mesh is shuffled", file=sys.stderr)
+            os.abort()
+        case {"does": "crash with a map"}:
+            print("what went wrong\n" + Path("/proc/self/maps").read_text(), file=sys.stderr)
             os.abort()
         case {"does": "exit"}:
             os._exit(3)

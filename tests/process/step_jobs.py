@@ -20,13 +20,17 @@ needs_tpu_compiler = pytest.mark.skipif(
 )
 
 V5E = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), name="v5e:2x2")
+TWO_SLICES = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), granules=2, name="2*v5e:2x2")
+V5P = CompileTarget(platform="tpu", chip="v5p", shape=(2, 2, 2), name="v5p:2x2x2")
 CPU = CompileTarget(platform="cpu", chip="cpu", shape=(4,), name="cpu:4")
 
 
 def build_job(
     target: CompileTarget, mesh: dict[str, int], model: ModelSpec, training: TrainingSpec, **fields: Any
 ) -> CompileJob:
-    places = tuple((0, position) for position in range(math.prod(mesh.values())))
+    """Returns a job on all devices of a target in plain order; the first axes are the ones between granules."""
+    count = math.prod(mesh.values())
+    places = tuple(divmod(index, count // target.granules) for index in range(count))
     types: dict[str, Any] = dict.fromkeys(mesh, "auto")
     placed = CompileMesh(shape=mesh, axis_types=types, places=places)
     return CompileJob(target=target, mesh=placed, model=model, training=training, **fields)

@@ -69,7 +69,7 @@ def test_one_that_hangs_is_killed_when_its_time_is_over() -> None:
 
 def test_one_that_leaks_is_ended_at_its_limit() -> None:
     ended = end("leak", memory_limit_bytes=400_000_000)
-    assert ended.reason == "the compiler used more than 400000000 bytes of the host's memory and was ended"
+    assert ended.reason == "the compiler used more than 400,000,000 bytes of the host's memory and was ended"
     assert any("it may have 400000000" in line for line in ended.log)
 
 
@@ -206,3 +206,9 @@ def test_it_may_be_asked_from_any_thread() -> None:
 )
 def test_an_ending_is_said_in_words(status: int | None, said: str) -> None:
     assert describe_status(status) == said
+
+
+def test_the_memory_map_of_a_crash_does_not_push_its_stack_out() -> None:
+    ended = end("crash with a map")
+    assert "what went wrong" in ended.log
+    assert not any("librt.so" in line for line in ended.log)

@@ -122,8 +122,8 @@ def test_what_does_not_fit_is_stored_and_what_was_not_compiled_is_not(tmp_path: 
     ("name", "words", "last"),
     [
         ("aborts", "aborted (SIGABRT)", "check failed"),
-        ("leaks", f"more than {512 * MIB} bytes of the host's memory", f"it may have {512 * MIB}"),
-        ("leaks with the lock", f"more than {512 * MIB} bytes of the host's memory", f"it may have {512 * MIB}"),
+        ("leaks", f"more than {512 * MIB:,} bytes of the host's memory", f"it may have {512 * MIB}"),
+        ("leaks with the lock", f"more than {512 * MIB:,} bytes of the host's memory", f"it may have {512 * MIB}"),
         ("leaves", "status 3", ""),
         ("hangs", "did not end within 1.5 s", "in verify"),
     ],

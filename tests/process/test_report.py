@@ -14,7 +14,7 @@ from meshwright.planning.parameters import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
-from tests.process.step_jobs import CPU, V5E, build_job, needs_tpu_compiler, verify
+from tests.process.step_jobs import CPU, TWO_SLICES, V5E, V5P, build_job, needs_tpu_compiler, verify
 
 MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
 TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
@@ -79,6 +79,33 @@ def test_a_model_that_is_too_large_is_refused_in_the_compilers_own_figures_and_s
     assert 15 * 2**30 < found.capacity_bytes < 16 * 2**30
     assert f"{found.needed_bytes:,} bytes" in str(found.reason)
     assert found.log
+    assert found.warnings == (), "advice for what compiles all the same is none for what does not"
+
+
+@needs_tpu_compiler
+def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
+    found = verify(build_job(TWO_SLICES, {"dp": 2, "fsdp": 4}, MODEL, TRAINING))
+    assert (found.status, found.target) == ("verified", "2*v5e:2x2")
+    sent = {axis: sum(each.bytes for each in found.collectives if each.axis == axis) for axis in ("dp", "fsdp")}
+    # What a part of fsdp holds of the gradients, in float32: a quarter of the matrices, and the norms whole.
+    count = count_parameters(MODEL)
+    assert sent["dp"] == pytest.approx(4 * ((count.total - count.norms) / 4 + count.norms), rel=0.1)
+    assert sent["fsdp"] > 2 * sent["dp"], "weights are gathered in each slice by itself"
+    assert {each.group_size for each in found.collectives if each.axis == "dp"} == {2}
+    assert found.estimate is not None
+
+
+@needs_tpu_compiler
+def test_a_step_for_a_three_dimensional_slice_tells_its_axes_apart() -> None:
+    found = verify(build_job(V5P, {"fsdp": 4, "tp": 2}, MODEL, TRAINING))
+    assert (found.status, found.target) == ("verified", "v5p:2x2x2")
+    assert {(each.axis, each.group_size) for each in found.collectives if each.axis in ("fsdp", "tp")} == {
+        ("fsdp", 4),
+        ("tp", 2),
+    }
+    assert found.capacity_bytes is not None
+    assert 90 * 2**30 < found.capacity_bytes < 96 * 2**30
+    assert found.estimated_step_s is not None
 
 
 @needs_tpu_compiler

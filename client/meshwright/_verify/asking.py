@@ -10,6 +10,8 @@ from meshwright._verify.job import Step, StepJob
 from meshwright._verify.loading import MAIN_NAME
 from meshwright._verify.plans import PlanLike, find_hardware, read_plan
 from meshwright.compiling.child import LIMIT_S, Ended, OnProgress, build_aborted, run_child
+from meshwright.compiling.compilers import explain_missing
+from meshwright.compiling.identity import read_versions
 from meshwright.compiling.limits import read_default_limit_bytes
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.wire.verification import Verification
@@ -59,6 +61,8 @@ def ask_child(
         hardware, mesh, capacity_bytes = find_hardware(read, target)
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=target or read.target)
+    if missing := explain_missing(read_versions(hardware.platform), hardware.platform):
+        return Verification(status="not_compiled", reason=missing, target=hardware.name)
     job = StepJob(target=hardware, mesh=mesh, capacity_bytes=capacity_bytes, step=step, **fields)
     found = run_child(
         "meshwright._verify",

@@ -20,7 +20,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from meshwright.compiling.compilers import explain_missing
+from meshwright.compiling.crash_log import is_map_line
 from meshwright.compiling.environment import build_compile_environment
+from meshwright.compiling.identity import read_versions
 from meshwright.compiling.limits import MEMORY_EXIT_STATUS, describe_limit
 from meshwright.errors import InternalError, InvalidRequestError
 from meshwright.wire.batch_size import CompiledBatch
@@ -69,7 +72,8 @@ def compile_in_child(
 ) -> Verification | CompiledBatch:
     """Returns what XLA's compiler says of a job: a Verification, or for "fit" the largest batch.
 
-    An abort, a kill and a limit that was reached are a Verification too, with the status "aborted".
+    An abort, a kill and a limit that was reached are a Verification too, with the status "aborted"; without a compiler
+    it is one with the status "not_compiled" that says how to have it.
 
     Args:
         job: what to compile, complete.
@@ -82,6 +86,8 @@ def compile_in_child(
         InternalError: the child failed by a bug of ours; its traceback is the error's `log`.
         OSError: the system starts no process.
     """
+    if missing := explain_missing(read_versions(job.target.platform), job.target.platform):
+        return Verification(status="not_compiled", reason=missing, target=job.target.name)
     message = {"operation": operation, "job": job.model_dump(mode="json")}
     found = run_child(
         "meshwright.compiling",
@@ -249,7 +255,7 @@ class _Child:
             return False
         self._is_silent = not data
         *lines, self._output_rest = (self._output_rest + data).split(b"\n")
-        self._lines.extend(_decode(line) for line in lines)
+        self._lines.extend(text for line in lines if not is_map_line(text := _decode(line)))
         self._output_rest = self._output_rest[-_LINE_MAX_BYTES:]
         return bool(data)
 

@@ -82,6 +82,21 @@ class CaughtLines(Sequence[str]):
 
 
 @contextmanager
+def hush_stderr() -> Iterator[None]:
+    """Lets nothing that is written to fd 2 within the block be seen, by C++ either. For one thread of a process."""
+    sys.stderr.flush()
+    real, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(real, 2)
+        os.close(real)
+
+
+@contextmanager
 def capture_stderr(kept_bytes: int = KEPT_BYTES) -> Iterator[CaughtLines]:
     """Yields the lines that are written to fd 2 until the block ends or somebody looks at them, by C++ too.
 

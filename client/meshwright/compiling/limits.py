@@ -152,5 +152,5 @@ def end_over_limit(held_bytes: int, limit_bytes: int) -> NoReturn:
 
 def describe_limit(limit_bytes: int | None) -> str:
     """Returns why a process that ended with `MEMORY_EXIT_STATUS` did, for a verification's `reason`."""
-    bound = "its limit" if limit_bytes is None else f"{limit_bytes} bytes"
+    bound = "its limit" if limit_bytes is None else f"{limit_bytes:,} bytes"
     return f"the compiler used more than {bound} of the host's memory and was ended"

@@ -163,7 +163,7 @@ def _report_refusal(refusal: str, lines: Sequence[str], site: Site) -> Verificat
         needed_bytes=told.needed_bytes,
         capacity_bytes=capacity,
         log=log,
-        warnings=read_diagnostics(lines),
+        warnings=tuple(each for each in read_diagnostics(lines) if each.code != "memory_not_reduced"),
     )
 
 

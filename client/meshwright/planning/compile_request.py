@@ -36,10 +36,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
         DoesNotDivideError: an axis does not divide what it cuts.
     """
     if model is None or training is None:
-        missing = "model" if model is None else "training"
-        detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
-        hint = 'give both: "model": "llama3-8b", "training": {"global_batch": 64}'
-        raise InvalidRequestError(detail, hint=hint, errors=[{"field": missing, "message": detail}])
+        raise _refuse_missing(model, '{"global_batch": 64}')
     try:
         spec = read_model(model)
         _check_sizes(spec)
@@ -48,6 +45,13 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=plan.target)
     return job
+
+
+def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
+    missing = "model" if model is None else "training"
+    detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
+    hint = f'give both: "model": "llama3-8b", "training": {training}'
+    return InvalidRequestError(detail, hint=hint, errors=[{"field": missing, "message": detail}])
 
 
 def check_stages(mesh_shape: Mapping[str, int]) -> None:
@@ -95,7 +99,9 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
     Raises:
         InvalidRequestError, DoesNotDivideError: as `prepare_verify`.
     """
-    found = prepare_verify(plan, model, None if training is None else bound_batch(training, plan.mesh_shape))
+    if model is None or training is None:
+        raise _refuse_missing(model, '{"sequence_length": 4096}')
+    found = prepare_verify(plan, model, bound_batch(training, plan.mesh_shape))
     if isinstance(found, CompileJob):
         return found.model_copy(update={"search": "largest_batch"})
     return build_unfitted(count_parts(plan.mesh_shape), found)

@@ -1,4 +1,4 @@
-"""CompileTask: one thing to ask the compiler child, complete; and which distributions it needs.
+"""CompileTask: one thing to ask the compiler child, complete.
 
 Rule: JSON in, JSON out, so that the agent passes on what the planner made without reading it. Knows no model and no
 mesh; `tasks` makes them.
@@ -6,21 +6,11 @@ mesh; `tasks` makes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
-
-from meshwright.wire.devices import Platform
+from typing import Any, Literal
 
 Operation = Literal["verify", "fit"]
 """The compiler child's handlers: one step, or the largest batch."""
-
-COMPILERS: Final[Mapping[Platform, tuple[tuple[str, ...], str]]] = {
-    "cpu": ((), ""),
-    "tpu": (("libtpu",), "pip install 'meshwright[compile-tpu]'"),
-    "gpu": (("jax-cuda12-pjrt", "jax-cuda13-pjrt"), "pip install 'meshwright[compile-cuda]'"),
-}
-"""By platform: distributions of which one must be installed beside jaxlib, and the line that adds it."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +38,3 @@ class CompileTask:
     def as_json(self) -> dict[str, Any]:
         """Returns the task as a JSON object."""
         return asdict(self)
-
-
-def explain_missing(versions: Mapping[str, str], platform: Platform) -> str | None:
-    """Returns why nothing compiles for a platform with these distributions, and the line that mends it; else None."""
-    if "jaxlib" not in versions:
-        return "jaxlib is not installed, which compiles for every target; pip install 'meshwright[cpu]'"
-    needed, line = COMPILERS[platform]
-    if not needed or any(name in versions for name in needed):
-        return None
-    return f"no compiler for {platform.upper()} targets is installed ({' or '.join(needed)} is missing); {line}"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from meshwright.compiling.crash_log import is_map_line
 from meshwright_agent.worker.protocol import Frame, FrameBuffer, FrameError, parse_frame
 
 LOG_LINES: Final = 200
@@ -266,7 +267,8 @@ class _LogPipe(asyncio.Protocol):
 
     def _keep(self, raw: bytes) -> None:
         line = raw[:_LINE_LIMIT_BYTES].decode(errors="replace").rstrip()
-        self.lines.append(line)
+        if not is_map_line(line):
+            self.lines.append(line)
         _log.info("%s: %s", self._name, line)
 
 

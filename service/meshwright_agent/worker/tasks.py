@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.cuda_target import build_gpu_target
 from meshwright.compiling.identity import build_key, read_versions
 from meshwright.errors import InvalidRequestError, NotCompiledError
@@ -22,7 +23,7 @@ from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
-from meshwright_agent.worker.compile_task import CompileTask, Operation, explain_missing
+from meshwright_agent.worker.compile_task import CompileTask, Operation
 
 _BATCH_WAYS: Final = 'give model, training and either plan or mesh: {"model": "llama3-8b", "mesh": "fsdp:16", …}'
 

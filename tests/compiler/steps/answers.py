@@ -102,8 +102,11 @@ def add_options(parser: argparse.ArgumentParser, kept: Path) -> None:
 
 
 def build_key(step: StepName, job: CompileJob) -> str:
-    """Returns what an answer is kept under: the step's name, the job and the versions of what compiles it."""
-    whole = [job.model_dump(mode="json"), read_versions(job.target.platform)]
+    """Returns what an answer is kept under: the step's name, the job and the versions of what compiles it.
+
+    Fields at their defaults say nothing, so that a field which is added to jobs later forgets no answer.
+    """
+    whole = [job.model_dump(mode="json", exclude_defaults=True), read_versions(job.target.platform)]
     return f"{step} {hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]}"
 
 

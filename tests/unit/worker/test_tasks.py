@@ -17,7 +17,7 @@ from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.replies import PlanAnswer
 from meshwright_agent.worker.child import CallContext
-from meshwright_agent.worker.compile_task import CompileTask, explain_missing
+from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.planner import Here, describe_request, fit, write_plans
 from meshwright_agent.worker.tasks import build_fit_task, build_verify_task
 
@@ -122,25 +122,6 @@ def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target
     assert "ROCm" in (verification.reason or "")
     assert "pip install" not in (verification.reason or "")
     assert "h100:8" in (verification.reason or "")
-
-
-@pytest.mark.parametrize(
-    ("versions", "platform", "words"),
-    [
-        ({"jaxlib": "1"}, "cpu", None),
-        ({"jaxlib": "1", "libtpu": "1"}, "tpu", None),
-        ({"jaxlib": "1", "jax-cuda12-pjrt": "1"}, "gpu", None),
-        ({"jaxlib": "1", "jax-cuda13-pjrt": "1"}, "gpu", None),
-        ({"jaxlib": "1"}, "tpu", "pip install 'meshwright[compile-tpu]'"),
-        ({"jaxlib": "1", "libtpu": "1"}, "gpu", "pip install 'meshwright[compile-cuda]'"),
-        ({"libtpu": "1"}, "tpu", "pip install 'meshwright[cpu]'"),
-    ],
-)
-def test_a_missing_compiler_is_named_with_the_line_that_adds_it(
-    versions: dict[str, str], platform: Any, words: str | None
-) -> None:
-    reason = explain_missing(versions, platform)
-    assert reason is None if words is None else words in (reason or "")
 
 
 # ---- what the planner writes ----------------------------------------------------------------------------------------

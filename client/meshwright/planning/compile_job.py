@@ -12,6 +12,7 @@ from typing import Final
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION, MemoryStrategy
 from meshwright.errors import NotCompiledError
 from meshwright.planning.divisibility import check_divides
+from meshwright.planning.expressible import check_expressible
 from meshwright.topology.chips import Chip, find_chip_by_kind
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.mesh import Plan, PlanGranule
@@ -28,11 +29,12 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
         model, training: the step.
 
     Raises:
-        NotCompiledError: no compiler can be asked about such hardware.
+        NotCompiledError: no compiler can be asked about such hardware, or the compiled step has not what the model has.
         DoesNotDivideError: an axis does not divide what it cuts.
         InvalidRequestError: an axis says nothing of what it cuts.
     """
     check_divides(model, training, plan.mesh_shape)
+    check_expressible(model, training.sequence_length)
     return CompileJob(
         target=build_compile_target(plan),
         mesh=build_compile_mesh(plan),

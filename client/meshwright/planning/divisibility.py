@@ -57,6 +57,10 @@ class _Cut:
 
     axes: Mapping[Role, Mapping[str, int]]
 
+    def list_wide(self, roles: tuple[Role, ...]) -> list[Role]:
+        """Returns those of these roles that have an axis."""
+        return [role for role in roles if self.axes.get(role)]
+
     def measure(self, roles: tuple[Role, ...], **other: int) -> int:
         """Returns into how many parts these roles cut; `other` has sizes that are tried instead."""
         return math.prod(other.get(role, math.prod(self.axes.get(role, {}).values())) for role in roles)
@@ -73,9 +77,10 @@ class _Cut:
 def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[str, int]) -> None:
     """Passes over a mesh that cuts the model and its training into equal parts.
 
-    Tensor axes divide heads, KV heads (or are a multiple of them: the KV heads are repeated), the intermediate size,
-    of experts where there are any, and the vocabulary; expert axes the experts; context axes the sequence; pipeline
-    axes the layers; fsdp axes the hidden size; and data, fsdp and expert axes with `gradient_accumulation` the batch.
+    Tensor axes divide heads, KV heads (or are a multiple of them: the KV heads are repeated; in latent attention each
+    head has its own), the intermediate sizes of dense layers, experts and shared experts, where there are any, and the
+    vocabulary; expert axes the experts; context axes the sequence; pipeline axes the layers; fsdp axes the hidden size;
+    and data, fsdp and expert axes with `gradient_accumulation` the batch.
 
     Args:
         model, training: as the request gives them.
@@ -96,14 +101,12 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
 
 
 def _list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
-    has_own = model.num_experts and model.moe_intermediate_size
-    inner_name = "moe_intermediate_size" if has_own else "intermediate_size"
-    inner = model.expert_size if model.num_experts else model.intermediate_size
     batch: tuple[Role, ...] = ("data", "fsdp", "expert")
+    pairs = Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
     return (
         Rule(("tensor",), "num_attention_heads", model.num_attention_heads),
-        Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True),
-        Rule(("tensor",), inner_name, inner),
+        *(() if model.is_latent else (pairs,)),
+        *(Rule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
         Rule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
         Rule(("expert",), "num_experts", model.num_experts or 0),
         Rule(("context",), "sequence_length", training.sequence_length, can_grow=True),
@@ -111,6 +114,16 @@ def _list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
         Rule(("fsdp",), "hidden_size", model.hidden_size),
         Rule(batch, "global_batch", training.global_batch, times=training.gradient_accumulation, can_grow=True),
     )
+
+
+def _list_inner_sizes(model: ModelSpec) -> dict[str, int]:
+    """Returns the inner sizes of the blocks that layers have, by the field that says each."""
+    sizes = {"intermediate_size": model.intermediate_size} if model.dense_layer_count else {}
+    if model.expert_layer_count:
+        sizes["moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"] = model.expert_size
+        if model.num_shared_experts and model.shared_expert_intermediate_size:
+            sizes["shared_expert_intermediate_size"] = model.shared_size
+    return sizes
 
 
 def _read_mesh(mesh_shape: Mapping[str, int]) -> _Cut:
@@ -161,7 +174,7 @@ def _find_legal(rule: Rule, rules: list[Rule], cut: _Cut) -> Iterator[tuple[Role
 
     The other axes stay as they are; a rule that they break without this role is theirs to mend.
     """
-    for role in (role for role in rule.roles if role in cut.axes):
+    for role in cut.list_wide(rule.roles):
         own = [each for each in rules if role in each.roles and each.allows(cut.measure(each.roles, **{role: 1}))]
         if rule not in own:
             continue

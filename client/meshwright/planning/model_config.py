@@ -2,46 +2,21 @@
 
 Rule: a key that is missing has the default of the family's configuration class, as transformers would have it; a key
 that changes what is computed and that `ModelSpec` cannot say is refused, and keys that change no tensor and no matmul
-(rope_theta, torch_dtype, dropout, …) are passed over. Knows no preset, and not whether the dimensions fit together.
-
-Source of defaults: huggingface/transformers at 008e574, src/transformers/models/*/configuration_*.py (mistral at
-001f85b, gpt2 at 01ae98a).
+(rope_theta, torch_dtype, dropout, …) are passed over. Of a model of text and images the language model is read, from
+`text_config`, and its name says so. Knows no preset, and not whether the dimensions fit together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from meshwright.errors import NotCompiledError
+from meshwright.planning.model_families import FAMILIES, WRAPPERS, Family
+from meshwright.planning.model_layers import Config, ConfigContradictionError, UnsupportedModelError
 
-Config = Mapping[str, Any]
-Refusal = Callable[[Config], str | None]
-"""Returns what a config has that the step has not, or None."""
-
-
-class UnsupportedModelError(NotCompiledError):
-    """A known model that the step cannot express: the text says why, in a sentence. An answer, not a failure."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one `model_type` is read.
-
-    Attributes:
-        architecture: the class that a config names where it has no `model_type`.
-        defaults: key → value where the config has none.
-        fixed: fields that are so in every model of the family.
-        keys: field → its keys in the config, the first that has a value is read; others have their own name.
-        refusals: what of it the step has not.
-    """
-
-    architecture: str
-    defaults: Config
-    fixed: Config = field(default_factory=dict)
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    refusals: tuple[Refusal, ...] = ()
+TEXT: Final = "text_config"
 
 
 @dataclass(frozen=True)
@@ -50,7 +25,7 @@ class ConfigReading:
 
     Attributes:
         fields: by the names of `ModelSpec`.
-        keys: field → the config's key, where they differ.
+        keys: field → the config's key, where they differ; with `text_config.` before it, where it stands there.
     """
 
     fields: Mapping[str, Any]
@@ -71,44 +46,122 @@ def find_model_type(config: Config) -> str:
         return str(config["model_type"])
     named = config.get("architectures")
     first = str(named[0]) if isinstance(named, list | tuple) and named else str(named)
-    return next((name for name, family in FAMILIES.items() if family.architecture == first), first)
+    return next((name for name, architecture in _list_architectures() if architecture == first), first)
 
 
-def read_config(config: Config) -> ConfigReading:
-    """Returns the fields of `ModelSpec` that a config.json of one of `FAMILIES` means.
+def suggest_model_types(config: Config, *, most: int = 3) -> tuple[str, ...]:
+    """Returns families whose name is near to the one that a config has, the nearest first."""
+    asked = find_model_type(config)[:128].lower()
+    words = {name: name for name in (*FAMILIES, *WRAPPERS)} | {
+        architecture.lower(): name for name, architecture in _list_architectures()
+    }
+    near = difflib.get_close_matches(asked, words, n=2 * most, cutoff=0.6)
+    return tuple(dict.fromkeys(words[word] for word in near))[:most]
+
+
+def _list_architectures() -> Iterator[tuple[str, str]]:
+    """Yields each family's name with the class that has it."""
+    yield from ((name, family.architecture) for name, family in FAMILIES.items())
+    yield from ((name, wrapper.architecture) for name, wrapper in WRAPPERS.items())
+
+
+def find_language_model(config: Config) -> tuple[Config, str]:
+    """Returns the part of a config that says the language model, and the `text_config.` before its keys, if it is one.
 
     Raises:
-        UnsupportedModelError: it has what the step cannot express, such as a sliding window that is used.
+        ConfigContradictionError: the config is of a family with such a part, and has none.
+    """
+    model_type, text = find_model_type(config), config.get(TEXT)
+    if isinstance(text, Mapping) and model_type not in FAMILIES:
+        return _read_text(config, text, model_type), f"{TEXT}."
+    if model_type in WRAPPERS:
+        rule = f"is missing; a {model_type} config.json has its language model there"
+        raise ConfigContradictionError(TEXT, rule, f"give it, or the language model's own: {WRAPPERS[model_type].text}")
+    return config, ""
+
+
+def _read_text(config: Config, text: Mapping[str, Any], model_type: str) -> Config:
+    """Returns the language model's part with its family, its name, and what the whole says of its embeddings."""
+    wrapper = WRAPPERS.get(model_type)
+    own = text.get("model_type") or (wrapper.text if wrapper else model_type)
+    said = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    name = _read_name(config) or model_type
+    return {**said, **text, "model_type": own, "_name_or_path": f"{name}, its language model alone"}
+
+
+def read_config(config: Config, prefix: str = "") -> ConfigReading:
+    """Returns the fields of `ModelSpec` that a config.json of one of `FAMILIES` means.
+
+    Args:
+        config: its content, or its part that `find_language_model` found.
+        prefix: what stands before its keys where they are named.
+
+    Raises:
+        UnsupportedModelError: it has what `ModelSpec` cannot say, such as an activation that is not known.
+        ConfigContradictionError: two of its keys do not agree.
         KeyError: its family is none of `FAMILIES`.
     """
     model_type = find_model_type(config)
     family = FAMILIES[model_type]
-    values = {**family.defaults, **config}
-    for refusal in (*family.refusals, _find_activation, _find_layer_types):
-        if found := refusal(values):
-            raise UnsupportedModelError(f"this {model_type} config.json has {found}")
-    return ConfigReading(_read_fields(family, config), {name: keys[0] for name, keys in family.keys.items()})
+    try:
+        fields = _read_fields(family, config)
+    except UnsupportedModelError as refused:
+        raise UnsupportedModelError(f"this {model_type} config.json has {refused}") from None
+    except ConfigContradictionError as wrong:
+        raise ConfigContradictionError(f"{prefix}{wrong.key}", wrong.rule, wrong.works) from None
+    own = {name: keys[0] for name, keys in family.keys.items()}
+    return ConfigReading(fields, {name: f"{prefix}{own.get(name, name)}" for name in (*fields, *own)})
 
 
 def _read_fields(family: Family, config: Config) -> dict[str, Any]:
-    fields = {**family.fixed, "name": _read_name(config)}
+    values = {**family.defaults, **config}
+    fields = {"name": _read_name(config), **{key: value for key, value in family.fixed.items() if value is not None}}
     for name in (*_PLAIN_FIELDS, *family.keys):
         keys = family.keys.get(name, (name,))
-        if name not in family.fixed and any(key in config or key in family.defaults for key in keys):
+        if name not in family.fixed and any(key in family.defaults for key in keys):
             fields[name] = _pick(config, family.defaults, keys)
+    for read in family.readings:
+        fields |= read(values)
+    _check_head(values)
+    fields["activation"] = _read_activation(values)
     if fields["intermediate_size"] is None and isinstance(fields["hidden_size"], int):
         fields["intermediate_size"] = 4 * fields["hidden_size"]  # GPT-2's n_inner
-    fields["activation"] = _ACTIVATIONS[_read_activation({**family.defaults, **config})]
+    if fields.get("num_shared_experts", 0) is None:
+        fields["num_shared_experts"] = 0
     if family.defaults.get("attention_bias") is not None:
         fields["attention_output_bias"] = fields["attention_bias"]
     return fields
 
 
 def _pick(config: Config, defaults: Config, keys: tuple[str, ...]) -> Any:
-    """Returns the first value that is not null; null where the config says only that; else the default."""
-    given = [config[key] for key in keys if key in config]
-    stood = next((value for value in given if value is not None), None)
-    return stood if given else next((defaults[key] for key in keys if key in defaults), None)
+    """Returns the first value that is not null; null where the config says only that; else the default.
+
+    Raises:
+        ConfigContradictionError: two of the keys have different values.
+    """
+    given = {key: config[key] for key in keys if key in config}
+    stood = {key: value for key, value in given.items() if value is not None}
+    if not stood:
+        return None if given else next((defaults[key] for key in keys if key in defaults), None)
+    (first, value), *others = stood.items()
+    for key, other in others:
+        if other != value:
+            rule = f"is {str(other)[:40]}, and {first} is {str(value)[:40]}; both mean the same"
+            raise ConfigContradictionError(key, rule, f"leave {key} out, or give both the same value")
+    return value
+
+
+def _check_head(values: Config) -> None:
+    """Passes over a size of latent attention's heads that is written out, where it is the sum of its parts.
+
+    Raises:
+        ConfigContradictionError: it is not.
+    """
+    whole, plain, turned = (values.get(key) for key in ("qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"))
+    if whole is None or not isinstance(plain, int) or not isinstance(turned, int) or whole == plain + turned:
+        return
+    rule = f"is {str(whole)[:40]}, and qk_nope_head_dim {plain} + qk_rope_head_dim {turned} is {plain + turned}"
+    raise ConfigContradictionError("qk_head_dim", rule, f"set it to {plain + turned}, or leave it out")
 
 
 def _read_name(config: Config) -> str | None:
@@ -117,61 +170,10 @@ def _read_name(config: Config) -> str | None:
 
 
 def _read_activation(values: Config) -> str:
-    return str(_pick(values, {}, _ACTIVATION_KEYS))
-
-
-def _find_activation(values: Config) -> str | None:
-    name = _read_activation(values)
-    return None if name in _ACTIVATIONS else f"the activation {name}; the step has {', '.join(_ACTIVATIONS)}"
-
-
-def _find_layer_types(values: Config) -> str | None:
-    kinds = values.get("layer_types")
-    others = sorted({str(kind) for kind in kinds} - {"full_attention"}) if isinstance(kinds, list | tuple) else []
-    return f"layers of {', '.join(others)}; the step has full attention in all layers" if others else None
-
-
-def _find_window(values: Config) -> str | None:
-    window, longest = values["sliding_window"], values["max_position_embeddings"]
-    is_unused = window is None or _is_at_least(window, longest)
-    return None if is_unused else _write_window(window)
-
-
-def _find_used_window(values: Config) -> str | None:
-    if not values["use_sliding_window"] or values.get("layer_types"):
-        return None
-    is_unused = values["sliding_window"] is None or _is_at_least(
-        values["max_window_layers"], values["num_hidden_layers"]
-    )
-    return None if is_unused else _write_window(values["sliding_window"])
-
-
-def _is_at_least(value: object, least: object) -> bool:
-    return isinstance(value, int) and isinstance(least, int) and value >= least
-
-
-def _write_window(window: object) -> str:
-    return (
-        f"a sliding window of {window} tokens, and the step attends to whole sequences; "
-        f"with sliding_window null it is compiled so"
-    )
-
-
-def _find_dense_layers(values: Config) -> str | None:
-    is_mixed = values["decoder_sparse_step"] != 1 or values["mlp_only_layers"]
-    return "dense layers between the mixtures of experts (decoder_sparse_step, mlp_only_layers)" if is_mixed else None
-
-
-def _find_parallel_residual(values: Config) -> str | None:
-    return (
-        "attention and MLP side by side in a layer (use_parallel_residual, the default); the step has them in turn"
-        if values["use_parallel_residual"]
-        else None
-    )
-
-
-def _find_both_directions(values: Config) -> str | None:
-    return "attention in both directions" if values["use_bidirectional_attention"] else None
+    name = next((str(values[key]) for key in _ACTIVATION_KEYS if values.get(key) is not None), "None")
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(f"the activation {name[:40]}; those that are known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
 
 
 _PLAIN_FIELDS: Final = (
@@ -185,9 +187,23 @@ _PLAIN_FIELDS: Final = (
     "tie_word_embeddings",
     "attention_bias",
     "mlp_bias",
+    "use_parallel_residual",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "index_topk",
+    "index_n_heads",
+    "index_head_dim",
+    "num_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
+    "shared_expert_intermediate_size",
 )
+"""Fields that have the name of their key, in the families whose defaults have it."""
 _ACTIVATION_KEYS: Final = ("hidden_activation", "hidden_act", "activation_function")
 _ACTIVATIONS: Final[Mapping[str, str]] = {
     "silu": "silu",
@@ -198,146 +214,3 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
     "gelu_pytorch_tanh": "gelu",
 }
 """Exact and approximate GELU cost a step about the same, and have no parameters."""
-
-_LLAMA: Final[Config] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
-_MISTRAL: Final[Config] = {
-    **_LLAMA,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 4096 * 32,
-    "sliding_window": 4096,
-}
-_QWEN2: Final[Config] = {
-    **_LLAMA,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_QWEN3_MOE: Final[Config] = {
-    **_QWEN2,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 4,
-    "attention_bias": False,
-    "max_window_layers": 0,  # its class has no such key: a window is in all layers
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-}
-_GEMMA: Final[Config] = {
-    **_LLAMA,
-    "vocab_size": 256000,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "use_bidirectional_attention": None,
-}
-_GPT2: Final[Config] = {
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_inner": None,
-    "activation_function": "gelu_new",
-    "tie_word_embeddings": True,
-}
-_GPT_NEOX: Final[Config] = {
-    **_LLAMA,
-    "vocab_size": 50432,
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 44,
-    "num_attention_heads": 64,
-    "hidden_act": "gelu",
-    "attention_bias": True,
-    "use_parallel_residual": True,
-}
-_EXPERT_KEYS: Final = {"num_experts": ("num_experts", "num_local_experts")}
-_PLAIN_MLP: Final[Config] = {"gated": False, "norm": "layernorm", "mlp_bias": True}
-
-FAMILIES: Final[Mapping[str, Family]] = {
-    "llama": Family("LlamaForCausalLM", {**_LLAMA, "attention_bias": False, "mlp_bias": False}),
-    "mistral": Family("MistralForCausalLM", _MISTRAL, refusals=(_find_window,)),
-    "mixtral": Family(
-        "MixtralForCausalLM",
-        {**_MISTRAL, "sliding_window": None, "num_experts_per_tok": 2, "num_local_experts": 8},
-        keys={"num_experts": ("num_local_experts", "num_experts")},
-        refusals=(_find_window,),
-    ),
-    "qwen2": Family("Qwen2ForCausalLM", _QWEN2, fixed={"attention_bias": True}, refusals=(_find_used_window,)),
-    "qwen3": Family(
-        "Qwen3ForCausalLM",
-        {**_QWEN2, "head_dim": 128, "attention_bias": False},
-        fixed={"qk_norm": True},
-        refusals=(_find_used_window,),
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        _QWEN3_MOE,
-        fixed={"qk_norm": True},
-        keys=_EXPERT_KEYS,
-        refusals=(_find_used_window, _find_dense_layers),
-    ),
-    "gemma": Family("GemmaForCausalLM", _GEMMA, refusals=(_find_both_directions,)),
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        _GPT2,
-        fixed={**_PLAIN_MLP, "positions": "learned", "attention_bias": True, "attention_output_bias": True},
-        keys={
-            "hidden_size": ("n_embd", "hidden_size"),
-            "intermediate_size": ("n_inner", "intermediate_size"),
-            "num_hidden_layers": ("n_layer", "num_hidden_layers"),
-            "num_attention_heads": ("n_head", "num_attention_heads"),
-            "max_position_embeddings": ("n_positions", "max_position_embeddings"),
-        },
-    ),
-    "gpt_neox": Family("GPTNeoXForCausalLM", _GPT_NEOX, fixed=_PLAIN_MLP, refusals=(_find_parallel_residual,)),
-}
-"""By `model_type`: families whose every tensor `ModelSpec` can say."""
-
-_LATENT: Final = "latent attention (MLA), and dense layers before the mixtures of experts"
-_LINEAR: Final = "linear attention in three of four layers, and a gated shared expert"
-_GEMMA3: Final = "norms after attention and MLP, and windows of attention in five of six layers"
-_LLAMA4: Final = "attention in chunks in three of four layers, and experts whose weight scales their input"
-
-UNSUPPORTED: Final[Mapping[str, str]] = {
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "kimi_k2": _LATENT,
-    "gemma2": "norms after attention and MLP, capped logits, and windows of attention in every other layer",
-    "gemma3": _GEMMA3,
-    "gemma3_text": _GEMMA3,
-    "gpt_oss": "attention sinks, windows of attention in every other layer, and biases in router and experts",
-    "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4,
-    "olmo2": "norms after attention and MLP, and query and key norms over all heads",
-    "olmo3": "norms after attention and MLP, query and key norms over all heads, and windows of attention",
-    "qwen2_moe": "a shared expert with a gate and a size of its own",
-    "qwen3_next": _LINEAR,
-    "qwen3_5": _LINEAR,
-    "qwen3_5_moe": _LINEAR,
-}
-"""By `model_type`: known families, and what they have that the step has not."""

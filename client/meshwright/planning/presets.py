@@ -2,7 +2,7 @@
 
 Rule: a model is found by an exact name or not at all. The table is `models.csv` beside this file, each row with its
 source; where somebody published an exact count of parameters, it stands there too. A model that has what `ModelSpec`
-cannot say stays in the table, with what that is. Knows no config.json.
+cannot say stays in the table, with what that is. Knows no config.json, and not what can be compiled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import difflib
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,9 +26,10 @@ class Preset:
     Attributes:
         model: its dimensions; of a row that is `unsupported`, those that can be said.
         aliases: other names, in lower case.
-        published_parameters: the exact count of trained parameters, as published; None where nobody says.
+        published_parameters: the exact count of trained parameters, as published with a checkpoint or as a public
+            implementation counts its own tensors; None where nobody says.
         published_source: who says so.
-        unsupported: what it has that the compiled step has not; empty: nothing.
+        unsupported: what it has that `ModelSpec` cannot say; empty: nothing.
         source, notes: where the dimensions come from, and how they differ from others.
     """
 
@@ -110,8 +112,8 @@ def _read(row: Mapping[str, str | None], column: str) -> str:
 def _parse_cell(name: str, cell: str) -> Any:
     if name in _WORDS:
         return cell
-    return _BOOLEANS[cell] if cell in _BOOLEANS else int(cell)
+    return json.loads(cell)
 
 
-_WORDS: Final = frozenset({"name", "activation", "norm", "positions"})
-_BOOLEANS: Final[Mapping[str, bool]] = {"true": True, "false": False}
+_WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})
+"""Fields whose cells are text; others are numbers, true or false."""

@@ -13,54 +13,162 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 from meshwright.wire.base import Reply, RequestPart
 
 Count = Annotated[StrictInt, Field(ge=1, le=2**40)]
+CountOrZero = Annotated[StrictInt, Field(ge=0, le=2**40)]
+Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 WeightDtype = Literal["float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 Remat = Literal["none", "minimal", "full"]
 Attention = Literal["flash", "xla"]
+QkNormScale = Literal["head", "all_heads", "none"]
 
 
 class ModelSpec(RequestPart):
-    """A decoder-only transformer by its dimensions. Vectors and norms as the family of the model has them."""
+    """A decoder-only transformer by its dimensions. Vectors and norms as the family of the model has them.
+
+    Layers count from 1: layer n looks at a part of the sequence, or has experts, by the fields that say every how many
+    and from which on. Modules beside the layers that predict further tokens (DeepSeek-V3's `num_nextn_predict_layers`)
+    are no part of it.
+    """
 
     name: StrictStr | None = Field(default=None, max_length=128, description="what people call it")
+
+    # ---- sizes
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count = Field(description="of the dense feed-forward layers")
     num_hidden_layers: Count
     num_attention_heads: Count
+
+    # ---- attention
     num_key_value_heads: Count | None = Field(default=None, description="null: as many as query heads")
     head_dim: Count | None = Field(default=None, description="null: hidden_size ÷ num_attention_heads")
+    attention_bias: StrictBool = Field(default=False, description="on query, key and value")
+    attention_output_bias: StrictBool = False
+    qk_norm: StrictBool = Field(default=False, description="a norm on queries and on keys")
+    qk_norm_scale: QkNormScale = Field(
+        default="head", description="head: one scale of head_dim; all_heads: one over all heads together; none"
+    )
+    attention_sinks: StrictBool = Field(default=False, description="a score for each head that no token has")
+    attn_logit_softcapping: Bound | None = Field(default=None, description="scores are kept below it by a tanh")
+
+    # ---- latent attention (DeepSeek-V2): queries, keys and values through narrow matrices; kv_lora_rank says so
+    q_lora_rank: Count | None = Field(default=None, description="null: queries are made directly")
+    kv_lora_rank: Count | None = Field(
+        default=None, description="of keys and values together; null: no latent attention"
+    )
+    qk_nope_head_dim: Count | None = Field(default=None, description="of a head's query and key, without position")
+    qk_rope_head_dim: Count | None = Field(
+        default=None, description="beside it, turned by position; one key for all heads"
+    )
+    v_head_dim: Count | None = Field(default=None, description="of a head's value")
+
+    # ---- which tokens a token attends to; all before it unless one of these says less
+    sliding_window: Count | None = Field(default=None, description="the last so many")
+    attention_chunk_size: Count | None = Field(default=None, description="those in its chunk of so many")
+    sliding_window_pattern: Count | None = Field(
+        default=None, description="every so many layers one attends to all, the others in windows; null: none does"
+    )
+    max_window_layers: CountOrZero = Field(default=0, description="the first so many layers attend to all")
+    index_topk: Count | None = Field(default=None, description="the so many that an indexer chooses (DeepSeek-V3.2)")
+    index_n_heads: Count | None = Field(default=None, description="of the indexer")
+    index_head_dim: Count | None = Field(default=None, description="of the indexer")
+
+    # ---- the layer
     activation: Literal["silu", "gelu"] = "silu"
     gated: StrictBool = Field(default=True, description="SwiGLU or GeGLU: three matrices; false: two")
+    mlp_bias: StrictBool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    pre_norms: StrictBool = Field(default=True, description="before attention and before the feed-forward block")
+    post_attention_norm: StrictBool = Field(default=False, description="of what attention gives, before it is added")
+    post_feedforward_norm: StrictBool = Field(default=False, description="of what the block gives, before it is added")
+    use_parallel_residual: StrictBool = Field(default=False, description="attention and block side by side")
+
+    # ---- before and behind the layers
     positions: Literal["rope", "learned"] = "rope"
     max_position_embeddings: Count | None = Field(default=None, description="needed where positions are learned")
     tie_word_embeddings: StrictBool = False
-    attention_bias: StrictBool = Field(default=False, description="on query, key and value")
-    attention_output_bias: StrictBool = False
-    mlp_bias: StrictBool = False
-    qk_norm: StrictBool = Field(default=False, description="a norm over head_dim on queries and on keys, as Qwen3 has")
+    final_logit_softcapping: Bound | None = Field(default=None, description="logits are kept below it by a tanh")
+
+    # ---- mixture of experts
     num_experts: Count | None = Field(default=None, description="null: a dense model")
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count | None = Field(default=None, description="of one expert; null: intermediate_size")
-    num_shared_experts: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
-        default=0, description="experts of moe_intermediate_size that every token goes through"
+    expert_bias: StrictBool = Field(default=False, description="on the matrices of each expert")
+    router_bias: StrictBool = Field(
+        default=False, description="trained; a correction that no gradient trains, as DeepSeek-V3's, is not counted"
     )
+    num_shared_experts: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
+        default=0, description="experts that every token goes through"
+    )
+    shared_expert_intermediate_size: Count | None = Field(
+        default=None, description="of one shared expert; null: moe_intermediate_size"
+    )
+    shared_expert_gate: StrictBool = Field(default=False, description="a number that scales what shared experts give")
+    first_k_dense_replace: CountOrZero = Field(default=0, description="the first so many layers are dense")
+    decoder_sparse_step: Count = Field(default=1, description="every so many layers one has experts")
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Heads of keys and values; in latent attention each head has its own."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
+    def is_latent(self) -> bool:
+        """Whether keys and values go through one narrow matrix."""
+        return self.kv_lora_rank is not None
+
+    @property
     def head_size(self) -> int:
-        """Elements of one head."""
+        """Elements of one head's query and key."""
+        if self.is_latent:
+            return (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0)
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one head's value."""
+        return (self.v_head_dim or 0) if self.is_latent else self.head_size
 
     @property
     def expert_size(self) -> int:
         """Intermediate size of one expert."""
         return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def shared_size(self) -> int:
+        """Intermediate size of all shared experts together."""
+        return self.num_shared_experts * (self.shared_expert_intermediate_size or self.expert_size)
+
+    @property
+    def expert_layer_count(self) -> int:
+        """Layers with experts."""
+        if self.num_experts is None:
+            return 0
+        return _count_multiples(self.first_k_dense_replace, self.num_hidden_layers, self.decoder_sparse_step)
+
+    @property
+    def dense_layer_count(self) -> int:
+        """Layers without experts."""
+        return self.num_hidden_layers - self.expert_layer_count
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of a window or chunk; None: every layer attends to all before."""
+        return self.sliding_window or self.attention_chunk_size
+
+    @property
+    def window_layer_count(self) -> int:
+        """Layers that attend in windows or chunks."""
+        if self.window is None:
+            return 0
+        first, last, step = self.max_window_layers, self.num_hidden_layers, self.sliding_window_pattern
+        whole = _count_multiples(first, last, step) if step else 0
+        return max(last - first, 0) - whole
+
+
+def _count_multiples(first: int, last: int, step: int) -> int:
+    """Returns how many multiples of `step` are greater than `first` and at most `last`."""
+    return max(last // step - first // step, 0)
 
 
 class TrainingSpec(RequestPart):

@@ -1,4 +1,4 @@
-"""Models for the planner's tests: a plain one, and Hypothesis' choice of sound ones."""
+"""Models for the planner's tests: a plain one, and Hypothesis' choice of sound ones, compiled or only described."""
 
 from __future__ import annotations
 
@@ -26,23 +26,90 @@ def models(draw: st.DrawFn) -> ModelSpec:
     positions = draw(st.sampled_from(["rope", "learned"]))
     flags = {name: draw(st.booleans()) for name in ("gated", "tie_word_embeddings", "attention_bias", "qk_norm")}
     has_experts = experts is not None
-    return ModelSpec(
-        vocab_size=draw(st.integers(1, 4096)),
-        hidden_size=draw(st.integers(1, 512)),
-        intermediate_size=draw(st.integers(1, 512)),
-        num_hidden_layers=draw(st.integers(1, 16)),
-        num_attention_heads=heads,
-        num_key_value_heads=pairs,
-        head_dim=size,
-        activation=draw(st.sampled_from(["silu", "gelu"])),
-        norm=draw(st.sampled_from(["rmsnorm", "layernorm"])),
-        positions=positions,
-        max_position_embeddings=draw(st.integers(1, 4096)) if positions == "learned" else None,
-        attention_output_bias=draw(st.booleans()),
-        mlp_bias=False if has_experts else draw(st.booleans()),
-        num_experts=experts,
-        num_experts_per_tok=draw(st.integers(1, experts)) if experts is not None else None,
-        moe_intermediate_size=draw(st.none() | st.integers(1, 256)) if has_experts else None,
-        num_shared_experts=draw(st.integers(0, 3)) if has_experts else 0,
-        **flags,
-    )
+    fields: dict[str, Any] = {
+        "vocab_size": draw(st.integers(1, 4096)),
+        "hidden_size": draw(st.integers(1, 512)),
+        "intermediate_size": draw(st.integers(1, 512)),
+        "num_hidden_layers": draw(st.integers(1, 16)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": pairs,
+        "head_dim": size,
+        "activation": draw(st.sampled_from(["silu", "gelu"])),
+        "norm": draw(st.sampled_from(["rmsnorm", "layernorm"])),
+        "positions": positions,
+        "max_position_embeddings": draw(st.integers(1, 4096)) if positions == "learned" else None,
+        "attention_output_bias": draw(st.booleans()),
+        "mlp_bias": False if has_experts else draw(st.booleans()),
+        "num_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)) if experts is not None else None,
+        "moe_intermediate_size": draw(st.none() | st.integers(1, 256)) if has_experts else None,
+        "num_shared_experts": draw(st.integers(0, 3)) if has_experts else 0,
+    }
+    return ModelSpec.model_validate(fields | flags)
+
+
+@st.composite
+def described_models(draw: st.DrawFn) -> ModelSpec:
+    """Models whose dimensions fit together, with what can be described, be it compiled or not."""
+    plain = draw(models())
+    fields = plain.model_dump() | draw(_layers) | _draw_windows(draw)
+    if draw(st.booleans()):
+        fields |= _draw_latent(draw, plain.num_attention_heads)
+    if plain.num_experts is not None:
+        fields |= _draw_experts(draw, plain.num_hidden_layers)
+    return ModelSpec.model_validate(fields)
+
+
+_layers = st.fixed_dictionaries(
+    {
+        "qk_norm_scale": st.sampled_from(["head", "all_heads", "none"]),
+        "attention_sinks": st.booleans(),
+        "attn_logit_softcapping": st.none() | st.just(50.0),
+        "final_logit_softcapping": st.none() | st.just(30.0),
+        "pre_norms": st.booleans(),
+        "post_attention_norm": st.booleans(),
+        "post_feedforward_norm": st.booleans(),
+        "use_parallel_residual": st.booleans(),
+    }
+)
+
+
+def _draw_windows(draw: st.DrawFn) -> dict[str, Any]:
+    window = draw(st.sampled_from([None, "sliding_window", "attention_chunk_size"]))
+    if window is None:
+        return {}
+    pattern = draw(st.none() | st.integers(1, 8))
+    return {
+        window: draw(st.integers(1, 64)),
+        "sliding_window_pattern": pattern,
+        "max_window_layers": draw(st.integers(0, 20)),
+    }
+
+
+def _draw_latent(draw: st.DrawFn, heads: int) -> dict[str, Any]:
+    sizes = {name: draw(st.integers(1, 64)) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+    narrow = draw(st.none() | st.integers(1, 64))
+    indexer = {name: draw(st.integers(1, 16)) for name in ("index_topk", "index_n_heads", "index_head_dim")}
+    without = {"head_dim": None, "attention_bias": False, "attention_output_bias": False, "qk_norm": False}
+    return {
+        **without,
+        **sizes,
+        **(indexer if narrow and draw(st.booleans()) else {}),
+        "qk_rope_head_dim": 2 * draw(st.integers(1, 32)),
+        "num_key_value_heads": heads,
+        "q_lora_rank": narrow,
+    }
+
+
+def _draw_experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    step = draw(st.integers(1, layers))
+    shared = draw(st.integers(0, 3))
+    return {
+        "expert_bias": draw(st.booleans()),
+        "router_bias": draw(st.booleans()),
+        "num_shared_experts": shared,
+        "shared_expert_intermediate_size": draw(st.none() | st.integers(1, 64)) if shared else None,
+        "shared_expert_gate": draw(st.booleans()) if shared else False,
+        "first_k_dense_replace": draw(st.integers(0, layers // step * step - 1)),
+        "decoder_sparse_step": step,
+    }

@@ -231,8 +231,25 @@ def test_the_batch_counts_only_where_the_request_has_one() -> None:
         answer("fsdp:16", PLAIN, training={"global_batch": 24})
 
 
-def test_a_model_that_the_step_cannot_express_is_planned_with_a_warning_that_says_why() -> None:
-    found = answer("fsdp:16", "gemma2-2b")
+def test_a_model_that_cannot_be_described_is_planned_with_a_warning_that_says_why() -> None:
+    found = answer("fsdp:16", "qwen3-next-80b-a3b")
     assert found.model is None
     (notice,) = [each for each in found.warnings if each.code == "model_not_supported"]
-    assert "capped logits" in notice.message
+    assert "linear attention" in notice.message
+
+
+def test_a_model_that_is_only_not_compiled_is_counted_without_a_warning() -> None:
+    found = answer("fsdp:16", "gemma2-2b")
+    assert found.model is not None
+    assert found.model.parameter_count == 2_614_341_888
+    assert not found.warnings
+
+
+def test_a_model_that_the_step_has_not_is_no_job_and_the_field_says_why() -> None:
+    made = plan("v5e:4x4", "fsdp:16")
+    with pytest.raises(NotCompiledError, match=r"final_logit_softcapping \(capped logits\)"):
+        build_job(made, ModelSpec(**PLAIN, final_logit_softcapping=30.0), TRAINING)
+    with pytest.raises(DoesNotDivideError):
+        build_job(
+            made, ModelSpec.model_validate({**PLAIN, "hidden_size": 40, "final_logit_softcapping": 30.0}), TRAINING
+        )

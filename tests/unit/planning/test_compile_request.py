@@ -110,9 +110,17 @@ def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, f
     assert hint in caught.value.hint
 
 
-def test_a_preset_that_the_step_cannot_express_is_answered_and_no_error() -> None:
+@pytest.mark.parametrize(
+    ("preset", "reason"),
+    [("qwen3-next-80b-a3b", "linear attention"), ("deepseek3-671b", "kv_lora_rank (latent attention)")],
+)
+def test_a_preset_that_cannot_be_described_or_compiled_is_answered_and_no_error(preset: str, reason: str) -> None:
     [plan] = answer_request(PlanRequest(mesh="fsdp:4", target="v5e:2x2")).plans
-    found = prepare_verify(plan, "qwen3-next-80b-a3b", TrainingSpec(global_batch=8))
-    assert isinstance(found, Verification)
-    assert found.status == "not_compiled"
-    assert "linear attention" in (found.reason or "")
+    for found in (
+        prepare_verify(plan, preset, TrainingSpec(global_batch=8)),
+        prepare_fit(plan, preset, TrainingSpec(global_batch=8)),
+    ):
+        answer = found.verification if isinstance(found, CompiledBatch) else found
+        assert isinstance(answer, Verification)
+        assert answer.status == "not_compiled"
+        assert reason in (answer.reason or "")

@@ -126,6 +126,28 @@ def test_experts_are_cut_by_their_own_size() -> None:
     assert list_wrong(narrow, TRAINING, {"tp": 8}) == ["tp:8 does not divide moe_intermediate_size 1001"]
 
 
+@pytest.mark.parametrize(
+    ("model", "tensor", "named"),
+    [
+        ("deepseek3-671b", 256, ["num_attention_heads"]),
+        ("deepseek2-16b", 256, ["num_attention_heads", "intermediate_size", "moe_intermediate_size"]),
+        ("llama4-17b-16e", 5, ["num_key_value_heads", "moe_intermediate_size", "vocab_size"]),
+        ("llama4-17b-128e", 5, ["num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"]),
+    ],
+)
+def test_each_kind_of_block_that_a_model_has_is_cut_and_latent_attention_has_no_kv_heads(
+    model: str, tensor: int, named: list[str]
+) -> None:
+    wrong = list_wrong(read_model(model), TRAINING, {"tp": tensor})
+    assert [read_thing(message) for message in wrong] == named
+
+
+def test_shared_experts_of_a_size_of_their_own_are_cut_too() -> None:
+    model = read_model({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5633})
+    wrong = list_wrong(model, TRAINING, {"tp": 16})
+    assert wrong == ["tp:16 does not divide shared_expert_intermediate_size 5633"]
+
+
 def test_accumulation_cuts_the_batch_too() -> None:
     training = TRAINING.model_copy(update={"gradient_accumulation": 4})
     refused = refuse(LLAMA, training, {"dp": 32})

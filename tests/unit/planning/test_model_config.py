@@ -1,4 +1,4 @@
-"""Configs of Hugging Face: as published, with what is missing, and with what the step has not."""
+"""Configs of Hugging Face: as published, with what is missing, and with what cannot be said or contradicts itself."""
 
 from __future__ import annotations
 
@@ -9,81 +9,126 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.model_config import FAMILIES, UNSUPPORTED, is_config
+from meshwright.planning.model_config import is_config
+from meshwright.planning.model_families import FAMILIES, UNSUPPORTED, WRAPPERS
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parameters import count_parameters
 from meshwright.wire.model import ModelSpec
+from tests.unit.planning.configs import GEMMA3_4B, PUBLISHED
 
-LLAMA3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "vocab_size": 128256,
-}
-QWEN3_30B = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
 DEFAULTS = {
-    # The parameters of each family's configuration class without arguments: of models that are published so.
+    # The parameters of each family's configuration class without arguments, as transformers v5.23.0 makes its model on
+    # the meta device; those of a published model are called so.
     "llama": 6_738_415_616,  # Llama-2-7B
+    "mistral": 7_241_732_096,  # Mistral-7B
     "mixtral": 46_702_792_704,  # Mixtral-8x7B
+    "phi3": 3_821_079_552,  # Phi-3-mini
+    "qwen2": 12_049_846_272,
+    "qwen2_moe": 14_315_784_192,  # Qwen1.5-MoE-A2.7B
+    "qwen3": 12_049_461_248,
+    "qwen3_moe": 15_350_731_776,
     "gemma": 8_537_680_896,  # Gemma-7B
+    "gemma2": 2_614_341_888,  # Gemma-2-2B
+    "gemma3_text": 2_628_658_432,
     "gpt2": 124_439_808,  # GPT-2
+    "gpt_neox": 20_554_567_680,  # GPT-NeoX-20B
+    "gpt_oss": 116_829_156_672,  # gpt-oss-120b
+    "deepseek_v3": 671_026_404_352,  # DeepSeek-V3
+    "deepseek_v32": 671_877_929_216,
+    "llama4_text": 107_769_861_120,  # Llama-4-Scout
+    "olmo2": 6_888_624_128,
+    "olmo3": 6_888_624_128,
 }
+SMALL: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 128,
+}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LATENT: dict[str, Any] = {
+    **EXPERTS,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 8,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+TOLD: list[tuple[dict[str, Any], int]] = [
+    # Sizes that tell apart what could be mistaken; counted by transformers v5.23.0 on the meta device.
+    (SMALL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True}, 1_426_112),
+    (SMALL | {"model_type": "mistral", "head_dim": 24}, 1_174_272),
+    (SMALL | {"model_type": "phi3", "tie_word_embeddings": True}, 1_387_264),
+    (SMALL | {"model_type": "qwen2"}, 1_422_592),
+    (SMALL | {"model_type": "qwen3", "attention_bias": True}, 4_381_952),
+    (SMALL | {"model_type": "gemma", "attention_bias": True}, 8_290_304),
+    (SMALL | {"model_type": "gemma2"}, 8_271_104),
+    (SMALL | {"model_type": "gemma3_text", "tie_word_embeddings": False}, 8_306_432),
+    (SMALL | {"model_type": "olmo2"}, 1_421_952),
+    ({**SMALL, "num_key_value_heads": None} | {"model_type": "gpt_neox", "attention_bias": False}, 1_629_408),
+    (SMALL | {"model_type": "mixtral", "num_experts_per_tok": 2, "num_local_experts": 3}, 2_161_152),
+    (SMALL | EXPERTS | {"model_type": "qwen2_moe", "num_experts": 6, "shared_expert_intermediate_size": 70}, 2_437_632),
+    (
+        SMALL
+        | EXPERTS
+        | {"model_type": "qwen2_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
+        5_897_216,
+    ),
+    (SMALL | EXPERTS | {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2}, 1_718_336),
+    (SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6}, 4_273_862),
+    (
+        SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6, "attention_bias": False},
+        4_267_462,
+    ),
+    (
+        SMALL
+        | LATENT
+        | {"model_type": "deepseek_v2", "q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 2},
+        1_754_852,
+    ),
+    (SMALL | LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_shared_experts": 2}, 1_266_012),
+    (
+        SMALL | LATENT | {"model_type": "deepseek_v32", "q_lora_rank": 24, "index_n_heads": 3, "index_head_dim": 16},
+        1_222_524,
+    ),
+    (
+        SMALL
+        | {
+            "model_type": "llama4_text",
+            "num_local_experts": 3,
+            "intermediate_size_mlp": 77,
+            "interleave_moe_layer_step": 2,
+        },
+        4_769_280,
+    ),
+]
 
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two specs are of one model: a head size or KV heads that are written out mean the same as those not."""
-    ignored = {"name", "head_dim", "num_key_value_heads"}
+    """Whether two specs are of one model: what is written out means the same as what is so without it."""
+    ignored = {"name", "head_dim", "num_key_value_heads", "moe_intermediate_size", "qk_norm_scale"}
     same = one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
-    return same and (one.head_size, one.kv_heads) == (other.head_size, other.kv_heads)
+    return same and list_meant(one) == list_meant(other)
 
 
-def test_llama_3s_config_is_the_preset() -> None:
-    assert same_shape(read_model(LLAMA3_8B), read_model("llama3-8b"))
+def list_meant(model: ModelSpec) -> tuple[object, ...]:
+    return model.head_size, model.kv_heads, model.expert_size, model.qk_norm and model.qk_norm_scale
 
 
-def test_qwen3s_config_of_experts_is_the_preset_but_for_a_dense_size_that_no_layer_has() -> None:
-    read, preset = read_model(QWEN3_30B), read_model("qwen3-30b-a3b")
-    assert same_shape(read.model_copy(update={"intermediate_size": preset.intermediate_size}), preset)
-    assert count_parameters(read) == count_parameters(preset)
+@pytest.mark.parametrize(("preset", "config"), PUBLISHED.items())
+def test_a_published_config_is_the_preset(preset: str, config: dict[str, Any]) -> None:
+    read, known = read_model(config), read_model(preset)
+    assert count_parameters(read) == count_parameters(known)
+    unused = {} if read.dense_layer_count else {"intermediate_size": known.intermediate_size}
+    assert same_shape(read.model_copy(update={**unused, "max_position_embeddings": None}), known)
+
+
+@pytest.mark.parametrize(("config", "told"), TOLD)
+def test_a_config_has_as_many_parameters_as_its_familys_own_code_makes(config: dict[str, Any], told: int) -> None:
+    assert count_parameters(read_model(config)).total == told
 
 
 @pytest.mark.parametrize(("family", "published"), DEFAULTS.items())
@@ -93,9 +138,9 @@ def test_what_is_missing_has_the_default_of_the_familys_class(family: str, publi
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_is_known_by_its_architecture_too(family: str) -> None:
-    changed = {"sliding_window": None, "use_parallel_residual": False}
-    by_type = read_model({"model_type": family, **changed})
-    assert read_model({"architectures": [FAMILIES[family].architecture], **changed}) == by_type
+    chosen = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}  # its class has no default
+    by_type = read_model({"model_type": family, **chosen})
+    assert read_model({"architectures": [FAMILIES[family].architecture], **chosen}) == by_type
 
 
 @pytest.mark.parametrize(
@@ -114,7 +159,24 @@ def test_a_family_is_known_by_its_architecture_too(family: str) -> None:
         ({"model_type": "gemma", "hidden_activation": None}, {"activation": "gelu", "tie_word_embeddings": True}),
         ({"model_type": "gpt2", "n_embd": 1600, "n_head": 25}, {"hidden_size": 1600, "intermediate_size": 6400}),
         ({"model_type": "gpt2", "n_inner": 1000}, {"intermediate_size": 1000, "gated": False, "norm": "layernorm"}),
-        ({"model_type": "gpt_neox", "use_parallel_residual": False}, {"mlp_bias": True, "positions": "rope"}),
+        ({"model_type": "gpt_neox"}, {"mlp_bias": True, "positions": "rope", "use_parallel_residual": True}),
+        ({"model_type": "gpt_neox", "use_parallel_residual": False}, {"use_parallel_residual": False}),
+        ({"model_type": "mixtral", "num_experts": 4}, {"num_experts": 4}),
+        ({"model_type": "qwen2_moe", "qkv_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
+        ({"model_type": "qwen2_moe"}, {"num_shared_experts": 1, "shared_size": 5632, "shared_expert_gate": True}),
+        ({"model_type": "gpt_oss"}, {"router_bias": True, "expert_bias": True, "attention_sinks": True}),
+        ({"model_type": "gpt_oss", "attention_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
+        ({"model_type": "deepseek_v3", "n_shared_experts": None}, {"num_shared_experts": 0}),
+        (
+            {"model_type": "deepseek_v3", "q_lora_rank": None},
+            {"q_lora_rank": None, "head_size": 192, "value_size": 128},
+        ),
+        ({"model_type": "deepseek_v3", "head_dim": 64, "qk_head_dim": 192}, {"head_dim": None, "head_size": 192}),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 4}, {"num_hidden_layers": 61}),
+        ({"model_type": "deepseek_v32"}, {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}),
+        ({"model_type": "llama4_text"}, {"qk_norm": True, "qk_norm_scale": "none", "expert_size": 8192}),
+        ({"model_type": "gemma2", "attn_logit_softcapping": None}, {"attn_logit_softcapping": None}),
+        ({"model_type": "olmo2"}, {"pre_norms": False, "post_attention_norm": True, "qk_norm_scale": "all_heads"}),
         ({"model_type": "llama", "_name_or_path": "me/mine"}, {"name": "me/mine"}),
     ],
 )
@@ -124,35 +186,13 @@ def test_each_key_means_what_the_familys_code_makes_of_it(config: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "mistral", "sliding_window": None},
-        {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 4096},
-        {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
-        {"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 28},
-        {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["full_attention"] * 32},
-    ],
-)
-def test_a_window_that_is_not_used_is_no_window(config: dict[str, Any]) -> None:
-    assert read_model(config)
-
-
-@pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "mistral"}, "sliding window of 4096"),
-        ({"model_type": "mixtral", "sliding_window": 1024}, "sliding window of 1024"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window"),
-        ({"model_type": "qwen3_moe", "use_sliding_window": True}, "sliding window"),
-        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "dense layers"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "dense layers"),
         ({"model_type": "llama", "hidden_act": "relu"}, "relu"),
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "both directions"),
-        ({"model_type": "gpt_neox"}, "use_parallel_residual"),
     ],
 )
-def test_what_changes_the_step_and_cannot_be_said_is_unsupported(config: dict[str, Any], reason: str) -> None:
+def test_what_changes_the_model_and_cannot_be_said_is_unsupported(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         read_model(config)
 
@@ -168,9 +208,28 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
     ("config", "field", "hint"),
     [
         ({"model_type": "bert"}, "model.model_type", "plain dimensions"),
+        ({"model_type": "qwen3moe"}, "model.model_type", "did you mean qwen3_moe"),
+        ({"model_type": "gpt-neox"}, "model.model_type", "did you mean gpt_neox"),
+        ({"architectures": ["LlamaForCasualLM"]}, "model.architectures", "did you mean llama"),
+        ({"model_type": "gemma3"}, "model.text_config", "gemma3_text"),
+        ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "plain dimensions"),
+        ({"model_type": "gemma3", "text_config": {"hidden_size": 0}}, "model.text_config.hidden_size", "1 or more"),
+        (
+            {"model_type": "llama4", "text_config": {"intermediate_size_mlp": "x"}},
+            "model.text_config.intermediate_size_mlp",
+            "",
+        ),
+        ({"model_type": "gpt2", "n_embd": 768, "hidden_size": 512}, "model.hidden_size", "leave hidden_size out"),
+        ({"model_type": "deepseek_v3", "qk_head_dim": 128}, "model.qk_head_dim", "set it to 192"),
+        ({"model_type": "deepseek_v2"}, "model.num_experts_per_tok", "set it to 2"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "model.q_lora_rank", "give kv_lora_rank"),
+        ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "model.num_key_value_heads", "leave it out"),
+        ({"model_type": "deepseek_v3", "attention_bias": True}, "model.attention_bias", "leave out attention_bias"),
+        ({"model_type": "deepseek_v3", "first_k_dense_replace": 61}, "model.first_k_dense_replace", "use 60 or less"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 4}, "model.num_experts_per_tok", "use 4 or less"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 25}, "model.decoder_sparse_step", "use 24 or less"),
         ({"architectures": ["T5Model"]}, "model.architectures", "plain dimensions"),
         ({"architectures": []}, "model.architectures", "plain dimensions"),
-        ({"model_type": "qwen3_vl", "text_config": {}}, "model.model_type", "text_config alone"),
         ({"model_type": "gpt2", "n_head": "x"}, "model.n_head", ""),
         ({"model_type": "gpt2", "n_embd": 0}, "model.n_embd", "set model.n_embd to 1 or more"),
         ({"model_type": "gpt2", "n_head": 7}, "model.head_dim", "head_dim"),
@@ -185,13 +244,44 @@ def test_a_wrong_config_is_refused_by_its_own_keys(config: dict[str, Any], field
     assert hint in refused.value.hint
 
 
+def test_of_a_model_of_text_and_images_the_language_model_is_read_and_its_name_says_so() -> None:
+    assert read_model(GEMMA3_4B).name == "gemma3, its language model alone"
+    named = {**GEMMA3_4B, "_name_or_path": "google/gemma-3-4b-pt"}
+    assert read_model(named).name == "google/gemma-3-4b-pt, its language model alone"
+
+
+@pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
+def test_a_language_models_part_is_known_by_what_it_is_in(wrapper: str) -> None:
+    part = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    alone = read_model({"model_type": WRAPPERS[wrapper].text, **part})
+    for named in ({"model_type": wrapper}, {"architectures": [WRAPPERS[wrapper].architecture]}):
+        inside = read_model({**named, "text_config": part})
+        assert inside.model_copy(update={"name": None}) == alone
+
+
+def test_what_the_whole_says_of_its_embeddings_holds_where_the_part_does_not_say_it() -> None:
+    part = {"model_type": "qwen3_vl_text"}
+    whole = {"model_type": "qwen3_vl", "tie_word_embeddings": True}
+    assert read_model({**whole, "text_config": part}).tie_word_embeddings
+    assert not read_model({**whole, "text_config": {**part, "tie_word_embeddings": False}}).tie_word_embeddings
+
+
 def test_dimensions_without_a_family_are_no_config() -> None:
     assert not is_config({"hidden_size": 8})
     assert is_config({"architectures": None})
 
 
-KEYS = sorted({key for family in FAMILIES.values() for key in family.defaults} | {"layer_types", "_name_or_path"})
-VALUES = st.none() | st.booleans() | st.integers(-4, 4096) | st.text(max_size=4) | st.lists(st.integers(), max_size=2)
+LISTS = {"layer_types", "mlp_layer_types", "moe_layers", "no_rope_layers"}
+KEYS = sorted(
+    {key for family in FAMILIES.values() for key in family.defaults} | LISTS | {"_name_or_path", "moe_layer_freq"}
+)
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-4, 4096)
+    | st.sampled_from(["", "x", "4", "gelu", "∞"])
+    | st.sampled_from([[], [0], [1, 0], [-1], ["dense", "sparse"], ["full_attention", "sliding_attention"], [None, {}]])
+)
 
 
 @given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))

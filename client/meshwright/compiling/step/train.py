@@ -20,6 +20,7 @@ from meshwright.compiling.step.layers import Decoder, build_residual, normalise
 from meshwright.compiling.step.loss import measure_loss
 from meshwright.compiling.step.parameters import Tensor, Tensors, build_tensors, walk_tensors
 from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, pin
+from meshwright.planning.expressible import check_expressible
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
@@ -47,8 +48,10 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
     """Returns the training step of a model on a mesh whose axes are named by what they are for.
 
     Raises:
-        NotCompiledError: the mesh has an axis that the step does not know, or does not have.
+        NotCompiledError: the mesh has an axis that the step does not know, or does not have; or the model has what the
+            step has not.
     """
+    check_expressible(model, training.sequence_length)
     layout = Layout(mesh, StepAxes.of(dict(mesh.shape)))
     tensors = build_tensors(model, layout.axes, scanned=training.scan_layers)
     forward = _Forward(model, training, layout, tensors)

@@ -1,0 +1,101 @@
+"""Which models can be described and not compiled: told by the field, and before any compiler is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from meshwright.errors import NotCompiledError
+from meshwright.planning.expressible import check_expressible, find_inexpressible
+from meshwright.planning.models import read_model
+from meshwright.planning.presets import read_presets
+from meshwright.wire.model import ModelSpec
+from tests.unit.planning.models import PLAIN, models
+
+MIXTURE: dict[str, Any] = {**PLAIN, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+LENGTH = 64
+
+
+def list_fields(model: ModelSpec, sequence_length: int = LENGTH) -> list[str]:
+    return [name for name, _ in find_inexpressible(model, sequence_length)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({**PLAIN, **LATENT}, "kv_lora_rank"),
+        ({**PLAIN, "qk_norm": True, "qk_norm_scale": "all_heads"}, "qk_norm_scale"),
+        ({**PLAIN, "qk_norm": True, "qk_norm_scale": "none"}, "qk_norm_scale"),
+        ({**PLAIN, "attention_sinks": True}, "attention_sinks"),
+        ({**PLAIN, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({**PLAIN, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({**PLAIN, "sliding_window": LENGTH - 1}, "sliding_window"),
+        ({**PLAIN, "attention_chunk_size": LENGTH - 1}, "attention_chunk_size"),
+        ({**PLAIN, "pre_norms": False}, "pre_norms"),
+        ({**PLAIN, "post_attention_norm": True}, "post_attention_norm"),
+        ({**PLAIN, "post_feedforward_norm": True}, "post_feedforward_norm"),
+        ({**PLAIN, "use_parallel_residual": True}, "use_parallel_residual"),
+        ({**MIXTURE, "first_k_dense_replace": 1}, "first_k_dense_replace"),
+        ({**MIXTURE, "decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({**MIXTURE, "expert_bias": True}, "expert_bias"),
+        ({**MIXTURE, "router_bias": True}, "router_bias"),
+        ({**MIXTURE, "shared_expert_intermediate_size": 96}, "shared_expert_intermediate_size"),
+        ({**MIXTURE, "shared_expert_gate": True}, "shared_expert_gate"),
+    ],
+)
+def test_what_the_step_has_not_is_named_by_its_field(fields: dict[str, Any], named: str) -> None:
+    model = read_model(fields)
+    assert list_fields(model) == [named]
+    with pytest.raises(NotCompiledError, match=rf"the model has {named} \("):
+        check_expressible(model, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": LENGTH},
+        {"attention_chunk_size": LENGTH},
+        {"sliding_window": 2, "max_window_layers": PLAIN["num_hidden_layers"]},
+        {"qk_norm_scale": "all_heads"},
+        {"max_position_embeddings": 8},
+    ],
+)
+def test_what_is_there_and_says_nothing_of_this_step_is_compiled(fields: dict[str, Any]) -> None:
+    check_expressible(ModelSpec(**PLAIN, **fields), LENGTH)
+
+
+def test_shared_experts_as_large_as_the_others_are_compiled_however_that_is_written() -> None:
+    check_expressible(ModelSpec(**MIXTURE, shared_expert_intermediate_size=PLAIN["intermediate_size"]), LENGTH)
+
+
+@given(models())
+def test_every_model_of_the_kind_that_the_step_has_is_compiled(model: ModelSpec) -> None:
+    check_expressible(model, LENGTH)
+
+
+def test_a_window_counts_where_sequences_are_longer() -> None:
+    model = read_model({"model_type": "mistral"})
+    check_expressible(model, 4096)
+    assert list_fields(model, 4097) == ["sliding_window"]
+
+
+def test_all_that_the_step_has_not_is_told_at_once() -> None:
+    with pytest.raises(NotCompiledError) as refused:
+        check_expressible(read_model("gemma2-9b"), 8192)
+    told = ("attn_logit_softcapping", "final_logit_softcapping", "post_attention_norm", "post_feedforward_norm")
+    assert all(f"{name} (" in str(refused.value) for name in (*told, "sliding_window"))
+    assert str(refused.value).startswith("gemma2-9b has ")
+
+
+def test_of_the_presets_these_are_compiled() -> None:
+    """As many as before the others could be described: those that the step has no field against."""
+    described = [preset for preset in read_presets() if not preset.unsupported]
+    compiled = [preset.name for preset in described if not list_fields(preset.model, 4096)]
+    assert len(described) == 85
+    assert len(compiled) == 59
+    assert not [
+        name for name in compiled if name.startswith(("deepseek", "gemma2", "gemma3", "gpt-oss", "llama4", "olmo"))
+    ]

@@ -6,7 +6,7 @@ DEVICES ?= 8
 PORT ?= 8790
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table snapshot browsers clean
+.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table accuracy snapshot browsers clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ verify-steps: $(VENV)/.compilers ## peak memory of our step and of one written i
 
 step-table: $(VENV)/.compilers ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
 	$(BIN)/python -m tests.compiler.steps.estimates $(ARGS)
+
+accuracy: $(VENV)/.installed ## predictions beside published runs that they have not seen (ARGS="--write", "--set bloom --rows")
+	$(BIN)/python -m tests.accuracy $(ARGS)
 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write

@@ -1,0 +1,339 @@
+"""How long a collective takes: bytes over what a group's devices talk over, and the steps that it makes.
+
+Rule: a time is what starts it, its steps, and its bytes over the links that it uses at once. Figures in, seconds out,
+each one number or an array over candidates. Knows no chip and no mesh: `Wire` says all. What wires really reach is in
+`reached.py`.
+
+A collective of no bytes, or over a group of one device, is none: it takes exactly 0 s.
+
+Source: jax-ml/scaling-book at 0819a7d8, sharding.md (torus), and at 1a55377a, gpus.md (switches, several nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planning.cost.figures import Figure, Flags, give_figure, read_figure
+from meshwright.planning.cost.layout import Numbers
+
+ICI_HOP_S: Final = 1e-6
+"""Of one hop between TPU chips. Source: jax-ml/scaling-book, sharding.md, "A note on ICI latency"."""
+
+NVLINK_HOP_S: Final = 2.0e-6
+"""Of one step of NCCL's ring inside a node. Source: fit to A100 (`reached.csv`); NCCL itself reckons with 1.9 µs
+(LL128) to 3.4 µs (Simple): NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat."""
+
+NETWORK_HOP_S: Final = 8.5e-6
+"""Of one step of NCCL's tree between nodes. Source: NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat (LL128)."""
+
+_POSITIVE: Final = ("bytes_per_s", "middle_bytes_per_s", "neighbour_bytes_per_s", "reached_ratio")
+_NOT_NEGATIVE: Final = ("hops", "neighbour_hops", "hop_s", "start_s", "ramp_s_per_root_byte")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What the devices of one mesh axis's group talk over.
+
+    Attributes:
+        size: devices in the group.
+        bytes_per_s: into one device from its group, one way, over all links that a collective uses at once: both ways
+            round a ring and all dimensions of a torus together; one link of a line.
+        middle_bytes_per_s: one way from one half of the group to the other, where a quarter of an all-to-all crosses.
+            Infinite behind a switch that blocks nothing.
+        neighbour_bytes_per_s: from one device to the next of its group, one way; None: `bytes_per_s`.
+        hops: steps that gathering takes one after the other: n ÷ 2 round a ring both ways, n − 1 along a line or one
+            way round, over several dimensions their sum.
+        neighbour_hops: steps from one device to the next of its group.
+        hop_s: latency of one step.
+        start_s: what passes before the first byte: launch and protocol.
+        ramp_s_per_root_byte: more for each √byte that comes into a device: how slowly messages come up to speed.
+        reached_ratio: part of the rates that long messages reach.
+        is_ring: whole parts go both ways round, so that the last one of an even ring may come from both sides.
+        hides_latency: steps overlap with the bytes under way, so that the longer of both counts; else their sum.
+
+    Raises:
+        ValueError: a size below 1, a rate that is not above 0, a latency below 0.
+    """
+
+    size: Numbers
+    bytes_per_s: Numbers
+    middle_bytes_per_s: Numbers = float("inf")
+    neighbour_bytes_per_s: Numbers | None = None
+    hops: Numbers = 0
+    neighbour_hops: Numbers = 1
+    hop_s: Numbers = 0.0
+    start_s: Numbers = 0.0
+    ramp_s_per_root_byte: Numbers = 0.0
+    reached_ratio: Numbers = 1.0
+    is_ring: Flags = False
+    hides_latency: Flags = False
+
+    def __post_init__(self) -> None:
+        """Refuses figures that no wire has."""
+        if not np.all(read_figure(self.size) >= 1):
+            raise ValueError(f"size is {self.size}; a group has 1 device or more")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not np.all(read_figure(value) > 0):
+                raise ValueError(f"{name} is {value}; it is above 0, such as 9e10 bytes/s or a ratio of 0.8")
+        for name in _NOT_NEGATIVE:
+            if not np.all(read_figure(getattr(self, name)) >= 0):
+                raise ValueError(f"{name} is {getattr(self, name)}; it is 0 or more, such as 1e-6")
+
+    @property
+    def gathered_ratio(self) -> Figure:
+        """The part of the whole array that comes into a device when it is gathered.
+
+        All but its own, (n − 1) ÷ n; round a ring 2⌊n ÷ 2⌋ ÷ n, which is 1 for even n.
+
+        Source: sharding.md: ⌊n ÷ 2⌋ hops, each with one part in either direction.
+        """
+        size = read_figure(self.size)
+        return give_figure(np.where(self.is_ring, 2 * (size // 2), size - 1) / size)
+
+
+def time_all_gather(byte_count: Numbers, wire: Wire) -> Figure:
+    """Returns the seconds in which every device gets all parts of an array.
+
+    Round rings V ÷ W with W both ways and all wrapped dimensions together, whatever the size of the group; along a
+    line, or behind a switch, V·(n − 1) ÷ (n·W). At least the steps' latency, or that on top.
+
+    Args:
+        byte_count: of the whole array, gathered (V).
+        wire: what the group talks over.
+
+    Source: sharding.md, "How is an AllGather actually performed?"; gpus.md, "Intra-node collectives".
+    """
+    return _time(wire, read_figure(byte_count) * wire.gathered_ratio, read_figure(wire.hops))
+
+
+def time_reduce_scatter(byte_count: Numbers, wire: Wire) -> Figure:
+    """Returns the seconds in which parts are summed and each device gets its part of the sum: those of an all-gather.
+
+    Args:
+        byte_count: of the whole array that each device comes with.
+        wire: what the group talks over.
+
+    Source: sharding.md, Case 3.
+    """
+    return time_all_gather(byte_count, wire)
+
+
+def time_all_reduce(byte_count: Numbers, wire: Wire) -> Figure:
+    """Returns the seconds of a reduce-scatter and an all-gather in one: twice the bytes and the steps, one start.
+
+    Args:
+        byte_count: of the array that each device has, before and after.
+        wire: what the group talks over.
+
+    Source: sharding.md, Case 3; gpus.md, "Intra-node collectives" (without reductions in the switch).
+    """
+    return _time(wire, 2 * read_figure(byte_count) * wire.gathered_ratio, 2 * read_figure(wire.hops))
+
+
+def time_all_to_all(byte_count: Numbers, wire: Wire) -> Figure:
+    """Returns the seconds in which every device sends each other one its part.
+
+    Bound by what a device gets, V·(n − 1) ÷ (n²·W), or by what crosses the middle, V ÷ (4·W_middle): a quarter of an
+    all-gather's on a ring, n times less on a switch.
+
+    Args:
+        byte_count: of the whole array over all devices (V): n times what one device has.
+        wire: what the group talks over.
+
+    Source: sharding.md, "Our final communication primitive: the AllToAll", and its count of chunks; gpus.md, AllToAlls.
+    """
+    size = read_figure(wire.size)
+    crossing = read_figure(wire.bytes_per_s) / read_figure(wire.middle_bytes_per_s) / 4
+    return _time(wire, read_figure(byte_count) * np.maximum((size - 1) / size**2, crossing), read_figure(wire.hops))
+
+
+def time_permute(byte_count: Numbers, wire: Wire) -> Figure:
+    """Returns the seconds in which every device sends to the next one: a ring's shift, or from one stage to the next.
+
+    Args:
+        byte_count: what one device sends.
+        wire: what the group talks over.
+
+    Source: tpus.md, Question 5: the first byte comes after the latency, the others at the link's rate.
+    """
+    rate = wire.bytes_per_s if wire.neighbour_bytes_per_s is None else wire.neighbour_bytes_per_s
+    step = replace(wire, bytes_per_s=rate, hides_latency=False)
+    return _time(step, read_figure(byte_count), read_figure(wire.neighbour_hops))
+
+
+def time_send(byte_count: Numbers, wire: Wire) -> Figure:
+    """Returns the seconds in which one device sends to the farthest of its group, over all its links at once.
+
+    Args:
+        byte_count: what it sends.
+        wire: what the group talks over.
+
+    Source: tpus.md, Question 5: V over the ports of one chip, and the hops' latency on top.
+    """
+    return _time(replace(wire, hides_latency=False), read_figure(byte_count), read_figure(wire.hops))
+
+
+def time_all_gather_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
+    """Returns the seconds of an all-gather, or a reduce-scatter, over several nodes.
+
+    Devices of the same place in each node gather across, each its 1 ÷ g of the array; then the node gathers.
+
+    Args:
+        byte_count: of the whole array, gathered.
+        inner: the g devices of one node.
+        outer: devices of the same place in each node; `bytes_per_s` is one device's share of the network.
+        pipelined: both go on at the same time, so that the longer counts (NCCL); else one after the other (XLA's TPU
+            compiler over slices).
+
+    Source: gpus.md, "Cross-node collectives".
+    """
+    across = time_all_gather(read_figure(byte_count) / read_figure(inner.size), outer)
+    return _join(across, time_all_gather(byte_count, inner), pipelined)
+
+
+def time_all_reduce_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
+    """Returns the seconds of an all-reduce over several nodes.
+
+    The node reduces and scatters, devices of the same place all-reduce across their 1 ÷ g, the node gathers.
+
+    Args:
+        byte_count: of the array that each device has.
+        inner: the g devices of one node.
+        outer: devices of the same place in each node; `bytes_per_s` is one device's share of the network.
+        pipelined: as in `time_all_gather_across`.
+
+    Source: gpus.md, "Cross-node collectives". That NCCL pipelines: on nodes of 8 A100 with 8 NICs of 200 Gbit/s NVIDIA
+    measures 192 of 200 GB/s of bus bandwidth (github.com/NVIDIA/nccl/issues/812); one after the other would be 115.
+    """
+    across = time_all_reduce(read_figure(byte_count) / read_figure(inner.size), outer)
+    return _join(across, time_all_reduce(byte_count, inner), pipelined)
+
+
+def time_all_to_all_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
+    """Returns the seconds of an all-to-all over M nodes: V·(M − 1) ÷ (M²·g·W) across, and what stays in each node.
+
+    Args:
+        byte_count: of the whole array over all devices.
+        inner: the g devices of one node.
+        outer: devices of the same place in each node; `bytes_per_s` is one device's share of the network.
+        pipelined: as in `time_all_gather_across`.
+
+    Source: gpus.md, "Cross-node collectives", Other collectives.
+    """
+    whole = read_figure(byte_count)
+    inside = time_all_to_all(whole / read_figure(outer.size) ** 2, inner)
+    return _join(time_all_to_all(whole / read_figure(inner.size), outer), inside, pipelined)
+
+
+def torus_wire(
+    link_bytes_per_s: Numbers,
+    dims: Sequence[Numbers],
+    wraps: Sequence[Flags],
+    *,
+    strides: Sequence[Numbers] | None = None,
+    hop_s: Numbers = ICI_HOP_S,
+) -> Wire:
+    """Returns what a group talks over that fills these dimensions of a torus.
+
+    A ring gives a device two links at once, a line one (its ends have no more); all dimensions are used together.
+    Worked example: a v5p axis over 4×4 of wrapped links of 90 GB/s has 360 GB/s; over 4 chips in a line 90.
+
+    Args:
+        link_bytes_per_s: of one link, one way.
+        dims: how many devices of the group stand along each dimension; 1: none of it.
+        wraps: whether they close to a ring there; two devices are a line.
+        strides: hops from one device of the group to the next along each dimension; so many groups share the links
+            between. None: 1.
+        hop_s: latency of one hop.
+
+    Raises:
+        ValueError: not as many wraps or strides as dimensions, or a figure that no wire has.
+
+    Source: sharding.md, "What happens when we AllGather over multiple axes?", and the quiz on a v5e without wrap. The
+    middle of the group is its narrowest cut: all rows along its longest dimension, both ways round a ring.
+    """
+    steps = [1] * len(dims) if strides is None else strides
+    if not len(dims) == len(wraps) == len(steps) > 0:
+        raise ValueError(f"{len(dims)} dims, {len(wraps)} wraps, {len(steps)} strides; give as many of each, 1 or more")
+    link, *others = np.broadcast_arrays(*map(read_figure, (link_bytes_per_s, *dims, *wraps, *steps)))
+    length, wrap, stride = np.stack(others).reshape(3, len(dims), *link.shape)
+    is_wide, is_closed = length > 1, np.logical_and(wrap, length > 2)
+    rate = link * np.where(is_closed, 2, 1) / stride
+    size = np.prod(length, axis=0)
+    halves = (length // 2) * (length - length // 2)
+    middle = rate * size / length * (length**2 / np.maximum(4 * halves, 1))
+    far = np.max(np.where(is_wide, stride, 1), axis=0)
+    is_ring = np.any(is_closed, axis=0)
+    return Wire(
+        size=give_figure(size),
+        bytes_per_s=give_figure(np.where(size > 1, np.sum(np.where(is_wide, rate, 0), axis=0), link)),
+        middle_bytes_per_s=give_figure(np.min(np.where(is_wide, middle, np.inf), axis=0)),
+        neighbour_bytes_per_s=give_figure(link / far),
+        hops=give_figure(np.sum(stride * np.where(is_closed, length // 2, length - 1), axis=0)),
+        neighbour_hops=give_figure(far),
+        hop_s=hop_s,
+        is_ring=is_ring if np.ndim(is_ring) else bool(is_ring),
+        hides_latency=True,
+    )
+
+
+def switch_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S) -> Wire:
+    """Returns what GPUs behind switches talk over: each with all its links to any other, in a ring of n − 1 steps.
+
+    Args:
+        bytes_per_s: of one GPU's links together, one way (450e9 of an H100).
+        size: GPUs in the group.
+        hop_s: latency of one step.
+
+    Source: gpus.md, "Intra-node collectives".
+    """
+    return Wire(size=size, bytes_per_s=bytes_per_s, hops=give_figure(read_figure(size) - 1), hop_s=hop_s)
+
+
+def mesh_wire(link_bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S) -> Wire:
+    """Returns what GPUs talk over that have one link to each other, and no switch: a small group has few of them.
+
+    Args:
+        link_bytes_per_s: between two GPUs, one way (64e9 of an MI300X).
+        size: GPUs in the group.
+        hop_s: latency of one step.
+
+    Source: stas00/ml-engineering, network/README.md: two MI300X have 64 GB/s, eight 448.
+    """
+    links = np.maximum(read_figure(size) - 1, 1)
+    rate = give_figure(read_figure(link_bytes_per_s) * links)
+    return replace(switch_wire(rate, size, hop_s=hop_s), neighbour_bytes_per_s=link_bytes_per_s)
+
+
+def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWORK_HOP_S) -> Wire:
+    """Returns what devices of different hosts or slices talk over: a network without blocking, by a tree of ⌈log₂ n⌉.
+
+    Args:
+        bytes_per_s: one device's share of its host's NICs, one way.
+        size: hosts or slices in the group.
+        hop_s: latency of one step.
+
+    Source: gpus.md, "Beyond the node level" (fat tree); NCCL's latency, src/graph/tuning.cc: 2·log₂(nodes) steps of an
+    all-reduce.
+    """
+    return Wire(size=size, bytes_per_s=bytes_per_s, hops=give_figure(np.ceil(np.log2(read_figure(size)))), hop_s=hop_s)
+
+
+def _time(wire: Wire, moved_bytes: NDArray[np.float64], hops: NDArray[np.float64]) -> Figure:
+    """Returns the seconds in which so many bytes come into a device, in so many steps."""
+    carried_s = moved_bytes / (read_figure(wire.bytes_per_s) * read_figure(wire.reached_ratio))
+    carried_s = carried_s + read_figure(wire.ramp_s_per_root_byte) * np.sqrt(moved_bytes)
+    latency_s = hops * read_figure(wire.hop_s)
+    both_s = np.where(wire.hides_latency, np.maximum(latency_s, carried_s), latency_s + carried_s)
+    is_any = np.logical_and(read_figure(wire.size) > 1, moved_bytes > 0)
+    return give_figure(np.where(is_any, read_figure(wire.start_s) + both_s, 0.0))
+
+
+def _join(one_s: Figure, other_s: Figure, pipelined: Flags) -> Figure:
+    return give_figure(np.where(pipelined, np.maximum(one_s, other_s), np.add(one_s, other_s)))

@@ -1,0 +1,69 @@
+"""How a step is laid out over devices: axes, micro-batches, and what the backward pass computes again.
+
+Rule: a struct of arrays. Each field is a whole number or an array of them over candidates; all broadcast together, so
+that one run and a million candidates are priced by the same lines. Knows no model and no chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = int | float | NDArray[Any]
+"""One figure, or one a candidate."""
+
+REMAT_NONE: Final = 0
+REMAT_MINIMAL: Final = 1
+REMAT_FULL: Final = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes, and how the batch goes through them.
+
+    Attributes:
+        dp: copies of the whole model; each works on its part of the batch.
+        fsdp: parts of weights, gradients and optimizer state, gathered a layer at a time; splits the batch too.
+        tp: parts of each matmul and of the heads.
+        cp: parts of the sequence.
+        ep: parts of the experts; splits the batch too.
+        pp: pipeline stages, each with an equal part of the layers.
+        interleave: parts of the layers that a stage has, apart from each other; 1: one block.
+        micro_batch: sequences that one data-parallel part works on at a time.
+        passes: micro-batches one after the other in a step: accumulation, and what fills a pipeline.
+        remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
+    """
+
+    dp: Numbers = 1
+    fsdp: Numbers = 1
+    tp: Numbers = 1
+    cp: Numbers = 1
+    ep: Numbers = 1
+    pp: Numbers = 1
+    interleave: Numbers = 1
+    micro_batch: Numbers = 1
+    passes: Numbers = 1
+    remat: Numbers = REMAT_FULL
+
+    @property
+    def devices(self) -> Numbers:
+        """How many devices it takes."""
+        return self.dp * self.fsdp * self.tp * self.cp * self.ep * self.pp
+
+    @property
+    def data_parts(self) -> Numbers:
+        """Over how many parts the batch is laid."""
+        return self.dp * self.fsdp * self.ep
+
+    @property
+    def global_batch(self) -> Numbers:
+        """Sequences in one optimizer step."""
+        return self.data_parts * self.micro_batch * self.passes
+
+    def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64] | int) -> Layout:
+        """Returns the candidates that a mask or indices choose; single figures stay."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Layout(**{n: v[chosen] if isinstance(v, np.ndarray) and v.ndim else v for n, v in values.items()})

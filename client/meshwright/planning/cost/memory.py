@@ -1,0 +1,394 @@
+"""How many bytes a training step takes on the fullest device, part by part.
+
+Rule: formulas only. What the backward pass keeps of a layer is counted tensor by tensor (`kept.csv`), what nobody
+counts is a few fitted multiples (`memory.csv`), both keyed by framework, never by model or run. Shapes: figures, or
+arrays over candidates that broadcast with the layout's. Knows no device but by its bytes.
+
+State is exact: parameters × bytes, over the axes that cut them. Kept activations are layers × tokens × elements, times
+the micro-batches that a pipeline's stage has in flight. On top comes what one layer's backward pass holds at its time,
+logits, and weights that are gathered; one of each, since layers run one after the other.
+
+Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Korthikanti et al., arXiv:2205.05198
+(activations of a layer, pipelines in flight, interleaving); meshwright's own step as jax traces it (`kept.csv`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+
+from meshwright.planning.cost.kept import EXPERT_COUNTS, Keeping, list_counts
+from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout, Numbers
+from meshwright.planning.cost.step_time import Execution
+from meshwright.planning.cost.work import Work
+from meshwright.topology.chips import Chip
+from meshwright.wire.model import TrainingSpec
+
+ELEMENT_BYTES: Final = 2
+"""Of an activation or a gathered weight: bfloat16 or float16."""
+
+LEAST_MASKED: Final = 512
+"""Up to this length our own step has the scores as one array (`compiling.step.attention`)."""
+
+USABLE_BYTES: Final[Mapping[str, float]] = {
+    "tpu_v2": 7.48,
+    "tpu_v3": 15.48,
+    "tpu_v4": 30.75,
+    "tpu_v5e": 15.75,
+    "tpu_v5p": 95.74,
+    "tpu_v6e": 31.25,
+    "tpu_7x": 94.75,
+}
+"""GiB of one JAX device that a program may use, by family.
+
+Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.capacity`), libtpu 0.0.42.1."""
+
+GPU_FRACTION: Final = 0.75
+"""Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
+
+_GIB: Final = 2**30
+_REMATS: Final = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class State:
+    """What lives from step to step and with the gradients: bytes of one parameter, and what data parallelism cuts.
+
+    Attributes:
+        weight_bytes: of the weights that the step computes with; another copy that the optimizer has counts there.
+        gradient_bytes: of all gradients at the end of the backward pass.
+        optimizer_bytes: moments, and a master copy where there is one.
+        zero_stage: what is cut over copies of the model: 0 nothing, 1 the optimizer's, 2 gradients too, 3 weights too.
+        is_spread: what is cut over fsdp is cut over context and expert axes too.
+    """
+
+    weight_bytes: Numbers = 4.0
+    gradient_bytes: Numbers = 4.0
+    optimizer_bytes: Numbers = 8.0
+    zero_stage: Numbers = 0
+    is_spread: bool = True
+
+
+def build_state(training: TrainingSpec) -> State:
+    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy."""
+    weight = _DTYPE_BYTES[training.weight_dtype]
+    moments = (training.first_moment_dtype, training.second_moment_dtype)
+    has_moments = training.optimizer == "adamw"
+    optimizer = sum(_DTYPE_BYTES[dtype or training.weight_dtype] for dtype in moments) if has_moments else 0
+    return State(weight, weight, optimizer)
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of the fullest device, by what they are for; parts add up to `total_bytes`.
+
+    Attributes:
+        parameters, gradients, optimizer: the state.
+        activations: kept from the forward to the backward pass, of all layers and micro-batches in flight.
+        layer: what the layer whose backward pass runs holds besides, recomputed or about to be sent.
+        attention: scores or masks that exist whole.
+        dispatch: tokens at their places in experts, of the layer whose backward pass runs.
+        logits: of the batch or of the piece of it whose loss is computed.
+        gathered: weights that are whole for their use, and gradients that are not yet scattered.
+        reserve: taken whatever runs, and what the allocator cannot use.
+    """
+
+    parameters: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers
+    layer: Numbers
+    attention: Numbers
+    dispatch: Numbers
+    logits: Numbers
+    gathered: Numbers
+    reserve: Numbers
+
+    @property
+    def state_bytes(self) -> Any:
+        """Weights, gradients and optimizer: a figure, or one a candidate."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total_bytes(self) -> Any:
+        """All parts: a figure, or one a candidate."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+    def fit(self, capacity_bytes: Numbers) -> Any:
+        """Returns whether the parts are no more than a device gives: True or False, or one a candidate."""
+        return np.asarray(self.total_bytes) <= capacity_bytes
+
+
+def find_usable_bytes(chip: Chip, fraction: float | None = None) -> int:
+    """Returns the bytes of one JAX device that a job may use.
+
+    Args:
+        chip: a row of the table.
+        fraction: of a GPU's memory, that the job is started with; None: JAX's own.
+    """
+    if chip.platform == "tpu" and chip.family in USABLE_BYTES:
+        return int(USABLE_BYTES[chip.family] * _GIB)
+    return int(chip.device_memory_bytes * (1.0 if chip.platform == "tpu" else fraction or GPU_FRACTION))
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What else a step's bytes depend on.
+
+    Attributes:
+        capacity_factor: places in an expert ÷ tokens that it gets on average.
+        edge_layers: layers for which embedding and head count when stages are cut: 2 or 0.
+        whole_parameters: of the embedding, those that no axis cuts: learned positions, in our own step.
+        is_in_order: blocks follow each other, as dense layers before mixtures of experts; False: they alternate.
+    """
+
+    capacity_factor: Numbers = 1.25
+    edge_layers: Numbers = 0
+    whole_parameters: Numbers = 0
+    is_in_order: bool = True
+
+
+def price_memory(
+    work: Work,
+    layout: Layout,
+    state: State,
+    keeping: Keeping,
+    execution: Execution | None = None,
+    more: Circumstances | None = None,
+) -> MemoryParts:
+    """Returns the bytes of the fullest device of a step.
+
+    Args:
+        work: the model at its sequence length.
+        layout: axes, micro-batches, remat.
+        state: bytes a parameter.
+        keeping: of the framework and platform.
+        execution: what the framework does; None: what our own step does.
+        more: what else counts; None: as by default.
+    """
+    stages = price_stages(work, layout, state, keeping, execution, more)
+    totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
+    fullest = totals.argmax(axis=0)
+    parts = {name: np.choose(fullest, [getattr(stage, name) for stage in stages]) for name in _PARTS}
+    return MemoryParts(**{name: value if np.ndim(value) else float(value) for name, value in parts.items()})
+
+
+def price_stages(
+    work: Work,
+    layout: Layout,
+    state: State,
+    keeping: Keeping,
+    execution: Execution | None = None,
+    more: Circumstances | None = None,
+) -> tuple[MemoryParts, ...]:
+    """Returns the bytes of a device of the first stage, of one further in, and of the last; see `price_memory`."""
+    pricing = _Pricing(work, layout, state, keeping, execution or Execution(), more or Circumstances())
+    return tuple(pricing.price_stage(place) for place in _PLACES_OF_STAGES)
+
+
+_PARTS: Final = tuple(part.name for part in fields(MemoryParts))
+
+Place = Literal["first", "inner", "last"]
+"""Of a pipeline's stages: the first has the embedding, the last the head; without a pipeline each has all."""
+
+_PLACES_OF_STAGES: Final[tuple[Place, ...]] = ("first", "inner", "last")
+
+
+class _Pricing:
+    """One call's parts."""
+
+    def __init__(
+        self,
+        work: Work,
+        layout: Layout,
+        state: State,
+        keeping: Keeping,
+        execution: Execution,
+        more: Circumstances,
+    ) -> None:
+        self._work, self._layout, self._state = work, layout, state
+        self._keeping, self._execution, self._more = keeping, execution, more
+        self._tokens: Any = layout.micro_batch * (work.sequence_length / layout.cp)
+
+    def price_stage(self, place: Place) -> MemoryParts:
+        """Returns the parts of one kind of stage."""
+        layers = self._count_layers(place)
+        dense, experts = self._count_parameters(place, layers)
+        weights, gradients, optimizer = self._price_state(dense, experts)
+        again = np.where(self._is_added, self._keeping.accumulated, 0.0)
+        return MemoryParts(
+            parameters=weights,
+            gradients=gradients * (1 + again),
+            optimizer=optimizer,
+            activations=self._price_activations(place, layers),
+            layer=self._layer,
+            attention=self._attention,
+            dispatch=self._dispatch,
+            logits=self._has_head(place) * self._logits,
+            gathered=self._price_gathered(dense, experts),
+            reserve=self._keeping.reserve_bytes,
+        )
+
+    # ---- stages ----------------------------------------------------------------------------------------
+
+    def _count_layers(self, place: Place) -> list[Any]:
+        """Returns how many layers of each block such a stage has."""
+        whole, stages = self._work.layers, np.asarray(self._layout.pp)
+        inner = (whole + self._more.edge_layers) / stages
+        outer = np.where(stages > 1, inner - self._more.edge_layers / 2, whole)
+        held = np.where(stages > 2, inner, outer) if place == "inner" else outer
+        counts = [block.count for block in self._work.blocks]
+        if not self._more.is_in_order:
+            return [held / whole * count for count in counts]
+        begin = {"first": 0.0 * outer, "inner": np.where(stages > 2, outer, 0.0), "last": whole - outer}[place]
+        before = np.cumsum([0, *counts[:-1]])
+        ends = zip(before, counts, strict=True)
+        return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
+
+    def _has_embedding(self, place: Place) -> Any:
+        return np.where(np.asarray(self._layout.pp) > 1, place == "first", 1)
+
+    def _has_head(self, place: Place) -> Any:
+        return np.where(np.asarray(self._layout.pp) > 1, place == "last", 1)
+
+    def _count_parameters(self, place: Place, layers: list[Any]) -> tuple[Any, Any]:
+        """Returns the dense parameters of a stage and those of its experts, over all devices that share a stage."""
+        work, held = self._work, list(zip(self._work.blocks, layers, strict=True))
+        head = work.head.parameters * np.where(np.asarray(self._layout.pp) > 1, 1, not work.is_tied)
+        ends = self._has_embedding(place) * work.embedding_parameters + self._has_head(place) * head
+        dense = sum(count * block.dense_parameters for block, count in held)
+        return dense + ends, sum(count * block.expert_parameters for block, count in held)
+
+    def _count_in_flight(self, place: Place) -> Any:
+        """Returns for how many micro-batches a stage keeps activations.
+
+        Source: Narayanan et al., arXiv:2104.04473 (1F1B: as many as stages follow, and its own); Korthikanti et al.,
+        section 4.2 (interleaved: 1 + (p − 1) ÷ (p·m) times as many, on the first stage).
+        """
+        stages, parts = np.asarray(self._layout.pp), np.asarray(self._layout.interleave)
+        follow = {"first": stages, "inner": stages - 1, "last": 1 + (stages - 1) * (1 - 1 / parts)}[place]
+        more = np.where(parts > 1, 1 + (stages - 1) / (stages * parts), 1.0) if place != "last" else 1.0
+        return np.where(stages > 1, np.minimum(self._layout.passes, np.maximum(follow, 1)) * more, 1.0)
+
+    @property
+    def _is_added(self) -> Any:
+        """Whether gradients of several passes are added up, one pass after the other."""
+        return (np.asarray(self._layout.passes) > 1) & (np.asarray(self._layout.pp) == 1)
+
+    # ---- state -----------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Any, Any]:
+        """Over how many devices dense weights are cut, and experts': tensor and expert axes, and fsdp's own."""
+        layout, is_spread = self._layout, self._state.is_spread & (np.asarray(self._layout.fsdp) > 1)
+        dense = layout.tp * layout.fsdp * np.where(is_spread, layout.cp * layout.ep, 1)
+        return dense, layout.tp * layout.ep * layout.fsdp * np.where(is_spread, layout.cp, 1)
+
+    def _price_state(self, dense: Any, experts: Any) -> tuple[Any, Any, Any]:
+        state, layout = self._state, self._layout
+        whole = np.minimum(self._more.whole_parameters, dense)
+        held = [(dense - whole) / self._parts[0] + whole, experts / self._parts[1]]
+        is_spread = state.is_spread & (np.asarray(layout.fsdp) > 1)
+        copies = layout.dp * np.where(is_spread, 1, layout.cp)
+        cuts = [copies * np.where(is_spread, 1, layout.ep), copies]
+
+        def price(byte_count: Numbers, stage: int) -> Any:
+            cut = np.asarray(state.zero_stage) >= stage
+            return byte_count * sum(count / np.where(cut, over, 1) for count, over in zip(held, cuts, strict=True))
+
+        return price(state.weight_bytes, 3), price(state.gradient_bytes, 2), price(state.optimizer_bytes, 1)
+
+    def _price_gathered(self, dense: Any, experts: Any) -> Any:
+        layout = self._layout
+        is_cut = np.asarray(layout.fsdp) > 1
+        if not self._execution.weights_kept:
+            return np.where(is_cut, self._running, 0.0)
+        whole = (dense + experts / layout.ep) / layout.tp
+        kept = whole * (self._execution.weight_bytes + self._state.gradient_bytes)
+        return np.where(is_cut, kept, 0.0)
+
+    @functools.cached_property
+    def _running(self) -> Any:
+        """Weights of the layers that are whole at a time."""
+        tp, ep = self._layout.tp, self._layout.ep
+        layers = [(block.dense_parameters + block.expert_parameters / ep) / tp for block in self._work.blocks]
+        return self._keeping.gathered * ELEMENT_BYTES * _find_largest(layers)
+
+    # ---- activations -----------------------------------------------------------------------------------
+
+    def _price_activations(self, place: Place, layers: list[Any]) -> Any:
+        kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
+        size = ELEMENT_BYTES * self._tokens * self._keeping.activation
+        return size * kept * self._count_in_flight(place)
+
+    @functools.cached_property
+    def _kept(self) -> list[Any]:
+        """Elements a token that a layer of each block keeps, by remat."""
+        remat = np.asarray(self._layout.remat)
+        by_remat = [(code, self._count(name)) for name, code in _REMATS.items() if np.any(remat == code)]
+        blocks = range(len(self._work.blocks))
+        return [sum(np.where(remat == code, counts[at], 0.0) for code, counts in by_remat) for at in blocks]
+
+    @functools.cached_property
+    def _counts(self) -> list[dict[str, Any]]:
+        places = self._more.capacity_factor
+        return [list_counts(block, self._work, self._layout, self._execution, places) for block in self._work.blocks]
+
+    def _count(self, remat: str, leave_out: Collection[str] = ()) -> list[Any]:
+        """Returns the elements a token that a layer of each block holds, but for some counts."""
+        chosen = {n: f for n, f in self._keeping.kept.get(remat, {}).items() if n not in leave_out}
+        return [sum((factor * each[name] for name, factor in chosen.items()), 0.0) for each in self._counts]
+
+    # ---- what lives while one layer runs -----------------------------------------------------------------
+
+    @functools.cached_property
+    def _layer(self) -> Any:
+        largest = max(matmul.parameters for block in self._work.blocks for matmul in block.matmuls)
+        weight_gradient = self._keeping.weight_gradient_bytes * largest / self._layout.tp
+        return self._layer_size * _find_largest(self._count("layer", leave_out=EXPERT_COUNTS)) + weight_gradient
+
+    @functools.cached_property
+    def _dispatch(self) -> Any:
+        if not any(block.experts for block in self._work.blocks):
+            return 0.0
+        others = {name for name in self._counts[0] if name not in EXPERT_COUNTS}
+        return self._layer_size * _find_largest(self._count("layer", leave_out=others))
+
+    @property
+    def _layer_size(self) -> Any:
+        """Bytes that the running layer holds for one element a token."""
+        return ELEMENT_BYTES * self._tokens * self._keeping.layer
+
+    @functools.cached_property
+    def _attention(self) -> Any:
+        length, layout = self._work.sequence_length, self._layout
+        heads = max(block.attention.heads for block in self._work.blocks)
+        scores = layout.micro_batch * heads / layout.tp * (length / layout.cp) * length
+        if not self._execution.fused_attention:
+            return scores * self._keeping.score_bytes
+        return scores * (self._keeping.mask_bytes if length > LEAST_MASKED else 0.0)
+
+    @functools.cached_property
+    def _logits(self) -> Any:
+        tokens = self._tokens
+        if self._keeping.piece_tokens:
+            tokens = tokens / _count_pieces(self._work.sequence_length / self._layout.cp, self._keeping.piece_tokens)
+        return self._keeping.logits_bytes * tokens * self._work.vocabulary / self._layout.tp
+
+
+def _find_largest(counts: list[Any]) -> Any:
+    return functools.reduce(np.maximum, counts)
+
+
+def _count_pieces(length: Any, most: float) -> Any:
+    """Returns into how few equal pieces a sequence is cut so that none is above `most`; as many as tokens at worst."""
+    whole = np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64)
+    found = np.asarray(np.ceil(whole / most), dtype=np.int64)
+    while np.any(whole % found):
+        found = np.where(whole % found, found + 1, found)
+    return cast(Any, found)

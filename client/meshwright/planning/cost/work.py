@@ -1,0 +1,223 @@
+"""What one training step of a transformer computes: its matmuls, its attention and its parameters, layer by layer.
+
+Rule: counts, of the whole model and of one sequence; no device, no time. Layers of the same kind are one block, so that
+a model has one or two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.planning.parameters import LayerCount, count_parameters
+from meshwright.wire.model import ModelSpec
+
+Cut = Literal["outputs", "inputs", "tokens"]
+"""What a tensor axis cuts of a matmul; tokens: not the weight, which each of its devices has."""
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """Tokens [M, inputs] × weight [inputs, outputs]."""
+
+    inputs: int
+    outputs: int
+    cut: Cut
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the weight."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer's mixture: `count` experts of the same matmuls, of which a token goes through `chosen`.
+
+    Attributes:
+        parameters: of all of them, with biases.
+    """
+
+    count: int
+    chosen: int
+    matmuls: tuple[Matmul, ...]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Scores and their sums: `heads` of `query_size` and `value_size` elements.
+
+    Attributes:
+        pair_elements: of keys and values that a token has, of all heads that have their own.
+        context: keys that a query sees on average, of a causal sequence with the layers' windows.
+        length: keys that a matrix of scores has for a query.
+        index_flops: forward, of a token: what chooses the keys that are seen (DeepSeek-V3.2's indexer).
+    """
+
+    heads: int
+    query_size: int
+    value_size: int
+    pair_elements: int
+    context: float
+    length: float
+    index_flops: float = 0.0
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward: scores and sums, each 2 FLOP a multiply-add."""
+        return 2 * self.heads * (self.query_size + self.value_size) * self.context + self.index_flops
+
+
+@dataclass(frozen=True)
+class Block:
+    """`count` layers of one kind.
+
+    Attributes:
+        other_parameters: of one layer: biases, norms, router.
+        inner: elements that a token has between the matmuls of the feed-forward, for what lies in memory.
+    """
+
+    count: int
+    matmuls: tuple[Matmul, ...]
+    attention: Attention
+    experts: Experts | None
+    other_parameters: int
+    inner: int
+
+    @property
+    def dense_parameters(self) -> int:
+        """Of one layer, without its experts."""
+        return sum(matmul.parameters for matmul in self.matmuls) + self.other_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one layer's experts."""
+        return self.experts.parameters if self.experts else 0
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward: 2 FLOP a weight that a token goes through, and attention."""
+        chosen = self.experts.chosen * sum(matmul.parameters for matmul in self.experts.matmuls) if self.experts else 0
+        return 2 * (sum(matmul.parameters for matmul in self.matmuls) + chosen) + self.attention.flops_per_token
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model at one sequence length."""
+
+    hidden: int
+    vocabulary: int
+    sequence_length: int
+    blocks: tuple[Block, ...]
+    head: Matmul
+    embedding_parameters: int
+    is_tied: bool
+
+    @property
+    def layers(self) -> int:
+        """All of them."""
+        return sum(block.count for block in self.blocks)
+
+    @property
+    def parameters(self) -> int:
+        """All that is trained, but for the norm behind all layers."""
+        layers = sum(block.count * (block.dense_parameters + block.expert_parameters) for block in self.blocks)
+        return layers + self.embedding_parameters + (0 if self.is_tied else self.head.parameters)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs of forward and backward: 3 × forward, with causal attention and without what is recomputed."""
+        return 3 * (sum(block.count * block.flops_per_token for block in self.blocks) + 2 * self.head.parameters)
+
+
+def build_work(model: ModelSpec, sequence_length: int) -> Work:
+    """Returns what a model computes on sequences of this many tokens."""
+    count = count_parameters(model)
+    return Work(
+        hidden=model.hidden_size,
+        vocabulary=model.vocab_size,
+        sequence_length=sequence_length,
+        blocks=tuple(_build_blocks(model, sequence_length)),
+        head=Matmul(model.hidden_size, model.vocab_size, "outputs"),
+        embedding_parameters=count.embedding,
+        is_tied=model.tie_word_embeddings,
+    )
+
+
+def _build_blocks(model: ModelSpec, length: int) -> Iterator[Block]:
+    count = count_parameters(model)
+    attention = _build_attention(model, length)
+    projections = tuple(_list_projections(model))
+    if count.dense_layer is not None:
+        matmuls = (*projections, *_build_feed_forward(model, model.intermediate_size))
+        others = _count_others(count.dense_layer, matmuls)
+        yield Block(count.dense_layer_count, matmuls, attention, None, others, model.intermediate_size)
+    if count.expert_layer is not None:
+        chosen = model.num_experts_per_tok or 0
+        matmuls = (*projections, *(_build_feed_forward(model, model.shared_size) if model.shared_size else ()))
+        inner = chosen * model.expert_size + model.shared_size
+        feed = _build_feed_forward(model, model.expert_size)
+        experts = Experts(model.num_experts or 0, chosen, feed, count.expert_layer.experts)
+        others = _count_others(count.expert_layer, matmuls)
+        yield Block(count.expert_layer_count, matmuls, attention, experts, others, inner)
+
+
+def _count_others(layer: LayerCount, matmuls: tuple[Matmul, ...]) -> int:
+    return layer.without_experts - sum(matmul.parameters for matmul in matmuls)
+
+
+def _build_feed_forward(model: ModelSpec, inner: int) -> tuple[Matmul, ...]:
+    hidden = model.hidden_size
+    return Matmul(hidden, inner * (2 if model.gated else 1), "outputs"), Matmul(inner, hidden, "inputs")
+
+
+def _list_projections(model: ModelSpec) -> Iterator[Matmul]:
+    """Yields the matmuls around attention; see `parameters.count_parameters` for those of latent attention."""
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    queries, values = heads * model.head_size, heads * model.value_size
+    if not model.is_latent:
+        yield Matmul(hidden, queries + 2 * model.kv_heads * model.head_size, "outputs")
+        yield Matmul(queries, hidden, "inputs")
+        return
+    rank, turned, narrow = model.kv_lora_rank or 0, model.qk_rope_head_dim or 0, model.q_lora_rank
+    if narrow is None:
+        yield Matmul(hidden, queries, "outputs")
+    else:
+        yield Matmul(hidden, narrow, "tokens")
+        yield Matmul(narrow, queries, "outputs")
+    yield Matmul(hidden, rank + turned, "tokens")
+    yield Matmul(rank, heads * (model.qk_nope_head_dim or 0) + values, "outputs")
+    if model.index_n_heads and model.index_head_dim:
+        yield Matmul(narrow or 0, model.index_n_heads * model.index_head_dim, "tokens")
+        yield Matmul(hidden, model.index_head_dim + model.index_n_heads, "tokens")
+    yield Matmul(values, hidden, "inputs")
+
+
+def _build_attention(model: ModelSpec, length: int) -> Attention:
+    """Returns the attention of a layer; contexts are the mean of all layers, as its FLOPs are linear in them."""
+    whole = _count_keys(length, length)
+    context, index_flops = whole, 0.0
+    if model.index_topk and model.index_n_heads and model.index_head_dim:
+        context = _count_keys(length, model.index_topk)
+        index_flops = 2 * model.index_n_heads * model.index_head_dim * whole
+    elif model.window is not None:
+        share = model.window_layer_count / model.num_hidden_layers
+        context = (1 - share) * whole + share * _count_window_keys(model, length)
+    size = model.value_size
+    pairs = model.num_attention_heads * (model.head_size + size) if model.is_latent else 2 * model.kv_heads * size
+    return Attention(model.num_attention_heads, model.head_size, size, pairs, context, length, index_flops)
+
+
+def _count_window_keys(model: ModelSpec, length: int) -> float:
+    if model.sliding_window is not None:
+        return _count_keys(length, model.sliding_window)
+    chunk = min(model.attention_chunk_size or length, length)
+    return _count_keys(chunk, chunk)
+
+
+def _count_keys(length: int, most: int) -> float:
+    """Returns how many keys a token sees on average: all before it and itself, but no more than `most`."""
+    ramp = min(most, length)
+    return ramp - ramp * (ramp - 1) / (2 * length)

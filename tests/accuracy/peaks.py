@@ -1,0 +1,208 @@
+"""Peaks of our own training step, as XLA's compilers tell them: the cases, their answers, and how they are asked.
+
+Rule: `data/peaks.csv` has a row a case, the answer in its last columns; a case without one was not asked. An answer is
+used as long as the row stands, so whoever changes the step's code empties the answers and asks again. Knows no
+prediction.
+
+    python -m tests.accuracy.peaks --ask tpu
+
+compiles what has no answer, one case at a time, and writes each answer as it comes. XLA's CUDA compiler is asked with
+`--ask gpu`, in an environment that has jax's CUDA plugin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fcntl
+import functools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from meshwright.compiling.identity import read_versions
+from meshwright.planning.axis_names import find_role
+from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.models import read_model
+from meshwright.topology.chips import Chip, find_chip
+from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
+from meshwright.wire.verification import Verification
+from tests.compiler.steps.answers import ask_child
+from tests.compiler.steps.cases import DENSE, EXPERTS, LARGE, OLDER, SMALL, Case
+from tests.compiler.steps.published import MODELS, build_model
+
+TABLE: Final = Path(__file__).with_name("data") / "peaks.csv"
+
+Platform = Literal["tpu", "gpu"]
+Cells = dict[str, str]
+
+REMATS: Final[dict[Remat, int]] = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
+
+_OWN: Final = {model.name: model for model in (DENSE, SMALL, LARGE, OLDER, EXPERTS)}
+_TEXTS: Final = ("remat", "attention", "weight_dtype", "first_moment_dtype", "second_moment_dtype")
+_COUNTS: Final = ("sequence_length", "global_batch", "gradient_accumulation")
+_ANSWERS: Final = ("status", "peak_bytes", "needed_bytes", "argument_bytes", "temporary_bytes", "compile_s", "versions")
+_AXES: Final = {"data": "dp", "fsdp": "fsdp", "tensor": "tp", "context": "cp", "expert": "ep"}
+
+
+@dataclass(frozen=True, eq=False)
+class Peak:
+    """A case, and what its compiler said of it.
+
+    Attributes:
+        id: of the row.
+        case: target, mesh, model and training.
+        status: "verified", "does_not_fit", …; empty: not asked.
+        peak_bytes: of a device; None where it did not compile.
+        needed_bytes: what the compiler said it needs, where that is too much.
+        argument_bytes: of its state and batch, as the compiler lays them out.
+        temporary_bytes: of all that it holds besides, not at the same time.
+        versions: of what compiled it.
+    """
+
+    id: str
+    case: Case
+    status: str
+    peak_bytes: int | None
+    needed_bytes: int | None
+    argument_bytes: int | None
+    temporary_bytes: int | None
+    versions: str
+
+    @property
+    def chip(self) -> Chip:
+        """The chip's row of the table."""
+        chip = find_chip(self.case.target.rpartition("*")[2].partition(":")[0])
+        assert chip is not None, f"{self.id}: no chip is called so"
+        return chip
+
+    @property
+    def platform(self) -> Platform:
+        """Whose compiler it is."""
+        return cast(Platform, self.chip.platform)
+
+    @property
+    def layout(self) -> Layout:
+        """The mesh and the batch as the cost model has them."""
+        return build_layout(self.case.mesh, self.case.training)
+
+
+def build_layout(mesh: str, training: TrainingSpec) -> Layout:
+    """Returns the layout of a mesh written as "fsdp:4,tp:2".
+
+    Raises:
+        KeyError: an axis that the step does not have.
+    """
+    sizes: dict[str, int] = {}
+    for part in mesh.split(","):
+        name, _, size = part.partition(":")
+        axis = _AXES[str(find_role(name))]
+        sizes[axis] = sizes.get(axis, 1) * int(size)
+    parts = sizes.get("dp", 1) * sizes.get("fsdp", 1) * sizes.get("ep", 1)
+    each, passes = training.global_batch // parts, training.gradient_accumulation
+    return Layout(**sizes, micro_batch=each // passes, passes=passes, remat=REMATS[training.remat])
+
+
+@functools.cache
+def find_model(name: str) -> ModelSpec:
+    """Returns a model of the compiled steps or of the published ones, or a preset.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
+    if name in _OWN:
+        return _OWN[name]
+    return build_model(name) if name in MODELS else read_model(name)
+
+
+def read_peaks() -> tuple[Peak, ...]:
+    """Returns all cases, in the order of the table."""
+    return tuple(_build(row) for row in _read_rows())
+
+
+def read_answered() -> tuple[Peak, ...]:
+    """Returns the cases that compiled: those with a peak."""
+    return tuple(peak for peak in read_peaks() if peak.peak_bytes is not None)
+
+
+def read_refused() -> tuple[Peak, ...]:
+    """Returns the cases of which the compiler said how much more they need than there is."""
+    return tuple(peak for peak in read_peaks() if peak.peak_bytes is None and peak.needed_bytes is not None)
+
+
+def _read_rows() -> list[Cells]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _build(row: Cells) -> Peak:
+    told: dict[str, Any] = {name: row[name] for name in _TEXTS if row[name]}
+    told |= {name: int(row[name]) for name in _COUNTS if row[name]}
+    case = Case(row["target"], row["mesh"], find_model(row["model"]), TrainingSpec(**told), row["dcn"] or None)
+    peak, needed, arguments, temporaries = (int(row[name]) if row[name] else None for name in _ANSWERS[1:5])
+    return Peak(row["id"], case, row["status"], peak, needed, arguments, temporaries, row["versions"])
+
+
+# ---- asking --------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.accuracy.peaks", description=__doc__)
+    parser.add_argument("--ask", choices=("tpu", "gpu"), required=True, help="whose compiler")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="no case is begun later than this")
+    asked = parser.parse_args(arguments)
+    began_s = time.monotonic()
+    for peak in _list_unasked(asked.ask):
+        if time.monotonic() - began_s > asked.limit_s:
+            break
+        answer = ask_child("ours", peak.case.build_job())
+        keep(peak.id, answer)
+        print(f"{peak.id} {peak.case.name}: {answer.status} {answer.peak_memory_bytes or answer.reason}", flush=True)
+    return 0
+
+
+def _list_unasked(platform: Platform) -> Iterator[Peak]:
+    return (peak for peak in read_peaks() if peak.platform == platform and not peak.status)
+
+
+def keep(name: str, answer: Verification) -> None:
+    """Writes an answer into its row; two compilers may be asked at a time, each by its own process."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = _read_rows()
+        for row in rows:
+            if row["id"] == name:
+                row.update(_write(answer))
+        _write_rows(rows)
+
+
+def _write(answer: Verification) -> Cells:
+    memory = answer.memory
+    versions = answer.versions or read_versions("tpu")
+    cells = {
+        "status": answer.status,
+        "peak_bytes": answer.peak_memory_bytes,
+        "needed_bytes": answer.needed_bytes,
+        "argument_bytes": memory and memory.argument_bytes,
+        "temporary_bytes": memory and memory.temporary_bytes,
+        "compile_s": answer.compile_s and round(answer.compile_s),
+        "versions": " ".join(f"{name} {told}" for name, told in versions.items() if name != "meshwright"),
+    }
+    return {name: "" if value is None else str(value) for name, value in cells.items()}
+
+
+def _write_rows(rows: Sequence[Cells]) -> None:
+    written = TABLE.with_suffix(".new")
+    with written.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    written.replace(TABLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""How long collectives take: against links counted one by one, bounds that nothing goes below, and each other."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.planning.cost.collectives import (
+    Wire,
+    mesh_wire,
+    network_wire,
+    switch_wire,
+    time_all_gather,
+    time_all_gather_across,
+    time_all_reduce,
+    time_all_reduce_across,
+    time_all_to_all,
+    time_all_to_all_across,
+    time_permute,
+    time_reduce_scatter,
+    time_send,
+    torus_wire,
+)
+from meshwright.planning.cost.figures import Figure
+
+Timing = Callable[[Any, Wire], Figure]
+TIMINGS: tuple[Timing, ...] = (
+    time_all_gather,
+    time_reduce_scatter,
+    time_all_reduce,
+    time_all_to_all,
+    time_permute,
+    time_send,
+)
+ACROSS = (time_all_gather_across, time_all_reduce_across, time_all_to_all_across)
+
+LINK = 9e10
+SIZES = st.sampled_from([1, 2, 3, 4, 5, 8, 16])
+BYTES = st.floats(1, 1e12)
+
+
+@st.composite
+def wires(draw: st.DrawFn) -> Wire:
+    """A torus, switches, links from each to each, or a network, with any latencies."""
+    size, kind = draw(SIZES), draw(st.sampled_from([switch_wire, mesh_wire, network_wire, None]))
+    dims = draw(st.lists(SIZES, min_size=1, max_size=3))
+    made = kind(LINK, size) if kind else torus_wire(LINK, dims, [draw(st.booleans()) for _ in dims])
+    return replace(
+        made,
+        start_s=draw(st.floats(0, 1e-4)),
+        ramp_s_per_root_byte=draw(st.floats(0, 1e-8)),
+        reached_ratio=draw(st.floats(0.1, 1)),
+    )
+
+
+@given(wires(), BYTES)
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_a_group_of_one_and_no_bytes_take_no_time_at_all(timing: Timing, wire: Wire, byte_count: float) -> None:
+    alone = replace(wire, size=1)
+    assert timing(byte_count, alone) == 0
+    assert timing(0, wire) == 0
+    assert (timing(byte_count, wire) > 0) == (wire.size > 1)
+
+
+@given(wires(), BYTES, st.floats(1, 100))
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_more_bytes_and_slower_wires_are_never_faster(
+    timing: Timing, wire: Wire, byte_count: float, factor: float
+) -> None:
+    known = timing(byte_count, wire)
+    assert timing(byte_count * factor, wire) >= known
+    assert timing(byte_count, replace(wire, reached_ratio=wire.reached_ratio / factor)) >= known
+    assert timing(byte_count, replace(wire, hop_s=wire.hop_s * factor)) >= known
+    assert timing(byte_count, replace(wire, hides_latency=False)) >= timing(
+        byte_count, replace(wire, hides_latency=True)
+    )
+
+
+@given(wires(), BYTES)
+def test_an_all_reduce_is_twice_an_all_gather_but_for_its_start(wire: Wire, byte_count: float) -> None:
+    plain = replace(wire, start_s=0.0, ramp_s_per_root_byte=0.0)
+    assert time_all_reduce(byte_count, plain) == pytest.approx(2 * time_all_gather(byte_count, plain))
+    assert time_reduce_scatter(byte_count, wire) == time_all_gather(byte_count, wire)
+
+
+@given(wires(), BYTES)
+def test_no_device_gets_all_other_parts_faster_than_its_links_carry_them(wire: Wire, byte_count: float) -> None:
+    least = byte_count * (wire.size - 1) / wire.size / wire.bytes_per_s
+    assert time_all_gather(byte_count, wire) >= least * (1 - 1e-9)
+    assert time_all_to_all(byte_count, wire) >= least / wire.size * (1 - 1e-9)
+
+
+def test_arrays_of_candidates_are_priced_as_each_one_alone() -> None:
+    dims, wraps, strides = [4, 16, 8, 1], [True, True, False, False], [1, 1, 2, 1]
+    counts, links = [1e3, 1e6, 1e9, 1e9], [9e10, 4.5e10, 4.5e10, 9e10]
+    many = torus_wire(
+        np.array(links), (np.array(dims), 4), (np.array(wraps), np.array([True, False, False, False])),
+        strides=(np.array(strides), 1),
+    )  # fmt: skip
+    for timing in TIMINGS:
+        together = timing(np.array(counts), many)
+        alone = [
+            timing(counts[i], torus_wire(links[i], (dims[i], 4), (wraps[i], i == 0), strides=(strides[i], 1)))
+            for i in range(4)
+        ]
+        assert isinstance(together, np.ndarray)
+        np.testing.assert_allclose(together, np.array(alone))
+
+
+def test_one_figure_comes_back_as_a_plain_number() -> None:
+    assert type(time_all_gather(1e6, switch_wire(4.5e11, 8))) is float
+
+
+def count_heaviest(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> float:
+    """Parts on the busiest link in one direction, where each device sends one part to each other, x first, then y."""
+    loads: dict[tuple[Any, ...], float] = defaultdict(float)
+    for source in product(*map(range, dims)):
+        for target in product(*map(range, dims)):
+            for way, share in list_ways(source, target, dims, wraps):
+                for step in way:
+                    loads[step] += share
+    return max(loads.values())
+
+
+def list_ways(
+    source: tuple[int, ...], target: tuple[int, ...], dims: tuple[int, ...], wraps: tuple[bool, ...]
+) -> list[tuple[list[tuple[Any, ...]], float]]:
+    """The shortest ways, dimension after dimension; half goes each way where both ways round are as long."""
+    ways: list[tuple[list[tuple[Any, ...]], float]] = [([], 1.0)]
+    at = list(source)
+    for axis, (length, wrap) in enumerate(zip(dims, wraps, strict=True)):
+        ahead = (target[axis] - source[axis]) % length
+        runs = [(1, ahead), (-1, length - ahead)] if ahead else [(1, 0)]
+        if not wrap:
+            runs = [(1, ahead)] if target[axis] >= source[axis] else [(-1, source[axis] - target[axis])]
+        shortest = min(count for _, count in runs)
+        chosen = [(sign, count) for sign, count in runs if count == shortest]
+        longer = []
+        for sign, count in chosen:
+            here = [(*at[:axis], (at[axis] + sign * k) % length, *at[axis + 1 :]) for k in range(count)]
+            longer += [([*way, *((place, axis, sign) for place in here)], share / len(chosen)) for way, share in ways]
+        ways = longer
+        at[axis] = target[axis]
+    return ways
+
+
+TORI = [
+    ((2,), (False,)),
+    ((4,), (False,)),
+    ((5,), (False,)),
+    ((4,), (True,)),
+    ((5,), (True,)),
+    ((8,), (True,)),
+    ((4, 4), (True, True)),
+    ((4, 8), (True, True)),
+    ((3, 4), (False, False)),
+    ((4, 4), (False, True)),
+]
+
+
+@pytest.mark.parametrize(("dims", "wraps"), TORI)
+def test_an_all_to_all_takes_as_long_as_its_busiest_link(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
+    size = math.prod(dims)
+    part = 1e9 / size**2
+    counted = count_heaviest(dims, wraps) * part / LINK
+    assert time_all_to_all(1e9, torus_wire(LINK, dims, wraps)) == pytest.approx(counted)
+
+
+@pytest.mark.parametrize(("dims", "wraps"), TORI)
+def test_the_steps_of_a_torus_are_its_longest_shortest_way(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
+    corner = tuple(0 for _ in dims)
+    longest = max(len(list_ways(corner, place, dims, wraps)[0][0]) for place in product(*map(range, dims)))
+    assert torus_wire(LINK, dims, wraps).hops == longest
+
+
+def test_groups_that_share_a_dimension_share_its_links() -> None:
+    near, far = torus_wire(LINK, (4,), (True,)), torus_wire(LINK, (4,), (True,), strides=(4,))
+    assert time_all_gather(1e9, far) == pytest.approx(4 * time_all_gather(1e9, near))
+    assert time_all_to_all(1e9, far) == pytest.approx(4 * time_all_to_all(1e9, near))
+    assert time_permute(1e9, far) == pytest.approx(4 * time_permute(1e9, near))
+    assert time_all_gather(1, far) == pytest.approx(8e-6), "two steps of four hops"
+
+
+def test_a_shift_goes_over_one_link_and_a_gather_over_all() -> None:
+    ring, plane = torus_wire(LINK, (16,), (True,)), torus_wire(LINK, (4, 4), (True, True))
+    assert time_permute(9e9, ring) == time_permute(9e9, plane) == pytest.approx(0.1 + 1e-6)
+    assert (ring.bytes_per_s, plane.bytes_per_s) == (2 * LINK, 4 * LINK)
+
+
+def test_links_from_each_to_each_serve_a_small_group_badly() -> None:
+    assert mesh_wire(6.4e10, 2).bytes_per_s == 6.4e10
+    assert mesh_wire(6.4e10, 8).bytes_per_s == 4.48e11
+    assert time_permute(6.4e10, mesh_wire(6.4e10, 8, hop_s=0)) == 1
+
+
+def test_a_network_takes_as_many_steps_as_a_tree_has_levels() -> None:
+    sizes = np.array([1, 2, 3, 64, 100])
+    assert network_wire(5e10, sizes).hops == pytest.approx([0, 1, 2, 6, 7])
+
+
+@given(wires(), wires(), BYTES, st.booleans())
+def test_over_one_node_or_one_device_a_node_only_one_stage_is_left(
+    inner: Wire, outer: Wire, byte_count: float, pipelined: bool
+) -> None:
+    alone_in, alone_out = replace(inner, size=1), replace(outer, size=1)
+    flat = (time_all_gather, time_all_reduce, time_all_to_all)
+    for across, timing in zip(ACROSS, flat, strict=True):
+        assert across(byte_count, inner, alone_out, pipelined=pipelined) == timing(byte_count, inner)
+        assert across(byte_count, alone_in, outer, pipelined=pipelined) == timing(byte_count, outer)
+        assert across(byte_count, inner, outer, pipelined=True) <= across(byte_count, inner, outer, pipelined=False)
+
+
+def test_one_stage_after_the_other_is_a_scatter_an_all_reduce_across_and_a_gather() -> None:
+    inner, outer = switch_wire(4.5e11, 8, hop_s=0), network_wire(2.5e10, 4, hop_s=0)
+    stages = time_reduce_scatter(8e9, inner) + time_all_reduce(1e9, outer) + time_all_gather(8e9, inner)
+    assert time_all_reduce_across(8e9, inner, outer, pipelined=False) == pytest.approx(stages)
+    assert time_all_reduce_across(8e9, inner, outer) == pytest.approx(2 * 1e9 * 3 / 4 / 2.5e10), "the network is slower"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"size": 0}, "size is 0; a group has 1 device or more"),
+    ({"bytes_per_s": 0}, "bytes_per_s is 0; it is above 0"),
+    ({"bytes_per_s": float("nan")}, "bytes_per_s is nan; it is above 0"),
+    ({"neighbour_bytes_per_s": -1}, "neighbour_bytes_per_s is -1"),
+    ({"reached_ratio": 0}, "reached_ratio is 0"),
+    ({"hop_s": -1e-6}, "hop_s is -1e-06; it is 0 or more"),
+    ({"hops": np.array([1, -1])}, "hops is"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG)
+def test_a_wire_that_cannot_be_is_refused_with_its_figure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Wire(**{"size": 4, "bytes_per_s": 9e10, **fields})
+
+
+def test_a_torus_whose_lists_differ_in_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 dims, 1 wraps, 2 strides"):
+        torus_wire(LINK, (4, 4), (True,))

@@ -1,0 +1,300 @@
+"""Bytes of a step by part: hand counts, published formulas, and what may never shrink or grow."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.planning.cost.kept import Keeping, read_keepings
+from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.cost.memory import (
+    Circumstances,
+    MemoryParts,
+    State,
+    build_state,
+    find_usable_bytes,
+    price_memory,
+    price_stages,
+)
+from meshwright.planning.cost.step_time import Execution
+from meshwright.planning.cost.work import Work, build_work
+from meshwright.planning.models import read_model
+from meshwright.topology.chips import find_chip
+from meshwright.wire.model import TrainingSpec
+
+GIB = 2**30
+XLA = read_keepings()["xla", "tpu"]
+KORTHIKANTI = read_keepings()["megatron-lm-2021", "gpu"]
+LLAMA = build_work(read_model("llama2-7b"), 4096)
+LLAMA_PARAMETERS = 6_738_415_616 - 4096
+"""Published, without the norm behind all layers, which `Work` leaves out."""
+
+
+def build_gpt(hidden: int, heads: int, layers: int, length: int = 2048) -> Work:
+    """Returns a GPT with a feed-forward of 4 × hidden, as Korthikanti et al. have them."""
+    return build_work(
+        read_model(
+            {
+                "vocab_size": 51200,
+                "hidden_size": hidden,
+                "intermediate_size": 4 * hidden,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "gated": False,
+                "activation": "gelu",
+                "norm": "layernorm",
+                "tie_word_embeddings": True,
+            }
+        ),
+        length,
+    )
+
+
+def price(work: Work = LLAMA, state: State | None = None, keeping: Keeping = XLA, **axes: Any) -> MemoryParts:
+    """Returns the parts of a step with these axes."""
+    return price_memory(work, Layout(**axes), state or State(), keeping)
+
+
+# ---- state ---------------------------------------------------------------------------------------------
+
+
+def test_state_of_seven_billion_parameters_over_four_devices() -> None:
+    parts = price(fsdp=4)
+    assert parts.parameters == LLAMA_PARAMETERS * 4 / 4
+    assert parts.gradients == LLAMA_PARAMETERS * 4 / 4
+    assert parts.optimizer == LLAMA_PARAMETERS * 8 / 4
+    assert parts.state_bytes == LLAMA_PARAMETERS * 16 / 4
+
+
+@pytest.mark.parametrize(
+    ("training", "bytes_a_parameter"),
+    [
+        # scaling-book, applied-training.md: bfloat16 weights, float32 moments
+        ({"weight_dtype": "bfloat16", "first_moment_dtype": "float32", "second_moment_dtype": "float32"}, 10),
+        ({}, 12),
+        ({"weight_dtype": "bfloat16"}, 6),
+        ({"first_moment_dtype": "bfloat16"}, 10),
+        ({"optimizer": "sgd"}, 4),
+    ],
+)
+def test_bytes_between_steps(training: dict[str, Any], bytes_a_parameter: int) -> None:
+    parts = price(state=build_state(TrainingSpec(global_batch=1, **training)))
+    assert parts.parameters + parts.optimizer == LLAMA_PARAMETERS * bytes_a_parameter
+
+
+@pytest.mark.parametrize(
+    ("stage", "bytes_a_parameter"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)], ids=str
+)
+def test_stages_of_zero_cut_over_copies(stage: int, bytes_a_parameter: float) -> None:
+    parts = price(state=State(2, 4, 12, zero_stage=stage, is_spread=False), dp=8)
+    assert parts.state_bytes == pytest.approx(LLAMA_PARAMETERS * bytes_a_parameter)
+
+
+def test_weights_over_fsdp_lie_over_context_axes_too() -> None:
+    assert price(fsdp=4, cp=2).parameters == price(fsdp=8).parameters
+    assert price(dp=4, cp=2).parameters == LLAMA_PARAMETERS * 4
+
+
+def test_experts_are_cut_over_their_axis_and_other_weights_with_fsdp_alone() -> None:
+    work = build_work(read_model("mixtral-8x7b"), 4096)
+    experts = sum(block.count * block.expert_parameters for block in work.blocks)
+    dense = work.parameters - experts
+    assert price(work, ep=8).parameters == 4 * (dense + experts / 8)
+    assert price(work, fsdp=2, ep=4).parameters == pytest.approx(4 * (dense + experts) / 8)
+
+
+def test_positions_that_no_axis_cuts() -> None:
+    more = Circumstances(whole_parameters=1_000_000)
+    parts = price_memory(LLAMA, Layout(fsdp=4), State(), XLA, more=more)
+    assert parts.parameters == 4 * ((LLAMA_PARAMETERS - 1_000_000) / 4 + 1_000_000)
+
+
+# ---- activations ---------------------------------------------------------------------------------------
+
+
+def test_full_remat_keeps_each_layers_input() -> None:
+    assert price(micro_batch=2, remat=REMAT_FULL).activations == 32 * 2 * 4096 * 4096 * 2
+    assert price(micro_batch=2, tp=4, remat=REMAT_FULL).activations == 32 * 2 * 4096 * 4096 * 2 / 4
+
+
+def test_minimal_remat_keeps_results_of_matmuls() -> None:
+    elements = 2 * 4096 + 3 * 4096 + 2 * 11008  # input and projection; queries, keys, values; gate and up
+    assert price(remat=REMAT_MINIMAL).activations == 32 * 4096 * elements * 2
+
+
+def test_no_remat_keeps_what_jax_traces() -> None:
+    elements = 4 * 4096 + 3 * 4096 + 2 * 4096 + 2 * 32 + 6 * 11008
+    assert price(remat=REMAT_NONE).activations == 32 * 4096 * elements * 2
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "layers", "pp", "interleave", "micro_batch", "gib"),
+    [
+        (6144, 64, 48, 1, 1, 4, 9.56),
+        (12288, 96, 96, 8, 3, 1, 12.35),
+        (20480, 128, 105, 35, 3, 1, 23.08),
+        (25600, 160, 128, 64, 1, 1, 26.56),
+    ],
+)
+def test_activations_of_korthikanti(
+    hidden: int, heads: int, layers: int, pp: int, interleave: int, micro_batch: int, gib: float
+) -> None:
+    """Figure 1 of arXiv:2205.05198: sequence parallel, scores recomputed, tensor axis of 8."""
+    layout = Layout(tp=8, pp=pp, interleave=interleave, micro_batch=micro_batch, passes=512, remat=REMAT_NONE)
+    first, *_ = price_stages(build_gpt(hidden, heads, layers), layout, State(2, 4, 12), _without_fit(KORTHIKANTI))
+    assert first.activations / GIB == pytest.approx(gib, rel=2e-3)
+
+
+def test_activations_of_korthikanti_with_scores() -> None:
+    """s·b·h·(10 + 24 ÷ t + 5·a·s ÷ (h·t)) bytes a layer: tensor parallel alone."""
+    work, layout = build_gpt(6144, 64, 48), Layout(tp=8, micro_batch=4, remat=REMAT_NONE)
+    execution = Execution(sequence_parallel=False, fused_attention=False)
+    parts = price_memory(work, layout, State(), _without_fit(KORTHIKANTI), execution)
+    assert parts.activations == pytest.approx(48 * 2048 * 4 * 6144 * (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8)))
+
+
+def _without_fit(keeping: Keeping) -> Keeping:
+    return replace(keeping, activation=1.0, reserve_bytes=0.0)
+
+
+def test_pipeline_has_no_more_in_flight_than_passes() -> None:
+    few, many = (price_stages(LLAMA, Layout(pp=8, passes=passes), State(), XLA) for passes in (2, 64))
+    assert many[0].activations == pytest.approx(4 * few[0].activations)
+    assert many[0].activations == price(passes=64).activations
+    assert many[2].activations == pytest.approx(many[0].activations / 8)
+
+
+def test_inner_stage_is_the_fullest_where_ends_have_fewer_layers() -> None:
+    layout, more = Layout(pp=17, passes=64), Circumstances(edge_layers=2)
+    first, inner, last = price_stages(LLAMA, layout, State(), XLA, more=more)
+    block = LLAMA.blocks[0]
+    assert first.parameters == 4 * (1 * block.dense_parameters + LLAMA.embedding_parameters)
+    assert inner.parameters == 4 * 2 * block.dense_parameters
+    assert last.parameters == 4 * (1 * block.dense_parameters + LLAMA.head.parameters)
+    assert price_memory(LLAMA, layout, State(), XLA, more=more).total_bytes == inner.total_bytes
+
+
+def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
+    work = build_work(read_model("deepseek2-16b"), 4096)
+    dense, experts = work.blocks
+    first, _, last = price_stages(work, Layout(pp=3, passes=8), State(), XLA)
+    each = experts.dense_parameters + experts.expert_parameters
+    assert last.parameters == 4 * (9 * each + work.head.parameters)
+    ends = dense.count * dense.dense_parameters + work.embedding_parameters
+    assert first.parameters == 4 * ((9 - dense.count) * each + ends)
+    mixed = price_stages(work, Layout(pp=3, passes=8), State(), XLA, more=Circumstances(is_in_order=False))
+    assert mixed[2].parameters < last.parameters
+
+
+def test_last_stage_of_tied_weights_has_the_table_again() -> None:
+    work = build_gpt(1024, 8, 8)
+    assert price(work).parameters == 4 * work.parameters
+    *_, last = price_stages(work, Layout(pp=2, passes=4), State(), XLA)
+    assert last.parameters == 4 * (4 * work.blocks[0].dense_parameters + 51200 * 1024)
+
+
+# ---- what lives for a while ----------------------------------------------------------------------------
+
+
+def test_logits_of_one_piece_of_the_sequence() -> None:
+    assert price(micro_batch=3).logits == pytest.approx(XLA.logits_bytes * 3 * 1024 * 32000)
+    assert price(micro_batch=3, cp=8).logits == pytest.approx(XLA.logits_bytes * 3 * 512 * 32000)
+    odd = build_work(read_model("llama2-7b"), 3 * 1000)
+    assert price(odd).logits == pytest.approx(XLA.logits_bytes * 1000 * 32000)
+    whole = replace(XLA, piece_tokens=0.0)
+    assert price(keeping=whole).logits == pytest.approx(XLA.logits_bytes * 4096 * 32000)
+
+
+def test_mask_of_every_block_grows_with_the_square_of_the_length() -> None:
+    assert price(micro_batch=2, tp=4, cp=2).attention == 2 * 8 * 2048 * 4096 * XLA.mask_bytes
+    assert price(build_work(read_model("llama2-7b"), 512)).attention == 0
+
+
+def test_gathered_layers_where_fsdp_cuts_weights() -> None:
+    layer = LLAMA.blocks[0].dense_parameters
+    assert price(dp=8).gathered == 0
+    assert price(fsdp=4, tp=2).gathered == pytest.approx(XLA.gathered * 2 * layer / 2)
+    kept = price_memory(LLAMA, Layout(fsdp=8), State(), XLA, Execution(weights_kept=True))
+    assert kept.gathered == LLAMA_PARAMETERS * (2 + 4)
+
+
+def test_passes_hold_gradients_again() -> None:
+    once, twice = price(fsdp=4), price(fsdp=4, passes=2)
+    assert twice.gradients == pytest.approx(once.gradients * (1 + XLA.accumulated))
+
+
+def test_places_in_experts_are_told_apart() -> None:
+    work = build_work(read_model("mixtral-8x7b"), 4096)
+    assert price().dispatch == 0
+    crowded = price_memory(work, Layout(ep=8), State(), XLA, more=Circumstances(capacity_factor=2.0))
+    assert crowded.dispatch == pytest.approx(price(work, ep=8).dispatch * 2 / 1.25)
+
+
+# ---- all of it -----------------------------------------------------------------------------------------
+
+SIZES = st.sampled_from([1, 2, 4, 8])
+
+
+@given(fsdp=SIZES, tp=SIZES, cp=SIZES, micro_batch=SIZES, remat=st.sampled_from([REMAT_NONE, REMAT_FULL]))
+def test_more_devices_never_need_more_and_larger_batches_never_less(**axes: Any) -> None:
+    total = price(**axes).total_bytes
+    assert price(**{**axes, "micro_batch": 2 * axes["micro_batch"]}).total_bytes > total
+    assert price(**{**axes, "tp": 2 * axes["tp"]}).total_bytes < total
+    assert price(**{**axes, "cp": 2 * axes["cp"]}).total_bytes <= total
+    if axes["fsdp"] > 1:
+        assert price(**{**axes, "fsdp": 2 * axes["fsdp"]}).total_bytes < total
+
+
+@given(fsdp=SIZES, tp=SIZES, pp=SIZES, micro_batch=SIZES)
+def test_remat_that_keeps_less_needs_less(**axes: Any) -> None:
+    none, minimal, full = (
+        price(**axes, passes=8, remat=remat).total_bytes for remat in (REMAT_NONE, REMAT_MINIMAL, REMAT_FULL)
+    )
+    assert none > minimal > full
+
+
+@given(st.lists(st.tuples(SIZES, SIZES, SIZES, SIZES, st.sampled_from([0, 1, 2])), min_size=1, max_size=8))
+def test_many_candidates_are_priced_as_one_by_one(rows: list[tuple[int, ...]]) -> None:
+    names = ("fsdp", "tp", "pp", "micro_batch", "remat")
+    columns: dict[str, Any] = {
+        name: np.asarray(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    together = price(**columns, passes=4)
+    for place, row in enumerate(rows):
+        axes: dict[str, Any] = dict(zip(names, row, strict=True))
+        alone = price(**axes, passes=4)
+        for part in fields(MemoryParts):
+            values = np.broadcast_to(getattr(together, part.name), len(rows))
+            assert values[place] == pytest.approx(getattr(alone, part.name)), part.name
+
+
+def test_parts_add_up_and_are_never_below_nothing() -> None:
+    parts = price(fsdp=4, tp=2, micro_batch=2)
+    values = [getattr(parts, part.name) for part in fields(MemoryParts)]
+    assert parts.total_bytes == pytest.approx(sum(values))
+    assert min(values) >= 0
+
+
+def test_fits_up_to_the_last_byte() -> None:
+    parts = price(fsdp=np.asarray([1, 64]))
+    assert list(parts.fit(20 * GIB)) == [False, True]
+    assert price(fsdp=64).fit(price(fsdp=64).total_bytes)
+
+
+@pytest.mark.parametrize(("alias", "gib"), [("v5e", 15.75), ("v6e", 31.25), ("v5p", 95.74)])
+def test_usable_bytes_of_tpus_are_the_compilers(alias: str, gib: float) -> None:
+    chip = find_chip(alias)
+    assert chip is not None
+    assert find_usable_bytes(chip) == int(gib * GIB)
+
+
+def test_usable_bytes_of_gpus_are_the_jobs_part() -> None:
+    chip = find_chip("h100")
+    assert chip is not None
+    assert find_usable_bytes(chip) == int(chip.device_memory_bytes * 0.75)
+    assert find_usable_bytes(chip, 0.9) == int(chip.device_memory_bytes * 0.9)

@@ -1,0 +1,51 @@
+"""What a backward pass computes again: all but what is kept, and in JAX all but what nobody needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planning.cost.remat import Output, find_repeated
+from meshwright.planning.cost.work import build_work
+from meshwright.planning.models import read_model
+
+LLAMA = build_work(read_model("llama3-70b"), 8192)
+MIXTURE = build_work(read_model("mixtral-8x7b"), 4096)
+
+
+def test_pytorch_repeats_all_of_a_layer() -> None:
+    found = find_repeated(LLAMA, drops_unneeded=False)
+    assert (found.matmuls, found.attention) == (1, 1)
+
+
+def test_jax_does_not_repeat_the_last_matmul_so_keeping_it_gains_nothing() -> None:
+    last, whole = 28672 * 8192, 8192 * 10240 + 8192 * 8192 + 3 * 28672 * 8192
+    assert find_repeated(LLAMA).matmuls == pytest.approx(1 - last / whole)
+    assert find_repeated(LLAMA, ("mlp_out",)) == find_repeated(LLAMA)
+
+
+def test_the_compiler_counts_as_many_flops_as_are_repeated() -> None:
+    """Of 64B on 256 v5e: 2.005e15 a device, attention in full (docs/step-estimates.jsonl)."""
+    scale = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 64, "num_attention_heads": 64}
+    work = build_work(read_model({**scale, "head_dim": 128, "vocab_size": 32000}), 2048)
+    tokens, block = 2 * 2048, work.blocks[0]
+    layers = block.count * sum(matmul.parameters for matmul in block.matmuls)
+    scores = block.count * 4 * 2048 * 64 * 128
+    once = 2 * layers + scores
+    again = 2 * layers * find_repeated(work).matmuls + scores
+    flops = tokens * (3 * once + again + 6 * work.head.parameters)
+    assert flops == pytest.approx(2.0053e15, rel=0.01)
+
+
+def test_a_kept_context_spares_attention() -> None:
+    assert find_repeated(LLAMA, ("context",)).attention == 0
+
+
+@pytest.mark.parametrize("output", ["qkv", "attention_out", "mlp_in"])
+@pytest.mark.parametrize("work", [LLAMA, MIXTURE])
+def test_each_output_that_is_kept_spares_its_matmuls(work: object, output: Output) -> None:
+    model = LLAMA if work is LLAMA else MIXTURE
+    assert find_repeated(model, (output,)).matmuls < find_repeated(model).matmuls
+
+
+def test_what_is_kept_in_all_leaves_nothing() -> None:
+    assert find_repeated(MIXTURE, ("qkv", "context", "attention_out", "mlp_in")).matmuls == 0

@@ -1,0 +1,123 @@
+"""Axes on tori: whole dimensions, blocks and steps over them, as in the orders that the planner makes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.spans import AXES, Cut, Spans, cut_torus, lay_on_torus, read_spans
+from meshwright.planning.mesh import plan_mesh
+from meshwright.spec import MeshSpec
+from meshwright.targets import TargetSpec
+from meshwright.topology.assemble import build_target
+from meshwright.topology.chips import find_chip
+from meshwright.wire.mesh import Plan, PlanRequest
+
+CUBE = ((4, 4, 4), (True, True, True), 1)
+
+PLANNED = (
+    ("v5p:4x4x4", "fsdp:16,tp:4"),
+    ("v5p:4x4x8", "fsdp:16,tp:8"),
+    ("v5p:8x8x8", "fsdp:32,tp:16"),
+    ("v5p:8x8x8", "dp:4,fsdp:32,tp:4"),
+    ("2*v5p:4x8x8", "dp:2,fsdp:32,tp:8"),
+    ("v5e:16x16", "fsdp:256"),
+    ("v5e:16x16", "fsdp:64,tp:4"),
+    ("v5e:8x16", "fsdp:32,tp:4"),
+    ("v5e:4x4", "fsdp:4,tp:4"),
+    ("2*v5e:16x16", "dp:2,fsdp:32,tp:8"),
+    ("v6e:8x16", "fsdp:16,tp:8"),
+    ("v6e:8x8", "fsdp:64"),
+    ("tpu7x:4x4x4", "fsdp:128"),
+    ("tpu7x:4x4x4", "fsdp:64,tp:2"),
+    ("tpu7x:4x4x4", "fsdp:32,tp:4"),
+    ("tpu7x:4x8x8", "fsdp:64,cp:8"),
+)
+
+
+def plan(target: str, mesh: str) -> Plan:
+    return plan_mesh(PlanRequest(mesh=mesh), build_target(target)).plans[0]
+
+
+def lay(target: str, layout: Layout) -> Spans:
+    spec = TargetSpec.parse(target)
+    chip, granule = find_chip(spec.chip), build_target(target).granules[0]
+    assert chip is not None
+    assert granule.shape is not None
+    assert granule.wrap is not None
+    parts = chip.jax_devices_per_chip
+    link, across = (chip.link_bytes_per_s or 0) / parts, (chip.scaleout_bytes_per_s or 0) / parts
+    return lay_on_torus(layout, chip.family, granule.shape, granule.wrap, link, across, parts)
+
+
+def rate(spans: Spans, axis: str) -> float:
+    return float(np.squeeze(spans[axis].inner.bytes_per_s))
+
+
+@pytest.mark.parametrize(("target", "mesh"), PLANNED)
+def test_axes_have_as_many_links_as_in_the_order_that_the_planner_makes(target: str, mesh: str) -> None:
+    sizes = dict(MeshSpec.parse(mesh).axes)
+    laid, read = lay(target, Layout(**sizes)), read_spans(plan(target, mesh))
+    for axis in sizes:
+        assert float(np.squeeze(laid[axis].inner.size)) == read[axis].inner.size
+        assert float(np.squeeze(laid[axis].outer.size)) == read[axis].outer.size
+        assert rate(laid, axis) == pytest.approx(rate(read, axis))
+
+
+def test_an_axis_takes_a_whole_ring_where_its_size_is_one() -> None:
+    tensor, *_ = cut_torus((4, 1, 1, 16, 1, 1), *CUBE)
+    assert math.prod(tensor.dims) == max(tensor.dims) == 4
+    assert sum(tensor.rings) == 1
+
+
+def test_an_axis_smaller_than_a_ring_is_a_block_of_lines_and_the_next_steps_over_it() -> None:
+    tensor, _, _, weights, _, _ = cut_torus((8, 1, 1, 32, 1, 1), (16, 16), (True, True), 1)
+    assert tensor == Cut((4, 2, 1), (False, False, False), (1.0, 1.0, 0.5), 1)
+    assert weights == Cut((4, 8, 1), (True, True, False), (4.0, 2.0, 0.5), 1)
+
+
+def test_cores_of_a_chip_are_an_axis_of_their_own_where_they_make_its_size() -> None:
+    tensor, *_ = cut_torus((2, 1, 1, 64, 1, 1), (4, 4, 4), (True, True, True), 2)
+    assert tensor.dims == (1, 1, 1, 2)
+
+
+def test_what_does_not_fit_a_slice_goes_over_several() -> None:
+    *_, weights, data, _ = cut_torus((4, 1, 1, 16, 3, 1), *CUBE)
+    assert (weights.slices, data.slices) == (1, 3)
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 32]), min_size=6, max_size=6), st.sampled_from([1, 2]))
+def test_every_axis_is_laid_out_whole_and_none_takes_what_another_has(sizes: list[int], cores: int) -> None:
+    shape = (4, 8, 8)
+    cuts = cut_torus(tuple(sizes), shape, (True, True, True), cores)
+    assert [math.prod(cut.dims) * cut.slices for cut in cuts] == sizes
+    taken = [math.prod(dims) for dims in zip(*(cut.dims for cut in cuts), strict=True)]
+    assert all(whole % part == 0 for whole, part in zip((*shape, cores), taken, strict=True))
+
+
+def test_candidates_are_laid_as_each_alone() -> None:
+    sizes = [(1, 64), (4, 16), (8, 8), (64, 1)]
+    arrays = Layout(tp=np.array([tp for tp, _ in sizes]), fsdp=np.array([fsdp for _, fsdp in sizes]))
+    together = lay("v5p:4x4x4", arrays)
+    for place, (tp, fsdp) in enumerate(sizes):
+        alone = lay("v5p:4x4x4", Layout(tp=tp, fsdp=fsdp))
+        for axis in AXES:
+            moved = together[axis].time("all_gather", 1e9)
+            assert np.broadcast_to(moved, 4)[place] == pytest.approx(
+                float(np.squeeze(alone[axis].time("all_gather", 1e9)))
+            )
+
+
+def test_a_plan_for_gpus_has_no_torus() -> None:
+    with pytest.raises(ValueError, match="needs a plan for a TPU"):
+        read_spans(plan("2*h100:8", "dp:2,tp:8"))
+
+
+def test_an_axis_that_a_plan_has_not_is_one_device() -> None:
+    spans = read_spans(plan("v5e:4x4", "fsdp:16"))
+    assert spans["tp"].inner.size == spans["tp"].outer.size == 1

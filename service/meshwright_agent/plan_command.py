@@ -47,6 +47,7 @@ from meshwright.cli.arguments import (
 )
 from meshwright.cli.output import print_error
 from meshwright.cli.plan import PlanOutput, answer_here, check_output, print_plans
+from meshwright.cli.search import ExplainOption, SearchOption, TopOption, read_search
 from meshwright.cli.session import Options, Session, open_client
 from meshwright.errors import MeshwrightError
 from meshwright.topology.assemble import build_target
@@ -84,6 +85,9 @@ def plan(
     optimizer: OptimizerOption = None,
     training: TrainingOption = None,
     verify: VerifyOption = "none",
+    search: SearchOption = None,
+    top: TopOption = 3,
+    explain: ExplainOption = False,
     timeout_s: Annotated[
         float | None,
         typer.Option("--timeout", metavar="S", callback=check_timeout, help="Seconds that a compile may take."),
@@ -103,7 +107,7 @@ def plan(
     """
     session = Session(Options(timeout_s=timeout_s, as_json=as_json, no_color=no_color), open_client)
     check_output(session, code)
-    asked = take_mesh(None, mesh)
+    asked = take_mesh(None, mesh, is_searched=model is not None)
     try:
         step = build_step_arguments(
             model=model,
@@ -130,8 +134,10 @@ def plan(
             dcn=dcn,
             importance=importance,
         )
+        if asked is None:
+            arguments |= {"search": read_search(search), "top": top}
         plans = _answer(session, asked, {**arguments, **step}, cpu_devices)
-        say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none")
+        say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none", is_explained=explain)
         status = print_plans(session, plans, say)
     except MeshwrightError as error:
         print_error(session, error)
@@ -140,7 +146,7 @@ def plan(
     raise typer.Exit(status)
 
 
-def _answer(session: Session, mesh: str, arguments: dict[str, Any], cpu_devices: int | None) -> Plans:
+def _answer(session: Session, mesh: str | None, arguments: dict[str, Any], cpu_devices: int | None) -> Plans:
     request = calls.parse_plan_request(calls.plans(mesh, **arguments))
     if request.target is not None or request.topology is not None:
         return answer_here(session, request)

@@ -34,7 +34,7 @@ from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 SMALL_BODY_BYTES: Final = 1 << 16
 """A body that is parsed on the event loop: 64 KiB take about 3 ms."""
 SMALL_HOST_DEVICES: Final = 64
-"""A host that is planned on the event loop."""
+"""A host that is planned on the event loop, unless a model is priced: that takes numpy, which is the planner's."""
 WAITING_MAX: Final = 32
 """Requests that may wait for the planner, each with its body in memory."""
 RETRY_AFTER_S: Final = 1.0
@@ -91,7 +91,7 @@ class PlanMaker:
         told = None
         if request.target is None and request.topology is None:
             here = self._here()
-            if len(here.topology.devices) <= SMALL_HOST_DEVICES:
+            if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
                 return await self._settle(PlanAnswer.of(write_plans(request, here)))
             told = self._tell_here(here)
         text = request.model_dump_json(exclude_unset=True) if body is None else body.decode()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from meshwright.planning.compile_request import order_verified
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plans
 
@@ -53,10 +55,15 @@ class PlanAnswer:
         return replace(answer, tasks=tuple(pieces["tasks"]), bare=tuple(pieces["bare"]), request=pieces["request"])
 
     def verify(self, verifications: Sequence[str]) -> PlanAnswer:
-        """Returns the answer with what the compiler says of each plan, JSON; not in what is stored."""
+        """Returns the answer with what the compiler says of each plan, JSON; not in what is stored.
+
+        Plans that the compiler refuses go behind the others.
+        """
+        order = order_verified([json.loads(each)["status"] for each in verifications])
 
         def fill(plans: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(_verify_plan(*each) for each in zip(plans, verifications, strict=True))
+            filled = [_verify_plan(*each) for each in zip(plans, verifications, strict=True)]
+            return tuple(filled[place] for place in order)
 
         return replace(self, shown=fill(self.shown), bare=fill(self.bare))
 

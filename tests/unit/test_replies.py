@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -116,3 +117,13 @@ def test_pieces_with_tasks_are_an_answer_with_tasks() -> None:
 
 def test_a_frame_without_plans_stays_one() -> None:
     assert frame_plans(Plans(plans=()).model_dump_json()) == Plans(plans=()).model_dump_json()
+
+
+def test_plans_that_the_compiler_refuses_go_behind_those_that_it_passed() -> None:
+    plan = '{"name":NAME,"verification":null}'
+    shown = tuple(plan.replace("NAME", str(number)) for number in range(4))
+    answer = PlanAnswer('{"plans":[]}', ("a",) * 4, ("{}",) * 4, shown, bare=shown)
+    said = [f'{{"status":"{status}"}}' for status in ("does_not_fit", "aborted", "verified", "not_compiled")]
+    found = json.loads(answer.verify(said).write())["plans"]
+    assert [each["name"] for each in found] == [2, 1, 3, 0]
+    assert [each["verification"]["status"] for each in found] == ["verified", "aborted", "not_compiled", "does_not_fit"]

@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -22,10 +22,11 @@ from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import SCHEMA_VERSION
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import LatestBench
+from meshwright.wire.cost import SearchSpec
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Health
-from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans
+from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans, Rejected
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
@@ -41,9 +42,13 @@ ModelLike = str | ModelSpec | Mapping[str, Any]
 """A preset's name, the content of a config.json, or dimensions by the same names."""
 TrainingLike = TrainingSpec | Mapping[str, Any]
 """How it is trained, such as {"global_batch": 64, "sequence_length": 8192}."""
+SearchLike = SearchSpec | Mapping[str, Any]
+"""What a search for a mesh may choose, such as {"axes": {"tp": 8}, "at_most": {"pp": 1}}."""
 Verify = Literal["none", "compile"]
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
+REASONS_MOST: Final = 3
+"""Rejected meshes that an error names."""
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
 ExportFormat = Literal["nccl-tests", "nvbandwidth"]
 
@@ -104,7 +109,7 @@ def release() -> Call[Release]:
 
 
 def plans(
-    mesh: MeshLike | MeshSpec,
+    mesh: MeshLike | MeshSpec | None,
     *,
     devices: DevicesLike | None = None,
     device_order: Literal["planned", "given"] = "planned",
@@ -118,6 +123,8 @@ def plans(
     importance: Mapping[str, float] | None = None,
     model: ModelLike | None = None,
     training: TrainingLike | None = None,
+    search: SearchLike | None = None,
+    top: int = 3,
     verify: Verify = "none",
 ) -> Call[Plans]:
     """`POST /mesh/plan`; where it asks the compiler, with an Idempotency-Key made here, once per call.
@@ -126,7 +133,7 @@ def plans(
         InvalidRequestError: an argument has the wrong type.
     """
     fields = {
-        "mesh": _write_mesh(mesh),
+        "mesh": None if mesh is None else _write_mesh(mesh),
         "devices": _write_sequence(devices),
         "device_order": device_order,
         "axis_types": _write_sequence(axis_types),
@@ -139,6 +146,8 @@ def plans(
         "importance": _write_sequence(importance),
         "model": _write_model(model),
         "training": _write_model(training),
+        "search": _write_model(search),
+        "top": top,
         "verify": verify,
     }
     return _build_model(endpoints.PLAN, fields=fields, is_keyed=verify != "none")
@@ -170,10 +179,15 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
         PlanInfeasibleError: there is none; says why each mesh was rejected.
     """
     if not plans.plans:
-        reasons = "; ".join(rejected.message for rejected in plans.rejected) or "no reason was given"
+        told = [f"{_write_shape(each)} {each.message}" for each in plans.rejected[:REASONS_MOST]]
+        reasons = "; ".join([*told, *(notice.message for notice in plans.warnings)]) or "no reason was given"
         raise PlanInfeasibleError(f"{asked}: no plan is possible: {reasons}", host=host)
     best = plans.plans[0]
     return best.model_copy(update={"warnings": (*best.warnings, *plans.warnings)}) if plans.warnings else best
+
+
+def _write_shape(rejected: Rejected) -> str:
+    return ",".join(f"{name}:{size}" for name, size in rejected.mesh_shape.items())
 
 
 def batch_size(

@@ -22,6 +22,7 @@ from meshwright._calls.calls import (
     MemoryStrategyName,
     ModelLike,
     Readiness,
+    SearchLike,
     TopologyLike,
     TrainingLike,
     Verify,
@@ -119,7 +120,7 @@ class AsyncClient(Connection):
 
     async def plan(
         self,
-        mesh: MeshLike | MeshSpec,
+        mesh: MeshLike | MeshSpec | None = None,
         *,
         devices: DevicesLike | None = None,
         device_order: Literal["planned", "given"] = "planned",
@@ -133,6 +134,7 @@ class AsyncClient(Connection):
         importance: Mapping[str, float] | None = None,
         model: ModelLike | None = None,
         training: TrainingLike | None = None,
+        search: SearchLike | None = None,
         verify: Verify = "none",
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
@@ -140,7 +142,8 @@ class AsyncClient(Connection):
         """Returns the best plan for a mesh such as "dp:2,tp:-1" on the agent's devices.
 
         Args:
-            mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1.
+            mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. None: the
+                fastest for `model` and `training` that fits.
             devices: local indices, uuids or PCI bus ids, or a selection such as {"count": 4}; None: all.
             device_order: "planned" looks for the best order, "given" takes the one of `devices`, row-major.
             axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
@@ -153,6 +156,7 @@ class AsyncClient(Connection):
             importance: how much traffic each axis has, such as {"tp": 8, "dp": 1}; None: by the axes' names.
             model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
             training: how, such as {"global_batch": 64, "sequence_length": 8192}.
+            search: without a mesh, what may be chosen, such as {"at_most": {"tp": 8}}.
             verify: "compile" asks XLA's compiler whether the step fits, and waits for its word, in
                 `plan.verification`. A compile goes on, and its answer is kept, when the waiting ends early.
             on_progress: called with each progress of the compile.
@@ -180,6 +184,8 @@ class AsyncClient(Connection):
                     importance=importance,
                     model=model,
                     training=training,
+                    search=search,
+                    top=1 if mesh is None else 3,
                     verify=verify,
                 )
             ),
@@ -189,7 +195,7 @@ class AsyncClient(Connection):
 
     async def plans(
         self,
-        mesh: MeshLike | MeshSpec,
+        mesh: MeshLike | MeshSpec | None = None,
         *,
         devices: DevicesLike | None = None,
         device_order: Literal["planned", "given"] = "planned",
@@ -203,6 +209,8 @@ class AsyncClient(Connection):
         importance: Mapping[str, float] | None = None,
         model: ModelLike | None = None,
         training: TrainingLike | None = None,
+        search: SearchLike | None = None,
+        top: int = 3,
         verify: Verify = "none",
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
@@ -223,6 +231,8 @@ class AsyncClient(Connection):
                 importance=importance,
                 model=model,
                 training=training,
+                search=search,
+                top=top,
                 verify=verify,
             ),
             on_progress,

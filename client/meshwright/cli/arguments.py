@@ -258,15 +258,21 @@ def build_plan_arguments(
     }
 
 
-def take_mesh(argument: str | None, option: str | None) -> str:
-    """Returns the mesh, which stands as an argument or behind --mesh.
+def take_mesh(argument: str | None, option: str | None, *, is_searched: bool) -> str | None:
+    """Returns the mesh, which stands as an argument or behind --mesh; None where one is searched for.
+
+    Args:
+        argument, option: where it may stand.
+        is_searched: a model is given, so that a mesh may be found.
 
     Raises:
-        typer.BadParameter: it stands in neither place, or in both.
+        typer.BadParameter: it stands in neither place and there is no model, or in both.
     """
     given = [text for text in (argument, option) if text is not None]
+    if is_searched and not given:
+        return None
     if len(given) != 1:
-        said = "it stands as an argument too" if given else "a plan needs a mesh"
+        said = "it stands as an argument too" if given else "a plan needs a mesh, or a model to find one for"
         raise typer.BadParameter(f"{said}; write --mesh dp:2,tp:-1", param_hint="--mesh")
     return given[0]
 

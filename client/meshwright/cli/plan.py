@@ -46,6 +46,7 @@ from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
 from meshwright.cli.progress import follow_compile, show_progress
+from meshwright.cli.search import ExplainOption, SearchOption, TopOption, print_ranking, read_search, write_costs
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
@@ -87,6 +88,9 @@ def show_plan(
     optimizer: OptimizerOption = None,
     training: TrainingOption = None,
     verify: VerifyOption = "none",
+    search: SearchOption = None,
+    top: TopOption = 3,
+    explain: ExplainOption = False,
     local: Annotated[
         bool, typer.Option("--local", help="Plan, and compile, here on --target or --topology; ask no agent.")
     ] = False,
@@ -95,7 +99,10 @@ def show_plan(
     output: OutputOption = None,
     code: CodeOption = False,
 ) -> int:
-    """Lay a mesh on the host's devices, on a target or on kept topologies, and draw it.
+    """Lay a mesh on the host's devices, on a target or on kept topologies, and draw it; or find the best for a model.
+
+    Without a mesh, --model and --batch find the fastest meshes that fit, with how long a step takes and what it needs;
+    --explain says why other families of meshes lost.
 
     Says which device stands where, over which links each axis runs, and what the job should start with. With --model
     and --verify compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
@@ -105,7 +112,7 @@ def show_plan(
     usage, or no answer.
     """
     check_output(session, code)
-    asked = take_mesh(mesh, mesh_option)
+    asked = take_mesh(mesh, mesh_option, is_searched=model is not None)
     step = build_step_arguments(
         model=model,
         training=training,
@@ -131,9 +138,12 @@ def show_plan(
         dcn=dcn,
         importance=importance,
     )
-    say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none")
+    if asked is None:
+        arguments |= {"search": read_search(search), "top": top}
+    say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none", is_explained=explain)
     if is_asked(session, fleet, hosts):
         _check_fleet(step)
+        asked = asked or ""  # fleets plan no models, so that a mesh is there
         return print_plans(session, plan_on_fleet(session, asked, {**arguments, "local": local}, hosts), say)
     if local:
         return print_plans(session, _plan_here(session, asked, {**arguments, **step}), say)
@@ -149,18 +159,20 @@ class PlanOutput:
     """How plans are printed.
 
     Attributes:
-        mesh: as it was asked for.
+        mesh: as it was asked for; None: the best for a model.
         output: the file to keep the plan in.
         code: print only the Python.
         url: the agent that answered; None: the plan was made in this process, and no agent knows it.
         is_verified: a compile was asked for, so that only its yes is one.
+        is_explained: say why other meshes lost.
     """
 
-    mesh: str
+    mesh: str | None
     output: Path | None = None
     code: bool = False
     url: str | None = None
     is_verified: bool = False
+    is_explained: bool = False
 
 
 def _check_fleet(step: Mapping[str, Any]) -> None:
@@ -180,7 +192,7 @@ def check_output(session: Session, code: bool) -> None:
         raise typer.BadParameter("it prints Python, --json prints JSON; give one of them", param_hint="--code")
 
 
-def _plan_here(session: Session, mesh: str, arguments: dict[str, Any]) -> Plans:
+def _plan_here(session: Session, mesh: str | None, arguments: dict[str, Any]) -> Plans:
     if session.options.url is not None:
         raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
     return answer_here(session, calls.parse_plan_request(calls.plans(mesh, **arguments)))
@@ -211,7 +223,12 @@ def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
     if session.as_json:
         session.print_lines(text)
         return _judge(plans, text, say)
-    best = take_best(plans, asked=f"mesh {say.mesh}", host=say.url or "")
+    if say.mesh is None and not say.code:
+        print_ranking(session, plans, is_explained=say.is_explained)
+        if not plans.plans:
+            print_notices(session, plans.warnings)
+            return FAILED
+    best = take_best(plans, asked=f"mesh {say.mesh}" if say.mesh else "the search", host=say.url or "")
     if say.code:
         session.print_lines(best.code.rstrip("\n"))
         if best.verification is not None:
@@ -238,7 +255,7 @@ def _fits(plan: Plan) -> bool:
     """False only where the plan says so: without a model nothing is known of its memory."""
     if plan.verification is not None and plan.verification.status == "does_not_fit":
         return False
-    return (plan.memory or {}).get("fits") is not False
+    return plan.memory is None or plan.memory.fits is not False
 
 
 def _write(text: str, path: Path) -> None:
@@ -283,12 +300,12 @@ def _tell_score(score: PlanScore | None) -> str:
 
 
 def _print_memory(session: Session, plan: Plan) -> None:
-    memory = plan.memory or {}
-    if memory.get("per_device_bytes") is None:
+    if plan.memory is None:
         return
-    verdict = Text("fits", "green") if _fits(plan) else Text("does not fit", "bold red")
-    needed, there = format_bytes(memory["per_device_bytes"]), format_bytes(memory.get("capacity_bytes"))
-    session.out.print(Text(f"memory a device: {needed} of {there or '?'}: ") + verdict, "\n")
+    verdict = Text("fits", "green") if plan.memory.fits is not False else Text("does not fit", "bold red")
+    needed, there = format_bytes(plan.memory.per_device_bytes), format_bytes(plan.memory.capacity_bytes)
+    session.out.print(Text(f"memory a device, as reckoned: {needed} of {there or '?'}: ") + verdict)
+    session.print_lines(*write_costs(plan), "")
 
 
 def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:

@@ -14,7 +14,13 @@ from meshwright.compiling.identity import build_key
 from meshwright.compiling.limits import read_default_limit_bytes
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_request import build_unfitted, count_parts, prepare_fit, prepare_verify
+from meshwright.planning.compile_request import (
+    build_unfitted,
+    count_parts,
+    order_verified,
+    prepare_fit,
+    prepare_verify,
+)
 from meshwright.planning.request import Here, answer_request
 from meshwright.topology.assemble import read_target
 from meshwright.wire.base import Notice
@@ -67,7 +73,8 @@ def answer_plans(
         job = prepare_verify(plan, request.model, request.training)
         answer = job if isinstance(job, Verification) else _verify(job, limits or Limits(), on_progress)
         verified.append(plan.model_copy(update={"verification": answer, **kept}))
-    return plans.model_copy(update={"plans": tuple(verified)})
+    order = order_verified([plan.verification.status for plan in verified if plan.verification])
+    return plans.model_copy(update={"plans": tuple(verified[place] for place in order)})
 
 
 def answer_batch(

@@ -7,7 +7,7 @@ command without an agent go this way, so that they ask alike. Knows no process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError
@@ -16,6 +16,7 @@ from meshwright.planning.compile_job import build_job
 from meshwright.planning.models import read_model
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob
+from meshwright.wire.cost import PlanSchedule
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
@@ -40,11 +41,24 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
     try:
         spec = read_model(model)
         _check_sizes(spec)
-        job = build_job(plan, spec, training)
+        job = build_job(plan, spec, apply_schedule(training, plan.schedule))
         check_stages(plan.mesh_shape)
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=plan.target)
     return job
+
+
+def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> TrainingSpec:
+    """Returns the training as a plan goes through it: with the passes and the remat that a search chose."""
+    if schedule is None:
+        return training
+    return training.model_copy(update={"gradient_accumulation": schedule.passes, "remat": schedule.remat})
+
+
+def order_verified(statuses: Sequence[str]) -> list[int]:
+    """Returns the places of plans, those first of which the compiler says that they fit and those last that do not."""
+    ranks = {"verified": 0, "does_not_fit": 2}
+    return sorted(range(len(statuses)), key=lambda place: ranks.get(statuses[place], 1))
 
 
 def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:

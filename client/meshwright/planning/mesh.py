@@ -65,6 +65,7 @@ def plan_mesh(
         DevicesUnusedError: devices would be left unused without anybody having said so.
     """
     health = health or {}
+    assert request.mesh is not None, "who plans has a mesh: one is searched for in `planning.search`"
     asked = MeshSpec.parse(request.mesh)
     axis_types = parse_axis_types(request.axis_types, asked.names)
     importance = check_importance(request.importance, asked.names)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.errors import InvalidRequestError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.axis_names import find_role
 from meshwright.planning.divisibility import check_divides
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parameters import count_parameters
+from meshwright.planning.selection import select_devices
 from meshwright.topology.assemble import build_target, read_target
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
@@ -109,18 +110,86 @@ def answer_request(
         InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
         DoesNotDivideError: an axis does not divide what it cuts of the model.
     """
+    _check_asked(request)
     found = find_topology(request, here)
-    plans = plan_mesh(
-        request,
-        found.topology,
-        health=health if found.is_here else None,
-        notices=found.notices + (notices if found.is_here else ()),
-        target=found.target,
-    )
+
+    def plan(mesh: object) -> Plans:
+        return plan_mesh(
+            request.model_copy(update={"mesh": mesh, "allow_unused": request.mesh is None or request.allow_unused}),
+            found.topology,
+            health=health if found.is_here else None,
+            notices=found.notices + (notices if found.is_here else ()),
+            target=found.target,
+        )
+
+    plans = _search(request, found, health, plan) if request.mesh is None else plan(request.mesh)
     if request.model is not None:
-        plans = plans.model_copy(update={"plans": tuple(_tell_model(plan, request) for plan in plans.plans)})
+        plans = plans.model_copy(update={"plans": tuple(_tell_model(each, request) for each in plans.plans)})
+        if request.mesh is not None:
+            plans = plans.model_copy(update={"plans": tuple(_price(each, request, found) for each in plans.plans)})
     ignored = tell_ignored(request)
     return plans.model_copy(update={"warnings": (*plans.warnings, *ignored)}) if ignored else plans
+
+
+def _check_asked(request: PlanRequest) -> None:
+    """Passes over a request that says either the mesh, or the model and training to find one for.
+
+    Raises:
+        InvalidRequestError: neither, or only a part; or a search beside a mesh.
+    """
+    if request.mesh is not None:
+        if request.search is not None and request.search.model_fields_set - {"price_per_device_hour"}:
+            raise _refuse_part("search", "a mesh is given, so that there is nothing to choose", "leave out mesh")
+        return
+    for field in ("model", "training"):
+        if getattr(request, field) is None:
+            raise _refuse_part(
+                field,
+                f"neither mesh nor {field} is given; a plan is made for a mesh, or for a model and its training",
+                'give "mesh": "dp:2,tp:4", or "model": "llama3-8b", "training": {"global_batch": 64}',
+            )
+    if request.device_order == "given" or request.dcn is not None or request.axis_types not in (None, "auto"):
+        raise _refuse_part("mesh", "device_order, dcn and axis_types are of a mesh, and none is given", "name a mesh")
+
+
+def _refuse_part(field: str, message: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])
+
+
+def _search(
+    request: PlanRequest, found: Found, health: Mapping[int, str] | None, plan: Callable[[object], Plans]
+) -> Plans:
+    """Returns the best meshes for the request's model, on the devices that are well and free."""
+    from meshwright.planning.search.request import build_question, search_plans  # here, for its numpy
+
+    assert request.model is not None
+    assert request.training is not None
+    try:
+        model = read_model(request.model)
+    except UnsupportedModelError as error:
+        raise _refuse("model", str(error), "give a mesh, which is planned without a price, or another model") from error
+    pool = select_devices(request.devices, found.topology, (health or {}) if found.is_here else {})
+    question = build_question(request, model, request.training, found.topology, len(pool.indices))
+    return search_plans(request, question, plan)
+
+
+def _price(plan: Plan, request: PlanRequest, found: Found) -> Plan:
+    """Returns a plan for the request's own mesh with what it costs, where a model, training and figures are known."""
+    if plan.model is None or request.training is None or request.model is None:
+        return plan
+    from meshwright.planning.search.request import build_question, price_plan  # here, for its numpy
+
+    try:
+        question = build_question(
+            request, read_model(request.model), request.training, found.topology, math.prod(plan.mesh_shape.values())
+        )
+    except PlanInfeasibleError as error:
+        if plan.platform == "cpu":
+            return plan  # nobody expects a price of it, and its compiler tells the memory
+        message = f"neither memory nor time of a step is reckoned: {error.errors[0]['message']}"
+        notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")
+        return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
+    return price_plan(plan, question)
 
 
 def _tell_model(plan: Plan, request: PlanRequest) -> Plan:

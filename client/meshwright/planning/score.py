@@ -137,6 +137,21 @@ class _Scorer:
         for index in order if self.is_torus else ():
             members[topology.places[index][0]].append(index)
         self._dimensions = {granule: find_dimensions(topology, indices) for granule, indices in members.items()}
+        self._sites = self._number_sites(members)
+
+    def _number_sites(self, members: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """Returns a number for each device, the same for those of equal slices that stand at the same place."""
+        sites: dict[object, int] = {}
+        found = {}
+        for granule, indices in members.items():
+            known = self.topology.find_granule(granule)
+            kind = (known.shape, known.wrap, known.twisted) if known.shape and known.wrap else granule
+            torus = sites.setdefault((kind, tuple(self._dimensions[granule])), len(sites))
+            for index in indices:
+                device = self.topology.devices[index]
+                site = (torus, device.coords or index, device.core_on_chip)
+                found[index] = sites.setdefault(site, len(sites))
+        return found
 
     def measure(self, lines: Sequence[Sequence[int]]) -> AxisScore:
         """Returns what an axis costs by all its lines."""
@@ -157,9 +172,11 @@ class _Scorer:
         return share * price_crossing(self.topology, group[0][0])
 
     def _measure_torus(self, parts: Sequence[Sequence[int]], crossing: float, granules: int) -> AxisScore:
+        every = parts
+        parts = list({tuple(map(self._sites.__getitem__, part)): part for part in parts}.values())
         steps = [self._measure_step(a, b) for part in parts for a, b in pairwise(part)]
         if any(step is None for step in steps):
-            return AxisScore(crossing=crossing, cost=self._price_edges(parts), granules=granules)
+            return AxisScore(crossing=crossing, cost=self._price_edges(every), granules=granules)
         step = max(step for step in steps if step is not None)
         ways = [self._count_ways(part) for part in parts]
         links, colours = min(links for links, _ in ways), min(colours for _, colours in ways)

@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from meshwright.spec import AxisType
 from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
+from meshwright.wire.cost import DataParallel, PlanMemory, PlanSchedule, PlanStepTime, SearchSpec
 from meshwright.wire.devices import Devices
 from meshwright.wire.model import ModelFacts, TrainingSpec
 from meshwright.wire.verification import Verification
@@ -36,13 +37,12 @@ class DeviceSelection(RequestPart):
 class PlanRequest(Request):
     """`POST /mesh/plan`."""
 
-    mesh: Annotated[
-        StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...],
-        Field(
-            description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; one size may be -1',
-            examples=["dp:2,tp:4", {"dp": 2, "tp": -1}],
-        ),
-    ]
+    mesh: StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...] | None = Field(
+        default=None,
+        description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; one size may be -1; null: the best for '
+        "`model` and `training`",
+        examples=["dp:2,tp:4", {"dp": 2, "tp": -1}],
+    )
     devices: tuple[StrictInt | StrictStr, ...] | DeviceSelection | None = Field(
         default=None,
         description="local indices, host/index, uuids or PCI bus ids; or a selection; null: all that are well and free",
@@ -84,6 +84,8 @@ class PlanRequest(Request):
         examples=["llama3-70b"],
     )
     training: TrainingSpec | None = Field(default=None, description="how the model is trained")
+    search: SearchSpec | None = Field(default=None, description="without mesh: what may be chosen; null: all")
+    top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="without mesh: plans that are told")
     verify: Literal["none", "compile"] = Field(
         default="none",
         description="compile: XLA's compiler for the target says whether the step fits; 202 and a run where no earlier "
@@ -177,12 +179,14 @@ class Plan(Reply):
     axes: tuple[PlanAxis, ...] = ()
     score: PlanScore | None = Field(default=None, description="of this order, of the plain one and of JAX's own")
     target: str | None = Field(default=None, description="the target that was planned on, as it is written")
-    memory: dict[str, Any] | None = None
-    step_time: dict[str, Any] | None = None
-    mfu_ratio: float | None = None
+    memory: PlanMemory | None = Field(default=None, description="as reckoned; what the compiler says: `verification`")
+    step_time: PlanStepTime | None = Field(default=None, description="as reckoned")
+    schedule: PlanSchedule | None = Field(default=None, description="how the batch goes through the mesh")
+    mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
     tokens_per_s: float | None = None
-    largest_batch: int | None = None
-    data_parallel: dict[str, Any] | None = None
+    price_per_million_tokens: float | None = Field(default=None, description="where a device's price was given")
+    largest_batch: int | None = Field(default=None, description="sequences that fit in one pass of this mesh")
+    data_parallel: DataParallel | None = None
     model: ModelFacts | None = Field(default=None, description="the model that was asked for; null in a stored plan")
     verification: Verification | None = Field(default=None, description="what the compiler says; null: not asked")
     environment: dict[str, str] = Field(default_factory=dict, description="what each process of the job starts with")

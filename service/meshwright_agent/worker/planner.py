@@ -28,8 +28,19 @@ from meshwright_agent.worker.child import CallContext, serve
 KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
-OF_THE_MODEL: Final = "model_not_supported"
-"""The warning of a plan that is about its request's model."""
+OF_THE_MODEL: Final = ("model_not_supported", "memory_does_not_fit", "not_priced")
+"""Warnings of a plan that are about its request's model."""
+OF_THE_TRAINING: Final = (
+    "memory",
+    "step_time",
+    "schedule",
+    "mfu_ratio",
+    "tokens_per_s",
+    "price_per_million_tokens",
+    "largest_batch",
+    "data_parallel",
+)
+"""Fields of a plan that say what the request's training costs on it."""
 NICENESS: Final = 5
 """So that on few cores the agent answers, and a job runs, before a plan is made."""
 
@@ -141,13 +152,14 @@ def _check_training(request: PlanRequest) -> None:
 
 
 def _forget_model(plan: Plan) -> Plan:
-    warnings = tuple(notice for notice in plan.warnings if notice.code != OF_THE_MODEL)
-    return plan.model_copy(update={"model": None, "warnings": warnings})
+    warnings = tuple(notice for notice in plan.warnings if notice.code not in OF_THE_MODEL)
+    return plan.model_copy(update={**dict.fromkeys(OF_THE_TRAINING), "model": None, "warnings": warnings})
 
 
 def _is_told(plans: Plans) -> bool:
     """Returns whether a plan says more of its request's model than the facts, which are put into what is kept."""
-    return any(notice.code == OF_THE_MODEL for plan in plans.plans for notice in plan.warnings)
+    codes = {notice.code for plan in plans.plans for notice in plan.warnings}
+    return any(plan.schedule is not None for plan in plans.plans) or bool(codes & set(OF_THE_MODEL))
 
 
 def _write_shown(request: PlanRequest, plans: Plans) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from meshwright.testing import FakeAgent
 from meshwright.testing.hardware import build_devices
 from meshwright.wire.base import Notice
+from meshwright.wire.cost import PlanMemory
 from meshwright.wire.mesh import Plan, Plans, Rejected
 from tests.unit.cli.conftest import CommandLine
 
@@ -129,12 +130,14 @@ def test_devices_are_named_or_counted_not_both(meshwright: CommandLine) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_a_plan_that_does_not_fit_in_memory_is_1(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
-    memory = {"per_device_bytes": 90 * 2**30, "capacity_bytes": 80 * 2**30, "fits": False}
+    memory = PlanMemory(
+        per_device_bytes=90 * 2**30, capacity_bytes=80 * 2**30, fits=False, parts={"weights": 90 * 2**30}
+    )
     plan = _plan(meshwright).model_copy(update={"memory": memory})
     meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan,)))
     printed = meshwright("plan", "dp:2,tp:4", *arguments)
     assert printed.code == 1
-    assert arguments or "memory a device: 90 GiB of 80 GiB: does not fit" in printed.out
+    assert arguments or "memory a device, as reckoned: 90 GiB of 80 GiB: does not fit" in printed.out
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
@@ -302,3 +305,45 @@ def test_a_plan_on_a_target_names_its_chips_and_what_jaxs_order_costs(
 
 def test_where_order_does_not_matter_no_cost_is_told(meshwright: CommandLine) -> None:
     assert "JAX's own" not in meshwright("plan", "dp:2,tp:4", "--local", "--target", "cpu:8").out
+
+
+def test_without_a_mesh_the_best_for_a_model_are_ranked_and_the_first_is_drawn(meshwright: CommandLine) -> None:
+    printed = meshwright(*SEARCH, "--top", "2")
+    assert printed.code == 0
+    lines = printed.out.splitlines()
+    assert lines[0].split()[:3] == ["mesh", "passes", "remat"]
+    assert len([line for line in lines[2 : lines.index("")] if "fsdp" in line or "dp" in line]) == 2
+    assert "a step, as reckoned: " in printed.out
+    assert "█" in printed.out
+    assert "reason" not in printed.out
+
+
+def test_explain_says_why_others_lost(meshwright: CommandLine) -> None:
+    printed = meshwright(*SEARCH, "--explain")
+    assert printed.code == 0
+    assert "more than the best" in printed.out
+    assert "reason" in printed.out
+
+
+def test_where_nothing_fits_the_reasons_are_shown_and_the_code_is_1(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "--local", "--target", "v5e:2x2", "--model", "llama3-70b", "--batch", "8")
+    assert printed.code == 1
+    assert "memory" in printed.out
+    assert "no mesh of 4 devices holds this training step" in printed.err
+
+
+def test_a_search_keeps_to_what_is_given(meshwright: CommandLine) -> None:
+    printed = meshwright(*SEARCH, "--search", "tp=2,fsdp<=4", "--json")
+    shapes = [plan["mesh_shape"] for plan in json.loads(printed.out)["plans"]]
+    assert shapes
+    assert all(shape["tp"] == 2 and shape.get("fsdp", 1) <= 4 for shape in shapes)
+
+
+@pytest.mark.parametrize("rules", ["tp", "tp=0", "x=2", "tp=2,tp=4", ""])
+def test_a_search_rule_that_is_none_is_a_usage_error(meshwright: CommandLine, rules: str) -> None:
+    printed = meshwright(*SEARCH, "--search", rules)
+    assert printed.code == 2
+    assert "--search" in printed.err
+
+
+SEARCH = ("plan", "--local", "--target", "v5e:4x4", "--model", "llama3-8b", "--batch", "64", "--seq", "2048")

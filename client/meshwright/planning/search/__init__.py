@@ -1,0 +1,6 @@
+"""From a model to meshes: all layouts that divide it, priced at once, the best told with what they cost.
+
+Rule: `space` lists, `hardware` says what it runs on, `pricing` prices, `ranking` chooses and says why others lost,
+`answer` and `request` make plans of it. Pure: a model, a topology and bounds in, figures out; which device stands where
+is `planning.mesh`'s.
+"""

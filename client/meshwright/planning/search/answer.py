@@ -1,0 +1,159 @@
+"""A priced candidate as a plan tells it: memory, step time, schedule, MFU, tokens/s, largest batch.
+
+Rule: whatever is told of a plan is told here, for meshes that a search chose and for meshes that a user gave, so that
+both read alike. Knows no order of devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from meshwright.planning.axis_names import Role, find_role
+from meshwright.planning.cost.layout import Layout
+from meshwright.planning.search.hardware import Hardware
+from meshwright.planning.search.pricing import Priced, price
+from meshwright.planning.search.space import AXES, REMATS
+from meshwright.wire.cost import DataParallel, PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
+
+ROLE_AXES: Final[Mapping[Role, str]] = {
+    "pipeline": "pp",
+    "data": "dp",
+    "fsdp": "fsdp",
+    "expert": "ep",
+    "context": "cp",
+    "tensor": "tp",
+}
+"""What a search calls the axes of a role."""
+
+LARGEST_LOG2: Final = 20
+"""A micro-batch of 2^20 sequences is the largest that is looked at."""
+
+_REMAT_NAMES: Final = {code: name for name, code in REMATS.items()}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is priced.
+
+    Attributes:
+        model, training: the step.
+        hardware: what it runs on.
+        memory_fraction: part of a GPU's memory that the job may take.
+        price_per_device_hour: None: not given.
+    """
+
+    model: ModelSpec
+    training: TrainingSpec
+    hardware: Hardware
+    memory_fraction: float
+    price_per_device_hour: float | None = None
+
+    def price(self, layout: Layout) -> Priced:
+        """Returns what candidates cost."""
+        return price(layout, self.model, self.training, self.hardware, self.memory_fraction)
+
+
+def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
+    """Returns a mesh and its training as a layout of one candidate; names that say nothing count as data."""
+    sizes = dict.fromkeys(AXES, 1)
+    for name, size in mesh_shape.items():
+        sizes[ROLE_AXES[find_role(name) or "data"]] *= size
+    passes = training.gradient_accumulation
+    parts = sizes["dp"] * sizes["fsdp"] * sizes["ep"]
+    values = {**sizes, "micro_batch": training.global_batch // parts // passes, "passes": passes}
+    arrays = {name: np.asarray([value], dtype=np.int64) for name, value in values.items()}
+    return Layout(**arrays, remat=np.asarray([REMATS[training.remat]], dtype=np.int64))
+
+
+def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the fields of a plan that say what a candidate costs."""
+    layout = priced.layout.take(place)
+    total_s = float(priced.total_s[place])
+    tokens = question.training.global_batch * question.training.sequence_length
+    told: dict[str, Any] = {
+        "memory": _tell_memory(priced, place),
+        "step_time": _tell_step_time(priced, place),
+        "schedule": _tell_schedule(question.training, layout),
+        "tokens_per_s": tokens / total_s,
+        "mfu_ratio": priced.flops_per_token * tokens / total_s / question.hardware.devices / priced.flops_per_s,
+        "largest_batch": find_largest_batch(question, layout),
+        "data_parallel": _tell_data_parallel(mesh_shape),
+    }
+    if question.price_per_device_hour is not None:
+        per_second = question.price_per_device_hour * question.hardware.devices / 3600
+        told["price_per_million_tokens"] = per_second * total_s / tokens * 1e6
+    return told
+
+
+def _tell_memory(priced: Priced, place: int) -> PlanMemory:
+    parts = {name: round(float(sizes[place])) for name, sizes in priced.memory.items()}
+    return PlanMemory(
+        per_device_bytes=sum(parts.values()),
+        capacity_bytes=int(priced.capacity_bytes),
+        fits=bool(priced.fits[place]),
+        parts={name: size for name, size in parts.items() if size},
+    )
+
+
+def _tell_step_time(priced: Priced, place: int) -> PlanStepTime:
+    parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
+    total_s = sum(parts.values())
+    low, high = priced.interval(total_s)
+    axes = {axis: parts[axis] for axis in AXES if parts[axis] > 0}
+    return PlanStepTime(
+        total_s=total_s,
+        low_s=low,
+        high_s=high,
+        compute_s=parts["compute"],
+        remat_s=parts["remat"],
+        communication_s=axes,
+        bubble_s=parts["bubble"],
+        optimizer_s=parts["optimizer"],
+        other_s=parts["other"],
+        basis=priced.basis,
+    )
+
+
+def _tell_schedule(training: TrainingSpec, layout: Layout) -> PlanSchedule:
+    moments: WeightDtype = training.first_moment_dtype or training.weight_dtype
+    return PlanSchedule(
+        micro_batch=int(layout.micro_batch),
+        passes=int(layout.passes),
+        remat=_REMAT_NAMES[int(layout.remat)],
+        moment_dtype=moments,
+        global_batch=training.global_batch,
+        sequence_length=training.sequence_length,
+    )
+
+
+def _tell_data_parallel(mesh_shape: Mapping[str, int]) -> DataParallel:
+    axes = tuple(name for name in mesh_shape if find_role(name) in ("data", "fsdp", "expert"))
+    return DataParallel(axes=axes, size=math.prod(mesh_shape[name] for name in axes))
+
+
+def find_largest_batch(question: Question, layout: Layout) -> int | None:
+    """Returns the most sequences whose one pass fits on a candidate's mesh; None where not even one a part does."""
+    low, high = 0, 2**LARGEST_LOG2
+    micro = np.asarray([2**power for power in range(LARGEST_LOG2 + 1)], dtype=np.int64)
+    fits = _fits(question, layout, micro)
+    if not fits[0]:
+        return None
+    low = int(micro[fits].max())
+    high = min(2 * low, high)
+    while low + 1 < high:
+        step = max((high - low) // 16, 1)
+        tried = np.arange(low, high, step, dtype=np.int64)
+        fitting = tried[_fits(question, layout, tried)]
+        low, high = int(fitting.max()), min(int(fitting.max()) + step, high)
+    return low * int(layout.data_parts)
+
+
+def _fits(question: Question, layout: Layout, micro: Any) -> Any:
+    fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in (*AXES, "interleave", "remat")}
+    return question.price(Layout(**fields, micro_batch=micro, passes=np.ones(len(micro), dtype=np.int64))).fits

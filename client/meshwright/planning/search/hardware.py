@@ -1,0 +1,101 @@
+"""What a search prices on: one device's figures, and what its axes run over, of a topology.
+
+Rule: all devices alike, in equal granules; else nothing is priced, and the refusal says why. Figures are the chip
+table's, or those that were measured on this host where somebody hands them in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.cost.gemm import Dtype, find_curve, find_peak_flops_per_s
+from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.spans import Spans, lay_on_hosts, lay_on_torus
+from meshwright.planning.cost.step_time import Machine
+from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.model import Topology
+
+NETWORK_BYTES_PER_S: Final = 12.5e9
+"""A device's share of the network between hosts where the chip table has none: a NIC of 100 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a search needs to know of a topology.
+
+    Attributes:
+        chip: of every device.
+        devices: how many.
+        domain: devices that a fast network joins: of a host, an NVLink domain or a slice.
+        shape, wrap: of a slice, in chips; empty for GPUs.
+        memory_bytes: of the device that has least.
+    """
+
+    chip: Chip
+    devices: int
+    domain: int
+    shape: tuple[int, ...]
+    wrap: tuple[bool, ...]
+    memory_bytes: int
+
+    @property
+    def platform(self) -> Literal["gpu", "tpu"]:
+        """Of the chip."""
+        return self.chip.platform
+
+    @classmethod
+    def of(cls, topology: Topology, devices: int) -> Hardware:
+        """Returns what so many devices of a topology are.
+
+        Raises:
+            PlanInfeasibleError: its devices are of several kinds or of none that the chip table has, or its granules
+                differ.
+        """
+        kinds = {device.kind for device in topology.devices}
+        chip = find_chip_by_kind(next(iter(kinds))) if len(kinds) == 1 else None
+        if chip is None:
+            raise _refuse(
+                f"the devices are {', '.join(sorted(kinds)) or 'none'}; a model is priced on one kind of chip"
+            )
+        sizes = {len(group) for group in topology.group(range(len(topology.devices)))}
+        shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
+        if len(sizes) > 1 or (chip.platform == "tpu" and (len(shapes) > 1 or None in next(iter(shapes)))):
+            raise _refuse("hosts or slices differ in size or shape; a model is priced on equal ones")
+        shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
+        least = [memory for _, memory in topology.equipment.values() if memory is not None]
+        return cls(
+            chip=chip,
+            devices=devices,
+            domain=min(sizes.pop(), devices),
+            shape=tuple(shape or ()),
+            wrap=tuple(wrap or ()),
+            memory_bytes=min(least, default=chip.device_memory_bytes),
+        )
+
+    def build_machine(self, dtype: Dtype) -> Machine:
+        """Returns the figures of one device in a compute dtype."""
+        return Machine(
+            flops_per_s=find_peak_flops_per_s(self.chip, dtype),
+            memory_bytes_per_s=self.chip.device_memory_bytes_per_s,
+            curve=find_curve(self.chip, dtype),
+        )
+
+    def lay(self, layout: Layout) -> Spans:
+        """Returns what the axes of each candidate run over."""
+        parts = self.chip.jax_devices_per_chip
+        across = (self.chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S) / parts
+        if self.platform == "tpu":
+            link = self.chip.link_bytes_per_s or 0.0
+            return lay_on_torus(layout, self.chip.family, self.shape, self.wrap, link / parts, across, parts)
+        inside = self.chip.scaleup_bytes_per_s or self.chip.pcie_bytes_per_s or across
+        return lay_on_hosts(layout, self.chip.family, self.domain, inside, across)
+
+
+def _refuse(reason: str) -> PlanInfeasibleError:
+    return PlanInfeasibleError(
+        f"no mesh can be chosen for a model here: {reason}",
+        hint='name the hardware, as in "target": "v5p:4x4x4", or give a mesh, which is planned without prices',
+        errors=[{"field": "target", "message": reason}],
+    )

@@ -1,0 +1,176 @@
+"""Every layout of a step that cuts model, batch and devices into equal parts: the candidates of a search.
+
+Rule: a candidate is legal by `planning.divisibility`'s rules, or it is not listed; sizes that were left out are told
+with the rule that they break. Sizes only: knows no chip and no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.divisors import list_divisors
+from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
+
+AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
+"""As a mesh has them, the outermost first: least traffic outside (`planning.axis_names.ROLES`)."""
+
+REMATS: Final[Mapping[Remat, int]] = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
+
+CONTEXT_LEAST: Final = 1024
+"""Tokens of a sequence that one device keeps at least: shorter parts are all latency."""
+
+MICRO_BATCHES: Final = 12
+"""Micro-batches that are looked at for a layout: divisors of its part of the batch, the smallest first."""
+
+_REPEATED: Final = "num_key_value_heads"
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a search may choose.
+
+    Attributes:
+        axes: sizes that are given.
+        at_most: greatest sizes.
+        remats: to choose from.
+        passes: accumulated passes that are given; None: free.
+    """
+
+    axes: Mapping[str, int] = field(default_factory=dict)
+    at_most: Mapping[str, int] = field(default_factory=dict)
+    remats: tuple[Remat, ...] = ("none", "minimal", "full")
+    passes: int | None = None
+
+    def allows(self, axis: str, size: int) -> bool:
+        """Returns whether an axis may have this size."""
+        return size == self.axes.get(axis, size) and size <= self.at_most.get(axis, size)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A size that some axis cannot have, and the rule."""
+
+    axis: str
+    size: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates, and what was left out.
+
+    Attributes:
+        layout: arrays of one length.
+        left: sizes that divide the devices and not the model.
+    """
+
+    layout: Layout
+    left: tuple[Left, ...]
+
+    @property
+    def size(self) -> int:
+        """How many candidates."""
+        return len(np.asarray(self.layout.dp))
+
+
+def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: Bounds) -> Space:
+    """Returns all layouts of a model's training on so many devices.
+
+    Args:
+        devices: all of which are used.
+        model: whose heads, experts, layers, widths and vocabulary are cut.
+        training: sequence length and batch.
+        bounds: what may be chosen.
+    """
+    left: list[Left] = []
+    sizes = list_divisors(devices)
+    rules = {axis: dict(_list_rules(axis, model, training)) for axis in AXES}
+    choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
+    grid = _cross(devices, choices)
+    layout = _add_batches(grid, training.global_batch, bounds)
+    return Space(layout, tuple(left))
+
+
+def _list_rules(axis: str, model: ModelSpec, training: TrainingSpec) -> Iterator[tuple[str, int]]:
+    """Yields what an axis cuts by name, with its size."""
+    match axis:
+        case "tp":
+            yield "num_attention_heads", model.num_attention_heads
+            yield _REPEATED, model.kv_heads
+            yield "intermediate_size", model.expert_size if model.num_experts else model.intermediate_size
+            yield "vocab_size", model.vocab_size
+        case "cp":
+            yield "sequence_length", training.sequence_length
+        case "ep":
+            yield "num_experts", model.num_experts or 1
+        case "pp":
+            yield "num_hidden_layers", model.num_hidden_layers
+        case "fsdp":
+            yield "hidden_size", model.hidden_size
+        case _:
+            yield "global_batch", training.global_batch
+
+
+def _choose(axis: str, sizes: list[int], rules: Mapping[str, int], bounds: Bounds, left: list[Left]) -> list[int]:
+    """Returns the sizes that an axis may have; adds to `left` those that only a rule keeps out."""
+    kept = []
+    for size in sizes:
+        if not bounds.allows(axis, size):
+            continue
+        broken = next((f"{name} {whole}" for name, whole in rules.items() if not _divides(name, whole, size)), None)
+        if broken is None and axis == "cp" and rules["sequence_length"] // size < CONTEXT_LEAST and size > 1:
+            continue
+        if broken is None:
+            kept.append(size)
+        elif axis not in ("dp", "ep") or size == bounds.axes.get(axis):
+            left.append(Left(axis, size, f"{axis}:{size} does not divide {broken}"))
+    return kept
+
+
+def _divides(name: str, whole: int, parts: int) -> bool:
+    """Returns whether parts are equal; KV heads may be repeated on several devices instead."""
+    return whole % parts == 0 or (name == _REPEATED and parts % whole == 0)
+
+
+def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
+    """Returns all combinations whose product is the number of devices; `dp` is what the others leave."""
+    found: dict[str, Numbers] = {"product": np.ones(1, dtype=np.int64)}
+    for axis in ("tp", "cp", "ep", "pp", "fsdp"):
+        sizes = np.asarray(choices[axis], dtype=np.int64)
+        count = len(found["product"])
+        found = {name: np.repeat(values, len(sizes)) for name, values in found.items()}
+        found[axis] = np.tile(sizes, count)
+        found["product"] = found["product"] * found[axis]
+        divides = devices % found["product"] == 0
+        found = {name: values[divides] for name, values in found.items()}
+    found["dp"] = devices // found.pop("product")
+    is_allowed = np.isin(found["dp"], np.asarray(choices["dp"], dtype=np.int64))
+    return {name: values[is_allowed] for name, values in found.items()}
+
+
+def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds) -> Layout:
+    """Returns the layouts with each micro-batch that divides their part of the batch, and each remat."""
+    parts = grid["dp"] * grid["fsdp"] * grid["ep"]
+    is_whole = batch % parts == 0
+    grid = {name: values[is_whole] for name, values in grid.items()}
+    share = batch // parts[is_whole]
+    found: list[dict[str, Numbers]] = []
+    for micro in list_divisors(batch)[:MICRO_BATCHES]:
+        passes = share // micro
+        fits = (share % micro == 0) & ((passes == bounds.passes) if bounds.passes else True)
+        chosen = {name: values[fits] for name, values in grid.items()}
+        chosen |= {"micro_batch": np.full(fits.sum(), micro), "passes": passes[fits]}
+        found.append(chosen)
+    together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    remats = np.asarray([REMATS[remat] for remat in bounds.remats], dtype=np.int64)
+    count = len(together["tp"])
+    whole = {name: np.repeat(values, len(remats)) for name, values in together.items()}
+    return Layout(**whole, remat=np.tile(remats, count))

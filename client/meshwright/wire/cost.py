@@ -1,0 +1,71 @@
+"""What a step is expected to cost, and what a search may choose. Times in seconds, sizes in bytes of one device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictFloat, StrictInt
+
+from meshwright.wire.base import Reply, RequestPart
+from meshwright.wire.model import Count, Remat, WeightDtype
+
+SearchAxis = Literal["dp", "fsdp", "tp", "cp", "ep", "pp"]
+"""What a search calls the axes that it makes."""
+
+
+class SearchSpec(RequestPart):
+    """What a search for a mesh may choose; without it, all that divides model, batch and devices."""
+
+    axes: dict[SearchAxis, Count] = Field(
+        default_factory=dict, description='sizes that are given: {"tp": 8}; {"pp": 1} allows no pipeline'
+    )
+    at_most: dict[SearchAxis, Count] = Field(default_factory=dict, description='greatest sizes: {"tp": 8}')
+    remat: tuple[Remat, ...] = Field(default=(), description="to choose from; empty: all, or that of `training`")
+    moment_dtypes: tuple[WeightDtype, ...] = Field(
+        default=(), description="of AdamW's moments, to choose from; empty: those of `training`"
+    )
+    price_per_device_hour: Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e6)] | None = Field(
+        default=None, description="of one device, in any currency: plans then tell what tokens cost"
+    )
+
+
+class PlanSchedule(Reply):
+    """How the batch goes through a plan's mesh, and what is computed again."""
+
+    micro_batch: int = Field(description="sequences that each data-parallel part works on at a time")
+    passes: int = Field(description="micro-batches one after the other in a step: `gradient_accumulation`")
+    remat: Remat
+    moment_dtype: WeightDtype
+    global_batch: int = Field(description="sequences in one optimizer step")
+    sequence_length: int
+
+
+class PlanMemory(Reply):
+    """Memory of the fullest device, by what it holds."""
+
+    per_device_bytes: int
+    capacity_bytes: int | None = Field(description="that a job may use; null: not known")
+    fits: bool | None
+    parts: dict[str, int] = Field(description="add up to per_device_bytes")
+
+
+class PlanStepTime(Reply):
+    """Seconds of one step; the parts add up to `total_s`."""
+
+    total_s: float
+    low_s: float | None = Field(default=None, description="a tenth of measured runs was faster than this")
+    high_s: float | None = Field(default=None, description="a tenth of measured runs was slower")
+    compute_s: float
+    remat_s: float = Field(description="computed again in the backward pass")
+    communication_s: dict[str, float] = Field(description="by axis, what nothing hides")
+    bubble_s: float = Field(description="devices wait for the pipeline to fill and to empty")
+    optimizer_s: float
+    other_s: float
+    basis: str = Field(description="where the constants come from")
+
+
+class DataParallel(Reply):
+    """Over what the batch is laid."""
+
+    axes: tuple[str, ...]
+    size: int

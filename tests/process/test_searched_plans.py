@@ -1,0 +1,92 @@
+"""The best mesh for a model, asked of a real agent over HTTP: priced by the planner child, compiled where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import Client
+from meshwright.planning.request import answer_request
+from meshwright.wire.mesh import PlanRequest
+from tests.agents import RunningAgent, start_agent
+from tests.process.living import ask, await_end
+from tests.process.step_jobs import needs_tpu_compiler
+
+TRAINING = {"global_batch": 64, "sequence_length": 4096}
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    with start_agent(cpu_devices=2) as running:
+        yield running
+
+
+def post(agent: RunningAgent, **fields: Any) -> httpx.Response:
+    asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING, **fields}
+    return httpx.post(f"{agent.url}/mesh/plan", json=asked, timeout=60)
+
+
+def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: RunningAgent) -> None:
+    reply = post(host, include_devices=False)
+    assert reply.status_code == 200, reply.text
+    asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING, "include_devices": False}
+    here = answer_request(PlanRequest.model_validate(asked))
+    assert reply.json() == here.model_dump(mode="json")
+    assert len(reply.json()["plans"]) == 3
+    assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
+
+
+def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(host: RunningAgent) -> None:
+    reply = post(host, mesh="fsdp:16")
+    (plan,) = reply.json()["plans"]
+    assert plan["step_time"]["total_s"] > 0
+    assert plan["memory"]["parts"]
+    # What a stored plan says is the mesh's alone: another training may ask for the same one.
+    stored = ask(host, f"/mesh/plan/{plan['fingerprint']}")["plans"][0]
+    assert stored["step_time"] is None
+    assert stored["memory"] is None
+    assert stored["schedule"] is None
+
+
+def test_a_search_on_a_host_without_figures_is_refused_with_what_works(host: RunningAgent) -> None:
+    reply = httpx.post(f"{host.url}/mesh/plan", json={"model": "llama3-8b", "training": TRAINING}, timeout=60)
+    assert (reply.status_code, reply.json()["code"]) == (422, "plan_infeasible")
+    assert "target" in reply.json()["hint"]
+
+
+def test_the_typed_client_searches(host: RunningAgent) -> None:
+    with Client(host.url) as client:
+        best = client.plan(target="v5e:4x4", model="llama3-8b", training=TRAINING, search={"axes": {"tp": 2}})
+        several = client.plans(target="v5e:4x4", model="llama3-8b", training=TRAINING, top=2)
+    assert best.mesh_shape["tp"] == 2
+    assert best.step_time is not None
+    assert len(several.plans) == 2
+    assert several.rejected
+
+
+@needs_tpu_compiler
+def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
+    training = {"global_batch": 8, "sequence_length": 1024}
+    reply = post(host, target="v5e:2x2", model=SMALL, training=training, top=2, verify="compile")
+    assert reply.status_code == 202, reply.text
+    run = await_end(host, reply.json()["id"], limit_s=300)
+    assert run["state"] == "succeeded", run["error"]
+    plans = run["result"]["plans"]
+    assert len(plans) == 2
+    assert [plan["verification"]["status"] for plan in plans] == ["verified"] * 2
+    for plan in plans:
+        # The state that the compiler counts is what was reckoned, so that it is this mesh's.
+        parts = plan["memory"]["parts"]
+        reckoned = parts["parameters"] + parts["optimizer"]
+        assert plan["verification"]["memory"]["argument_bytes"] == pytest.approx(reckoned, rel=0.1)

@@ -1,0 +1,189 @@
+"""From a request to ranked plans: what is told adds up, order and reasons are right, and bad requests are refused."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.request import answer_request
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+
+TRAINING = {"sequence_length": 4096, "global_batch": 256}
+
+
+def ask(**fields: Any) -> Plans:
+    asked = {"target": "v5p:4x4x4", "model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
+    return answer_request(PlanRequest.model_validate(asked))
+
+
+def read_total(plan: Plan) -> float:
+    assert plan.step_time is not None
+    return plan.step_time.total_s
+
+
+@pytest.mark.parametrize("target", ["v5p:4x4x4", "8*h100:8", "v5e:8x8", "2*v5e:4x8", "tpu7x:4x4x4"])
+def test_the_best_meshes_come_fastest_first_and_all_of_them_fit(target: str) -> None:
+    found = ask(target=target, top=5)
+    assert len(found.plans) == 5
+    assert [read_total(plan) for plan in found.plans] == sorted(read_total(plan) for plan in found.plans)
+    assert len({tuple(sorted(plan.mesh_shape.items())) for plan in found.plans}) == 5
+    assert all(plan.memory is not None and plan.memory.fits for plan in found.plans)
+    assert all(plan.fingerprint.startswith("mw1-") and plan.axes for plan in found.plans)
+
+
+def test_what_a_plan_tells_adds_up() -> None:
+    (plan, *_) = ask().plans
+    assert plan.memory is not None
+    assert plan.step_time is not None
+    assert plan.schedule is not None
+    assert plan.data_parallel is not None
+    assert plan.mfu_ratio is not None
+    assert sum(plan.memory.parts.values()) == plan.memory.per_device_bytes <= (plan.memory.capacity_bytes or 0)
+    step = plan.step_time
+    parts = step.compute_s + step.remat_s + sum(step.communication_s.values()) + step.bubble_s
+    assert parts + step.optimizer_s + step.other_s == pytest.approx(step.total_s)
+    assert step.low_s is not None
+    assert step.high_s is not None
+    assert step.low_s < step.total_s < step.high_s
+    schedule = plan.schedule
+    assert schedule.micro_batch * schedule.passes * plan.data_parallel.size == schedule.global_batch == 256
+    assert plan.tokens_per_s == pytest.approx(256 * 4096 / step.total_s)
+    # 6 FLOP a parameter and token, and attention on top; of 459 TFLOP/s on each of 64 chips.
+    least = 6 * 7.5e9 * 256 * 4096 / step.total_s / 64 / 459e12
+    assert least < plan.mfu_ratio < min(1.25 * least, 1)
+    assert plan.largest_batch is not None
+    assert plan.largest_batch >= schedule.micro_batch * plan.data_parallel.size
+
+
+def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it() -> None:
+    best = ask(training={**TRAINING, "remat": "full", "gradient_accumulation": 1}).plans[0]
+    given = ask(mesh=best.mesh_shape, training={**TRAINING, "remat": "full"}).plans[0]
+    assert given.step_time == best.step_time
+    assert given.memory == best.memory
+    assert given.schedule == best.schedule
+
+
+def test_a_given_mesh_that_does_not_fit_is_a_plan_with_a_warning() -> None:
+    (plan,) = ask(target="v5e:2x2", mesh="dp:4").plans
+    assert plan.memory is not None
+    assert plan.memory.fits is False
+    (notice,) = (each for each in plan.warnings if each.code == "memory_does_not_fit")
+    assert "GiB" in notice.message
+
+
+def test_where_nothing_fits_no_plan_comes_and_each_family_says_what_it_needs() -> None:
+    found = ask(target="v5e:2x2", model="llama3-70b")
+    assert found.plans == ()
+    assert [notice.code for notice in found.warnings] == ["nothing_fits"]
+    assert {each.reason for each in found.rejected} >= {"memory"}
+    assert all("GiB of a device's 15.8" in each.message for each in found.rejected if each.reason == "memory")
+
+
+def test_losers_are_told_with_the_part_that_cost_them_most() -> None:
+    found = ask(target="8*h100:8", top=1)
+    reasons = {tuple(each.mesh_shape): each for each in found.rejected}
+    assert any("pp" in shape and each.reason == "bubble" for shape, each in reasons.items())
+    assert any(each.reason in ("nvlink", "dcn") and "tp" in shape for shape, each in reasons.items())
+    assert all(
+        "more than the best" in each.message or each.reason in ("memory", "divisibility") for each in found.rejected
+    )
+
+
+def test_equal_questions_get_equal_answers() -> None:
+    assert ask().model_dump_json() == ask().model_dump_json()
+
+
+def test_the_name_of_a_model_changes_nothing() -> None:
+    named, nameless = ask(), ask(model={**_describe("llama3-8b"), "name": "another"})
+    assert [plan.step_time for plan in named.plans] == [plan.step_time for plan in nameless.plans]
+    assert [plan.memory for plan in named.plans] == [plan.memory for plan in nameless.plans]
+
+
+def _describe(name: str) -> dict[str, Any]:
+    from meshwright.planning.models import read_model
+
+    return read_model(name).model_dump(exclude_defaults=True)
+
+
+def test_what_may_be_chosen_is_kept() -> None:
+    found = ask(search={"axes": {"tp": 4}, "at_most": {"pp": 1}, "remat": ["full"]}, top=8)
+    assert {plan.mesh_shape.get("tp") for plan in found.plans} == {4}
+    assert all("pp" not in plan.mesh_shape for plan in found.plans)
+    assert {plan.schedule.remat for plan in found.plans if plan.schedule} == {"full"}
+
+
+def test_what_training_says_is_given() -> None:
+    found = ask(training={**TRAINING, "remat": "full", "gradient_accumulation": 2})
+    assert {(p.schedule.remat, p.schedule.passes) for p in found.plans if p.schedule} == {("full", 2)}
+
+
+def test_a_price_gives_what_tokens_cost() -> None:
+    (plan, *_) = ask(search={"price_per_device_hour": 3.6}).plans
+    assert plan.tokens_per_s is not None
+    assert plan.price_per_million_tokens == pytest.approx(64 * 3.6 / 3600 / plan.tokens_per_s * 1e6)
+
+
+def test_a_chosen_part_of_the_devices_is_searched_alone() -> None:
+    found = ask(target="8*h100:8", devices={"count": 16})
+    assert all(_count(plan) == 16 for plan in found.plans)
+
+
+def _count(plan: Plan) -> int:
+    count = 1
+    for size in plan.mesh_shape.values():
+        count *= size
+    return count
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"model": None}, "model"),
+        ({"training": None}, "training"),
+        ({"mesh": "dp:64", "search": {"axes": {"tp": 2}}}, "search"),
+        ({"device_order": "given"}, "mesh"),
+        ({"axis_types": "explicit"}, "mesh"),
+    ],
+)
+def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        ask(**fields)
+    assert [error["field"] for error in refused.value.errors] == [field]
+    assert refused.value.hint
+
+
+def test_a_batch_that_no_mesh_cuts_is_refused_with_one_that_works() -> None:
+    with pytest.raises(PlanInfeasibleError) as refused:
+        ask(training={**TRAINING, "global_batch": 7}, search={"axes": {"fsdp": 64}})
+    assert "global_batch of 7" in str(refused.value)
+    assert "64" in (refused.value.hint or "")
+
+
+def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mesh() -> None:
+    with pytest.raises(PlanInfeasibleError, match="no mesh can be chosen"):
+        ask(target="cpu:8")
+    (plan,) = ask(target="cpu:8", mesh="fsdp:8").plans
+    assert (plan.step_time, plan.memory, plan.warnings) == (None, None, ())
+
+    known = build_target("4*h100:8")
+    unknown = replace(known, devices=tuple(d.model_copy(update={"kind": "NVIDIA H100 NVL"}) for d in known.devices))
+    asked = {"mesh": "fsdp:32", "model": "llama3-8b", "training": TRAINING}
+    (plan,) = answer_request(PlanRequest.model_validate(asked), unknown).plans
+    assert plan.step_time is None
+    (notice,) = (each for each in plan.warnings if each.code == "not_priced")
+    assert "NVIDIA H100 NVL" in notice.message
+
+
+def test_a_search_over_8192_devices_takes_no_minute() -> None:
+    began_s = time.monotonic()
+    training = {"sequence_length": 8192, "global_batch": 8192}
+    found = ask(target="2*v5p:16x16x16", model="llama3-70b", training=training, top=1)
+    assert found.plans
+    assert time.monotonic() - began_s < 60, (
+        "a few seconds, most of them for the order of the devices, on a machine of its own"
+    )

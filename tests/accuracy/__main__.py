@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.accuracy.cost_tables import add_spreads
 from tests.accuracy.evaluate import Predictor, Row, add_intervals
 from tests.accuracy.goals import STEP_GOALS, Goal
 from tests.accuracy.null import CONSTANT, TEXTBOOK
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--write writes all sets; leave out --set")
     predictor = PREDICTORS[asked.predictor]()
     goals = [goal for goal in STEP_GOALS if not asked.sets or goal.name in asked.sets]
-    rows = add_intervals(predictor.evaluate(read_collection().runs, sets=asked.sets))
+    rows = add_intervals(add_spreads(predictor.evaluate(read_collection().runs, sets=asked.sets)))
     show(predictor, goals, rows, has_rows=asked.rows)
     if asked.write:
         write(predictor, goals, rows)

@@ -86,8 +86,8 @@ def test_bounds_are_quantiles_set_apart_by_the_number_of_folds() -> None:
     rows = [Row(run, Prediction(step_s=(run.step_s or 0.0) * np.exp(place / 40))) for place, run in enumerate(runs)]
 
     low, high = find_quantiles(rows)
-    assert low == pytest.approx(-0.9 - 0.8, abs=0.02)
-    assert high == pytest.approx(-0.1 + 0.8, abs=0.02)
+    assert low == pytest.approx(-0.9 - 0.8, abs=0.05)
+    assert high == pytest.approx(-0.1 + 0.8, abs=0.05)
 
 
 def test_an_interval_has_seen_no_relative() -> None:

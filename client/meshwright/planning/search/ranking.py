@@ -95,9 +95,10 @@ def _explain(priced: Priced, place: int, winner: int | None) -> tuple[str, str]:
     winner's."""
     if not priced.fits[place]:
         needed, capacity = int(priced.memory_bytes[place]), int(priced.capacity_bytes)
-        over = needed / capacity - 1
+        ratio = needed / capacity
+        over = f"{ratio - 1:.0%} too much" if ratio < 2 else f"{ratio:.1f} times that"
         return "memory", (
-            f"needs {needed / 2**30:.1f} GiB of a device's {capacity / 2**30:.1f} at least, {over:.0%} too much, with "
+            f"needs {needed / 2**30:.1f} GiB of a device's {capacity / 2**30:.1f} at least, {over}, with "
             f"each micro-batch and remat that was looked at"
         )
     total = float(priced.total_s[place])

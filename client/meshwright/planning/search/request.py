@@ -103,9 +103,10 @@ def _tell_left(space: Space) -> list[Rejected]:
 
 
 def _tell_nothing_fits(question: Question) -> Notice:
+    count = question.hardware.devices
     return Notice(
         code="nothing_fits",
-        message=f"no mesh of {question.hardware.devices} device{'s' * (question.hardware.devices > 1)} holds this training step",
+        message=f"no mesh of {count} device{'s' * (count > 1)} holds this training step",
         hint="more devices, a shorter sequence, a smaller global_batch, bfloat16 moments, or a chip with more memory; "
         "`rejected` has what each family needs at least",
     )

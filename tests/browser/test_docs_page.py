@@ -59,7 +59,7 @@ def test_the_page_is_headed_by_the_contracts_title_version_and_description(agent
 
 def test_the_page_shows_fields_with_type_bounds_and_description(docs: Visit) -> None:
     cells = _Page(docs.html).texts["td"]
-    assert "mesh *" in cells
+    assert "granules *" in cells
     assert any("≥" in cell for cell in cells)
     assert '"dp:2,tp:4"; one size may be -1' in cells
 

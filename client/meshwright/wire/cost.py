@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictFloat, StrictInt
 
 from meshwright.wire.base import Reply, RequestPart
-from meshwright.wire.model import Count, Remat, WeightDtype
+from meshwright.wire.model import Count, Remat
 
 SearchAxis = Literal["dp", "fsdp", "tp", "cp", "ep", "pp"]
 """What a search calls the axes that it makes."""
@@ -21,9 +21,6 @@ class SearchSpec(RequestPart):
     )
     at_most: dict[SearchAxis, Count] = Field(default_factory=dict, description='greatest sizes: {"tp": 8}')
     remat: tuple[Remat, ...] = Field(default=(), description="to choose from; empty: all, or that of `training`")
-    moment_dtypes: tuple[WeightDtype, ...] = Field(
-        default=(), description="of AdamW's moments, to choose from; empty: those of `training`"
-    )
     price_per_device_hour: Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e6)] | None = Field(
         default=None, description="of one device, in any currency: plans then tell what tokens cost"
     )
@@ -35,7 +32,6 @@ class PlanSchedule(Reply):
     micro_batch: int = Field(description="sequences that each data-parallel part works on at a time")
     passes: int = Field(description="micro-batches one after the other in a step: `gradient_accumulation`")
     remat: Remat
-    moment_dtype: WeightDtype
     global_batch: int = Field(description="sequences in one optimizer step")
     sequence_length: int
 

@@ -19,7 +19,7 @@ from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.pricing import Priced, price
 from meshwright.planning.search.space import AXES, REMATS
 from meshwright.wire.cost import DataParallel, PlanMemory, PlanSchedule, PlanStepTime
-from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
+from meshwright.wire.model import ModelSpec, TrainingSpec
 
 ROLE_AXES: Final[Mapping[Role, str]] = {
     "pipeline": "pp",
@@ -121,12 +121,10 @@ def _tell_step_time(priced: Priced, place: int) -> PlanStepTime:
 
 
 def _tell_schedule(training: TrainingSpec, layout: Layout) -> PlanSchedule:
-    moments: WeightDtype = training.first_moment_dtype or training.weight_dtype
     return PlanSchedule(
         micro_batch=int(layout.micro_batch),
         passes=int(layout.passes),
         remat=_REMAT_NAMES[int(layout.remat)],
-        moment_dtype=moments,
         global_batch=training.global_batch,
         sequence_length=training.sequence_length,
     )

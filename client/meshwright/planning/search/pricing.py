@@ -27,7 +27,7 @@ PARTS: Final = ("compute", "remat", "tp", "cp", "ep", "fsdp", "dp", "pp", "bubbl
 
 DTYPES: Final[Mapping[ComputeDtype, Dtype]] = {"float32": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
 """How the curves call a compute dtype. XLA's matmuls of float32 are done in bfloat16 passes on TPUs, in TF32 on GPUs:
-they are priced as 16 bits, which is too fast, and said so."""
+they are priced as 16 bits, which is too fast; plans warn of it."""
 
 _DTYPE_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 

@@ -46,6 +46,7 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     priced = question.price(read_layout(plan.mesh_shape, question.training))
     told = tell(question, priced, 0, plan.mesh_shape)
     memory = told["memory"]
+    told["warnings"] = (*plan.warnings, *_tell_dtype(question.training))
     if not memory.fits:
         notice = Notice(
             code="memory_does_not_fit",
@@ -54,7 +55,7 @@ def price_plan(plan: Plan, question: Question) -> Plan:
             hint="a smaller batch, more passes, remat full, or more devices on fsdp or tp need less; leave out mesh to "
             "have the best that fits",
         )
-        told["warnings"] = (*plan.warnings, notice)
+        told["warnings"] = (*told["warnings"], notice)
     return plan.model_copy(update=told)
 
 
@@ -81,7 +82,7 @@ def search_plans(request: PlanRequest, question: Question, plan: Callable[[str],
         shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
         made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
         plans.append(made.model_copy(update=tell(question, priced, place, made.mesh_shape)))
-    warnings = () if plans else (_tell_nothing_fits(question),)
+    warnings = _tell_dtype(question.training) if plans else (_tell_nothing_fits(question),)
     return Plans(plans=tuple(plans), rejected=(*ranking.rejected, *_tell_left(space)), warnings=warnings)
 
 
@@ -100,6 +101,14 @@ def _tell_left(space: Space) -> list[Rejected]:
     """Returns sizes that no mesh can have with this model, the smallest of each axis first."""
     smallest = sorted(space.left, key=lambda left: (left.size, AXES.index(left.axis)))[:LEFT_MOST]
     return [Rejected(mesh_shape={left.axis: left.size}, reason="divisibility", message=left.rule) for left in smallest]
+
+
+def _tell_dtype(training: TrainingSpec) -> tuple[Notice, ...]:
+    """Returns the warning that times are those of another dtype, where they are."""
+    if training.compute_dtype != "float32":
+        return ()
+    message = "compute_dtype is float32, and the step's time is reckoned as of bfloat16: it will take longer"
+    return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
 
 
 def _tell_nothing_fits(question: Question) -> Notice:

@@ -94,6 +94,14 @@ def test_losers_are_told_with_the_part_that_cost_them_most() -> None:
     )
 
 
+def test_times_of_another_dtype_are_told() -> None:
+    training = {**TRAINING, "compute_dtype": "float32"}
+    assert [notice.code for notice in ask(training=training).warnings] == ["priced_in_16_bits"]
+    (plan,) = ask(training=training, mesh="fsdp:64").plans
+    assert "priced_in_16_bits" in {notice.code for notice in plan.warnings}
+    assert ask().warnings == ()
+
+
 def test_equal_questions_get_equal_answers() -> None:
     assert ask().model_dump_json() == ask().model_dump_json()
 

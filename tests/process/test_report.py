@@ -87,9 +87,9 @@ def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
     found = verify(build_job(TWO_SLICES, {"dp": 2, "fsdp": 4}, MODEL, TRAINING))
     assert (found.status, found.target) == ("verified", "2*v5e:2x2")
     sent = {axis: sum(each.bytes for each in found.collectives if each.axis == axis) for axis in ("dp", "fsdp")}
-    # What a part of fsdp holds of the gradients, in float32: a quarter of the matrices, and the norms whole.
+    # What a part of fsdp holds of the gradients: a quarter of the matrices, and the norms whole; XLA sums in bfloat16.
     count = count_parameters(MODEL)
-    assert sent["dp"] == pytest.approx(4 * ((count.total - count.norms) / 4 + count.norms), rel=0.1)
+    assert sent["dp"] == pytest.approx(2 * ((count.total - count.norms) / 4 + count.norms), rel=0.05)
     assert sent["fsdp"] > 2 * sent["dp"], "weights are gathered in each slice by itself"
     assert {each.group_size for each in found.collectives if each.axis == "dp"} == {2}
     assert found.estimate is not None

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from meshwright_agent.worker.planner import OF_THE_TRAINING
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import ask, await_end, is_alive, list_children, parse_events, read_run, stopped
 
@@ -146,7 +147,8 @@ def test_asked_again_the_store_answers_at_once(host: RunningAgent, told: Any) ->
 def test_the_stored_plan_is_the_mesh_without_the_callers_model(host: RunningAgent, told: Any) -> None:
     (plan,) = told[1]["result"]["plans"]
     (stored,) = ask(host, f"/mesh/plan/{plan['fingerprint']}")["plans"]
-    assert stored == {**plan, "model": None, "verification": None}
+    assert plan["step_time"]["total_s"] > 0
+    assert stored == {**plan, **dict.fromkeys(OF_THE_TRAINING), "model": None, "verification": None}
     assert plan["model"]["parameter_count"] > 0
 
 

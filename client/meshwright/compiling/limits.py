@@ -11,6 +11,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -99,7 +100,9 @@ def watch_memory(limit_bytes: int) -> None:
     if limit_bytes <= 0:
         raise ValueError(f"memory limit {limit_bytes} bytes; a process needs memory; give None for no limit")
     _limit_data(limit_bytes + HEADROOM_BYTES)
-    threading.Thread(target=look_at_memory, args=(limit_bytes,), name="memory", daemon=True).start()
+    end = partial(end_over_limit, stderr=os.dup(2))  # as it is now: fd 2 may lead nowhere for a while
+    look = partial(look_at_memory, limit_bytes, end=end)
+    threading.Thread(target=look, name="memory", daemon=True).start()
 
 
 def _step_back() -> None:
@@ -143,10 +146,10 @@ def look_at_memory(
         wait(INTERVAL_S)
 
 
-def end_over_limit(held_bytes: int, limit_bytes: int) -> NoReturn:
+def end_over_limit(held_bytes: int, limit_bytes: int, *, stderr: int = 2) -> NoReturn:
     """Ends this process with `MEMORY_EXIT_STATUS`, after words on stderr. For a MemoryError of Python too."""
     words = f"this process holds {held_bytes} bytes of the host's memory; it may have {limit_bytes}, so it ends\n"
-    os.write(2, words.encode())  # not print: another thread may hold the stream's lock
+    os.write(stderr, words.encode())  # not print: another thread may hold the stream's lock
     os._exit(MEMORY_EXIT_STATUS)
 
 

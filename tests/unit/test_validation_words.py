@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
+from meshwright.planning.request import answer_request
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import translate_validation
@@ -41,7 +42,10 @@ def test_a_mesh_of_any_form_is_judged_as_the_parser_judges_it(mesh: object, word
 
 
 def test_a_missing_mesh_is_shown_one() -> None:
-    assert "dp:2,tp:4" in refuse(PlanRequest, {}).hint
+    with pytest.raises(InvalidRequestError) as refused:
+        answer_request(PlanRequest.model_validate({}))
+    assert "dp:2,tp:4" in (refused.value.hint or "")
+    assert "neither mesh nor model is given" in str(refused.value)
 
 
 def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> None:

@@ -175,8 +175,6 @@ def _message_of(error: Mapping[str, Any]) -> str:
 def _hint_of(field: str, error: Mapping[str, Any]) -> str:
     limits, value = error.get("ctx", {}), error.get("input")
     match error["type"]:
-        case "missing" if field == "mesh":
-            return MESH_EXAMPLE
         case "greater_than_equal":
             return f"set {field} to {limits['ge']} or more"
         case "greater_than":

@@ -106,7 +106,11 @@ def test_only_what_holds_for_good_is_kept(status: str) -> None:
         (CRASHED, dead(-9), "SIGKILL"),
         (CRASHED, dead(3), "status 3"),
         (CRASHED, dead(MEMORY_EXIT_STATUS), "MESHWRIGHT_COMPILE_MEMORY_BYTES"),
-        (CRASHED, dead(-6, "terminate called after throwing an instance of 'std::bad_alloc'"), f"more than {1 << 30:,}"),
+        (
+            CRASHED,
+            dead(-6, "terminate called after throwing an instance of 'std::bad_alloc'"),
+            f"more than {1 << 30:,}",
+        ),
         (LATE, dead(-9), "did not end within 600 s"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemError, RequestError
-from meshwright.spec import MESH_EXAMPLE, MeshSpec
+from meshwright.spec import MeshSpec
 from meshwright.wire.base import SCHEMA_VERSION, Reply
 
 _DOCS_HINT: Final = "GET /docs shows every field with its type and bounds"

@@ -12,6 +12,7 @@ from meshwright.planning.compile_request import BATCH_MAX, bound_batch, check_st
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchTraining, CompiledBatch
 from meshwright.wire.compiling import CompileJob
+from meshwright.wire.cost import PlanSchedule
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
@@ -124,3 +125,16 @@ def test_a_preset_that_cannot_be_described_or_compiled_is_answered_and_no_error(
         assert isinstance(answer, Verification)
         assert answer.status == "not_compiled"
         assert reason in (answer.reason or "")
+
+
+def test_what_a_search_chose_is_what_is_compiled() -> None:
+    asked = {"target": "v5e:2x2", "model": "llama3-8b", "training": {"global_batch": 16, "sequence_length": 1024}}
+    made = answer_request(PlanRequest.model_validate({**asked, "mesh": "fsdp:4"})).plans[0]
+    schedule = PlanSchedule(micro_batch=1, passes=4, remat="none", global_batch=16, sequence_length=1024)
+    training = TrainingSpec(global_batch=16, sequence_length=1024, remat="full")
+    job = prepare_verify(made.model_copy(update={"schedule": schedule}), "llama3-8b", training)
+    assert isinstance(job, CompileJob)
+    assert (job.training.gradient_accumulation, job.training.remat) == (4, "none")
+    bare = prepare_verify(made.model_copy(update={"schedule": None}), "llama3-8b", training)
+    assert isinstance(bare, CompileJob)
+    assert bare.training == training

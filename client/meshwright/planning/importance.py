@@ -18,8 +18,9 @@ RANK_RATIO: Final = 4.0
 no traffic."""
 
 CROSSING_RATIO: Final = 64.0
-"""The same between granules: so much that an axis does not give way to the next one, as a tensor axis of 64 on two
-slices would at a lower ratio to a data axis of 2, whose devices each send more."""
+"""The same between granules, at least: so much that an axis does not give way to the next one, as a tensor axis of 64
+on two slices would at a lower ratio to a data axis of 2, whose devices each send more. For that the ratio has to be
+more than half of the largest axis, and is as much as all of it where that is more than this."""
 
 
 DIGITS: Final = 12
@@ -60,7 +61,8 @@ def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[s
         return Weights(given, given)
     ranks = {axis: _rank(names[axis]) for axis in wide}
     ladder = sorted(wide, key=lambda axis: (ranks[axis], axis), reverse=True)
-    return Weights(*(_weigh(ladder, len(sizes), ratio) for ratio in (RANK_RATIO, CROSSING_RATIO)))
+    crossing = max(CROSSING_RATIO, float(max(sizes, default=1)))
+    return Weights(*(_weigh(ladder, len(sizes), ratio) for ratio in (RANK_RATIO, crossing)))
 
 
 def _rank(name: str) -> int:

@@ -142,3 +142,20 @@ def test_devices_that_are_chosen_by_number_are_chosen_so_that_the_split_fits(mes
     made = plan("2*h100:8", mesh, dcn="dp:2", **(more or {"devices": {"count": count}}))
     assert [len(granule.used_positions or ()) for granule in made.granules] == [count // 2] * 2
     assert [axis.dcn_size for axis in made.axes] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("target", "mesh", "crossing"),
+    [
+        ("2*v6e:16x16", "dp:2,fsdp:256", "dp"),
+        ("2*v6e:16x16", "data:2,model:256", "data"),
+        ("2*v6e:16x16", "fsdp:2,tp:256", "fsdp"),
+        ("4*v5p:8x16x16", "pp:4,fsdp:2048", "pp"),
+        ("2*v5e:4x4", "dp:2,tp:16", "dp"),
+    ],
+)
+def test_the_axis_with_the_least_traffic_crosses_however_large_the_others_are(
+    target: str, mesh: str, crossing: str
+) -> None:
+    (plan,) = plan_mesh(PlanRequest(mesh=mesh), build_target(target)).plans
+    assert [axis.name for axis in plan.axes if axis.dcn_size > 1] == [crossing]

@@ -43,6 +43,12 @@ def test_axes_rank_by_their_names_wherever_they_stand(more: list[str], less: lis
             assert weigh(other, one) == Weights((1 / 4, 1), (1 / 64, 1))
 
 
+def test_the_ratio_between_granules_is_as_much_as_the_largest_axis() -> None:
+    assert weigh("dp", "fsdp", sizes=(2, 64)).crossing == (1 / 64, 1)
+    assert weigh("dp", "fsdp", sizes=(2, 256)) == Weights((1 / 4, 1), (1 / 256, 1))
+    assert weigh("dp", "fsdp", "tp", sizes=(2, 1024, 4)).crossing == (1 / 1024**2, 1 / 1024, 1)
+
+
 def test_six_axes_are_a_ladder_in_any_order() -> None:
     for names in permutations(["tp", "cp", "ep", "fsdp", "dp", "pp"]):
         inside = dict(zip(names, weigh(*names).inside, strict=True))

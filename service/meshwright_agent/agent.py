@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import InvalidRequestError, MeshwrightError, StoreUnavailableError, WorkerFailedError
+from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.request import tell_ignored
 from meshwright.topology.model import Topology
@@ -38,6 +39,7 @@ from meshwright_agent.clock import Clock, SystemClock
 from meshwright_agent.compiles import Compiles
 from meshwright_agent.evidence import Evidence
 from meshwright_agent.health import HealthBoard
+from meshwright_agent.measurements import BENCHES_MOST, HostMeasurements
 from meshwright_agent.plans import PlanMaker
 from meshwright_agent.release import release_devices
 from meshwright_agent.replies import PlanAnswer
@@ -91,6 +93,7 @@ class Agent:
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._newest: dict[object, BenchRecord] = {}
+        self._measurements = HostMeasurements()
         self._topology: tuple[object, Topology] | None = None
         self.version = 0
 
@@ -146,6 +149,7 @@ class Agent:
         await self._runs.start()
         for record in (await self._store.latest_bench()).records:
             self.remember(record)
+        self._measurements.recall(await self._store.list_succeeded("bench", limit=BENCHES_MOST))
         self._spawn(self.host.run())
         self._spawn(self._check_store())
 
@@ -318,17 +322,38 @@ class Agent:
         return Here(topology, states)
 
     def tell_here(self, here: Here) -> dict[str, Any]:
-        """Returns the same for the planner."""
+        """Returns the same for the planner, with what benches measured here."""
         simulated = self.settings.simulate
         known = {"target": simulated} if simulated else {"devices": self.devices().model_dump_json()}
-        return {**known, "health": here.health, "notices": [notice.model_dump() for notice in here.notices]}
+        notices = [notice.model_dump() for notice in here.notices]
+        measured = self._measurements.tell(self.clock.now())
+        return {**known, "health": here.health, "notices": notices, "measured": measured}
 
     def batch_size(self, request: BatchSizeRequest) -> BatchSize:
-        """Returns the table, the roofline and the verdict for the named hardware, else for this host's."""
+        """Returns the table, the roofline and the verdict for the named hardware or target, else for this host's.
+
+        Raises:
+            RequestError: a name or target is none, or a field is about a model and none is given.
+            UnavailableError: this host's devices are not known.
+        """
+        check_batch_fields(request)
+        request = name_batch_hardware(request)
         named: tuple[None, None, Basis] = (None, None, "declared")
         platform, kind, basis = self._hardware() if request.hardware is None else named
         answer = answer_batch_size(request, platform=platform, kind=kind, basis=basis)
         return answer.model_copy(update={"warnings": (*answer.warnings, *tell_ignored(request))})
+
+    async def batch_size_of_model(self, request: BatchSizeRequest) -> BatchSize:
+        """Returns the same with the batch of the request's model, reckoned; without a model the same alone.
+
+        Raises:
+            ProblemError: as `batch_size`; see `PlanMaker.reckon`.
+        """
+        if request.model is None:
+            return self.batch_size(request)
+        reckoned = await self.plans.reckon(request)
+        advice = self.batch_size(request.model_copy(update={"target": reckoned.target}))
+        return advice.model_copy(update={"reckoned": reckoned})
 
     async def batch_size_by_compile(self, request: BatchSizeRequest, key: str | None = None) -> BatchSize | Run:
         """Returns the same with the largest batch that the compiler says fits, or the run that will say so.
@@ -402,6 +427,7 @@ class Agent:
         self._require_platform()
         answer = await self.device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
         self._spawn(self.watch.look_at_jax())
+        self._measurements.note(run.id, answer.result)
         return answer.result, answer.generation
 
     async def latest_bench(self) -> LatestBench:

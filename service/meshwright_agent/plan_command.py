@@ -47,7 +47,17 @@ from meshwright.cli.arguments import (
 )
 from meshwright.cli.output import print_error
 from meshwright.cli.plan import PlanOutput, answer_here, check_output, print_plans
-from meshwright.cli.search import ExplainOption, SearchOption, TopOption, read_search
+from meshwright.cli.search import (
+    AuditOption,
+    ExplainOption,
+    ExportOption,
+    FallbackOption,
+    PriceOption,
+    SearchOption,
+    TargetsOption,
+    TopOption,
+    build_search_arguments,
+)
 from meshwright.cli.session import Options, Session, open_client
 from meshwright.errors import MeshwrightError
 from meshwright.topology.assemble import build_target
@@ -88,6 +98,11 @@ def plan(
     search: SearchOption = None,
     top: TopOption = 3,
     explain: ExplainOption = False,
+    targets: TargetsOption = None,
+    price: PriceOption = None,
+    audit: AuditOption = False,
+    fallback: FallbackOption = False,
+    export: ExportOption = None,
     timeout_s: Annotated[
         float | None,
         typer.Option("--timeout", metavar="S", callback=check_timeout, help="Seconds that a compile may take."),
@@ -106,7 +121,7 @@ def plan(
     usage, or no answer.
     """
     session = Session(Options(timeout_s=timeout_s, as_json=as_json, no_color=no_color), open_client)
-    check_output(session, code)
+    check_output(session, code, export)
     asked = take_mesh(None, mesh, is_searched=model is not None)
     try:
         step = build_step_arguments(
@@ -134,10 +149,20 @@ def plan(
             dcn=dcn,
             importance=importance,
         )
-        if asked is None:
-            arguments |= {"search": read_search(search), "top": top}
+        arguments |= build_search_arguments(
+            search=search,
+            top=top,
+            targets=targets,
+            price=price,
+            audit=audit,
+            fallback=fallback,
+            export=export,
+            is_searched=asked is None,
+        )
         plans = _answer(session, asked, {**arguments, **step}, cpu_devices)
-        say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none", is_explained=explain)
+        say = PlanOutput(
+            asked, output=output, code=code, is_verified=verify != "none", is_explained=explain, export=export
+        )
         status = print_plans(session, plans, say)
     except MeshwrightError as error:
         print_error(session, error)
@@ -148,7 +173,7 @@ def plan(
 
 def _answer(session: Session, mesh: str | None, arguments: dict[str, Any], cpu_devices: int | None) -> Plans:
     request = calls.parse_plan_request(calls.plans(mesh, **arguments))
-    if request.target is not None or request.topology is not None:
+    if request.target is not None or request.topology is not None or request.targets is not None:
         return answer_here(session, request)
     settings = read_settings(cpu_devices=cpu_devices)
     if settings.simulate is not None:

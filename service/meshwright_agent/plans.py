@@ -20,7 +20,7 @@ from meshwright.errors import (
     UnavailableError,
 )
 from meshwright.wire.base import Notice
-from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.bodies import decode_body, parse_body
 from meshwright_agent.replies import PlanAnswer, frame_stored
@@ -89,7 +89,7 @@ class PlanMaker:
             body: its JSON, where it came as such; it may hold fields that only a newer client knows.
         """
         told = None
-        if request.target is None and request.topology is None:
+        if request.target is None and request.topology is None and request.targets is None:
             here = self._here()
             if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
                 return await self._settle(PlanAnswer.of(write_plans(request, here)))
@@ -104,11 +104,16 @@ class PlanMaker:
             RequestError: refused; PlanNotFoundError: no plan has the fingerprint that it names.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
+        return CompileTask(**await self._ask_of_batch("fit", request))
+
+    async def reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
+        """Returns the batch of a model's step, without a compile; errors as for `build_fit_task`."""
+        return ReckonedBatch.model_validate_json((await self._ask_of_batch("reckon", request))["reckoned"])
+
+    async def _ask_of_batch(self, op: str, request: BatchSizeRequest) -> dict[str, Any]:
         plan = None if request.plan is None else await self._find_stored(request.plan)
         told = None if request.target is not None else self._tell_anything()
-        return CompileTask(
-            **await self._hand_over("fit", {"request": request.model_dump_json(), "plan": plan, "here": told})
-        )
+        return await self._hand_over(op, {"request": request.model_dump_json(), "plan": plan, "here": told})
 
     def _tell_anything(self) -> dict[str, Any]:
         """Returns this host for a request that nobody has read yet; if it is not known, the reason."""

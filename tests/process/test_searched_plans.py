@@ -75,6 +75,31 @@ def test_the_typed_client_searches(host: RunningAgent) -> None:
     assert several.rejected
 
 
+def test_targets_are_compared_in_one_call(host: RunningAgent) -> None:
+    targets = ["v5e:4x4", "v5e:2x2", "h100:8"]
+    reply = post(host, target=None, targets=targets, include_devices=False)
+    assert reply.status_code == 200, reply.text
+    told = reply.json()
+    assert {each["target"] for each in told["comparison"]} == set(targets)
+    assert [each["fingerprint"] for each in told["comparison"][: len(told["plans"])]] == [
+        plan["fingerprint"] for plan in told["plans"]
+    ]
+    # A mesh of them, without a model, goes to the planner too: the event loop builds no targets.
+    reply = httpx.post(f"{host.url}/mesh/plan", json={"targets": targets[:2], "mesh": "fsdp:-1"}, timeout=60)
+    assert [plan["mesh_shape"] for plan in reply.json()["plans"]] == [{"fsdp": 16}, {"fsdp": 4}]
+
+
+def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAgent) -> None:
+    reply = post(host, target="4*h100:8", fallback=True, top=1, include_devices=False)
+    fallback = reply.json()["fallback"]
+    (left,) = fallback["plans"]
+    assert left["devices"] is None
+    stored = ask(host, f"/mesh/plan/{left['fingerprint']}")["plans"][0]
+    assert len(stored["devices"]) == fallback["device_count"] == 16
+    assert len({device["host"] for device in stored["devices"]}) == 2
+    assert stored["step_time"] is None
+
+
 @needs_tpu_compiler
 def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
     training = {"global_batch": 8, "sequence_length": 1024}

@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel
 
@@ -49,6 +49,7 @@ AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
 REASONS_MOST: Final = 3
 """Rejected meshes that an error names."""
+ExportName = Literal["jax", "maxtext"]
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
 ExportFormat = Literal["nccl-tests", "nvbandwidth"]
 
@@ -108,49 +109,66 @@ def release() -> Call[Release]:
     return _build_model(endpoints.RELEASE)
 
 
-def plans(
-    mesh: MeshLike | MeshSpec | None,
-    *,
-    devices: DevicesLike | None = None,
-    device_order: Literal["planned", "given"] = "planned",
-    axis_types: AxisTypesLike | None = None,
-    allow_unused: bool = False,
-    include_devices: bool = True,
-    memory_strategy: MemoryStrategyName = "balanced",
-    target: str | None = None,
-    topology: TopologyLike | None = None,
-    dcn: str | Mapping[str, int] | None = None,
-    importance: Mapping[str, float] | None = None,
-    model: ModelLike | None = None,
-    training: TrainingLike | None = None,
-    search: SearchLike | None = None,
-    top: int = 3,
-    verify: Verify = "none",
-) -> Call[Plans]:
+class PlanOptions(TypedDict, total=False):
+    """What may be said of a plan besides its mesh. Each as the request's field of that name; left out: its default.
+
+    Attributes:
+        devices: local indices, uuids or PCI bus ids, or a selection such as {"count": 4}; None: all.
+        device_order: "planned" looks for the best order, "given" takes the one of `devices`, row-major.
+        axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
+        allow_unused: a mesh smaller than the host is a warning and not an error.
+        include_devices: False leaves the list of devices out of the reply.
+        memory_strategy: how much memory the job's JAX may take; goes into the plan's environment.
+        target: plan on hardware that need not be here, such as "v5p:4x4x28" or "64*h100:8"; None: the agent's host.
+        targets: compare these: the best plan on each.
+        topology: plan on these hosts: what their agents' `devices()` returned.
+        dcn: how axes are split over slices or hosts, such as "dp:4"; None: as the score has it.
+        importance: how much traffic each axis has, such as {"tp": 8, "dp": 1}; None: by the axes' names.
+        model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
+        training: how, such as {"global_batch": 64, "sequence_length": 8192}.
+        search: without a mesh, what may be chosen, such as {"at_most": {"tp": 8}}.
+        top: without a mesh, how many plans are told.
+        audit: with mesh and model, tell in `plan.audit` what the step is spent on, and what would save most.
+        fallback: without a mesh, also plan for what is left when a device fails, in `plans.fallback`.
+        exports: write "jax" (mesh and PartitionSpecs) or "maxtext" (flags) into `plan.exports`.
+        verify: "compile" asks XLA's compiler whether the step fits, and waits for its word, in `plan.verification`.
+            A compile goes on, and its answer is kept, when the waiting ends early.
+    """
+
+    devices: DevicesLike | None
+    device_order: Literal["planned", "given"]
+    axis_types: AxisTypesLike | None
+    allow_unused: bool
+    include_devices: bool
+    memory_strategy: MemoryStrategyName
+    target: str | None
+    targets: Sequence[str] | None
+    topology: TopologyLike | None
+    dcn: str | Mapping[str, int] | None
+    importance: Mapping[str, float] | None
+    model: ModelLike | None
+    training: TrainingLike | None
+    search: SearchLike | None
+    top: int
+    audit: bool
+    fallback: bool
+    exports: Sequence[ExportName]
+    verify: Verify
+
+
+def plans(mesh: MeshLike | MeshSpec | None, **options: Unpack[PlanOptions]) -> Call[Plans]:
     """`POST /mesh/plan`; where it asks the compiler, with an Idempotency-Key made here, once per call.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
     """
-    fields = {
-        "mesh": None if mesh is None else _write_mesh(mesh),
-        "devices": _write_sequence(devices),
-        "device_order": device_order,
-        "axis_types": _write_sequence(axis_types),
-        "allow_unused": allow_unused,
-        "include_devices": include_devices,
-        "memory_strategy": memory_strategy,
-        "target": target,
-        "topology": _write_sequence(topology),
-        "dcn": _write_sequence(dcn),
-        "importance": _write_sequence(importance),
-        "model": _write_model(model),
-        "training": _write_model(training),
-        "search": _write_model(search),
-        "top": top,
-        "verify": verify,
-    }
-    return _build_model(endpoints.PLAN, fields=fields, is_keyed=verify != "none")
+    said = {name: _write_model(value) if name in _MODELS else _write_sequence(value) for name, value in options.items()}
+    fields = {"mesh": None if mesh is None else _write_mesh(mesh), **said}
+    return _build_model(endpoints.PLAN, fields=fields, is_keyed=options.get("verify", "none") != "none")
+
+
+_MODELS: Final = ("model", "training", "search")
+"""Options that may be a wire model."""
 
 
 def parse_plan_request(call: Call[Plans]) -> PlanRequest:

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from meshwright import _http
 from meshwright._calls import calls, flows
 from meshwright._calls.calls import (
-    AxisTypesLike,
     Call,
-    DevicesLike,
     EnvironmentStrategy,
     ExportFormat,
     MemoryStrategyName,
     ModelLike,
+    PlanOptions,
     Readiness,
-    SearchLike,
-    TopologyLike,
     TrainingLike,
     Verify,
 )
@@ -122,122 +119,40 @@ class AsyncClient(Connection):
         self,
         mesh: MeshLike | MeshSpec | None = None,
         *,
-        devices: DevicesLike | None = None,
-        device_order: Literal["planned", "given"] = "planned",
-        axis_types: AxisTypesLike | None = None,
-        allow_unused: bool = False,
-        include_devices: bool = True,
-        memory_strategy: MemoryStrategyName = "balanced",
-        target: str | None = None,
-        topology: TopologyLike | None = None,
-        dcn: str | Mapping[str, int] | None = None,
-        importance: Mapping[str, float] | None = None,
-        model: ModelLike | None = None,
-        training: TrainingLike | None = None,
-        search: SearchLike | None = None,
-        verify: Verify = "none",
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[PlanOptions],
     ) -> Plan:
         """Returns the best plan for a mesh such as "dp:2,tp:-1" on the agent's devices.
 
         Args:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. None: the
                 fastest for `model` and `training` that fits.
-            devices: local indices, uuids or PCI bus ids, or a selection such as {"count": 4}; None: all.
-            device_order: "planned" looks for the best order, "given" takes the one of `devices`, row-major.
-            axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
-            allow_unused: a mesh smaller than the host is a warning and not an error.
-            include_devices: False leaves the list of devices out of the reply.
-            memory_strategy: how much memory the job's JAX may take; goes into the plan's environment.
-            target: plan on hardware that need not be here, such as "v5p:4x4x28" or "64*h100:8"; None: the agent's host.
-            topology: plan on these hosts: what their agents' `devices()` returned.
-            dcn: how axes are split over slices or hosts, such as "dp:4"; None: as the score has it.
-            importance: how much traffic each axis has, such as {"tp": 8, "dp": 1}; None: by the axes' names.
-            model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
-            training: how, such as {"global_batch": 64, "sequence_length": 8192}.
-            search: without a mesh, what may be chosen, such as {"at_most": {"tp": 8}}.
-            verify: "compile" asks XLA's compiler whether the step fits, and waits for its word, in
-                `plan.verification`. A compile goes on, and its answer is kept, when the waiting ends early.
             on_progress: called with each progress of the compile.
             timeout_s: seconds to wait for the compile, in the queue too; None: as long as it takes.
+            **options: which devices, model and training, and what to tell: see `PlanOptions`.
 
         Raises:
             InvalidMeshError: the mesh is none.
+            InvalidRequestError: an option is none that there is, or has the wrong type.
             DoesNotDivideError: the mesh cannot shard the model.
             PlanInfeasibleError: it cannot be laid on these devices; the hint has shapes that can.
             DevicesUnusedError: it would leave devices unused.
         """
-        return await self._complete(
-            calls.best_plan(
-                calls.plans(
-                    mesh,
-                    devices=devices,
-                    device_order=device_order,
-                    axis_types=axis_types,
-                    allow_unused=allow_unused,
-                    include_devices=include_devices,
-                    memory_strategy=memory_strategy,
-                    target=target,
-                    topology=topology,
-                    dcn=dcn,
-                    importance=importance,
-                    model=model,
-                    training=training,
-                    search=search,
-                    top=1 if mesh is None else 3,
-                    verify=verify,
-                )
-            ),
-            on_progress,
-            timeout_s,
-        )
+        if mesh is None:
+            options.setdefault("top", 1)
+        return await self._complete(calls.best_plan(calls.plans(mesh, **options)), on_progress, timeout_s)
 
     async def plans(
         self,
         mesh: MeshLike | MeshSpec | None = None,
         *,
-        devices: DevicesLike | None = None,
-        device_order: Literal["planned", "given"] = "planned",
-        axis_types: AxisTypesLike | None = None,
-        allow_unused: bool = False,
-        include_devices: bool = True,
-        memory_strategy: MemoryStrategyName = "balanced",
-        target: str | None = None,
-        topology: TopologyLike | None = None,
-        dcn: str | Mapping[str, int] | None = None,
-        importance: Mapping[str, float] | None = None,
-        model: ModelLike | None = None,
-        training: TrainingLike | None = None,
-        search: SearchLike | None = None,
-        top: int = 3,
-        verify: Verify = "none",
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[PlanOptions],
     ) -> Plans:
         """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
-        return await self._complete(
-            calls.plans(
-                mesh,
-                devices=devices,
-                device_order=device_order,
-                axis_types=axis_types,
-                allow_unused=allow_unused,
-                include_devices=include_devices,
-                memory_strategy=memory_strategy,
-                target=target,
-                topology=topology,
-                dcn=dcn,
-                importance=importance,
-                model=model,
-                training=training,
-                search=search,
-                top=top,
-                verify=verify,
-            ),
-            on_progress,
-            timeout_s,
-        )
+        return await self._complete(calls.plans(mesh, **options), on_progress, timeout_s)
 
     async def get_plan(self, fingerprint: str) -> Plan:
         """Returns the stored plan with this fingerprint: how every rank gets the same one.
@@ -264,14 +179,15 @@ class AsyncClient(Connection):
     ) -> BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and the verdict on `batch`.
 
-        With `verify="compile"` also `compiled`: the largest batch of a model that XLA's compiler says fits.
+        With a `model` also `reckoned`: how many sequences its step should have on a mesh, and which limit says so. With
+        `verify="compile"` `compiled` instead: the largest batch of a model that XLA's compiler says fits.
 
         Args:
             hardware: "h100", "tpu_v5e", a JAX device kind, …
             batch: a batch size per device to judge.
             model: what is trained, as for `plan`.
-            training: how; `global_batch`, where given, is the greatest to look at.
-            mesh: the mesh that it is trained on.
+            training: how, such as {"sequence_length": 8192}; `global_batch`, where given, is the greatest to look at.
+            mesh: the mesh that it is trained on; None: the fastest that fits is searched (not with `verify`).
             target: the hardware, as for `plan`; None: the agent's host.
             plan: one that the agent keeps, or its fingerprint, instead of `mesh` and `target`.
             memory_strategy: how much memory the job's JAX may take on a GPU.
@@ -281,8 +197,10 @@ class AsyncClient(Connection):
 
         Raises:
             UnknownHardwareError: no table knows the name; near ones stand in the hint.
+            InvalidRequestError: training, mesh or plan without a model, or a model that is none.
             PlanNotFoundError: the agent has no such plan.
             DoesNotDivideError: the mesh cannot shard the model.
+            PlanInfeasibleError: nothing is known of what such devices can do (name a target), or no mesh fits.
             RunFailedError: the run failed; or the class of its problem.
         """
         call = calls.batch_size(

@@ -1,4 +1,4 @@
-"""`meshwright batch-size`: how large a batch, by table, roofline and compiler, and the verdict on a given one."""
+"""`meshwright batch-size`: how large a batch, by table, roofline, cost model or compiler; and the verdict on one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from meshwright.cli.arguments import (
 )
 from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
 from meshwright.cli.progress import follow_compile, show_progress
+from meshwright.cli.reckoning import print_reckoned
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_batch
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
@@ -44,7 +45,7 @@ def show_batch_size(
     model: ModelOption = None,
     seq: SequenceOption = None,
     max_batch: Annotated[
-        int | None, typer.Option(metavar="N", help="The greatest batch of a step that a compile looks at.")
+        int | None, typer.Option(metavar="N", help="The greatest batch of a step to look at, in sequences.")
     ] = None,
     remat: RematOption = None,
     attention: AttentionOption = None,
@@ -62,13 +63,14 @@ def show_batch_size(
         bool, typer.Option("--local", help="Answer, and compile, here for --target; ask no agent.")
     ] = False,
 ) -> int:
-    """Say how large a batch per device should be, and why; with --verify compile, how large a one fits.
+    """Say how large a batch per device should be, and why; with --model, how many sequences its step should have.
 
-    The compiler is asked about a model on a mesh, a few times, for the largest batch that fits. --timeout bounds the
-    wait for it; an agent's compile goes on.
+    Of a model's step the bounds of its mesh, the largest batch that fits and the recommended one are reckoned; without
+    --mesh on the fastest mesh that fits. With --verify compile the compiler is asked instead, a few times, for the
+    largest batch that fits. --timeout bounds the wait for it; an agent's compile goes on.
 
-    Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, or --verify compile found none
-    that fits · 2 usage (also a name that no table knows), or no answer.
+    Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, none fits, or no step can be
+    reckoned or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
     """
     step = build_step_arguments(
         model=model,
@@ -88,6 +90,8 @@ def show_batch_size(
     else:
         _print_sizes(session, reply)
     if verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
+        return FAILED
+    if reply.reckoned and reply.reckoned.recommended is None:
         return FAILED
     return FAILED if reply.validation and not reply.validation.valid else OK
 
@@ -121,6 +125,9 @@ def _print_sizes(session: Session, reply: BatchSize) -> None:
     _print_roofline(session, reply.roofline)
     if reply.validation:
         _print_verdict(session, reply.validation)
+    if reply.reckoned:
+        session.out.print()
+        print_reckoned(session, reply.reckoned)
     if reply.compiled:
         session.out.print()
         print_batch(session, reply.compiled)

@@ -42,20 +42,34 @@ from meshwright.cli.arguments import (
     build_step_arguments,
     take_mesh,
 )
+from meshwright.cli.audit import write_audit
 from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
 from meshwright.cli.progress import follow_compile, show_progress
-from meshwright.cli.search import ExplainOption, SearchOption, TopOption, print_ranking, read_search, write_costs
+from meshwright.cli.search import (
+    AuditOption,
+    ExplainOption,
+    ExportOption,
+    FallbackOption,
+    PriceOption,
+    SearchOption,
+    TargetsOption,
+    TopOption,
+    build_search_arguments,
+    print_ranking,
+    write_costs,
+    write_fallback,
+)
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
 from meshwright.wire.base import Notice
-from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, PlanRequest, Plans, PlanScore
+from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, PlanRequest, Plans, PlanScore
 
 if TYPE_CHECKING:
-    from meshwright.planning.request import Here
+    from meshwright.planning.request_topology import Here
 
 MAX_DRAWN: Final = 256
 """Devices beyond which a drawing helps nobody."""
@@ -91,6 +105,11 @@ def show_plan(
     search: SearchOption = None,
     top: TopOption = 3,
     explain: ExplainOption = False,
+    targets: TargetsOption = None,
+    price: PriceOption = None,
+    audit: AuditOption = False,
+    fallback: FallbackOption = False,
+    export: ExportOption = None,
     local: Annotated[
         bool, typer.Option("--local", help="Plan, and compile, here on --target or --topology; ask no agent.")
     ] = False,
@@ -111,7 +130,7 @@ def show_plan(
     Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --verify compile gave no word that it fits · 2
     usage, or no answer.
     """
-    check_output(session, code)
+    check_output(session, code, export)
     asked = take_mesh(mesh, mesh_option, is_searched=model is not None)
     step = build_step_arguments(
         model=model,
@@ -138,9 +157,17 @@ def show_plan(
         dcn=dcn,
         importance=importance,
     )
-    if asked is None:
-        arguments |= {"search": read_search(search), "top": top}
-    say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none", is_explained=explain)
+    arguments |= build_search_arguments(
+        search=search,
+        top=top,
+        targets=targets,
+        price=price,
+        audit=audit,
+        fallback=fallback,
+        export=export,
+        is_searched=asked is None,
+    )
+    say = PlanOutput(asked, output=output, code=code, is_verified=verify != "none", is_explained=explain, export=export)
     if is_asked(session, fleet, hosts):
         _check_fleet(step)
         asked = asked or ""  # fleets plan no models, so that a mesh is there
@@ -165,6 +192,7 @@ class PlanOutput:
         url: the agent that answered; None: the plan was made in this process, and no agent knows it.
         is_verified: a compile was asked for, so that only its yes is one.
         is_explained: say why other meshes lost.
+        export: print only this.
     """
 
     mesh: str | None
@@ -173,6 +201,7 @@ class PlanOutput:
     url: str | None = None
     is_verified: bool = False
     is_explained: bool = False
+    export: ExportName | None = None
 
 
 def _check_fleet(step: Mapping[str, Any]) -> None:
@@ -182,14 +211,16 @@ def _check_fleet(step: Mapping[str, Any]) -> None:
         )
 
 
-def check_output(session: Session, code: bool) -> None:
+def check_output(session: Session, code: bool, export: ExportName | None) -> None:
     """Passes if what shall be printed is one thing.
 
     Raises:
-        typer.BadParameter: --code stands beside --json.
+        typer.BadParameter: --code stands beside --json or --export.
     """
     if code and session.as_json:
         raise typer.BadParameter("it prints Python, --json prints JSON; give one of them", param_hint="--code")
+    if code and export is not None:
+        raise typer.BadParameter(f"it prints the mesh alone, --export {export} more; give one", param_hint="--code")
 
 
 def _plan_here(session: Session, mesh: str | None, arguments: dict[str, Any]) -> Plans:
@@ -223,18 +254,20 @@ def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
     if session.as_json:
         session.print_lines(text)
         return _judge(plans, text, say)
-    if say.mesh is None and not say.code:
+    if (say.mesh is None or plans.comparison) and not say.code and say.export is None:
         print_ranking(session, plans, is_explained=say.is_explained)
         if not plans.plans:
             print_notices(session, plans.warnings)
             return FAILED
     best = take_best(plans, asked=f"mesh {say.mesh}" if say.mesh else "the search", host=say.url or "")
-    if say.code:
-        session.print_lines(best.code.rstrip("\n"))
+    if say.code or say.export is not None:
+        session.print_lines((best.exports[say.export] if say.export else best.code).rstrip("\n"))
         if best.verification is not None:
             print_refusal(session, best.verification)
     else:
         _print_plan(session, best, build_exports(best, say.output, say.url), is_kept=say.output is not None or is_sent)
+        if plans.fallback is not None:
+            session.print_lines("", *write_fallback(plans.fallback))
     print_notices(session, best.warnings)
     return _judge(plans, text, say)
 
@@ -274,6 +307,8 @@ def _print_plan(session: Session, plan: Plan, exports: tuple[str, ...], *, is_ke
     if plan.verification is not None:
         print_verification(session, plan.verification)
     _print_memory(session, plan)
+    if audit := write_audit(plan):
+        session.print_lines(*audit, "")
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.out.print()
     if told := _tell_score(plan.score):

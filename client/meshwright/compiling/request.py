@@ -13,6 +13,7 @@ from meshwright.compiling.child import LIMIT_S, OnProgress, compile_in_child
 from meshwright.compiling.identity import build_key
 from meshwright.compiling.limits import read_default_limit_bytes
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_request import (
     build_unfitted,
@@ -21,8 +22,8 @@ from meshwright.planning.compile_request import (
     prepare_fit,
     prepare_verify,
 )
-from meshwright.planning.request import Here, answer_request
-from meshwright.topology.assemble import read_target
+from meshwright.planning.request import answer_request
+from meshwright.planning.request_topology import Here
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob
@@ -84,19 +85,19 @@ def answer_batch(
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
 ) -> BatchSize:
-    """Returns what `POST /batch-size` answers, with the largest batch that fits where the request asks for it.
+    """Returns what `POST /batch-size` answers, with the batch of a model's step: reckoned, or by the compiler.
 
     Raises:
-        RequestError: neither hardware nor target is named; or a compile is asked for without a model or a mesh, or on a
-            plan, which only an agent keeps.
+        RequestError: neither hardware nor target is named; a field is about a model, and none is given; a compile is
+            asked for without a model or a mesh; a plan is named, which only an agent keeps.
     """
-    hardware = request.hardware or (read_target(request.target).chip if request.target is not None else None)
-    if hardware is None:
+    check_batch_fields(request)
+    named = name_batch_hardware(request)
+    if named.hardware is None:
         raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
-    named = request.model_copy(update={"hardware": hardware})
-    reply = answer_batch_size(named, platform=None, kind=hardware, basis="declared")
+    reply = answer_batch_size(named, platform=None, kind=named.hardware, basis="declared")
     if request.verify == "none":
-        return reply
+        return reply if request.model is None else reply.model_copy(update={"reckoned": reckon_request(request, here)})
     return reply.model_copy(update={"compiled": _fit(request, here, limits or Limits(), on_progress)})
 
 

@@ -1,93 +1,21 @@
-"""Plan requests: which hardware a request means, and the answer to it.
+"""Plan requests, and the answer to them.
 
-Rule: a target, a topology, or this host; the request says which, and nothing is guessed. The agent's planner,
-`meshwright-agent plan` and `meshwright plan --local` all go this way, so that they answer alike. Knows no HTTP
-and no process; who owns a host hands it in as `here`.
+Rule: the agent's planner, `meshwright-agent plan` and `meshwright plan --local` all go this way, so that they answer
+alike. What hardware a request means is `request_topology`'s, what is said of a model `model_request`'s. Knows no HTTP
+and no process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
 
-from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.axis_names import find_role
-from meshwright.planning.divisibility import check_divides
+from meshwright.errors import InvalidRequestError
 from meshwright.planning.mesh import plan_mesh
-from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.parameters import count_parameters
-from meshwright.planning.selection import select_devices
-from meshwright.topology.assemble import build_target, read_target
-from meshwright.topology.join import join_devices
-from meshwright.topology.model import Topology
+from meshwright.planning.request_topology import Here, find_topology
+from meshwright.planning.search.measured import Measurement
 from meshwright.wire.base import Notice, Request
-from meshwright.wire.devices import Devices
-from meshwright.wire.mesh import Plan, PlanRequest, Plans
-from meshwright.wire.model import ModelFacts, TrainingSpec
-
-Here = Callable[[], Topology] | Topology | None
-"""This host, or how to look at it; None where there is none, as in a command that asks no agent."""
-
-_WAYS: Final = (
-    'give a target such as "v5p:4x4x4", or a topology: replies of agents\' GET /devices; `meshwright-agent plan` looks '
-    "at this host"
-)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a request is planned on.
-
-    Attributes:
-        topology: the devices.
-        target: the target as it is written canonically; None: no target was named.
-        notices: what is to be known of the topology, such as chips that a slice lacks.
-        is_here: it is this host's, so that what is known of this host's health holds.
-    """
-
-    topology: Topology
-    target: str | None = None
-    notices: tuple[Notice, ...] = ()
-    is_here: bool = False
-
-
-def find_topology(request: PlanRequest, here: Here = None) -> Found:
-    """Returns the hardware that a request means; looks at this host only if it means this host.
-
-    Raises:
-        InvalidRequestError: a target and a topology are both given; neither is, and there is no host; or the target
-            is none.
-        PlanInfeasibleError: no such hardware can be, or the topology contradicts itself.
-    """
-    match request.target, request.topology:
-        case None, None:
-            return Found(_look(here), is_here=True)
-        case str(text), None:
-            return Found(build_target(text), str(read_target(text)))
-        case None, Devices() as reply:
-            return _join((reply,))
-        case None, tuple(replies):
-            return _join(replies)
-        case _:
-            raise _refuse(
-                "target",
-                f"target {request.target!r} stands beside a topology; a plan is made on one of them",
-                "leave out target, or leave out topology",
-            )
-
-
-def _join(replies: tuple[Devices, ...]) -> Found:
-    joined = join_devices(replies)
-    return Found(joined.topology, notices=joined.notices)
-
-
-def _look(here: Here) -> Topology:
-    if here is None:
-        message = "neither target nor topology is given, and there is no host here; a plan needs to know its devices"
-        raise _refuse("target", message, _WAYS)
-    return here if isinstance(here, Topology) else here()
+from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 
 
 def answer_request(
@@ -96,50 +24,77 @@ def answer_request(
     *,
     health: Mapping[int, str] | None = None,
     notices: tuple[Notice, ...] = (),
+    measured: Sequence[Measurement] = (),
 ) -> Plans:
     """Returns what `POST /mesh/plan` answers.
 
     Args:
-        request: the mesh, and what to plan it on.
+        request: the mesh or the model, and what to plan it on.
         here: this host.
         health: the state of this host's devices, by place in its topology.
         notices: what every plan on this host should say.
+        measured: what benches found of this host, in the order in which it was written.
 
     Raises:
-        InvalidRequestError: see `find_topology`.
+        InvalidRequestError: see `find_topology`; or the request says too little or too much to be one question.
         InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
         DoesNotDivideError: an axis does not divide what it cuts of the model.
     """
-    _check_asked(request)
+    check_asked(request)
+    if request.targets is not None:
+        from meshwright.planning.comparison import compare_targets  # here, since few requests compare
+
+        plans = compare_targets(request, answer_request)
+    else:
+        plans = _answer(request, here, health or {}, notices, measured)
+    ignored = tell_ignored(request)
+    return plans.model_copy(update={"warnings": (*plans.warnings, *ignored)}) if ignored else plans
+
+
+def _answer(
+    request: PlanRequest,
+    here: Here,
+    health: Mapping[int, str],
+    notices: tuple[Notice, ...],
+    measured: Sequence[Measurement],
+) -> Plans:
     found = find_topology(request, here)
 
-    def plan(mesh: object) -> Plans:
+    def plan(mesh: object, devices: DeviceSelection | None = None) -> Plans:
+        chosen = {"mesh": mesh, "allow_unused": request.mesh is None or request.allow_unused}
         return plan_mesh(
-            request.model_copy(update={"mesh": mesh, "allow_unused": request.mesh is None or request.allow_unused}),
+            request.model_copy(update=chosen if devices is None else {**chosen, "devices": devices}),
             found.topology,
             health=health if found.is_here else None,
             notices=found.notices + (notices if found.is_here else ()),
             target=found.target,
         )
 
-    plans = _search(request, found, health, plan) if request.mesh is None else plan(request.mesh)
-    if request.model is not None:
-        plans = plans.model_copy(update={"plans": tuple(_tell_model(each, request) for each in plans.plans)})
-        if request.mesh is not None:
-            plans = plans.model_copy(update={"plans": tuple(_price(each, request, found) for each in plans.plans)})
-    ignored = tell_ignored(request)
-    return plans.model_copy(update={"warnings": (*plans.warnings, *ignored)}) if ignored else plans
+    if request.model is None:
+        return plan(request.mesh)
+    from meshwright.planning.model_request import ModelRequest  # here, since a mesh alone needs none of it
+
+    is_here = found.is_here
+    asked = ModelRequest(request, found.topology, health if is_here else {}, tuple(measured) if is_here else ())
+    return asked.answer(plan)
 
 
-def _check_asked(request: PlanRequest) -> None:
+def check_asked(request: PlanRequest) -> None:
     """Passes over a request that says either the mesh, or the model and training to find one for.
 
     Raises:
-        InvalidRequestError: neither, or only a part; or a search beside a mesh.
+        InvalidRequestError: neither, or only a part; or what needs a model, or none, stands without it or beside it.
     """
+    if request.targets is not None:
+        _check_alone(request)
+    for field in ("audit", "exports"):
+        if getattr(request, field) and request.model is None:
+            raise _refuse_part(field, f"{field} is about a model's step, and model is not given", 'add "model": "…"')
+    if request.audit and (request.mesh is None or request.training is None):
+        missing = "mesh" if request.mesh is None else "training"
+        raise _refuse_part("audit", f"audit judges a mesh and a training that are there; {missing} is not given", _ADD)
     if request.mesh is not None:
-        if request.search is not None and request.search.model_fields_set - {"price_per_device_hour"}:
-            raise _refuse_part("search", "a mesh is given, so that there is nothing to choose", "leave out mesh")
+        _check_given(request)
         return
     for field in ("model", "training"):
         if getattr(request, field) is None:
@@ -152,64 +107,33 @@ def _check_asked(request: PlanRequest) -> None:
         raise _refuse_part("mesh", "device_order, dcn and axis_types are of a mesh, and none is given", "name a mesh")
 
 
+_ADD = 'give "mesh": "fsdp:8", "model": "llama3-8b", "training": {"global_batch": 64}'
+
+
+def _check_given(request: PlanRequest) -> None:
+    if request.search is not None and request.search.model_fields_set - {"price_per_device_hour"}:
+        raise _refuse_part("search", "a mesh is given, so that there is nothing to choose", "leave out mesh")
+    if request.fallback:
+        message = "fallback finds another mesh where a device fails, and a mesh is given"
+        raise _refuse_part("fallback", message, "leave out mesh, or ask again for the mesh that is left")
+
+
+def _check_alone(request: PlanRequest) -> None:
+    for field in ("target", "topology", "fallback"):
+        if getattr(request, field):
+            message = f"{field} stands beside targets; a comparison plans on each of its targets, as it is"
+            raise _refuse_part(field, message, f"leave out {field}, or leave out targets")
+    if request.devices is not None and not isinstance(request.devices, DeviceSelection):
+        message = "devices are named, and the targets have other ones each"
+        raise _refuse_part("devices", message, 'choose by number: "devices": {"count": 64}')
+    targets = request.targets or ()
+    doubled = next((target for target in targets if targets.count(target) > 1), None)
+    if doubled is not None:
+        raise _refuse_part("targets", f"target {doubled!r} stands twice; each is compared once", "name each once")
+
+
 def _refuse_part(field: str, message: str, hint: str) -> InvalidRequestError:
     return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])
-
-
-def _search(
-    request: PlanRequest, found: Found, health: Mapping[int, str] | None, plan: Callable[[object], Plans]
-) -> Plans:
-    """Returns the best meshes for the request's model, on the devices that are well and free."""
-    from meshwright.planning.search.request import build_question, search_plans  # here, for its numpy
-
-    assert request.model is not None
-    assert request.training is not None
-    try:
-        model = read_model(request.model)
-    except UnsupportedModelError as error:
-        raise _refuse("model", str(error), "give a mesh, which is planned without a price, or another model") from error
-    pool = select_devices(request.devices, found.topology, (health or {}) if found.is_here else {})
-    question = build_question(request, model, request.training, found.topology, len(pool.indices))
-    return search_plans(request, question, plan)
-
-
-def _price(plan: Plan, request: PlanRequest, found: Found) -> Plan:
-    """Returns a plan for the request's own mesh with what it costs, where a model, training and figures are known."""
-    if plan.model is None or request.training is None or request.model is None:
-        return plan
-    from meshwright.planning.search.request import build_question, price_plan  # here, for its numpy
-
-    try:
-        question = build_question(
-            request, read_model(request.model), request.training, found.topology, math.prod(plan.mesh_shape.values())
-        )
-    except PlanInfeasibleError as error:
-        if plan.platform == "cpu":
-            return plan  # nobody expects a price of it, and its compiler tells the memory
-        message = f"neither memory nor time of a step is reckoned: {error.errors[0]['message']}"
-        notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")
-        return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
-    return price_plan(plan, question)
-
-
-def _tell_model(plan: Plan, request: PlanRequest) -> Plan:
-    """Returns the plan with what it says of the model; of one that the step cannot express, that and why."""
-    assert request.model is not None
-    try:
-        model = read_model(request.model)
-    except UnsupportedModelError as error:
-        notice = Notice(code="model_not_supported", message=str(error), hint="a model without it can be verified")
-        return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
-    check_divides(model, request.training or _build_dividing(plan), plan.mesh_shape)
-    count = count_parameters(model)
-    facts = ModelFacts(name=model.name, parameter_count=count.total, active_parameter_count=count.active)
-    return plan.model_copy(update={"model": facts})
-
-
-def _build_dividing(plan: Plan) -> TrainingSpec:
-    """Returns a batch and sequences that any mesh of these axes divides, for a request that says nothing of either."""
-    cut = {name: size for name, size in plan.mesh_shape.items() if find_role(name) == "context"}
-    return TrainingSpec(global_batch=math.prod(plan.mesh_shape.values()), sequence_length=math.prod(cut.values()))
 
 
 def tell_ignored(request: Request) -> tuple[Notice, ...]:
@@ -233,7 +157,9 @@ def parse_importance(text: str) -> dict[str, float]:
         weight = _parse_weight(number)
         if not name or weight is None or name in found:
             rule = f"{entry.strip()!r} is no axis:number; each axis stands once, with a number of 0 or more"
-            raise _refuse("importance", f"importance {text[:80]!r}: {rule}", "write tp:8,dp:1")
+            message = f"importance {text[:80]!r}: {rule}"
+            errors = [{"field": "importance", "message": message.rpartition("; ")[2]}]
+            raise InvalidRequestError(message, hint="write tp:8,dp:1", errors=errors)
         found[name] = weight
     return found
 
@@ -244,7 +170,3 @@ def _parse_weight(text: str) -> float | None:
     except ValueError:
         return None
     return weight if math.isfinite(weight) and weight >= 0 else None
-
-
-def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail.rpartition("; ")[2]}])

@@ -35,6 +35,7 @@ from meshwright.errors import (
     ProblemError,
     class_for,
 )
+from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_request import build_unfitted
 from meshwright.planning.request import answer_request
@@ -44,7 +45,7 @@ from meshwright.testing.runs import Outcome, RunBook, build_verification
 from meshwright.topology.catalogue import list_targets
 from meshwright.topology.model import Topology
 from meshwright.topology.text import format_devices
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch, ReckonedBatch
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
@@ -246,19 +247,29 @@ class FakeAgent:
         )
 
     def _stored_plan(self, asked: Asked) -> Plans:
-        fingerprint = asked.parts["fingerprint"]
+        return Plans(plans=(self._find_plan(asked.parts["fingerprint"]),))
+
+    def _find_plan(self, fingerprint: str) -> Plan:
         if fingerprint not in self._plans:
             raise PlanNotFoundError(f"no plan has the fingerprint {fingerprint!r}", hint="POST /mesh/plan makes one")
-        return Plans(plans=(self._plans[fingerprint],))
+        return self._plans[fingerprint]
 
     def _batch_size(self, asked: Asked) -> object:
         request: BatchSizeRequest = asked.body
         first = self.devices.devices[0] if self.devices.devices else None
         kind = first.kind if first else "unknown"
-        reply = answer_batch_size(request, platform=self.devices.platform, kind=kind, basis="live")
         if request.verify == "none":
-            return reply
+            check_batch_fields(request)
+            reckoned = self._reckon(request) if request.model is not None else None
+            named = name_batch_hardware(request.model_copy(update={"target": reckoned.target}) if reckoned else request)
+            reply = answer_batch_size(named, platform=self.devices.platform, kind=kind, basis="live")
+            return reply.model_copy(update={"reckoned": reckoned})
+        reply = answer_batch_size(request, platform=self.devices.platform, kind=kind, basis="live")
         return self._accept("batch_size", request, asked, lambda: self._fit(request, reply))
+
+    def _reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
+        stored = None if request.plan is None else self._find_plan(request.plan)
+        return reckon_request(request, lambda: Topology.of(self.devices), stored=stored)
 
     def _fit(self, request: BatchSizeRequest, reply: BatchSize) -> Outcome:
         """Makes up the answer of a few compiles: 8 sequences fit on each part, on whatever mesh."""

@@ -1,4 +1,4 @@
-"""Batch sizes: the published table, the roofline with its derivation, and the verdict on a given batch."""
+"""Batch sizes: the published table, the roofline, the verdict on a given batch, and the batch of a model's step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr
 
 from meshwright.wire.base import SCHEMA_VERSION, Basis, Notice, Reply, Request
+from meshwright.wire.cost import DataParallel, MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
 
@@ -15,7 +16,7 @@ class BatchTraining(TrainingSpec):
     """How a model is trained, where the batch is what is asked."""
 
     global_batch: Annotated[StrictInt, Field(ge=1, le=2**24)] | None = Field(  # type: ignore[assignment]
-        default=None, description="the greatest to look at; null: no bound"
+        default=None, description="the greatest to look at, and the one that a mesh is searched for; null: no bound"
     )
 
 
@@ -27,19 +28,26 @@ class BatchSizeRequest(Request):
     )
     batch: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(default=None, description="a batch size to judge")
     model: StrictStr | dict[StrictStr, Any] | None = Field(
-        default=None, description="with verify: the model, as POST /mesh/plan takes it"
+        default=None,
+        description="what is trained, as POST /mesh/plan takes it: `reckoned` then says the batch of a step",
     )
-    training: BatchTraining | None = Field(default=None, description="with verify: how it is trained")
-    mesh: StrictStr | dict[StrictStr, StrictInt] | None = Field(default=None, description="with verify: the mesh")
-    target: StrictStr | None = Field(default=None, description="with verify: the hardware; null: this host")
+    training: BatchTraining | None = Field(
+        default=None, description="how the model is trained; null: as the defaults have it, where nothing is compiled"
+    )
+    mesh: StrictStr | dict[StrictStr, StrictInt] | None = Field(
+        default=None, description="what the model is trained on; null: the best is searched, where nothing is compiled"
+    )
+    target: StrictStr | None = Field(default=None, description="the hardware of the mesh; null: this host")
     plan: StrictStr | None = Field(
-        default=None, description="with verify: fingerprint of a stored plan, instead of mesh", max_length=128
+        default=None, description="fingerprint of a stored plan, instead of mesh and target", max_length=128
     )
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
-        default="balanced", description="with verify: how much memory the job's JAX may take on a GPU"
+        default="balanced", description="how much memory the job's JAX may take on a GPU"
     )
     verify: Literal["none", "compile"] = Field(
-        default="none", description="compile: the largest batch that XLA's compiler says fits; 202 and a run"
+        default="none",
+        description="none: a model's batch is reckoned, at once; compile: the largest that XLA's compiler says fits, "
+        "202 and a run",
     )
 
 
@@ -100,6 +108,65 @@ class CompiledBatch(Reply):
     verification: Verification = Field(description="of the largest batch that fits, or of the least tried")
 
 
+class BatchBound(Reply):
+    """One limit of what a mesh's wires and memories can do beside its compute."""
+
+    name: Literal["memory", "fsdp", "dp", "tensor", "mixed", "network"] = Field(
+        description="what is waited for: weights read from memory; weights gathered and gradients scattered (fsdp); "
+        "gradients summed (dp); activations (tensor); weights and activations (mixed); the network between granules"
+    )
+    axis: str | None = Field(default=None, description="that it is about: dp, fsdp or tp; null: all devices")
+    tokens: float | None = Field(
+        description="from which, in one pass, compute takes longer; null: a bound on an axis's size"
+    )
+    per: Literal["device", "slice", "axis"] = Field(
+        description="what has so many tokens: the matmuls of a device, those of a slice or host together; axis: a size"
+    )
+    size: float | None = Field(default=None, description="up to which size of the axis compute takes longer")
+    global_batch: float | None = Field(description="sequences in one step that these tokens are; null: see `size`")
+    met: bool = Field(description="by the recommended batch; of a size: by the mesh")
+    derivation: str
+    source: str
+
+
+class ReckonedBatch(Reply):
+    """How many sequences a step of a model should have on a mesh, and which limit says so; nothing was compiled."""
+
+    mesh_shape: dict[str, int]
+    mesh_basis: Literal["asked", "plan", "searched"] = Field(
+        description="searched: the fastest that fits, for the batch that `message` names"
+    )
+    target: str | None = Field(default=None, description="as it is written canonically; null: this host")
+    data_parallel: DataParallel
+    unit: int = Field(description="a batch is a multiple of it: data-parallel parts × passes")
+    tile_tokens: int | None = Field(
+        default=None, description="matmuls take as long as for the next multiple of it; null: no such is known"
+    )
+    largest: int | None = Field(
+        description="sequences in one step that fit in memory at most, in as many passes; null: not one for each part"
+    )
+    critical: int = Field(description="sequences in one step from which all bounds on tokens are met")
+    recommended: int | None = Field(description="sequences in one step; null: nothing fits")
+    batch_per_device: int | None = Field(
+        description="of the recommended: sequences that each data-parallel part works on, in all passes together"
+    )
+    limit: Literal["memory", "roofline", "divisibility", "asked"] = Field(
+        description="what the recommended batch comes from. memory: no more fit, though the bounds ask for more; "
+        "roofline: the least that meets all bounds; divisibility: the least that mesh, passes and tiles divide at all, "
+        "which meets them; asked: `global_batch` allows no more"
+    )
+    bounds: tuple[BatchBound, ...]
+    schedule: PlanSchedule | None = Field(default=None, description="of the recommended batch")
+    memory: PlanMemory = Field(description="at the recommended batch; at the least one, where nothing fits")
+    step_time: PlanStepTime | None = Field(default=None, description="at the recommended batch, as reckoned")
+    tokens_per_s: float | None = None
+    mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
+    measured: tuple[MeasuredFigure, ...] = Field(
+        default=(), description="figures of this host that stand in the place of the tables' own"
+    )
+    message: str = Field(description="the same in a sentence")
+
+
 class BatchSize(Reply):
     """`POST /batch-size`."""
 
@@ -112,5 +179,8 @@ class BatchSize(Reply):
         default=None, description="null where no figure is known: never a guess at a neighbour"
     )
     validation: BatchSizeValidation | None = None
+    reckoned: ReckonedBatch | None = Field(
+        default=None, description="of a model, without a compile; null where no model is given, or verify was asked"
+    )
     compiled: CompiledBatch | None = Field(default=None, description="where verify was asked")
     warnings: tuple[Notice, ...] = ()

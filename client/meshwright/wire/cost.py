@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
 from meshwright.wire.base import Reply, RequestPart
-from meshwright.wire.model import Count, Remat
+from meshwright.wire.model import Count, Remat, WeightDtype
+
+Price = Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e6)]
 
 SearchAxis = Literal["dp", "fsdp", "tp", "cp", "ep", "pp"]
 """What a search calls the axes that it makes."""
@@ -21,8 +23,13 @@ class SearchSpec(RequestPart):
     )
     at_most: dict[SearchAxis, Count] = Field(default_factory=dict, description='greatest sizes: {"tp": 8}')
     remat: tuple[Remat, ...] = Field(default=(), description="to choose from; empty: all, or that of `training`")
-    price_per_device_hour: Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e6)] | None = Field(
-        default=None, description="of one device, in any currency: plans then tell what tokens cost"
+    moment_dtypes: tuple[WeightDtype, ...] = Field(
+        default=(), description="of both of AdamW's moments, to choose from; empty: those of `training`"
+    )
+    price_per_device_hour: Price | dict[StrictStr, Price] | None = Field(
+        default=None,
+        description="of one device, in any currency: plans then tell what tokens cost; with `targets` also by target",
+        examples=[4.2, {"v5p:8x8x8": 4.2, "2*v6e:16x16": 2.7}],
     )
 
 
@@ -34,6 +41,8 @@ class PlanSchedule(Reply):
     remat: Remat
     global_batch: int = Field(description="sequences in one optimizer step")
     sequence_length: int
+    first_moment_dtype: WeightDtype | None = Field(default=None, description="of AdamW; null: there is none")
+    second_moment_dtype: WeightDtype | None = Field(default=None, description="of AdamW; null: there is none")
 
 
 class PlanMemory(Reply):
@@ -65,3 +74,44 @@ class DataParallel(Reply):
 
     axes: tuple[str, ...]
     size: int
+
+
+class MeasuredFigure(Reply):
+    """A figure of this host that was measured, and stands in the place of the tables' own."""
+
+    name: str = Field(description='what it is: "flops_per_s", "memory_bytes_per_s", "bus_bandwidth_bytes_per_s"')
+    case: str = Field(description="the bench's case that measured it")
+    value: float
+    default: float | None = Field(description="what would have been taken; null: nothing is known")
+    run_id: str
+    observed_at: str
+    age_s: float
+
+
+class AuditRemark(Reply):
+    """What a step spends, or risks, on one thing, in words."""
+
+    code: str = Field(
+        description='"axis_crosses", "communication", "bubble", "recompute", "compute", "memory_tight", "memory"'
+    )
+    part: str = Field(description="of the step's time or memory that it is about: an axis, or a part's name")
+    share_ratio: float | None = Field(default=None, description="of the step's time, or of the device's memory")
+    message: str
+    hint: str = ""
+
+
+class AuditAlternative(Reply):
+    """The best that the same devices could do with the same batch."""
+
+    mesh_shape: dict[str, int]
+    schedule: PlanSchedule
+    total_s: float
+    saved_ratio: float = Field(description="of the audited step's time; 0: it is the best")
+    message: str
+
+
+class PlanAudit(Reply):
+    """An existing configuration, judged."""
+
+    remarks: tuple[AuditRemark, ...] = Field(description="the greatest share first")
+    best: AuditAlternative | None = Field(default=None, description="null: no mesh of these devices fits")

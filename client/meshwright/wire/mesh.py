@@ -8,13 +8,26 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from meshwright.spec import AxisType
 from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
-from meshwright.wire.cost import DataParallel, PlanMemory, PlanSchedule, PlanStepTime, SearchSpec
+from meshwright.wire.cost import (
+    DataParallel,
+    MeasuredFigure,
+    PlanAudit,
+    PlanMemory,
+    PlanSchedule,
+    PlanStepTime,
+    SearchSpec,
+)
 from meshwright.wire.devices import Devices
 from meshwright.wire.model import ModelFacts, TrainingSpec
 from meshwright.wire.verification import Verification
 
 LISTED_MAX: Final = 131_072
 """Entries that a list in a request may have: refused by their number, before each is looked at."""
+
+TARGETS_MAX: Final = 16
+"""Targets that one request may compare."""
+
+ExportName = Literal["jax", "maxtext"]
 
 MeshShape = dict[str, int]
 """Axis name → size, outermost first."""
@@ -66,6 +79,13 @@ class PlanRequest(Request):
         description="plan on hardware that need not be here: [granules*]chip:shape, or a slice's name",
         examples=["v5p:4x4x28", "64*h100:8", "2*v5e:16x16"],
     )
+    targets: tuple[StrictStr, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=TARGETS_MAX,
+        description="compare: the best plan on each of these, the fastest first; by price where all have one",
+        examples=[["2*v6e:16x16", "v5p:8x8x8"]],
+    )
     topology: Devices | tuple[Devices, ...] | None = Field(
         default=None, description="plan on these hosts: replies of their agents' GET /devices; null: this host"
     )
@@ -80,12 +100,22 @@ class PlanRequest(Request):
 
     model: StrictStr | dict[StrictStr, Any] | None = Field(
         default=None,
-        description="a preset's name, the content of a Hugging Face config.json, or dimensions by the same names",
+        description="a preset's name, the content of a Hugging Face config.json, dimensions by the same names, or what "
+        "a sample costs: parameters, flops_per_sample, activation_bytes_per_sample",
         examples=["llama3-70b"],
     )
     training: TrainingSpec | None = Field(default=None, description="how the model is trained")
     search: SearchSpec | None = Field(default=None, description="without mesh: what may be chosen; null: all")
     top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="without mesh: plans that are told")
+    audit: StrictBool = Field(
+        default=False, description="with mesh, model and training: what the step is spent on, and what would save most"
+    )
+    fallback: StrictBool = Field(
+        default=False, description="without mesh: also the best plan for what is left when a device fails"
+    )
+    exports: tuple[ExportName, ...] = Field(
+        default=(), description="jax: mesh and PartitionSpecs as Python; maxtext: its flags; needs a model"
+    )
     verify: Literal["none", "compile"] = Field(
         default="none",
         description="compile: XLA's compiler for the target says whether the step fits; 202 and a run where no earlier "
@@ -183,14 +213,20 @@ class Plan(Reply):
     step_time: PlanStepTime | None = Field(default=None, description="as reckoned")
     schedule: PlanSchedule | None = Field(default=None, description="how the batch goes through the mesh")
     mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = Field(default=None, description="null where a sample is no sequence of tokens")
+    samples_per_s: float | None = Field(default=None, description="sequences, or samples")
     price_per_million_tokens: float | None = Field(default=None, description="where a device's price was given")
     largest_batch: int | None = Field(default=None, description="sequences that fit in one pass of this mesh")
     data_parallel: DataParallel | None = None
+    measured: tuple[MeasuredFigure, ...] = Field(
+        default=(), description="figures of this host that stand in the place of the tables' own"
+    )
+    audit: PlanAudit | None = Field(default=None, description="where it was asked for")
     model: ModelFacts | None = Field(default=None, description="the model that was asked for; null in a stored plan")
     verification: Verification | None = Field(default=None, description="what the compiler says; null: not asked")
     environment: dict[str, str] = Field(default_factory=dict, description="what each process of the job starts with")
     code: str = Field(default="", description="Python that makes this mesh in the job")
+    exports: dict[ExportName, str] = Field(default_factory=dict, description="those that were asked for")
     warnings: tuple[Notice, ...] = ()
 
 
@@ -202,10 +238,40 @@ class Rejected(Reply):
     message: str
 
 
+class ComparedTarget(Reply):
+    """One of several targets: its best plan by fingerprint, or why it has none."""
+
+    target: str = Field(description="as it is written canonically; as it was asked for, where it is none")
+    device_count: int | None = None
+    fingerprint: str | None = Field(default=None, description="of its plan in `plans`; null: it has none")
+    step_s: float | None = Field(default=None, description="as reckoned; null: no model is priced")
+    low_s: float | None = None
+    high_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu_ratio: float | None = None
+    price_per_million_tokens: float | None = None
+    reason: str | None = Field(default=None, description="why it has no plan: a problem's code, or nothing_fits")
+    message: str = Field(default="", description="the same in words; beside a plan: how it compares with the best")
+    rejected: tuple[Rejected, ...] = Field(default=(), description="families of meshes that are not its best")
+
+
+class Fallback(Reply):
+    """What is left when a device fails, and the best plan for it."""
+
+    lost: str = Field(description='what goes with a device: "a host of 8 devices", "a slice of 256", "one device"')
+    lost_device_count: int
+    device_count: int = Field(description="that the plan uses")
+    idle_device_count: int = Field(default=0, description="well, and not used, since no mesh fits their number")
+    plans: tuple[Plan, ...] = Field(description="at most one; none where nothing fits")
+    message: str = Field(description="what it costs beside the whole")
+
+
 class Plans(Reply):
     """`POST /mesh/plan`: plans, best first."""
 
     schema_version: str = SCHEMA_VERSION
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...] = ()
+    comparison: tuple[ComparedTarget, ...] = Field(default=(), description="with `targets`: each, the best first")
+    fallback: Fallback | None = Field(default=None, description="where it was asked for")
     warnings: tuple[Notice, ...] = Field(default=(), description="about the request, not about one plan")

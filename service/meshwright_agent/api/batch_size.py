@@ -1,4 +1,4 @@
-"""Batch-size routes: the table, the roofline beside it, and the verdict on a given batch."""
+"""Batch-size routes: the table, the roofline beside it, the verdict on a given batch, and the batch of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchTraining
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, IdempotencyKey, problems
 from meshwright_agent.api.gate import JsonRoute
@@ -16,7 +16,11 @@ from meshwright_agent.api.runs import ACCEPTED, answer_run
 router = APIRouter(tags=["batch size"], route_class=JsonRoute)
 
 _DETECT: Final = BatchSizeRequest()
-_REFUSALS = problems(s422="unknown_hardware (with near names) or invalid_request", s503="no device is known yet")
+_REFUSALS = problems(
+    s422="unknown_hardware (with near names), invalid_request, or a mesh or model that cannot be",
+    s429="queue_full: many requests wait for the planner; try again after Retry-After",
+    s503="no device is known yet, the planner failed, or the agent is shutting down",
+)
 _COMPILE_REFUSALS = problems(
     s404="plan_not_found: no stored plan has the fingerprint",
     s409="idempotency_conflict: the key was used for another request",
@@ -37,11 +41,12 @@ async def advise_by_post(
 ) -> Response:
     """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
 
-    With `verify: "compile"` also the largest batch of a model that XLA's compiler says fits: at once where that is
+    With a `model` also `reckoned`: how many sequences its step should have on a mesh, and which limit says so. With
+    `verify: "compile"` instead the largest batch of a model that XLA's compiler says fits: at once where that is
     stored, else by a run.
     """
     if request.verify == "none":
-        return _reply(agent.batch_size(request))
+        return _reply(await agent.batch_size_of_model(request))
     answer = await agent.batch_size_by_compile(request, idempotency_key)
     return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer)
 
@@ -55,6 +60,13 @@ async def advise_by_get(
     agent: AgentHere,
     hardware: Annotated[str | None, Query(max_length=128)] = None,
     batch: Annotated[int | None, Query(ge=1, le=2**53)] = None,
+    model: Annotated[str | None, Query(max_length=128, description="a preset's name")] = None,
+    seq: Annotated[int | None, Query(ge=1, le=2**24, description="tokens of a sequence")] = None,
+    target: Annotated[str | None, Query(max_length=128)] = None,
+    mesh: Annotated[str | None, Query(max_length=1024)] = None,
 ) -> BatchSize:
-    """The same by query: `/batch-size?hardware=h100&batch=256`."""
-    return agent.batch_size(BatchSizeRequest(hardware=hardware, batch=batch))
+    """The same by query: `?hardware=h100&batch=256`, `?model=llama3-8b&target=v5e:4x4&seq=8192`."""
+    training = None if seq is None else BatchTraining(sequence_length=seq)
+    return await agent.batch_size_of_model(
+        BatchSizeRequest(hardware=hardware, batch=batch, model=model, training=training, target=target, mesh=mesh)
+    )

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
-from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunState
+from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
+from meshwright_agent.packing import unpack
 from meshwright_agent.store import events as event_rows
 from meshwright_agent.store import idempotency, plans, records, verifications
 from meshwright_agent.store import runs as run_rows
@@ -170,6 +171,10 @@ class Store:
         """Returns at most `limit` runs, newest first, of one state if given."""
         return await self._call(lambda connection: run_rows.list_runs(connection, limit, state))
 
+    async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
+        """Returns at most `limit` runs of a kind that succeeded, newest first."""
+        return await self._call(lambda connection: run_rows.list_succeeded(connection, kind, limit))
+
     async def events_after(self, run_id: str, seq: int, *, limit: int = 256) -> tuple[RunEvent, ...]:
         """Returns the first `limit` events of a run whose number is above `seq`, in order."""
         return await self._call(lambda connection: event_rows.events_after(connection, run_id, seq, limit))
@@ -202,12 +207,13 @@ class Store:
         return await self._call(lambda connection: records.read_latest(connection, now))
 
     async def put_plan(self, fingerprint: str, body: str) -> None:
-        """Keeps a plan, as JSON text with its devices; costs nothing when the same was put there lately."""
+        """Keeps a plan, as JSON text with its devices, packed or not; costs nothing when the same was put lately."""
         if self._plan_cache.holds(fingerprint, body):
             return
 
         def job(connection: sqlite3.Connection) -> int:
-            return plans.put_plan(connection, fingerprint, body, self._keep_plans, keep_chars=self._keep_plan_chars)
+            text = unpack(body)
+            return plans.put_plan(connection, fingerprint, text, self._keep_plans, keep_chars=self._keep_plan_chars)
 
         if await self._write(job):
             self._plan_cache.clear()

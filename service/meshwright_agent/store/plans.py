@@ -10,6 +10,8 @@ import hashlib
 import sqlite3
 from typing import Final
 
+from meshwright_agent.packing import is_packed
+
 CACHED_PLANS: Final = 256
 SMALL_CHARS: Final = 1 << 15
 """Of a plan that memory keeps: some 100 devices. 256 of them are 8 MiB; one plan of 8,960 devices has 2."""
@@ -75,7 +77,7 @@ class PlanCache:
         return body if isinstance(body, str) else None
 
     def holds(self, fingerprint: str, body: str) -> bool:
-        """Returns whether this very text was written lately."""
+        """Returns whether this very text, packed as it is, was written lately."""
         return self._bodies.get(fingerprint) == _shorten(body)
 
     def put(self, fingerprint: str, body: str) -> None:
@@ -91,4 +93,5 @@ class PlanCache:
 
 
 def _shorten(body: str) -> str | bytes:
-    return body if len(body) <= SMALL_CHARS else hashlib.sha256(body.encode()).digest()
+    is_small = len(body) <= SMALL_CHARS and not is_packed(body)
+    return body if is_small else hashlib.sha256(body.encode()).digest()

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from meshwright.errors import RunCancelledError
 from meshwright.wire.problem import build_problem
-from meshwright.wire.runs import FINAL_STATES, Run, RunState
+from meshwright.wire.runs import FINAL_STATES, Run, RunKind, RunState
 
 _SAVE = """
     INSERT INTO runs (id, state, finished_position, body)
@@ -46,6 +46,16 @@ def list_runs(connection: sqlite3.Connection, limit: int, state: RunState | None
     rows = connection.execute(
         "SELECT body FROM runs WHERE :state IS NULL OR state = :state ORDER BY position DESC LIMIT :limit",
         {"state": state, "limit": limit},
+    )
+    return tuple(Run.model_validate_json(body) for (body,) in rows)
+
+
+def list_succeeded(connection: sqlite3.Connection, kind: RunKind, limit: int) -> tuple[Run, ...]:
+    """Returns at most `limit` runs of a kind that succeeded, newest first."""
+    rows = connection.execute(
+        "SELECT body FROM runs WHERE state = 'succeeded' AND json_extract(body, '$.kind') = ? "
+        "ORDER BY position DESC LIMIT ?",
+        (kind, limit),
     )
     return tuple(Run.model_validate_json(body) for (body,) in rows)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
 from meshwright.planning.request import answer_request
+from meshwright.planning.search.measured import LEFT_OUT, Measurement
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -23,12 +24,13 @@ from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.bodies import parse_body
+from meshwright_agent.packing import pack
 from meshwright_agent.worker.child import CallContext, serve
 
 KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
-OF_THE_MODEL: Final = ("model_not_supported", "memory_does_not_fit", "not_priced", "priced_in_16_bits")
+OF_THE_MODEL: Final = ("model_not_supported", "memory_does_not_fit", "not_priced", "priced_in_16_bits", LEFT_OUT)
 """Warnings of a plan that are about its request's model."""
 OF_THE_TRAINING: Final = (
     "memory",
@@ -36,9 +38,11 @@ OF_THE_TRAINING: Final = (
     "schedule",
     "mfu_ratio",
     "tokens_per_s",
+    "samples_per_s",
     "price_per_million_tokens",
     "largest_batch",
     "data_parallel",
+    "audit",
 )
 """Fields of a plan that say what the request's training costs on it."""
 NICENESS: Final = 5
@@ -53,11 +57,13 @@ class Here:
         topology: its devices.
         health: their states, by place in the topology.
         notices: what every plan on this host should say.
+        measured: what benches found of it, in the order in which it was written.
     """
 
     topology: Topology
     health: Mapping[int, str] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
+    measured: tuple[Measurement, ...] = ()
 
 
 def read_hello() -> dict[str, Any]:
@@ -100,8 +106,29 @@ def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     ).as_json()
 
 
+def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Returns the reckoned batch of a model's step as JSON text: {"reckoned": …}; takes what `fit` takes.
+
+    Raises:
+        ProblemError: the request is refused.
+    """
+    from meshwright.planning.batch_request import reckon_request  # here: most requests are plans
+
+    request = BatchSizeRequest.model_validate_json(arguments["request"])
+    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
+    here = None if arguments["here"] is None else parse_here(arguments["here"])
+    reckoned = reckon_request(
+        request,
+        here.topology if here else None,
+        stored=plan,
+        health=here.health if here else None,
+        measured=here.measured if here else (),
+    )
+    return {"reckoned": reckoned.model_dump_json()}
+
+
 def parse_here(told: Mapping[str, Any]) -> Here:
-    """Returns this host of {"target": …} or {"devices": the JSON text of GET /devices}, "health" and "notices".
+    """Returns this host of {"target": …} or {"devices": the JSON text of GET /devices}, and the other fields of `Here`.
 
     Raises:
         NotReadyError: {"problem": …} stands there: the agent does not know its devices.
@@ -113,7 +140,8 @@ def parse_here(told: Mapping[str, Any]) -> Here:
     else:
         topology = Topology.of(Devices.model_validate_json(told["devices"]))
     health = {int(place): str(state) for place, state in told["health"].items()}
-    return Here(topology, health, tuple(Notice.model_validate(notice) for notice in told["notices"]))
+    notices = tuple(Notice.model_validate(notice) for notice in told["notices"])
+    return Here(topology, health, notices, tuple(map(Measurement.model_validate, told.get("measured", ()))))
 
 
 def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
@@ -132,14 +160,25 @@ def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
         here.topology if here else None,
         health=here.health if here else None,
         notices=here.notices if here else (),
+        measured=here.measured if here else (),
     )
-    kept = [_forget_model(each).model_dump_json() for each in plans.plans]
+    fallback = plans.fallback.plans if plans.fallback else ()
+    kept = [_forget_model(each).model_dump_json() for each in (*plans.plans, *fallback)]
     shown = None if request.include_devices and not _is_told(plans) else _write_shown(request, plans)
-    frame = plans.model_copy(update={"plans": ()}).model_dump_json()
-    written = {"frame": frame, "fingerprints": [each.fingerprint for each in plans.plans], "kept": kept, "shown": shown}
+    kept = kept if shown is None else list(map(pack, kept))
+    fingerprints = [each.fingerprint for each in (*plans.plans, *fallback)]
+    written = {"frame": _write_frame(request, plans), "fingerprints": fingerprints, "kept": kept, "shown": shown}
     models = {"models": [each.model.model_dump_json() if each.model else "null" for each in plans.plans]}
     written |= {} if request.model is None else models
     return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
+
+
+def _write_frame(request: PlanRequest, plans: Plans) -> str:
+    """Returns the reply without its plans; that of the fallback is in it, with devices where they are wanted."""
+    fallback = plans.fallback
+    if fallback is not None and not request.include_devices:
+        fallback = fallback.model_copy(update={"plans": tuple(map(_leave_out, fallback.plans))})
+    return plans.model_copy(update={"plans": (), "fallback": fallback}).model_dump_json()
 
 
 def _check_training(request: PlanRequest) -> None:
@@ -153,13 +192,15 @@ def _check_training(request: PlanRequest) -> None:
 
 def _forget_model(plan: Plan) -> Plan:
     warnings = tuple(notice for notice in plan.warnings if notice.code not in OF_THE_MODEL)
-    return plan.model_copy(update={**dict.fromkeys(OF_THE_TRAINING), "model": None, "warnings": warnings})
+    nothing: dict[str, Any] = {**dict.fromkeys(OF_THE_TRAINING), "model": None, "measured": (), "exports": {}}
+    return plan.model_copy(update={**nothing, "warnings": warnings})
 
 
 def _is_told(plans: Plans) -> bool:
     """Returns whether a plan says more of its request's model than the facts, which are put into what is kept."""
     codes = {notice.code for plan in plans.plans for notice in plan.warnings}
-    return any(plan.schedule is not None for plan in plans.plans) or bool(codes & set(OF_THE_MODEL))
+    is_told = any(plan.schedule is not None or plan.exports for plan in plans.plans)
+    return is_told or bool(codes & set(OF_THE_MODEL))
 
 
 def _write_shown(request: PlanRequest, plans: Plans) -> list[str]:
@@ -194,4 +235,4 @@ def _leave_out(plan: Plan) -> Plan:
 
 
 if __name__ == "__main__":
-    serve(KIND, read_hello, {"plan": plan, "fit": fit})
+    serve(KIND, read_hello, {"plan": plan, "fit": fit, "reckon": reckon})

@@ -14,10 +14,11 @@ from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.cuda_target import build_gpu_target
 from meshwright.compiling.identity import build_key, read_versions
 from meshwright.errors import InvalidRequestError, NotCompiledError
+from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
 from meshwright.planning.compile_job import build_compile_target
 from meshwright.planning.compile_request import count_parts, prepare_fit, prepare_verify
-from meshwright.planning.hardware import HardwareType, find_named_chip, parse_hardware
-from meshwright.planning.request import Here, answer_request
+from meshwright.planning.request import answer_request
+from meshwright.planning.request_topology import Here
 from meshwright.topology.assemble import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileTarget
@@ -57,43 +58,11 @@ def build_fit_task(
     """
     stored, plan = plan, _plan_mesh(request, here, health) if plan is None else plan
     if stored is not None:
-        _check_stored(request, stored)
-    _check_hardware(request, plan)
+        check_batch_plan(request, stored, _name_hardware(stored))
+    check_batch_hardware(request, _find_chip(plan), _name_hardware(plan))
     found = prepare_fit(plan, request.model, request.training)
     task = _build_task("fit", plan, found.verification if isinstance(found, CompiledBatch) else found)
     return task if stored is None else replace(task, chip=_find_chip(stored))
-
-
-def _check_stored(request: BatchSizeRequest, plan: Plan) -> None:
-    """Raises InvalidRequestError where a mesh or a target stands beside a stored plan that says otherwise.
-
-    A fingerprint names no hardware: the plan may have been made anew on another since the caller saw it.
-    """
-    if request.mesh is not None:
-        message = f"mesh {request.mesh!r} stands beside plan {plan.fingerprint}, which has a mesh; only one counts"
-        raise _refuse("mesh", message, "leave out mesh, or leave out plan")
-    there = _name_hardware(plan)
-    if request.target is not None and str(read_target(request.target)) != there:
-        message = f"target {request.target!r} stands beside plan {plan.fingerprint}, which was last made on {there}"
-        raise _refuse("target", message, f"plan on {request.target} first (POST /mesh/plan), or leave out target")
-
-
-def _check_hardware(request: BatchSizeRequest, plan: Plan) -> None:
-    """Raises InvalidRequestError where the table is asked of another chip than the compiler."""
-    alias = _find_chip(plan)
-    if request.hardware is None or alias is None:
-        return
-    named, chip = find_named_chip(request.hardware), find_named_chip(alias)
-    is_same = parse_hardware(request.hardware) is parse_hardware(alias)
-    if is_same and (named == chip or named is None or _is_family(request.hardware)):
-        return
-    message = f"hardware {request.hardware!r} stands beside {_name_hardware(plan)}, which is {alias}"
-    raise _refuse("hardware", message, "leave out hardware, or name a target of it")
-
-
-def _is_family(name: str) -> bool:
-    """Returns whether a hardware type is named, which may be of several chips."""
-    return name.strip().lower().replace("-", "_") in {each.value for each in HardwareType}
 
 
 def _name_hardware(plan: Plan) -> str:

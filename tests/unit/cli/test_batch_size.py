@@ -45,3 +45,60 @@ def test_the_verdict_counts_with_json_too(meshwright: CommandLine) -> None:
 @pytest.mark.parametrize("arguments", [("--hardware", "h1000"), ("--batch", "0"), ("--batch", "many")])
 def test_a_wrong_value_is_2(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     assert meshwright("batch-size", *arguments).code == 2
+
+
+# ---- a model's step -------------------------------------------------------------------------------------------------
+
+STEP = ("batch-size", "--model", "llama3-8b", "--target", "v5e:4x4", "--mesh", "fsdp:16")
+
+
+@pytest.mark.parametrize("where", [(), ("--local",)])
+def test_the_batch_of_a_step_is_told_with_its_bounds(meshwright: CommandLine, where: tuple[str, ...]) -> None:
+    printed = meshwright(*STEP, "--seq", "512", *where)
+    assert printed.code == 0, printed.err
+    assert printed.out.startswith("tpu_v5e (TPU v5e), declared")
+    assert "80 sequences a step on fsdp:16, 5 for each of 16 data-parallel parts" in printed.out
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert ["recommended", "critical", "largest", "multiple", "of", "limit"] in rows
+    assert ["80", "65", "256", "16", "roofline"] in rows
+    assert ["memory", "241", "tokens", "a", "device", "7.5", "yes"] in rows
+    assert ["fsdp", "2,052", "tokens", "a", "device", "64.1", "yes"] in rows
+    assert "fsdp: 1.97e+14 FLOP/s ÷ 9e+10 bytes/s of fsdp's links × 0.9375" in printed.out
+    assert "tokens/s, MFU " in printed.out
+
+
+def test_a_step_in_json_is_the_answer(meshwright: CommandLine) -> None:
+    printed = meshwright(*STEP, "--seq", "512", "--json")
+    assert (printed.json["reckoned"]["recommended"], printed.json["reckoned"]["limit"]) == (80, "roofline")
+    assert meshwright.body()["mesh"] == "fsdp:16"
+
+
+def test_a_tensor_axis_has_a_size_and_no_batch(meshwright: CommandLine) -> None:
+    printed = meshwright("batch-size", "--model", "llama3-8b", "--target", "v5e:4x4", "--mesh", "fsdp:2,tp:8")
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert ["tensor", "(tp)", "size", "7.49", "no"] in rows
+    assert "tp of 8 is more than 7.49" in printed.out
+
+
+def test_where_nothing_fits_it_is_1(meshwright: CommandLine) -> None:
+    printed = meshwright("batch-size", "--model", "llama3-8b", "--target", "v5e:2x2", "--mesh", "fsdp:4")
+    assert printed.code == 1
+    assert "nothing fits: one sequence for each of 4 data-parallel parts" in printed.out
+    assert "memory 32.7 GiB of 15.8 GiB a device" in printed.out
+    assert "none fits" in printed.out
+
+
+def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("h100:8")
+    with meshwright.fake.client() as client:
+        plan = client.plan("fsdp:8")
+    printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", plan.fingerprint)
+    assert (printed.code, "on fsdp:8" in printed.out) == (0, True)
+    assert meshwright("batch-size", "--model", "llama3-8b", "--plan", "mw1-0").code == 1
+
+
+def test_on_a_host_without_figures_a_step_is_refused_with_what_works(meshwright: CommandLine) -> None:
+    meshwright.fake = FakeAgent("cpu:8")
+    printed = meshwright("batch-size", "--model", "llama3-8b")
+    assert printed.code == 1
+    assert "hint: name the hardware" in printed.err

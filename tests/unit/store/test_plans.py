@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import StoreUnavailableError
+from meshwright_agent.packing import is_packed, pack
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.plans import SMALL_CHARS, get_plan, put_plan
 from tests.fakes.stored import build_plan
@@ -39,6 +40,19 @@ def test_a_plan_comes_back_by_fingerprint_as_it_was_also_after_a_restart(tmp_pat
 
     run_with_store(tmp_path / "s.sqlite3", keep)
     run_with_store(tmp_path / "s.sqlite3", read)
+
+
+def test_a_packed_plan_is_kept_as_the_text_that_it_was(tmp_path: Path) -> None:
+    fingerprint, body = write(1, LARGE)
+    packed = pack(body)
+    assert is_packed(packed)
+
+    async def main(store: Store) -> None:
+        await store.put_plan(fingerprint, packed)
+        await store.put_plan(fingerprint, packed)
+        assert await store.get_plan(fingerprint) == body
+
+    run_with_store(tmp_path / "s.sqlite3", main)
 
 
 def test_a_newer_plan_of_the_same_fingerprint_replaces_the_older(tmp_path: Path) -> None:

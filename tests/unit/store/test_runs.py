@@ -109,6 +109,20 @@ def test_lists_are_newest_first_bounded_and_of_one_state_if_asked(tmp_path: Path
     run_with_store(tmp_path / "s.sqlite3", main)
 
 
+def test_those_of_a_kind_that_succeeded_are_listed_newest_first_and_bounded(tmp_path: Path) -> None:
+    kinds = {1: "bench", 2: "plan", 3: "bench", 4: "bench", 5: "bench"}
+
+    async def main(store: Store) -> None:
+        for number, kind in kinds.items():
+            await store.save_run(build_run(number, kind=kind, state="failed" if number == 4 else "succeeded"))
+        found = [run.id for run in await store.list_succeeded("bench", limit=9)]
+        assert found == ["run-0005", "run-0003", "run-0001"]
+        assert [run.id for run in await store.list_succeeded("bench", limit=1)] == ["run-0005"]
+        assert [run.id for run in await store.list_succeeded("plan", limit=9)] == ["run-0002"]
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
 def test_after_a_restart_nothing_waits_or_runs_and_the_reason_is_told(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
     waiting, running, done = build_run(1), build_run(2, state="running"), build_run(3, state="succeeded")

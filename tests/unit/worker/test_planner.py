@@ -17,6 +17,7 @@ from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.replies import PlanAnswer
 from meshwright_agent.worker.child import CallContext
 from meshwright_agent.worker.planner import OF_THE_MODEL, Here, parse_here, plan, write_plans
+from tests.fakes.measured import build_host
 
 NOTICE = Notice(code="a", message="b")
 DEVICES = build_devices("h100:8")
@@ -84,6 +85,21 @@ def test_this_host_is_told_with_its_health_and_its_notices() -> None:
     ).plans[0]
     assert shown.mesh_shape == {"x": 7}
     assert NOTICE in shown.warnings
+
+
+@pytest.mark.parametrize(("rate", "cases", "codes"), [(4e14, ["matmul"], []), (1.3e15, [], ["measurement_left_out"])])
+def test_what_was_measured_here_is_told_with_a_plan_and_not_kept_with_the_mesh(
+    rate: float, cases: list[str], codes: list[str]
+) -> None:
+    rows = [row.model_dump(mode="json") for row in build_host(rate)]
+    training = {"global_batch": 32}
+    answer = ask(told(measured=rows), mesh="fsdp:8", model="llama3-8b", training=training, include_devices=False)
+    (shown,) = Plans.model_validate_json(answer.write()).plans
+    assert [figure.case for figure in shown.measured] == cases
+    assert [notice.code for notice in shown.warnings if notice.code in OF_THE_MODEL] == codes
+    kept = Plan.model_validate_json(answer.kept[0])
+    assert kept.measured == ()
+    assert not [notice for notice in kept.warnings if notice.code in OF_THE_MODEL]
 
 
 def test_a_simulated_host_is_told_by_its_target() -> None:

@@ -31,7 +31,6 @@ class Keeping:
         gathered: layers whose weights are whole at a time, where fsdp cuts them.
         logits_bytes: held for one logit, until its gradient is there.
         piece_tokens: positions of a sequence whose logits exist at a time; 0: all.
-        mask_bytes: held for each score of the whole batch although attention goes in blocks; 0: nothing.
         score_bytes: held for one score of the layer whose backward pass runs, where attention is not fused.
         accumulated: gradients that are held a second time where passes are added up.
         weight_gradient_bytes: held for one element of the largest matmul's weight.
@@ -44,7 +43,6 @@ class Keeping:
     gathered: float = 2.0
     logits_bytes: float = 4.0
     piece_tokens: float = 0.0
-    mask_bytes: float = 0.0
     score_bytes: float = 0.0
     accumulated: float = 0.0
     weight_gradient_bytes: float = 0.0

@@ -35,6 +35,7 @@ class Layout:
         micro_batch: sequences that one data-parallel part works on at a time.
         passes: micro-batches one after the other in a step: accumulation, and what fills a pipeline.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
+        moments: which of the optimizer's states that may be chosen, by its number; 0 where there is one.
     """
 
     dp: Numbers = 1
@@ -47,6 +48,7 @@ class Layout:
     micro_batch: Numbers = 1
     passes: Numbers = 1
     remat: Numbers = REMAT_FULL
+    moments: Numbers = 0
 
     @property
     def devices(self) -> Numbers:

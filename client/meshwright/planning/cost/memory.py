@@ -15,7 +15,7 @@ Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Ko
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, cast
 
@@ -26,13 +26,10 @@ from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NON
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Work
 from meshwright.topology.chips import Chip
-from meshwright.wire.model import TrainingSpec
+from meshwright.wire.model import TrainingSpec, WeightDtype
 
 ELEMENT_BYTES: Final = 2
 """Of an activation or a gathered weight: bfloat16 or float16."""
-
-LEAST_MASKED: Final = 512
-"""Up to this length our own step has the scores as one array (`compiling.step.attention`)."""
 
 USABLE_BYTES: Final[Mapping[str, float]] = {
     "tpu_v2": 7.48,
@@ -51,6 +48,9 @@ GPU_FRACTION: Final = 0.75
 """Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
 
 _GIB: Final = 2**30
+Moments = tuple[WeightDtype, ...]
+"""Dtypes of what an optimizer keeps of each parameter: two of AdamW, none of plain descent."""
+
 _REMATS: Final = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
@@ -74,13 +74,25 @@ class State:
     is_spread: bool = True
 
 
-def build_state(training: TrainingSpec) -> State:
-    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy."""
+def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
+    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy.
+
+    Args:
+        training: the weights, and the moments where there is nothing to choose.
+        moments: dtypes of both to choose from; empty: those of `training`.
+        chosen: which of them, by number: one, or one a candidate.
+    """
     weight = _DTYPE_BYTES[training.weight_dtype]
-    moments = (training.first_moment_dtype, training.second_moment_dtype)
-    has_moments = training.optimizer == "adamw"
-    optimizer = sum(_DTYPE_BYTES[dtype or training.weight_dtype] for dtype in moments) if has_moments else 0
-    return State(weight, weight, optimizer)
+    sizes = [sum(_DTYPE_BYTES[dtype] for dtype in both) for both in moments or (read_moments(training),)]
+    return State(weight, weight, np.asarray(sizes)[np.asarray(chosen)])
+
+
+def read_moments(training: TrainingSpec) -> Moments:
+    """Returns the dtypes of the optimizer's moments: two of AdamW, else none."""
+    if training.optimizer != "adamw":
+        return ()
+    asked = (training.first_moment_dtype, training.second_moment_dtype)
+    return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ class MemoryParts:
         parameters, gradients, optimizer: the state.
         activations: kept from the forward to the backward pass, of all layers and micro-batches in flight.
         layer: what the layer whose backward pass runs holds besides, recomputed or about to be sent.
-        attention: scores or masks that exist whole.
+        attention: scores that exist whole.
         dispatch: tokens at their places in experts, of the layer whose backward pass runs.
         logits: of the batch or of the piece of it whose loss is computed.
         gathered: weights that are whole for their use, and gradients that are not yet scattered.
@@ -366,12 +378,11 @@ class _Pricing:
 
     @functools.cached_property
     def _attention(self) -> Any:
+        if self._execution.fused_attention:
+            return 0.0
         length, layout = self._work.sequence_length, self._layout
         heads = max(block.attention.heads for block in self._work.blocks)
-        scores = layout.micro_batch * heads / layout.tp * (length / layout.cp) * length
-        if not self._execution.fused_attention:
-            return scores * self._keeping.score_bytes
-        return scores * (self._keeping.mask_bytes if length > LEAST_MASKED else 0.0)
+        return layout.micro_batch * heads / layout.tp * (length / layout.cp) * length * self._keeping.score_bytes
 
     @functools.cached_property
     def _logits(self) -> Any:

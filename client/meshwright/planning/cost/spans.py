@@ -37,6 +37,9 @@ from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule
 AXES: Final = ("tp", "cp", "ep", "fsdp", "dp", "pp")
 """From the inside out."""
 
+NETWORK_BYTES_PER_S: Final = 12.5e9
+"""A device's share of the network between hosts where the chip table has none: a NIC of 100 Gbit/s."""
+
 _INSIDE: Final[Mapping[str, Callable[[Numbers, Wire], Figure]]] = {
     "all_reduce": time_all_reduce,
     "all_gather": time_all_gather,
@@ -258,24 +261,42 @@ def _list_divisors(size: int) -> Sizes:
     return tuple(part for part in range(1, size + 1) if size % part == 0)
 
 
-def read_spans(plan: Plan) -> Spans:
+def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, domain: int | None = None) -> Spans:
     """Returns what the axes of a made plan run over, in its real order; an axis of `AXES` that it has not is of size 1.
 
     Args:
-        plan: on TPUs, of a known chip.
+        plan: on a known chip.
+        names: what the plan calls each of `AXES` that it has; None: as they are called here.
+        domain: GPUs that a fast network joins; None: those of a granule.
 
     Raises:
-        ValueError: the plan is on no TPU that the chip table has, or has no granules.
+        ValueError: the plan is on no chip that the chip table has, or has no granules.
     """
     kind = plan.granules[0].device_kind if plan.granules else None
     chip = find_chip_by_kind(kind) if kind else None
-    if chip is None or chip.platform != "tpu" or not chip.link_bytes_per_s:
-        raise ValueError(f"a plan for {kind or 'nothing'} has no torus; read_spans needs a plan for a TPU, such as v5p")
-    axes = {axis.name: axis for axis in plan.axes}
-    return {name: _read_span(axes.get(name, PlanAxis(name=name, size=1)), plan.granules[0], chip) for name in AXES}
+    if chip is None:
+        raise ValueError(f"a plan for {kind or 'nothing'} has no known wires; read_spans needs one for a known chip")
+    found = {axis.name: axis for axis in plan.axes}
+    called = {axis: (names or {}).get(axis, axis) for axis in AXES}
+    axes = {axis: found.get(name, PlanAxis(name=name, size=1)) for axis, name in called.items()}
+    granule = plan.granules[0]
+    if chip.platform == "tpu":
+        return {axis: _read_torus_span(made, granule, chip) for axis, made in axes.items()}
+    return {axis: _read_host_span(made, domain or granule.device_count, chip) for axis, made in axes.items()}
 
 
-def _read_span(axis: PlanAxis, granule: PlanGranule, chip: Chip) -> Span:
+def _read_host_span(axis: PlanAxis, domain: int, chip: Chip) -> Span:
+    """Returns the wires of one axis over GPUs: what the plan found between neighbours that share no NVLink."""
+    inside = axis.size // axis.dcn_size
+    across = chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S
+    rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or across
+    if axis.link in ("pcie", "host") and axis.bandwidth_bytes_per_s:
+        rate = min(rate, axis.bandwidth_bytes_per_s)
+    is_partial = axis.dcn_size > 1 and 1 < inside < domain
+    return Span(switch_wire(rate, inside), network_wire(across, axis.dcn_size), chip.family, "gpu", is_partial)
+
+
+def _read_torus_span(axis: PlanAxis, granule: PlanGranule, chip: Chip) -> Span:
     """Returns the wires of one axis: as many links as its devices have in the plan, rings where it goes all round."""
     inside, shared = axis.size // axis.dcn_size, chip.jax_devices_per_chip
     link = (chip.link_bytes_per_s or 0.0) / shared

@@ -24,7 +24,7 @@ from meshwright.planning.cost.practice import Practice
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.work import Work
 
-__all__ = ["Execution", "Machine", "StepTime", "price_step"]
+__all__ = ["Execution", "Machine", "StepTime", "price_step", "price_waiting"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,20 @@ def price_step(
     return _StepPricing(LayerPricing(work, layout, machine, spans, practice, execution)).price()
 
 
+def price_waiting(spans: Spans, busy: Numbers, practice: Practice) -> Any:
+    """Returns the seconds that the slower ones of several nodes or slices let the others wait, where gradients meet.
+
+    Args:
+        spans: what the axes run over.
+        busy: seconds of a step in which devices are busy.
+        practice: whose devices differ so much.
+    """
+    if not practice.straggle:
+        return 0.0
+    granules = math.prod(np.asarray(span.outer.size) for span in spans.values())
+    return practice.straggle * np.log2(granules) * busy
+
+
 _PARTS = ("compute", "remat", "tp", "ep", "cp", "fsdp")
 """Of a stage's pass: the fields of `LayerTime`."""
 
@@ -109,7 +123,7 @@ class _StepPricing:
             },
             bubble_s=(layout.pp - 1) / layout.interleave * stage,
             optimizer_s=self._price_optimizer(),
-            other_s=self.practice.step_s + self._price_waiting(passes * (stage + extra)),
+            other_s=self.practice.step_s + price_waiting(self.layer.spans, passes * (stage + extra), self.practice),
         )
 
     def _count_stage_layers(self) -> Any:
@@ -174,13 +188,6 @@ class _StepPricing:
         dense, experts = self._count_held_parameters()
         copies = time_collective(self.layer.spans["dp"], "all_reduce", (dense + experts) * each, self.practice)
         return copies + time_collective(self.layer.spans["ep"], "all_reduce", dense * each, self.practice)
-
-    def _price_waiting(self, busy: Any) -> Any:
-        """Returns what the slower ones of several nodes or slices let the others wait, where their gradients meet."""
-        if not self.practice.straggle:
-            return 0.0
-        granules = math.prod(np.asarray(span.outer.size) for span in self.layer.spans.values())
-        return self.practice.straggle * np.log2(granules) * busy
 
     def _price_optimizer(self) -> Any:
         dense, experts = self._count_held_parameters()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
 from meshwright.planning.axis_names import Role, find_role
 from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.memory import Moments, read_moments
+from meshwright.planning.cost.spans import Spans
 from meshwright.planning.search.hardware import Hardware
-from meshwright.planning.search.pricing import Priced, price
-from meshwright.planning.search.space import AXES, REMATS
+from meshwright.planning.search.pricing import DTYPES, Priced, price
+from meshwright.planning.search.space import AXES, REMATS, Bounds, Space, list_space
 from meshwright.wire.cost import DataParallel, PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -37,15 +39,45 @@ LARGEST_LOG2: Final = 20
 _REMAT_NAMES: Final = {code: name for name, code in REMATS.items()}
 
 
+class AnyQuestion(Protocol):
+    """What is priced, of whatever kind its model is: what a search needs to know of it."""
+
+    @property
+    def training(self) -> TrainingSpec:
+        """How it is trained."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """What it runs on."""
+
+    @property
+    def price_per_device_hour(self) -> float | None:
+        """None: not given."""
+
+    @property
+    def moments(self) -> tuple[Moments, ...]:
+        """States of the optimizer to choose from; empty: that of `training`."""
+
+    def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
+        """Returns what candidates cost; `spans` are what axes run over, where an order of devices says it."""
+
+    def list_space(self, bounds: Bounds) -> Space:
+        """Returns all candidates within bounds."""
+
+    def with_batch(self, global_batch: int) -> Self:
+        """Returns the question for another batch."""
+
+
 @dataclass(frozen=True)
 class Question:
-    """What is priced.
+    """What is priced of a model that is given by its dimensions.
 
     Attributes:
         model, training: the step.
         hardware: what it runs on.
         memory_fraction: part of a GPU's memory that the job may take.
         price_per_device_hour: None: not given.
+        moments: states of the optimizer to choose from; empty: that of `training`.
     """
 
     model: ModelSpec
@@ -53,10 +85,27 @@ class Question:
     hardware: Hardware
     memory_fraction: float
     price_per_device_hour: float | None = None
+    moments: tuple[Moments, ...] = ()
 
-    def price(self, layout: Layout) -> Priced:
-        """Returns what candidates cost."""
-        return price(layout, self.model, self.training, self.hardware, self.memory_fraction)
+    def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
+        """Returns what candidates cost; `spans` are what axes run over, where an order of devices says it."""
+        return price(
+            layout,
+            self.model,
+            self.training,
+            self.hardware,
+            self.memory_fraction,
+            moments=self.moments,
+            spans=spans,
+        )
+
+    def list_space(self, bounds: Bounds) -> Space:
+        """Returns all candidates within bounds."""
+        return list_space(self.hardware.devices, self.model, self.training, bounds)
+
+    def with_batch(self, global_batch: int) -> Question:
+        """Returns the question for another batch."""
+        return replace(self, training=self.training.model_copy(update={"global_batch": global_batch}))
 
 
 def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
@@ -71,21 +120,24 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     return Layout(**arrays, remat=np.asarray([REMATS[training.remat]], dtype=np.int64))
 
 
-def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+def tell(question: AnyQuestion, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
     """Returns the fields of a plan that say what a candidate costs."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
-    tokens = question.training.global_batch * question.training.sequence_length
+    samples = question.training.global_batch
+    tokens = samples * question.training.sequence_length
     told: dict[str, Any] = {
         "memory": _tell_memory(priced, place),
         "step_time": _tell_step_time(priced, place),
-        "schedule": _tell_schedule(question.training, layout),
-        "tokens_per_s": tokens / total_s,
-        "mfu_ratio": priced.flops_per_token * tokens / total_s / question.hardware.devices / priced.flops_per_s,
+        "schedule": _tell_schedule(question, layout),
+        "tokens_per_s": tokens / total_s if priced.is_of_tokens else None,
+        "samples_per_s": samples / total_s,
+        "mfu_ratio": priced.flops_per_sample * samples / total_s / question.hardware.devices / priced.flops_per_s,
         "largest_batch": find_largest_batch(question, layout),
         "data_parallel": _tell_data_parallel(mesh_shape),
+        "measured": question.hardware.replaced.list_figures(DTYPES[question.training.compute_dtype]),
     }
-    if question.price_per_device_hour is not None:
+    if question.price_per_device_hour is not None and priced.is_of_tokens:
         per_second = question.price_per_device_hour * question.hardware.devices / 3600
         told["price_per_million_tokens"] = per_second * total_s / tokens * 1e6
     return told
@@ -120,13 +172,18 @@ def _tell_step_time(priced: Priced, place: int) -> PlanStepTime:
     )
 
 
-def _tell_schedule(training: TrainingSpec, layout: Layout) -> PlanSchedule:
+def _tell_schedule(question: AnyQuestion, layout: Layout) -> PlanSchedule:
+    training = question.training
+    moments = question.moments[int(layout.moments)] if question.moments else read_moments(training)
+    first, second = (*moments, None, None)[:2]
     return PlanSchedule(
         micro_batch=int(layout.micro_batch),
         passes=int(layout.passes),
         remat=_REMAT_NAMES[int(layout.remat)],
         global_batch=training.global_batch,
         sequence_length=training.sequence_length,
+        first_moment_dtype=first,
+        second_moment_dtype=second,
     )
 
 
@@ -135,23 +192,24 @@ def _tell_data_parallel(mesh_shape: Mapping[str, int]) -> DataParallel:
     return DataParallel(axes=axes, size=math.prod(mesh_shape[name] for name in axes))
 
 
-def find_largest_batch(question: Question, layout: Layout) -> int | None:
-    """Returns the most sequences whose one pass fits on a candidate's mesh; None where not even one a part does."""
-    low, high = 0, 2**LARGEST_LOG2
-    micro = np.asarray([2**power for power in range(LARGEST_LOG2 + 1)], dtype=np.int64)
-    fits = _fits(question, layout, micro)
-    if not fits[0]:
-        return None
-    low = int(micro[fits].max())
-    high = min(2 * low, high)
-    while low + 1 < high:
-        step = max((high - low) // 16, 1)
-        tried = np.arange(low, high, step, dtype=np.int64)
-        fitting = tried[_fits(question, layout, tried)]
-        low, high = int(fitting.max()), min(int(fitting.max()) + step, high)
-    return low * int(layout.data_parts)
+def find_largest_batch(question: AnyQuestion, layout: Layout, passes: int = 1) -> int | None:
+    """Returns the most sequences of a step that fit on a candidate's mesh in so many passes; None: not one a part."""
+    low, width = 0, 2**LARGEST_LOG2
+    while width > 1:
+        width //= _TRIED_AT_ONCE
+        tried = low + width * np.arange(1, _TRIED_AT_ONCE + 1, dtype=np.int64)
+        fitting = tried[_fits(question, layout, tried, passes)]
+        low = int(fitting.max()) if len(fitting) else low
+    return low * int(layout.data_parts) * passes or None
 
 
-def _fits(question: Question, layout: Layout, micro: Any) -> Any:
-    fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in (*AXES, "interleave", "remat")}
-    return question.price(Layout(**fields, micro_batch=micro, passes=np.ones(len(micro), dtype=np.int64))).fits
+_TRIED_AT_ONCE: Final = 16
+"""Micro-batches: 2^20 is narrowed down to 1 in five rounds."""
+
+_HELD: Final = (*AXES, "interleave", "remat", "moments")
+"""Fields of a candidate that its largest batch keeps."""
+
+
+def _fits(question: AnyQuestion, layout: Layout, micro: Any, passes: int) -> Any:
+    fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in _HELD}
+    return question.price(Layout(**fields, micro_batch=micro, passes=np.full(len(micro), passes))).fits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Final
@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from meshwright.planning.cost.gemm import Dtype
 from meshwright.planning.cost.kept import read_keepings
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.memory import Circumstances, MemoryParts, build_state, find_usable_bytes, price_memory
+from meshwright.planning.cost.memory import (
+    Circumstances,
+    MemoryParts,
+    Moments,
+    build_state,
+    find_usable_bytes,
+    price_memory,
+)
 from meshwright.planning.cost.practice import DEFAULT, find_practice, interval
 from meshwright.planning.cost.remat import find_repeated
 from meshwright.planning.cost.spans import Spans
@@ -29,7 +36,8 @@ DTYPES: Final[Mapping[ComputeDtype, Dtype]] = {"float32": "bfloat16", "bfloat16"
 """How the curves call a compute dtype. XLA's matmuls of float32 are done in bfloat16 passes on TPUs, in TF32 on GPUs:
 they are priced as 16 bits, which is too fast; plans warn of it."""
 
-_DTYPE_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+DTYPE_BYTES: Final[Mapping[ComputeDtype, float]] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+"""Of one element of a compute dtype."""
 
 Floats = NDArray[np.float64]
 
@@ -44,9 +52,10 @@ class Priced:
         capacity_bytes: that a job may use of a device.
         spans: what the axes run over.
         hardware: what it was priced on.
-        flops_per_token: of the model, forward and backward.
+        flops_per_sample: of the model, forward and backward.
         flops_per_s: peak of one device.
         basis: whose constants were taken.
+        is_of_tokens: samples are sequences of tokens, as in all runs that intervals are of; False: nobody knows.
     """
 
     layout: Layout
@@ -55,9 +64,10 @@ class Priced:
     capacity_bytes: int
     spans: Spans
     hardware: Hardware
-    flops_per_token: float
+    flops_per_sample: float
     flops_per_s: float
     basis: str
+    is_of_tokens: bool = True
 
     @cached_property
     def total_s(self) -> Floats:
@@ -74,8 +84,10 @@ class Priced:
         """Whether it is no more than there is."""
         return self.memory_bytes <= self.capacity_bytes
 
-    def interval(self, total_s: float) -> tuple[float, float]:
-        """Returns bounds between which four of five steps lie that are predicted to take so long."""
+    def interval(self, total_s: float) -> tuple[float | None, float | None]:
+        """Returns bounds between which four of five steps lie that are predicted to take so long; None: no run says."""
+        if not self.is_of_tokens:
+            return None, None
         return interval(total_s, DEFAULT, self.hardware.platform, self.hardware.chip.family)
 
     def name_wire(self, part: str, place: int) -> str:
@@ -88,7 +100,14 @@ class Priced:
 
 
 def price(
-    layout: Layout, model: ModelSpec, training: TrainingSpec, hardware: Hardware, memory_fraction: float
+    layout: Layout,
+    model: ModelSpec,
+    training: TrainingSpec,
+    hardware: Hardware,
+    memory_fraction: float,
+    *,
+    moments: Sequence[Moments] = (),
+    spans: Spans | None = None,
 ) -> Priced:
     """Returns what candidates cost.
 
@@ -97,10 +116,12 @@ def price(
         model, training: the step.
         hardware: what it runs on.
         memory_fraction: part of a GPU's memory that the job may take.
+        moments: states of the optimizer that candidates choose from; empty: that of `training`.
+        spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
     """
     work = build_work(model, training.sequence_length)
     machine = hardware.build_machine(DTYPES[training.compute_dtype])
-    spans = hardware.lay(layout)
+    spans = hardware.lay(layout) if spans is None else spans
     found = find_practice(DEFAULT, hardware.platform, hardware.chip.family)
     execution = build_execution(work, training)
     seconds = price_step(work, layout, machine, spans, found.practice, execution)
@@ -114,7 +135,8 @@ def price(
         "other": seconds.other_s,
     }
     keeping = read_keepings()[DEFAULT, hardware.platform]
-    memory = price_memory(work, layout, build_state(training), keeping, execution, read_circumstances(model, training))
+    state = build_state(training, moments, layout.moments)
+    memory = price_memory(work, layout, state, keeping, execution, read_circumstances(model, training))
     sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryParts)}
     return Priced(
         layout=layout,
@@ -123,9 +145,9 @@ def price(
         capacity_bytes=find_usable_bytes(hardware.chip, memory_fraction),
         spans=spans,
         hardware=hardware,
-        flops_per_token=work.flops_per_token,
+        flops_per_sample=work.flops_per_token * training.sequence_length,
         flops_per_s=machine.flops_per_s,
-        basis=found.basis,
+        basis=hardware.replaced.tell_basis(found.basis, DTYPES[training.compute_dtype]),
     )
 
 
@@ -146,8 +168,8 @@ def build_execution(work: Work, training: TrainingSpec) -> Execution:
     return Execution(
         sequence_parallel=True,
         fused_attention=training.attention == "flash",
-        gradient_bytes=_DTYPE_BYTES[training.compute_dtype],
-        weight_bytes=_DTYPE_BYTES[training.compute_dtype],
+        gradient_bytes=DTYPE_BYTES[training.compute_dtype],
+        weight_bytes=DTYPE_BYTES[training.compute_dtype],
         repeated_matmuls=repeated.matmuls,
         repeated_attention=repeated.attention,
     )

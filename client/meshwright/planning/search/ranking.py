@@ -41,18 +41,36 @@ class Ranking:
 
 def rank(priced: Priced, top: int) -> Ranking:
     """Returns the `top` best meshes, and the best of each family that is not among them."""
-    order = _order(priced)
-    meshes = np.stack([np.asarray(getattr(priced.layout, axis)) for axis in AXES], axis=1)
-    firsts = _find_firsts(meshes[order])
-    leaders = order[firsts]
+    leaders = list_leaders(priced)
     best = tuple(int(place) for place in leaders[priced.fits[leaders]][:top])
+    return Ranking(best, list_rejected(priced, leaders, best))
+
+
+def list_leaders(priced: Priced) -> NDArray[np.int64]:
+    """Returns the place of the best candidate of each mesh: those that fit first, the fastest first."""
+    order = _order(priced)
+    return order[_find_firsts(_stack_meshes(priced)[order])]
+
+
+def list_rejected(priced: Priced, leaders: NDArray[np.int64], best: Sequence[int]) -> tuple[Rejected, ...]:
+    """Returns the best of each family that is not among `best`, of which the first is what others are compared with.
+
+    Args:
+        priced: all candidates.
+        leaders: of `list_leaders`.
+        best: places of the candidates that are told.
+    """
+    meshes = _stack_meshes(priced)
     slower, larger = leaders[priced.fits[leaders]], leaders[~priced.fits[leaders]]
     told = {_name_family(meshes[place]) for place in best}
-    rejected = [
-        *islice(_list_rejected(priced, meshes, slower, best, told), FAMILIES_MOST),
-        *islice(_list_rejected(priced, meshes, larger, best, told), FAMILIES_MOST),
-    ]
-    return Ranking(best, tuple(rejected))
+    return (
+        *islice(_list_losers(priced, meshes, slower, best, told), FAMILIES_MOST),
+        *islice(_list_losers(priced, meshes, larger, best, told), FAMILIES_MOST),
+    )
+
+
+def _stack_meshes(priced: Priced) -> NDArray[np.int64]:
+    return np.stack([np.asarray(getattr(priced.layout, axis)) for axis in AXES], axis=1)
 
 
 def _order(priced: Priced) -> NDArray[np.int64]:
@@ -68,7 +86,7 @@ def _find_firsts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.sort(first)
 
 
-def _list_rejected(
+def _list_losers(
     priced: Priced,
     meshes: NDArray[np.int64],
     leaders: NDArray[np.int64],

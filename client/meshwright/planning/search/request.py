@@ -5,61 +5,144 @@ Rule: the fastest that fit come first; where nothing does, no plan comes and eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Final
+from dataclasses import fields
+from typing import Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.environment import MemoryStrategy
-from meshwright.errors import PlanInfeasibleError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.axis_names import find_role
+from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.memory import Moments
+from meshwright.planning.cost.spans import Spans
 from meshwright.planning.divisors import choose_near, list_divisors, write_values
-from meshwright.planning.search.answer import Question, read_layout, tell
+from meshwright.planning.sample_checks import keep_activations
+from meshwright.planning.search.answer import ROLE_AXES, AnyQuestion, Question, read_layout, tell
+from meshwright.planning.search.experts import list_expert_notices
 from meshwright.planning.search.hardware import Hardware
-from meshwright.planning.search.ranking import rank
-from meshwright.planning.search.space import AXES, Bounds, Space, list_space
+from meshwright.planning.search.measured import Measurements
+from meshwright.planning.search.pricing import DTYPES, Priced
+from meshwright.planning.search.ranking import list_leaders, list_rejected
+from meshwright.planning.search.samples import SampleQuestion
+from meshwright.planning.search.space import AXES, Bounds, Space
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import SearchSpec
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
-from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
+from meshwright.wire.model import ModelSpec, Remat, SampleModel, TrainingSpec
 
 ALL_REMATS: Final[tuple[Remat, ...]] = ("none", "minimal", "full")
+
+SPARE: Final = 8
+"""Meshes beyond those that are told whose devices are put in order, at most."""
+
+SPARE_DEVICES_MOST: Final = 4096
+"""With more devices an order takes a second, and no further mesh is put in order."""
 
 LEFT_MOST: Final = 6
 """Sizes that are told as not dividing the model."""
 
 
+@overload
 def build_question(
-    request: PlanRequest, model: ModelSpec, training: TrainingSpec, topology: Topology, devices: int
-) -> Question:
+    request: PlanRequest,
+    model: ModelSpec,
+    training: TrainingSpec,
+    topology: Topology,
+    devices: int,
+    measured: Measurements | None = None,
+) -> Question: ...
+
+
+@overload
+def build_question(
+    request: PlanRequest,
+    model: ModelSpec | SampleModel,
+    training: TrainingSpec,
+    topology: Topology,
+    devices: int,
+    measured: Measurements | None = None,
+) -> Question | SampleQuestion: ...
+
+
+def build_question(
+    request: PlanRequest,
+    model: ModelSpec | SampleModel,
+    training: TrainingSpec,
+    topology: Topology,
+    devices: int,
+    measured: Measurements | None = None,
+) -> Question | SampleQuestion:
     """Returns what is priced for a request.
+
+    Args:
+        request: what may be chosen, and what a device costs.
+        model, training: the step.
+        topology: what it runs on.
+        devices: how many of it.
+        measured: what benches found of them, where the topology is this host's.
 
     Raises:
         PlanInfeasibleError: no figures are known for such hardware.
+        InvalidRequestError: a price or a choice of moments is of something else.
     """
     fraction = MemoryStrategy(request.memory_strategy).fraction or 1.0
     search = request.search or SearchSpec()
-    price = None if search.price_per_device_hour is None else float(search.price_per_device_hour)
-    return Question(model, training, Hardware.of(topology, devices), fraction, price)
+    hardware = Hardware.of(topology, devices, measured)
+    moments = _list_moments(search)
+    if moments and training.optimizer != "adamw":
+        raise _refuse_moments(training)
+    price = _read_price(request, search)
+    if isinstance(model, SampleModel):
+        return SampleQuestion(model, keep_activations(training), hardware, fraction, price, moments)
+    return Question(model, training, hardware, fraction, price, moments)
 
 
-def price_plan(plan: Plan, question: Question) -> Plan:
+def _read_price(request: PlanRequest, search: SearchSpec) -> float | None:
+    """Returns the price of one device and hour.
+
+    Raises:
+        InvalidRequestError: prices are given by target, and none of them is this one.
+    """
+    price = search.price_per_device_hour
+    if not isinstance(price, dict):
+        return None if price is None else float(price)
+    if request.target in price:
+        return float(price[request.target])
+    message = f"price_per_device_hour is by target, and has none for {request.target or 'this host'}"
+    errors = [{"field": "search.price_per_device_hour", "message": message}]
+    raise InvalidRequestError(message, hint="give one number, or a price for the target", errors=errors)
+
+
+def _refuse_moments(training: TrainingSpec) -> InvalidRequestError:
+    message = f"moment_dtypes are of AdamW's moments, and the optimizer is {training.optimizer}"
+    errors = [{"field": "search.moment_dtypes", "message": message}]
+    return InvalidRequestError(message, hint='leave them out, or use "optimizer": "adamw"', errors=errors)
+
+
+def price_plan(plan: Plan, question: AnyQuestion) -> Plan:
     """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit."""
-    priced = question.price(read_layout(plan.mesh_shape, question.training))
+    priced = question.price(read_layout(plan.mesh_shape, question.training), read_order(plan, question.hardware))
     told = tell(question, priced, 0, plan.mesh_shape)
     memory = told["memory"]
-    told["warnings"] = (*plan.warnings, *_tell_dtype(question.training))
+    told["warnings"] = (*plan.warnings, *_tell_basis(question, priced), *_tell_left_out(question))
     if not memory.fits:
+        more = "remat full, or more devices on fsdp or tp" if priced.is_of_tokens else "or more devices on fsdp"
         notice = Notice(
             code="memory_does_not_fit",
             message=f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
             f"{(memory.capacity_bytes or 0) / 2**30:.1f}",
-            hint="a smaller batch, more passes, remat full, or more devices on fsdp or tp need less; leave out mesh to "
-            "have the best that fits",
+            hint=f"a smaller batch, more passes, {more} need less; leave out mesh to have the best that fits",
         )
         told["warnings"] = (*told["warnings"], notice)
     return plan.model_copy(update=told)
 
 
-def search_plans(request: PlanRequest, question: Question, plan: Callable[[str], Plans]) -> Plans:
+def search_plans(request: PlanRequest, question: AnyQuestion, plan: Callable[[str], Plans]) -> Plans:
     """Returns the best meshes for a model, each with its device order, and why other families are not among them.
 
     Args:
@@ -71,19 +154,43 @@ def search_plans(request: PlanRequest, question: Question, plan: Callable[[str],
         PlanInfeasibleError: no mesh cuts model, batch and devices into equal parts.
     """
     bounds = read_bounds(request)
-    space = list_space(question.hardware.devices, question.model, question.training, bounds)
+    space = question.list_space(bounds)
     if not space.size:
         raise _refuse(question, bounds, space)
     priced = question.price(space.layout)
-    ranking = rank(priced, request.top)
-    plans = []
-    for place in ranking.best:
-        chosen = priced.layout.take(place)
-        shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
-        made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
-        plans.append(made.model_copy(update=tell(question, priced, place, made.mesh_shape)))
-    warnings = _tell_dtype(question.training) if plans else (_tell_nothing_fits(question),)
-    return Plans(plans=tuple(plans), rejected=(*ranking.rejected, *_tell_left(space)), warnings=warnings)
+    leaders = list_leaders(priced)
+    best = _choose(question, priced, leaders[priced.fits[leaders]], request.top, plan)
+    plans = [made for _, made in best]
+    rejected = list_rejected(priced, leaders, [place for place, _ in best])
+    warnings = _tell_basis(question, priced) if plans else (_tell_nothing_fits(question, priced),)
+    return Plans(plans=tuple(plans), rejected=(*rejected, *_tell_left(space)), warnings=warnings)
+
+
+def _choose(
+    question: AnyQuestion, priced: Priced, leaders: NDArray[np.int64], top: int, plan: Callable[[str], Plans]
+) -> list[tuple[int, Plan]]:
+    """Returns the best meshes in the order of their steps' times, as the order of their devices has them.
+
+    Sizes alone say too little where axes do not fill hosts or slices, and never much too much. So further meshes are
+    ordered while, by their sizes, they could be among the best, up to so many.
+    """
+    made: list[tuple[int, Plan]] = []
+    spare = SPARE if question.hardware.devices <= SPARE_DEVICES_MOST else 0
+    for place in map(int, leaders[: top + spare]):
+        if len(made) >= top and priced.total_s[place] >= _read_total(made[top - 1][1]):
+            break
+        made.append((place, _order(question, priced.layout.take(place), plan)))
+        made.sort(key=lambda each: _read_total(each[1]))
+    return made[:top]
+
+
+def _order(question: AnyQuestion, chosen: Layout, plan: Callable[[str], Plans]) -> Plan:
+    """Returns the plan of a candidate with what it costs on the order of its devices."""
+    shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
+    made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
+    ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
+    told = tell(question, ordered, 0, made.mesh_shape)
+    return made.model_copy(update={**told, "warnings": (*made.warnings, *_tell_left_out(question))})
 
 
 def read_bounds(request: PlanRequest) -> Bounds:
@@ -94,13 +201,53 @@ def read_bounds(request: PlanRequest) -> Bounds:
     passes = training.gradient_accumulation if training is not None and "gradient_accumulation" in given else None
     axes = {str(axis): size for axis, size in search.axes.items()}
     at_most = {str(axis): size for axis, size in search.at_most.items()}
-    return Bounds(axes, at_most, tuple(dict.fromkeys(remats)), passes)
+    return Bounds(axes, at_most, tuple(dict.fromkeys(remats)), passes, _list_moments(search))
+
+
+def _list_moments(search: SearchSpec) -> tuple[Moments, ...]:
+    return tuple(dict.fromkeys((dtype, dtype) for dtype in search.moment_dtypes))
+
+
+def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
+    """Returns what the axes of a plan run over in its own order; None where two of its axes have one role."""
+    names: dict[str, str] = {}
+    for name in plan.mesh_shape:
+        axis = ROLE_AXES[find_role(name) or "data"]
+        if axis in names:
+            return None
+        names[axis] = name
+    return hardware.read(plan, names)
+
+
+def _keep_one(layout: Layout) -> Layout:
+    """Returns one candidate as arrays of one, as many are priced."""
+    return Layout(**{field.name: np.atleast_1d(getattr(layout, field.name)) for field in fields(layout)})
+
+
+def _read_total(plan: Plan) -> float:
+    return plan.step_time.total_s if plan.step_time else math.inf
 
 
 def _tell_left(space: Space) -> list[Rejected]:
     """Returns sizes that no mesh can have with this model, the smallest of each axis first."""
     smallest = sorted(space.left, key=lambda left: (left.size, AXES.index(left.axis)))[:LEFT_MOST]
     return [Rejected(mesh_shape={left.axis: left.size}, reason="divisibility", message=left.rule) for left in smallest]
+
+
+def _tell_basis(question: AnyQuestion, priced: Priced) -> tuple[Notice, ...]:
+    """Returns the warnings that prices are of something else than what was asked, or of less, where they are."""
+    dtype = _tell_dtype(question.training)
+    if isinstance(question, Question):
+        return (*dtype, *list_expert_notices(question.model, question.hardware.platform))
+    return dtype if priced.is_of_tokens else (*dtype, _UNTRIED)
+
+
+_UNTRIED: Final = Notice(
+    code="priced_by_samples",
+    message="no run of a model that is given by what a sample costs was measured: matmuls are taken as large ones, and "
+    "what a layer holds while it runs is not counted",
+    hint="compile your own step for the plan's hardware: meshwright verify module:function --plan plan.json",
+)
 
 
 def _tell_dtype(training: TrainingSpec) -> tuple[Notice, ...]:
@@ -111,17 +258,22 @@ def _tell_dtype(training: TrainingSpec) -> tuple[Notice, ...]:
     return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
 
 
-def _tell_nothing_fits(question: Question) -> Notice:
+def _tell_left_out(question: AnyQuestion) -> tuple[Notice, ...]:
+    """Returns the warnings of figures that were measured here and that no such chip can have."""
+    return question.hardware.replaced.list_notices(DTYPES[question.training.compute_dtype])
+
+
+def _tell_nothing_fits(question: AnyQuestion, priced: Priced) -> Notice:
     count = question.hardware.devices
     return Notice(
         code="nothing_fits",
         message=f"no mesh of {count} device{'s' * (count > 1)} holds this training step",
-        hint="more devices, a shorter sequence, a smaller global_batch, bfloat16 moments, or a chip with more memory; "
-        "`rejected` has what each family needs at least",
+        hint=f"more devices, {'a shorter sequence, ' if priced.is_of_tokens else ''}a smaller global_batch, bfloat16 "
+        "moments, or a chip with more memory; `rejected` has what each family needs at least",
     )
 
 
-def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleError:
+def _refuse(question: AnyQuestion, bounds: Bounds, space: Space) -> PlanInfeasibleError:
     devices, batch = question.hardware.devices, question.training.global_batch
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
     detail = (
@@ -138,6 +290,5 @@ def _list_batches(devices: int, batch: int) -> list[int]:
     return sorted({-(-batch // parts) * parts for parts in list_divisors(devices)})
 
 
-def _is_legal(question: Question, bounds: Bounds, batch: int) -> bool:
-    training = question.training.model_copy(update={"global_batch": batch})
-    return list_space(question.hardware.devices, question.model, training, bounds).size > 0
+def _is_legal(question: AnyQuestion, bounds: Bounds, batch: int) -> bool:
+    return question.with_batch(batch).list_space(bounds).size > 0

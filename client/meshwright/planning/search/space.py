@@ -6,7 +6,7 @@ with the rule that they break. Sizes only: knows no chip and no price.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.cost.memory import Moments
 from meshwright.planning.divisors import list_divisors
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
@@ -42,12 +43,14 @@ class Bounds:
         at_most: greatest sizes.
         remats: to choose from.
         passes: accumulated passes that are given; None: free.
+        moments: states of the optimizer to choose from, those that are wanted most first; empty: that of training.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
     at_most: Mapping[str, int] = field(default_factory=dict)
     remats: tuple[Remat, ...] = ("none", "minimal", "full")
     passes: int | None = None
+    moments: tuple[Moments, ...] = ()
 
     def allows(self, axis: str, size: int) -> bool:
         """Returns whether an axis may have this size."""
@@ -94,9 +97,23 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     sizes = list_divisors(devices)
     rules = {axis: dict(_list_rules(axis, model, training)) for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
-    grid = _cross(devices, choices)
-    layout = _add_batches(grid, training.global_batch, bounds)
-    return Space(layout, tuple(left))
+    micro_batches = list_divisors(training.global_batch)[:MICRO_BATCHES]
+    return Space(build_layout(devices, choices, training.global_batch, bounds, micro_batches), tuple(left))
+
+
+def build_layout(
+    devices: int, choices: Mapping[str, list[int]], batch: int, bounds: Bounds, micro_batches: Sequence[int]
+) -> Layout:
+    """Returns all layouts on so many devices whose axes have one of these sizes each, as arrays of one length.
+
+    Args:
+        devices: all of which are used.
+        choices: sizes of each of `AXES`.
+        batch: samples in a step; each layout has an equal part of it.
+        bounds: passes, remats and moments that may be chosen.
+        micro_batches: to look at, in the order in which they are listed.
+    """
+    return _add_batches(_cross(devices, choices), batch, bounds, micro_batches)
 
 
 def _list_rules(axis: str, model: ModelSpec, training: TrainingSpec) -> Iterator[tuple[str, int]]:
@@ -156,14 +173,14 @@ def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]
     return {name: values[is_allowed] for name, values in found.items()}
 
 
-def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds) -> Layout:
-    """Returns the layouts with each micro-batch that divides their part of the batch, and each remat."""
+def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_batches: Sequence[int]) -> Layout:
+    """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
     is_whole = batch % parts == 0
     grid = {name: values[is_whole] for name, values in grid.items()}
     share = batch // parts[is_whole]
     found: list[dict[str, Numbers]] = []
-    for micro in list_divisors(batch)[:MICRO_BATCHES]:
+    for micro in micro_batches:
         passes = share // micro
         fits = (share % micro == 0) & ((passes == bounds.passes) if bounds.passes else True)
         chosen = {name: values[fits] for name, values in grid.items()}
@@ -171,6 +188,9 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds) -> Layout
         found.append(chosen)
     together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     remats = np.asarray([REMATS[remat] for remat in bounds.remats], dtype=np.int64)
+    moments = np.arange(len(bounds.moments) or 1)
     count = len(together["tp"])
-    whole = {name: np.repeat(values, len(remats)) for name, values in together.items()}
-    return Layout(**whole, remat=np.tile(remats, count))
+    whole = {name: np.repeat(values, len(remats) * len(moments)) for name, values in together.items()}
+    return Layout(
+        **whole, remat=np.tile(np.repeat(remats, len(moments)), count), moments=np.tile(moments, count * len(remats))
+    )

@@ -210,11 +210,6 @@ def test_logits_of_one_piece_of_the_sequence() -> None:
     assert price(keeping=whole).logits == pytest.approx(XLA.logits_bytes * 4096 * 32000)
 
 
-def test_mask_of_every_block_grows_with_the_square_of_the_length() -> None:
-    assert price(micro_batch=2, tp=4, cp=2).attention == 2 * 8 * 2048 * 4096 * XLA.mask_bytes
-    assert price(build_work(read_model("llama2-7b"), 512)).attention == 0
-
-
 def test_gathered_layers_where_fsdp_cuts_weights() -> None:
     layer = LLAMA.blocks[0].dense_parameters
     assert price(dp=8).gathered == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import AXES, Cut, Spans, cut_torus, lay_on_torus, read_spans
 from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.search.hardware import Hardware
 from meshwright.spec import MeshSpec
 from meshwright.targets import TargetSpec
 from meshwright.topology.assemble import build_target
@@ -113,9 +114,53 @@ def test_candidates_are_laid_as_each_alone() -> None:
             )
 
 
-def test_a_plan_for_gpus_has_no_torus() -> None:
-    with pytest.raises(ValueError, match="needs a plan for a TPU"):
-        read_spans(plan("2*h100:8", "dp:2,tp:8"))
+HOSTS = (
+    ("4*h100:8", "fsdp:4,tp:8"),
+    ("4*h100:8", "fsdp:8,tp:4"),
+    ("8*h100:8", "dp:2,fsdp:32"),
+    ("8*h100:8", "fsdp:4,tp:16"),
+    ("8*a100-80gb:8", "pp:2,fsdp:16,tp:2"),
+    ("2*gb200:72", "fsdp:18,tp:8"),
+    ("h100:8", "dp:2,tp:4"),
+)
+
+
+@pytest.mark.parametrize(("target", "mesh"), HOSTS)
+def test_axes_over_hosts_go_as_far_as_in_the_order_that_the_planner_makes(target: str, mesh: str) -> None:
+    sizes = dict(MeshSpec.parse(mesh).axes)
+    topology = build_target(target)
+    layout = Layout(**{axis: np.array([size]) for axis, size in sizes.items()})
+    hardware = Hardware.of(topology, len(topology.devices))
+    laid, read = hardware.lay(layout), read_spans(plan(target, mesh), domain=hardware.domain)
+    for axis in AXES:
+        for part in ("inner", "outer"):
+            mine, planned = getattr(laid[axis], part), getattr(read[axis], part)
+            assert float(np.squeeze(mine.size)) == planned.size, (axis, part)
+            assert float(np.squeeze(mine.bytes_per_s)) == pytest.approx(float(planned.bytes_per_s)), (axis, part)
+        assert bool(np.squeeze(laid[axis].is_partial)) == bool(read[axis].is_partial), axis
+
+
+def test_an_order_that_leaves_the_host_costs_what_the_network_takes() -> None:
+    near = PlanRequest(mesh="fsdp:8,tp:2")
+    topology = build_target("2*h100:8")
+    hosts = [device.host for device in topology.devices]
+    names = [f"{hosts[(i % 2) * 8]}/{i // 2}" for i in range(16)]
+    far = near.model_copy(update={"devices": tuple(names), "device_order": "given"})
+    planned, given = (read_spans(plan_mesh(each, topology).plans[0]) for each in (near, far))
+    moved = [float(np.squeeze(each["tp"].time("all_gather", 1e9))) for each in (planned, given)]
+    assert moved[1] > 3 * moved[0]
+
+
+def test_a_plan_for_no_known_chip_has_no_wires() -> None:
+    with pytest.raises(ValueError, match="no known wires"):
+        read_spans(plan("cpu:8", "dp:2,tp:4"))
+
+
+def test_axes_are_found_by_the_names_that_the_plan_has() -> None:
+    named = read_spans(plan("v5p:4x4x4", "data:16,model:4"), {"fsdp": "data", "tp": "model"})
+    plain = read_spans(plan("v5p:4x4x4", "fsdp:16,tp:4"))
+    assert rate(named, "tp") == rate(plain, "tp")
+    assert named["fsdp"].inner.size == 16
 
 
 def test_an_axis_that_a_plan_has_not_is_one_device() -> None:

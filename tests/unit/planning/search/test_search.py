@@ -130,6 +130,58 @@ def test_what_training_says_is_given() -> None:
     assert {(p.schedule.remat, p.schedule.passes) for p in found.plans if p.schedule} == {("full", 2)}
 
 
+def test_moments_may_be_chosen_and_take_the_bytes_that_they_have() -> None:
+    training = {**TRAINING, "remat": "full", "gradient_accumulation": 1}
+    whole, half = (
+        ask(training={**training, "first_moment_dtype": dtype, "second_moment_dtype": dtype}).plans[0]
+        for dtype in ("float32", "bfloat16")
+    )
+    assert whole.memory is not None
+    assert half.memory is not None
+    # llama3-8b on 64 devices of fsdp: two moments of 4 or 2 bytes for each of 8.03e9 parameters.
+    assert whole.memory.parts["optimizer"] == pytest.approx(8 * 8.03e9 / 64, rel=0.01)
+    assert half.memory.parts["optimizer"] * 2 == pytest.approx(whole.memory.parts["optimizer"])
+    chosen = ask(training=training, search={"moment_dtypes": ["float32", "bfloat16"]}).plans[0]
+    assert chosen.schedule is not None
+    assert (chosen.schedule.first_moment_dtype, chosen.schedule.second_moment_dtype) == ("float32", "float32")
+    assert chosen.memory == whole.memory
+
+
+def test_narrow_moments_are_chosen_where_only_they_fit() -> None:
+    asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": {"sequence_length": 1024, "global_batch": 16}}
+    wide = ask(**asked, search={"moment_dtypes": ["float32"]})
+    free = ask(**asked, search={"moment_dtypes": ["float32", "bfloat16"]})
+    assert wide.plans
+    assert wide.plans[0].step_time is not None
+    assert free.plans[0].step_time is not None
+    assert free.plans[0].schedule is not None
+    assert free.plans[0].schedule.first_moment_dtype == "bfloat16"
+    assert free.plans[0].step_time.total_s < wide.plans[0].step_time.total_s
+
+
+def test_moments_of_an_optimizer_that_has_none_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="optimizer is sgd"):
+        ask(training={**TRAINING, "optimizer": "sgd"}, search={"moment_dtypes": ["bfloat16"]})
+    (plan, *_) = ask(training={**TRAINING, "optimizer": "sgd"}).plans
+    assert plan.schedule is not None
+    assert plan.schedule.first_moment_dtype is None
+    assert plan.memory is not None
+    assert "optimizer" not in plan.memory.parts
+
+
+def test_a_given_order_is_priced_as_it_lies() -> None:
+    hosts = sorted({device.host for device in build_target("2*h100:8").devices})
+    names = [f"{hosts[i % 2]}/{i // 2}" for i in range(16)]
+    training = {"sequence_length": 4096, "global_batch": 64}
+    asked: dict[str, Any] = {"target": "2*h100:8", "mesh": "fsdp:8,tp:2", "training": training}
+    planned, given = ask(**asked), ask(**asked, devices=names, device_order="given")
+    near, far = (found.plans[0].step_time for found in (planned, given))
+    assert near is not None
+    assert far is not None
+    assert far.communication_s["tp"] > 2 * near.communication_s["tp"]
+    assert far.compute_s == near.compute_s
+
+
 def test_a_price_gives_what_tokens_cost() -> None:
     (plan, *_) = ask(search={"price_per_device_hour": 3.6}).plans
     assert plan.tokens_per_s is not None

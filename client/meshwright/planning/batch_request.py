@@ -1,0 +1,282 @@
+"""Requests for the batch of a model's step: which mesh is meant, on what hardware, and the reckoning for it.
+
+Rule: a mesh that is given, that of a stored plan, or the best that a search finds; the answer says which. The agent's
+planner and a command without an agent go this way, so that they answer alike. Compiles nothing; imports numpy only
+where something is reckoned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
+from meshwright.planning.compile_job import build_compile_target, read_memory_fraction
+from meshwright.planning.compile_request import apply_schedule, bound_batch
+from meshwright.planning.divisibility import check_divides
+from meshwright.planning.hardware import HardwareType, find_named_chip, parse_hardware
+from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.request import answer_request
+from meshwright.planning.request_topology import Found, Here, find_topology
+from meshwright.planning.search.measured import Measurement, Measurements
+from meshwright.planning.selection import select_devices
+from meshwright.topology.assemble import build_target, read_target
+from meshwright.topology.chips import find_chip_by_kind
+from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch
+from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.model import ModelSpec, TrainingSpec
+
+if TYPE_CHECKING:
+    from meshwright.planning.search.answer import Question
+
+_OF_A_MODEL: Final = ("training", "mesh", "plan")
+"""Fields that say nothing without a model."""
+
+
+def check_batch_fields(request: BatchSizeRequest) -> None:
+    """Passes over a request whose fields are all taken into account.
+
+    Raises:
+        InvalidRequestError: training, mesh or plan stands without a model.
+    """
+    for name in _OF_A_MODEL:
+        if request.model is None and getattr(request, name) is not None:
+            message = f"{name} is about a model's step, and model is not given"
+            raise _refuse(name, message, f'add a model, such as "model": "llama3-8b", or leave out {name}')
+
+
+def check_batch_plan(request: BatchSizeRequest, plan: Plan, there: str) -> None:
+    """Passes over a request that says nothing else than the stored plan that it names.
+
+    A fingerprint names no hardware: the plan may have been made anew on another since the caller saw it.
+
+    Args:
+        request: what was asked.
+        plan: as it was kept.
+        there: the hardware that it was last made on, as a target where it is one.
+
+    Raises:
+        InvalidRequestError: a mesh stands beside the plan, or another target.
+    """
+    if request.mesh is not None:
+        message = f"mesh {request.mesh!r} stands beside plan {plan.fingerprint}, which has a mesh; only one counts"
+        raise _refuse("mesh", message, "leave out mesh, or leave out plan")
+    if request.target is not None and str(read_target(request.target)) != there:
+        message = f"target {request.target!r} stands beside plan {plan.fingerprint}, which was last made on {there}"
+        raise _refuse("target", message, f"plan on {request.target} first (POST /mesh/plan), or leave out target")
+
+
+def check_batch_hardware(request: BatchSizeRequest, chip: str | None, there: str) -> None:
+    """Passes over a request whose `hardware`, where it names any, is what the step runs on.
+
+    Args:
+        request: what was asked.
+        chip: of the devices; None: not known.
+        there: what the devices are called in words.
+
+    Raises:
+        UnknownHardwareError: no table knows the name. InvalidRequestError: the table is asked of another chip.
+    """
+    if request.hardware is None or chip is None:
+        return
+    named, real = find_named_chip(request.hardware), find_named_chip(chip)
+    is_same = parse_hardware(request.hardware) is parse_hardware(chip)
+    if is_same and (named == real or named is None or _is_family(request.hardware)):
+        return
+    message = f"hardware {request.hardware!r} stands beside {there}, which is {chip}"
+    raise _refuse("hardware", message, "leave out hardware, or name a target of it")
+
+
+def _is_family(name: str) -> bool:
+    """Returns whether a hardware type is named, which may be of several chips."""
+    return name.strip().lower().replace("-", "_") in {each.value for each in HardwareType}
+
+
+def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
+    """Returns the request with the hardware that it names, be it by its target.
+
+    Raises:
+        InvalidRequestError: the target is none.
+    """
+    if request.hardware is not None or request.target is None:
+        return request
+    return request.model_copy(update={"hardware": read_target(request.target).chip})
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What a batch is reckoned on.
+
+    Attributes:
+        found: the devices.
+        health: their states, by place; empty where they are not this host's.
+        measured: what benches found of this host; empty where the devices are not its own.
+    """
+
+    found: Found
+    health: Mapping[int, str] = field(default_factory=dict)
+    measured: tuple[Measurement, ...] = ()
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Devices that are well and free, by place."""
+        return select_devices(None, self.found.topology, self.health).indices
+
+
+def reckon_request(
+    request: BatchSizeRequest,
+    here: Here = None,
+    *,
+    stored: Plan | None = None,
+    health: Mapping[int, str] | None = None,
+    measured: Sequence[Measurement] = (),
+) -> ReckonedBatch:
+    """Returns the batch of a step that is recommended for a request's model.
+
+    Args:
+        request: names a model.
+        here: this host.
+        stored: the plan that the request names, as it was kept.
+        health: the state of this host's devices, by place in its topology.
+        measured: what benches found of this host.
+
+    Raises:
+        InvalidRequestError: the model or its training is none, the fields contradict each other, or no hardware is
+            named and there is no host.
+        DoesNotDivideError, InvalidMeshError, DevicesUnusedError: the mesh cannot be on this hardware, or cannot cut
+            the model.
+        PlanInfeasibleError: no figures are known of this hardware, the devices are too few, or no mesh fits.
+    """
+    check_batch_fields(request)
+    if request.model is None:
+        raise _refuse("model", "no model is given, so that there is no step to reckon", 'add "model": "llama3-8b"')
+    model, training = _read_model(request.model), request.training or BatchTraining()
+    if stored is not None:
+        return _reckon_stored(request, model, training, stored)
+    if request.plan is not None:
+        message = "a stored plan is named, which only its agent knows"
+        raise _refuse("plan", message, 'name mesh="fsdp:8" and a target')
+    if request.target is None and here is None:
+        raise _refuse("target", "no target is named and no agent is asked", 'name a target, such as "v5e:4x4"')
+    found = find_topology(PlanRequest(target=request.target), here)
+    check_batch_hardware(request, _find_chip(found), found.target or "this host")
+    ground = _Ground(found, health or {}, tuple(measured)) if found.is_here else _Ground(found)
+    if request.mesh is None:
+        return _reckon_searched(request, model, training, ground)
+    plan = _plan(request, ground, mesh=request.mesh)
+    question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
+    return _reckon(question, plan, "asked", found.target)
+
+
+def _read_model(given: str | dict[str, Any]) -> ModelSpec:
+    try:
+        return read_model(given)
+    except UnsupportedModelError as error:
+        raise _refuse("model", str(error), "name another model, or give its dimensions") from error
+
+
+def _find_chip(found: Found) -> str | None:
+    """Returns the alias of the chip that all devices are; None: they differ, or no table has it."""
+    kinds = {device.kind for device in found.topology.devices}
+    if found.target is not None:
+        return read_target(found.target).chip
+    chip = find_chip_by_kind(kinds.pop()) if len(kinds) == 1 else None
+    return chip.aliases[0] if chip else None
+
+
+def _plan(request: BatchSizeRequest, ground: _Ground, **fields: Any) -> Plan:
+    """Returns the plan of a mesh, or the best one of a search."""
+    asked = PlanRequest(
+        target=ground.found.target, memory_strategy=request.memory_strategy, include_devices=False, top=1, **fields
+    )
+    here = ground.found.topology if ground.found.is_here else None
+    plans = answer_request(asked, here, health=ground.health, measured=ground.measured)
+    if plans.plans:
+        return plans.plans[0]
+    notice = plans.warnings[0]
+    needs = [each.message for each in plans.rejected if each.reason == "memory"]
+    detail = "; ".join([notice.message, *needs[:1]])
+    raise PlanInfeasibleError(
+        detail, hint=notice.hint.partition(";")[0], errors=[{"field": "training", "message": notice.message}]
+    )
+
+
+def _reckon(
+    question: Question, plan: Plan, basis: Literal["asked", "plan", "searched"], target: str | None
+) -> ReckonedBatch:
+    from meshwright.planning.search.batch import reckon_batch  # here, for its numpy
+    from meshwright.planning.search.request import read_order
+
+    spans = read_order(plan, question.hardware)
+    return reckon_batch(question, plan.mesh_shape, spans=spans, mesh_basis=basis, target=target)
+
+
+def _ask(
+    request: BatchSizeRequest,
+    model: ModelSpec,
+    training: TrainingSpec,
+    ground: _Ground,
+    plan: Plan | None = None,
+) -> Question:
+    """Returns what is reckoned: on the devices of a plan, or on all that are well.
+
+    Raises:
+        DoesNotDivideError: the plan's mesh does not cut the model. PlanInfeasibleError: nothing prices this hardware.
+    """
+    from meshwright.planning.search.request import build_question  # here, for its numpy
+
+    indices, topology = ground.indices, ground.found.topology
+    count = len(indices)
+    if plan is not None:
+        check_divides(model, training, plan.mesh_shape)
+        count = math.prod(plan.mesh_shape.values())
+    measured = Measurements.of(ground.measured, topology, indices) if ground.measured else None
+    asked = PlanRequest(target=ground.found.target, memory_strategy=request.memory_strategy)
+    try:
+        return build_question(asked, model, training, topology, count, measured)
+    except PlanInfeasibleError as error:
+        message = f"no batch can be reckoned for a model here: {error.errors[0]['message']}"
+        hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "verify": "compile"'
+        raise PlanInfeasibleError(message, hint=hint, errors=[{"field": "target", "message": message}]) from error
+
+
+def _reckon_stored(request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, plan: Plan) -> ReckonedBatch:
+    """Returns the reckoning for a stored plan, on the hardware that it was made for and with its part of the memory."""
+    try:
+        name = plan.target or build_compile_target(plan).name
+    except NotCompiledError as error:
+        hint = 'name a target and a mesh, as in "target": "v5p:4x4x4", "mesh": "fsdp:64"'
+        raise _refuse("plan", f"plan {plan.fingerprint} has no hardware that is reckoned on: {error}", hint) from error
+    check_batch_plan(request, plan, name)
+    check_batch_hardware(request, read_target(name).chip, name)
+    ground = _Ground(Found(build_target(name), name))
+    question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
+    return _reckon(replace(question, memory_fraction=read_memory_fraction(plan)), plan, "plan", name)
+
+
+def _reckon_searched(
+    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, ground: _Ground
+) -> ReckonedBatch:
+    """Returns the reckoning for the fastest mesh that fits: for the batch that is asked for, else for the least one at
+    which plain sharded data parallelism over all devices is bound by compute."""
+    batch = training.global_batch or _find_first_batch(request, model, training, ground)
+    given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch": batch}
+    plan = _plan(request, ground, model=request.model, training=given)
+    scheduled = apply_schedule(training, plan.schedule)
+    question = _ask(request, model, bound_batch(scheduled, plan.mesh_shape), ground, plan)
+    reckoned = _reckon(question, plan, "searched", ground.found.target)
+    said = f"{reckoned.message}; the mesh is the fastest that was found for {batch} sequences a step"
+    return reckoned.model_copy(update={"message": said})
+
+
+def _find_first_batch(request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, ground: _Ground) -> int:
+    from meshwright.planning.search.batch import find_critical_batch  # here, for its numpy
+
+    shape = {"fsdp": len(ground.indices)}
+    return find_critical_batch(_ask(request, model, bound_batch(training, shape), ground), shape)
+
+
+def _refuse(field: str, message: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])

@@ -1,0 +1,36 @@
+"""A plan as other programs take it: JAX's PartitionSpecs as Python, and MaxText's flags.
+
+Rule: pure text, and what it cannot say is told or refused, never dropped. The schedule is the plan's where it has one,
+else the training's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from meshwright.planning.exports.jax_code import write_jax
+from meshwright.planning.exports.maxtext import write_maxtext
+from meshwright.planning.exports.setting import Setting
+from meshwright.wire.mesh import ExportName, Plan
+from meshwright.wire.model import ModelSpec, TrainingSpec
+
+_WRITERS: Final[Mapping[ExportName, Callable[[Setting], str]]] = {"jax": write_jax, "maxtext": write_maxtext}
+
+
+def write_exports(
+    names: Iterable[ExportName], plan: Plan, model: ModelSpec, training: TrainingSpec
+) -> dict[ExportName, str]:
+    """Returns the exports of a plan by name.
+
+    Args:
+        names: those that are wanted.
+        plan: the mesh, and how the batch goes through it where that was chosen.
+        model, training: the step.
+
+    Raises:
+        InvalidRequestError: an axis, or a part of the model, cannot be said in such an export.
+        DoesNotDivideError: an axis does not divide what it cuts.
+    """
+    setting = Setting.of(plan, model, training)
+    return {name: _WRITERS[name](setting) for name in dict.fromkeys(names)}

@@ -1,0 +1,205 @@
+"""A plan as MaxText's command line: a flag for whatever it has one for, and a comment for the rest.
+
+Rule: what a flag cannot say is said in a comment above the command, or refused where the run would be on another mesh.
+
+Names and values are those of AI-Hypercomputer/maxtext at e591f30cbbf217ed67ef71263ec0538239f9c3b8 (2026-08-22):
+`src/maxtext/configs/base.yml` and `types.py` (flags), `models/` (names), `pyconfig.py` (what may stand beside
+model_name), `layers/nnx_decoders.py` (what a remat policy keeps), `layers/attention_op.py` (kernels).
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from meshwright.planning.axis_names import Role, find_role
+from meshwright.planning.exports.maxtext_model import list_model_flags, list_model_notes, list_overrides
+from meshwright.planning.exports.setting import Setting, refuse
+from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.machines import find_domain_count
+from meshwright.wire.devices import Platform
+from meshwright.wire.mesh import PlanGranule
+from meshwright.wire.model import Attention
+
+VERSION: Final = "e591f30 (2026-08-22)"
+COMMAND: Final = "python3 -m maxtext.trainers.pre_train.train"
+
+FLAGS: Final[Mapping[Role, str]] = {
+    "pipeline": "pipeline",
+    "data": "data",
+    "fsdp": "fsdp",
+    "expert": "expert",
+    "context": "context",
+    "tensor": "tensor",
+}
+"""What ici_…_parallelism and dcn_…_parallelism call the axes of a role."""
+
+OWN_NAMES: Final = ("fsdp_transpose", "tensor_sequence", "context_autoregressive", "autoregressive")
+"""Axes of MaxText's mesh beside these, which a plan may have by their own names."""
+
+GONE: Final = ("tensor_transpose",)
+"""Axes that MaxText once had."""
+
+ALWAYS: Final = ("dcn_data", "ici_fsdp")
+"""Of which MaxText's defaults are -1, whatever is left: said also where they are 1."""
+
+_ATTENTION: Final[Mapping[tuple[Platform, Attention], str]] = {
+    ("tpu", "flash"): "flash",
+    ("gpu", "flash"): "cudnn_flash_te",
+    ("cpu", "flash"): "dot_product",
+    ("tpu", "xla"): "dot_product",
+    ("gpu", "xla"): "dot_product",
+    ("cpu", "xla"): "dot_product",
+}
+
+
+def write_maxtext(setting: Setting) -> str:
+    """Returns the comments and the command.
+
+    Raises:
+        InvalidRequestError: an axis is none of MaxText's, is not the same on every host or slice, or is a pipeline
+            whose micro-batches do not fill its stages equally.
+    """
+    step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
+    flags = {
+        "run_name": "meshwright",
+        "hardware": setting.plan.platform,
+        **list_model_flags(setting),
+        **list_overrides(setting, step),
+        **step,
+    }
+    mesh = ",".join(f"{name}:{size}" for name, size in setting.sizes.items())
+    head = [f"# Mesh {mesh or 'of one device'}, plan {setting.plan.fingerprint}; flags as of MaxText {VERSION}."]
+    notes = [f"# Not said by flags: {note}." for note in (*list_model_notes(setting), *_list_notes(setting))]
+    command = [COMMAND, *(f"  {name}={shlex.quote(value)}" for name, value in flags.items())]
+    return "\n".join([*head, *notes, " \\\n".join(command), ""])
+
+
+# ---- the mesh ------------------------------------------------------------------------------------------
+
+
+def _list_parallelism(setting: Setting) -> dict[str, str]:
+    """Returns the mesh: of each axis the part inside a slice or host, and the part across; MaxText's CPU has one."""
+    inside, across = dict.fromkeys(ALWAYS[1:], 1), dict.fromkeys(ALWAYS[:1], 1)
+    spread = {} if setting.plan.platform == "cpu" else {axis.name: axis.dcn_size for axis in setting.plan.axes}
+    if spread:
+        _check_granules(setting, spread)
+    for name, size in setting.sizes.items():
+        flag, outer = _find_flag(name), spread.get(name, 1)
+        inside[f"ici_{flag}"] = inside.get(f"ici_{flag}", 1) * (size // outer)
+        across[f"dcn_{flag}"] = across.get(f"dcn_{flag}", 1) * outer
+    sizes = {**across, **inside}
+    return {f"{name}_parallelism": str(size) for name, size in sizes.items() if size > 1 or name in ALWAYS}
+
+
+def _find_flag(name: str) -> str:
+    if name.lower() in GONE:
+        hint = "call it tensor, or fsdp_transpose where it shards weights"
+        raise refuse("maxtext", f"axis {name} is none of MaxText's mesh at {VERSION}", hint)
+    role = find_role(name)
+    assert role is not None  # `Setting` has checked it
+    return name.lower() if name.lower() in OWN_NAMES else FLAGS[role]
+
+
+def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
+    """Passes over a mesh each of whose axes has equally many parts in each slice, host or NVLink domain."""
+    granules = setting.plan.granules
+    kind, size = granules[0].kind, _measure_domain(granules[0])
+    count = -(-sum(granule.device_count for granule in granules) // size)
+    outer = {name: spread.get(name, 1) for name in setting.sizes}
+    product, devices = math.prod(outer.values()), setting.measure(tuple(setting.sizes))
+    uneven = any(setting.sizes[name] % parts for name, parts in outer.items())
+    if uneven or product > count or devices > product * size:
+        said = ", ".join(f"{name}:{setting.sizes[name]} over {parts}" for name, parts in outer.items() if parts > 1)
+        message = f"MaxText takes each axis as a part inside a {kind} times a part across, and {said} {kind}s is not so"
+        raise refuse("maxtext", message, f"let some axes fill the {size} devices of a {kind}, and others cross {kind}s")
+
+
+def _measure_domain(granule: PlanGranule) -> int:
+    """Returns the devices that the fast network joins: of a slice, a host, or an NVLink domain of several."""
+    chip = find_chip_by_kind(granule.device_kind) if granule.device_kind else None
+    joined = find_domain_count(chip) if chip is not None and chip.platform == "gpu" else None
+    return joined or granule.device_count
+
+
+# ---- batch and numbers ---------------------------------------------------------------------------------
+
+
+def _list_batch(setting: Setting) -> dict[str, str]:
+    """Returns batch and passes: of a pipeline, passes are its micro-batches."""
+    stages, passes = setting.measure(setting.find("pipeline")), setting.passes
+    length = {"max_target_length": str(setting.training.sequence_length)}
+    if stages == 1:
+        batch = _write_batch(setting, passes)
+        return {"per_device_batch_size": batch, "gradient_accumulation_steps": str(passes), **length}
+    if passes % stages:
+        message = (
+            f"{passes} passes are no multiple of the {stages} stages, and MaxText's num_pipeline_microbatches is one"
+        )
+        raise refuse("maxtext", message, f"use gradient_accumulation {-(-passes // stages) * stages}")
+    return {
+        "per_device_batch_size": _write_batch(setting, 1),
+        "num_pipeline_microbatches": str(passes),
+        "num_layers_per_pipeline_stage": str(setting.model.num_hidden_layers // stages),
+        **length,
+    }
+
+
+def _write_batch(setting: Setting, passes: int) -> str:
+    """Returns sequences a device and pass, such that MaxText's int(devices · value) is the batch of a pass."""
+    devices, batch = setting.measure(tuple(setting.sizes)), setting.training.global_batch // passes
+    value = batch / devices
+    while int(devices * value) < batch:
+        value = math.nextafter(value, math.inf)
+    return str(batch // devices) if batch % devices == 0 else repr(value)
+
+
+def _list_numbers(setting: Setting) -> dict[str, str]:
+    training = setting.training
+    flags = {
+        "remat_policy": "minimal_with_context" if training.remat == "none" else training.remat,
+        "dtype": training.compute_dtype,
+        "weight_dtype": training.weight_dtype,
+        "grad_dtype": training.weight_dtype,
+        "opt_type": training.optimizer,
+        "attention": _ATTENTION[setting.plan.platform, training.attention],
+    }
+    if training.optimizer == "adamw":
+        flags["mu_dtype"] = training.first_moment_dtype or training.weight_dtype
+    if not training.scan_layers:
+        flags["scan_layers"] = "false"
+    if setting.plan.platform == "tpu":
+        flags["allow_split_physical_axes"] = "true"
+    return flags
+
+
+def _list_experts(setting: Setting) -> dict[str, str]:
+    """Returns places in experts as our own step has them; models with attention sinks take no such limit there."""
+    if not setting.model.num_experts or setting.model.attention_sinks:
+        return {}
+    return {"sparse_matmul": "false", "megablox": "false", "capacity_factor": str(setting.training.capacity_factor)}
+
+
+def _list_notes(setting: Setting) -> Iterator[str]:
+    plan, training = setting.plan, setting.training
+    yield "base_output_directory and the dataset's flags, which are yours"
+    if setting.sizes:
+        yield "the order of the devices; MaxText orders them itself, by jax's mesh_utils"
+    if training.remat == "none":
+        yield "remat none; MaxText puts each layer under jax.checkpoint, and minimal_with_context keeps most of it"
+    if (
+        training.optimizer == "adamw"
+        and (training.second_moment_dtype or training.weight_dtype) != training.weight_dtype
+    ):
+        yield f"a second moment in {training.second_moment_dtype}; it has the weights' type, {training.weight_dtype}"
+    if plan.platform == "cpu" and training.attention == "flash":
+        yield "attention in blocks; on a CPU MaxText has dot_product alone"
+    if setting.model.num_experts and setting.model.attention_sinks:
+        yield f"capacity_factor {training.capacity_factor}; this family drops no tokens there"
+    kinds = sorted({kind for kind in plan.axis_types.values() if kind != "auto"})
+    if kinds:
+        yield f"axes of type {' and '.join(kinds)}; MaxText makes them by shard_mode"
+    if plan.environment:
+        yield f"the environment, {', '.join(f'{name}={value!r}' for name, value in plan.environment.items())}"

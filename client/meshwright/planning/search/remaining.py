@@ -1,0 +1,161 @@
+"""The best mesh for what is left when devices fail, or have failed.
+
+Rule: whole domains (hosts, NVLink domains, slices) while there are several, single devices of one; of all numbers of
+them that some mesh cuts the one whose step is the fastest, since the most devices need not be. The batch stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.divisors import choose_near
+from meshwright.planning.search.answer import AnyQuestion
+from meshwright.planning.search.request import read_bounds, search_plans
+from meshwright.planning.selection import Pool
+from meshwright.topology.model import Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, PlanRequest, Plans
+
+Ask = Callable[[int], AnyQuestion]
+"""What is priced on so many devices."""
+
+COUNTS_MOST: Final = 64
+"""Numbers of domains or devices that are looked at, the largest first, and half, a quarter, … of them besides."""
+
+
+def find_fallback(
+    request: PlanRequest, best: Plan, topology: Topology, pool: Pool, ask: Ask, make: Callable[..., Plans]
+) -> Fallback:
+    """Returns the best plan for what is left when one of a plan's devices fails, and its host or slice with it.
+
+    Args:
+        request: the search.
+        best: the plan on all devices.
+        topology: has them.
+        pool: those that the search may use.
+        ask: what is priced on so many devices.
+        make: makes the plan for a mesh, on a selection of devices.
+    """
+    groups = topology.group(pool.indices)
+    lost = groups[-1] if len(groups) > 1 else groups[0][-1:]
+    kept = tuple(index for index in pool.indices if index not in set(lost))
+    name = _name_lost(topology, groups)
+    facts: dict[str, Any] = {"lost": name, "lost_device_count": len(lost)}
+    try:
+        plans = search_remaining(request, topology, kept, ask, make)
+    except PlanInfeasibleError as error:
+        return Fallback(**facts, device_count=0, idle_device_count=len(kept), plans=(), message=error.detail)
+    used = _count_used(plans)
+    facts |= {"device_count": used, "idle_device_count": len(kept) - used if used else len(kept)}
+    return Fallback(**facts, plans=plans.plans[:1], message=_tell(name, best, plans, facts["idle_device_count"]))
+
+
+def search_remaining(
+    request: PlanRequest, topology: Topology, kept: Sequence[int], ask: Ask, make: Callable[..., Plans]
+) -> Plans:
+    """Returns the best plans on as many of the devices that are left as give the fastest step.
+
+    Args:
+        request: the search.
+        topology: has the devices.
+        kept: those that are left, as indices.
+        ask: what is priced on so many devices.
+        make: makes the plan for a mesh, on a selection of devices.
+
+    Raises:
+        PlanInfeasibleError: no mesh cuts model and batch over any number of them.
+    """
+    found = [
+        (count, seconds) for count in _list_counts(topology, kept) if (seconds := _price_best(request, ask(count)))
+    ]
+    if not found:
+        raise _refuse(request, len(kept))
+    count = min(found, key=lambda each: each[1])[0]
+    selection = DeviceSelection(count=count, exclude=_name_others(topology, kept))
+
+    def make_here(mesh: str) -> Plans:
+        return make(mesh, selection)
+
+    plans = search_plans(request, ask(count), make_here)
+    idle = len(kept) - count
+    if not idle:
+        return plans
+    message = f"{idle} devices that are left stay idle: the fastest mesh of those that cut model and batch has {count}"
+    notice = Notice(code="devices_left_idle", message=message, hint=_find_batch(request, ask(len(kept))))
+    return plans.model_copy(update={"warnings": (*plans.warnings, notice)})
+
+
+def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
+    """Returns numbers of devices to look at: of whole domains where more than one is whole, else of devices."""
+    whole = max((len(group) for group in topology.group(range(len(topology.devices)))), default=1)
+    full = sum(len(group) == whole for group in topology.group(kept))
+    unit, most = (whole, full) if full > 1 else (1, len(kept))
+    halves = [most >> shift for shift in range(most.bit_length()) if most >> shift]
+    return [unit * many for many in sorted({*range(max(most - COUNTS_MOST, 0) + 1, most + 1), *halves}, reverse=True)]
+
+
+def _price_best(request: PlanRequest, question: AnyQuestion) -> float | None:
+    """Returns the seconds of the fastest step that fits; None where there is none, and infinity where none fits."""
+    space = question.list_space(read_bounds(request))
+    if not space.size:
+        return None
+    priced = question.price(space.layout)
+    return float(priced.total_s[priced.fits].min(initial=float("inf")))
+
+
+def _find_batch(request: PlanRequest, question: AnyQuestion) -> str:
+    """Returns the hint with the batch next to the one that is asked for with which all devices that are left work."""
+    devices, batch = question.hardware.devices, question.training.global_batch
+    near = max(round(batch / devices), 1) * devices
+    seconds = _price_best(request, question.with_batch(near))
+    if seconds is None or not math.isfinite(seconds):
+        return f"with a global_batch of {near} not all {devices} would work either"
+    return f"with a global_batch of {near} all {devices} work, {seconds / near * batch:.3g} s for as many sequences"
+
+
+def _name_others(topology: Topology, kept: Sequence[int]) -> tuple[str, ...]:
+    """Returns the devices that are not left, as a selection excludes them."""
+    left = set(kept)
+    others = [topology.devices[index] for index in topology.order if index not in left]
+    return tuple(device.uuid or f"{device.host}/{device.local_index}" for device in others)
+
+
+def _name_lost(topology: Topology, groups: Sequence[Sequence[int]]) -> str:
+    if len(groups) == 1:
+        return "one device"
+    hosts = {topology.devices[index].host for index in groups[-1]}
+    kind = "slice" if topology.platform == "tpu" else "host" if len(hosts) == 1 else "NVLink domain"
+    return f"{'an' if kind == 'NVLink domain' else 'a'} {kind} of {len(groups[-1])} devices"
+
+
+def _count_used(plans: Plans) -> int:
+    sizes = plans.plans[0].mesh_shape.values() if plans.plans else ()
+    count = 1 if plans.plans else 0
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
+    if not plans.plans:
+        return f"without {lost} nothing fits in what is left"
+    left = plans.plans[0]
+    shape = " × ".join(f"{name}:{size}" for name, size in left.mesh_shape.items())
+    assert best.step_time is not None
+    assert left.step_time is not None
+    ratio = left.step_time.total_s / best.step_time.total_s
+    hints = [notice.hint for notice in plans.warnings if notice.code == "devices_left_idle"]
+    unused = f"; {idle} devices stay idle; {hints[0]}" if idle and hints else ""
+    return f"without {lost}: {shape}, {left.step_time.total_s:.3g} s a step, {ratio:.2f} times as long{unused}"
+
+
+def _refuse(request: PlanRequest, left: int) -> PlanInfeasibleError:
+    assert request.training is not None
+    batch = request.training.global_batch
+    detail = f"{left} devices are left, and no mesh of them or of fewer cuts this model and a global_batch of {batch}"
+    near = choose_near([left * times for times in (1, 2, 4, 8)], batch)
+    hint = f"use a global_batch of {' or '.join(map(str, near))}, or leave more axes of `search` free"
+    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": "training.global_batch", "message": detail}])

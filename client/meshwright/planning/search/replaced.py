@@ -1,0 +1,198 @@
+"""Measured rates in the place of the tables': what each one replaces, by how much, and what a plan says of it.
+
+Rule: a bench and the figure that it replaces are of one thing, timed or reckoned for the same sizes and devices; what
+nobody measured stays as published.
+
+- A matmul alone replaces the rate that large matmuls approach (`GemmCurve`); the bends of small and odd ones stay, and
+  so does the part of it that they reach within a step (`Practice.matmul`). Attention keeps its part of the peak.
+- x → −x is elementwise work, so that its rate replaces the peak's part that such work reaches (`Practice.memory`), and
+  the rate at which matmuls read and write.
+- A collective's ratio to what is reckoned for the same bytes and group, its latencies aside, scales the wires inside
+  the host of each axis that lives by it: the ICI links that an axis has, and the one rate of all GPUs of a host. The
+  network between hosts is not measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, get_args
+
+import numpy as np
+
+from meshwright.planning.cost.collectives import Wire
+from meshwright.planning.cost.gemm import Dtype, find_curve, find_peak_flops_per_s
+from meshwright.planning.cost.layout import Layout, Numbers
+from meshwright.planning.cost.practice import DEFAULT, find_practice
+from meshwright.planning.cost.spans import Span, Spans
+from meshwright.planning.cost.step_time import Machine
+from meshwright.planning.search.measured import LEAST_RATIO, WORDS, Collective, Measurement, Measurements, Rate
+from meshwright.topology.chips import Chip
+from meshwright.wire.base import Notice
+from meshwright.wire.cost import MeasuredFigure
+
+USES: Final[Mapping[str, Mapping[Collective, int]]] = {
+    "tp": {"all_reduce": 1},
+    "cp": {"all_gather": 1},
+    "ep": {"all_to_all": 1},
+    "fsdp": {"all_gather": 2, "reduce_scatter": 1},
+    "dp": {"all_reduce": 1},
+    "pp": {"permute": 1},
+}
+"""Collectives by which an axis lives, and how often for the same bytes; one that was not measured goes as all-reduces
+do."""
+
+_DTYPES: Final[Mapping[Dtype, str]] = {"bfloat16": "bfloat16", "float16": "float16"}
+"""What benches call the dtypes of curves; they measure no others."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measured rate beside what stands in the tables.
+
+    Attributes:
+        rate: as measured.
+        default: what would have been taken.
+        peak: what is published.
+        ratio: of wires, how much faster they are than reckoned, latencies aside.
+    """
+
+    rate: Rate
+    default: float
+    peak: float
+    ratio: float = 1.0
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a chip can do it."""
+        return self.rate.is_plausible(self.peak)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What was measured of a chip's devices, in the place of what the tables say.
+
+    Attributes:
+        chip: of the devices.
+        measured: what benches found of them.
+        lay: lays axes at published rates, on domains of so many devices.
+    """
+
+    chip: Chip
+    measured: Measurements
+    lay: Callable[[Layout, int], Spans]
+
+    # ---- what the cost model takes ---------------------------------------------------------------------
+
+    def build_machine(self, dtype: Dtype) -> Machine:
+        """Returns the figures of one device in a compute dtype."""
+        taken = {each.rate.case: each.rate.value for each in self._compare_device(dtype) if each.is_taken}
+        memory = taken.get("memory_bandwidth")
+        published = self.chip.device_memory_bytes_per_s
+        curve = find_curve(self.chip, dtype)
+        return Machine(
+            flops_per_s=find_peak_flops_per_s(self.chip, dtype),
+            memory_bytes_per_s=published if memory is None else memory / self._memory_ratio,
+            curve=curve.with_measured(flops_per_s=taken.get("matmul"), memory_bytes_per_s=memory),
+        )
+
+    def replace_wires(self, spans: Spans) -> Spans:
+        """Returns what axes run over, at the rates that were measured inside the host."""
+        ratios: dict[str, float] = {each.rate.case: each.ratio for each in self._compared_wires if each.is_taken}
+        return {axis: self._replace_inner(span, axis, ratios) for axis, span in spans.items()} if ratios else spans
+
+    def _replace_inner(self, span: Span, axis: str, ratios: Mapping[str, float]) -> Span:
+        uses = {case: ratios.get(case, ratios.get("all_reduce")) for case in USES[axis]}
+        known = {case: ratio for case, ratio in uses.items() if ratio is not None}
+        if not known:
+            return span
+        times = {case: USES[axis][case] for case in known}
+        ratio: Any = sum(times.values()) / sum(times[case] / known[case] for case in known)
+        if (
+            self.chip.platform == "gpu"
+        ):  # a plan may have found a slower link on its axis: that was measured with the rest
+            ratio = ratio * self._compared_wires[0].peak / np.asarray(span.inner.bytes_per_s)
+        return replace(span, inner=scale_wire(span.inner, ratio))
+
+    # ---- what is said of it ----------------------------------------------------------------------------
+
+    def list_figures(self, dtype: Dtype) -> tuple[MeasuredFigure, ...]:
+        """Returns the figures that stand in the place of the tables', for a step in a compute dtype."""
+        return tuple(each.rate.tell(each.default) for each in self._compare(dtype) if each.is_taken)
+
+    def list_notices(self, dtype: Dtype) -> tuple[Notice, ...]:
+        """Returns warnings of figures that no such chip can have, and that were left out."""
+        return tuple(each.rate.refuse(each.peak, each.default) for each in self._compare(dtype) if not each.is_taken)
+
+    def tell_basis(self, basis: str, dtype: Dtype) -> str:
+        """Returns whose constants a step's time is of, with what was measured in their place."""
+        words = [WORDS[each.rate.case] for each in self._compare(dtype) if each.is_taken]
+        return f"{basis}; measured on this host: {', '.join(words)}" if words else basis
+
+    # ---- beside the tables -----------------------------------------------------------------------------
+
+    def _compare(self, dtype: Dtype) -> tuple[Compared, ...]:
+        return (*self._compare_device(dtype), *self._compared_wires)
+
+    @property
+    def _memory_ratio(self) -> float:
+        return find_practice(DEFAULT, self.chip.platform, self.chip.family).practice.memory
+
+    def _compare_device(self, dtype: Dtype) -> tuple[Compared, ...]:
+        memory = self._compared_memory
+        return (*self._compared_matmuls.get(dtype, ()), *(() if memory is None else (memory,)))
+
+    @cached_property
+    def _compared_matmuls(self) -> Mapping[Dtype, tuple[Compared, ...]]:
+        rates = {dtype: self.measured.find_matmul(name) for dtype, name in _DTYPES.items()}
+        return {dtype: (self._compare_matmul(dtype, rate),) for dtype, rate in rates.items() if rate is not None}
+
+    def _compare_matmul(self, dtype: Dtype, rate: Rate) -> Compared:
+        return Compared(rate, find_curve(self.chip, dtype).flops_per_s, find_peak_flops_per_s(self.chip, dtype))
+
+    @cached_property
+    def _compared_memory(self) -> Compared | None:
+        rate, peak = self.measured.find_memory(), self.chip.device_memory_bytes_per_s
+        return None if rate is None else Compared(rate, peak * self._memory_ratio, peak)
+
+    @cached_property
+    def _compared_wires(self) -> tuple[Compared, ...]:
+        found = ((case, self.measured.find_collective(case)) for case in get_args(Collective))
+        return tuple(self._compare_wire(case, rate) for case, rate in found if rate is not None)
+
+    def _compare_wire(self, case: Collective, rate: Rate) -> Compared:
+        """Returns a bus bandwidth beside the one that is reckoned for the same sizes over the same group."""
+        timed = rate.timed
+        group = timed.large.axis_size or 1
+        span = self.lay(Layout(tp=group), group)["tp"]
+        slower = replace(span, inner=scale_wire(span.inner, 0.5))
+        reckoned_s = timed.count(lambda row: _reckon(span, case, row))
+        moved_s = timed.count(lambda row: _reckon(slower, case, row)) - reckoned_s
+        waited_s = reckoned_s - moved_s
+        work = timed.count(lambda row: row.size_bytes * row.busbw_factor)
+        return Compared(
+            rate,
+            default=work / reckoned_s,
+            peak=float(np.max(span.inner.bytes_per_s)),
+            ratio=moved_s / max(timed.seconds - waited_s, LEAST_RATIO * timed.seconds),
+        )
+
+
+def _reckon(span: Span, case: Collective, row: Measurement) -> float:
+    """Returns the seconds that are reckoned for a bench's collective; an all-to-all's S is each rank's part."""
+    if case == "permute":
+        return float(span.send(row.size_bytes))
+    whole = row.size_bytes * (len(row.device_indices) if case == "all_to_all" else 1)
+    return float(span.time(case, whole))
+
+
+def scale_wire(wire: Wire, ratio: Numbers) -> Wire:
+    """Returns the wire with all its rates so many times as fast; latencies stay."""
+    near = wire.neighbour_bytes_per_s
+    return replace(
+        wire,
+        bytes_per_s=np.asarray(wire.bytes_per_s) * ratio,
+        middle_bytes_per_s=np.asarray(wire.middle_bytes_per_s) * ratio,
+        neighbour_bytes_per_s=None if near is None else np.asarray(near) * ratio,
+    )

@@ -1,0 +1,106 @@
+"""The batch of a model's step, asked of a real agent over HTTP: reckoned by the planner child, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import Client
+from meshwright.planning.batch_request import reckon_request
+from meshwright.topology.assemble import build_target
+from meshwright.wire.batch_size import BatchSizeRequest
+from tests.agents import RunningAgent, start_agent
+from tests.process.living import ask
+
+ON_V5E: dict[str, Any] = {
+    "model": "llama3-8b",
+    "target": "v5e:4x4",
+    "mesh": "fsdp:16",
+    "training": {"sequence_length": 512},
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    with start_agent(cpu_devices=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[RunningAgent]:
+    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="h100:8") as agent:
+        yield agent
+
+
+def post(agent: RunningAgent, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{agent.url}/batch-size", json=fields, timeout=60)
+
+
+def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: RunningAgent) -> None:
+    reply = post(host, **ON_V5E)
+    assert reply.status_code == 200, reply.text
+    here = reckon_request(BatchSizeRequest.model_validate(ON_V5E))
+    assert reply.json()["reckoned"] == here.model_dump(mode="json")
+    assert (reply.json()["hardware_type"], reply.json()["basis"]) == ("tpu_v5e", "declared")
+    assert reply.json()["compiled"] is None
+    assert ask(host, "/runs")["runs"] == []
+    assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
+
+
+def test_curl_asks_by_query(host: RunningAgent) -> None:
+    asked = "/batch-size?model=llama3-8b&target=v5e:4x4&mesh=fsdp:16&seq=512"
+    assert ask(host, asked) == post(host, **ON_V5E).json()
+    assert ask(host, "/batch-size?target=v5e:4x4")["hardware_type"] == "tpu_v5e"
+    assert ask(host, "/batch-size?target=v5e:4x4")["reckoned"] is None
+
+
+def test_a_plan_that_the_agent_keeps_gives_the_mesh(host: RunningAgent) -> None:
+    plan = ask(host, "/mesh/plan?mesh=fsdp:16&target=v5e:4x4")["plans"][0]
+    named = {"model": ON_V5E["model"], "training": ON_V5E["training"], "plan": plan["fingerprint"]}
+    reckoned = post(host, **named).json()["reckoned"]
+    assert reckoned == {**post(host, **ON_V5E).json()["reckoned"], "mesh_basis": "plan"}
+    missing = post(host, **{**named, "plan": "mw1-none"})
+    assert (missing.status_code, missing.json()["code"]) == (404, "plan_not_found")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"training": {"sequence_length": 512}}, "invalid_request", "training"),
+        ({"mesh": "fsdp:2"}, "invalid_request", "mesh"),
+        ({"model": "llama3-9b", "target": "v5e:4x4"}, "invalid_request", "model"),
+        ({"model": "llama3-8b"}, "plan_infeasible", "target"),
+        ({"model": "llama3-8b", "mesh": "fsdp:2"}, "plan_infeasible", "target"),
+        ({**ON_V5E, "mesh": "fsdp:64"}, "plan_infeasible", "mesh"),
+        ({**ON_V5E, "hardware": "h100"}, "invalid_request", "hardware"),
+    ],
+)
+def test_what_cannot_be_reckoned_is_refused_with_what_works(
+    host: RunningAgent, fields: dict[str, Any], code: str, field: str
+) -> None:
+    reply = post(host, **fields)
+    assert (reply.status_code, reply.json()["code"]) == (422, code)
+    assert reply.json()["errors"][0]["field"] == field
+    assert reply.json()["hint"]
+
+
+def test_a_host_with_figures_is_reckoned_on_itself(simulated: RunningAgent) -> None:
+    reply = post(simulated, model="llama3.2-1b", mesh="fsdp:8").json()
+    asked = BatchSizeRequest(model="llama3.2-1b", mesh="fsdp:8")
+    assert reply["reckoned"] == reckon_request(asked, build_target("h100:8")).model_dump(mode="json")
+    assert (reply["reckoned"]["target"], reply["hardware_type"]) == (None, "h100")
+
+
+def test_the_typed_client_reads_it(simulated: RunningAgent) -> None:
+    with Client(simulated.url) as client:
+        given = client.batch_size(model="llama3.2-1b", mesh={"fsdp": 8}, training={"sequence_length": 512}).reckoned
+        searched = client.batch_size(model="llama3.2-1b").reckoned
+        assert client.batch_size().reckoned is None
+    assert given is not None
+    assert (given.recommended, given.limit) == (32, "roofline")
+    assert searched is not None
+    assert searched.mesh_basis == "searched"

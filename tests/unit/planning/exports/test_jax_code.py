@@ -1,0 +1,133 @@
+"""PartitionSpecs as Python: the text runs, and its specs are those of the step that is compiled, leaf by leaf."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.exports import write_exports
+from tests.unit.planning.exports.asking import EXPERTS, TINY, export, make_plan
+
+CHECK = """
+import json, sys
+import jax, numpy as np
+from jax.sharding import PartitionSpec as P
+from meshwright.compiling.step import build_step
+from meshwright.wire.model import ModelSpec, TrainingSpec
+
+def is_spec(leaf):
+    return isinstance(leaf, P)
+
+for case in json.load(sys.stdin):
+    found = {}
+    exec(compile(case["text"], "<export>", "exec"), found)
+    assert found["mesh"].shape == case["mesh"], found["mesh"]
+    training = TrainingSpec.model_validate(case["training"])
+    built = build_step(ModelSpec.model_validate(case["model"]), training, found["mesh"])
+    state, batch = built.arguments
+    for name in set(state) - {"count"}:
+        specs, paths = jax.tree.flatten_with_path(found["PARAMETERS"], is_leaf=is_spec)
+        leaves, same = jax.tree.flatten_with_path(state[name])
+        assert paths == same, (paths, same)
+        for (path, spec), (_, leaf) in zip(specs, leaves, strict=True):
+            assert spec == leaf.sharding.spec, (case["mesh"], path, spec, leaf.sharding.spec)
+    for leaf in batch.values():
+        assert found["BATCH"] == leaf.sharding.spec
+        assert leaf.shape == (
+            found["PASSES"], found["GLOBAL_BATCH"] // found["PASSES"], found["SEQUENCE_LENGTH"]
+        )
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state["weights"])
+    placed = jax.device_put(zeros, found["shard"](found["PARAMETERS"]))
+    for leaf, wanted in zip(jax.tree.leaves(placed), jax.tree.leaves(state["weights"]), strict=True):
+        assert leaf.sharding == wanted.sharding
+        assert len(leaf.addressable_shards) == 8
+    tokens = jax.device_put(np.zeros(batch["tokens"].shape, np.int32), found["shard"](found["BATCH"]))
+    assert tokens.sharding == batch["tokens"].sharding
+    for name in ("nothing_saveable", "everything_saveable", "dots_with_no_batch_dims_saveable"):
+        if case["policy"] == name:
+            assert found["REMAT_POLICY"] is getattr(jax.checkpoint_policies, name)
+    assert callable(found["REMAT_POLICY"])
+print("held", len(sys.argv))
+"""
+"""Runs each text in a process with 8 CPU devices, and holds it against the step that is built on its mesh."""
+
+MOE = {**TINY, **EXPERTS}
+LEARNED = {"positions": "learned", "max_position_embeddings": 64, "norm": "layernorm", "gated": False}
+BIASED = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True, "qk_norm": True}
+CASES: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (
+    ("fsdp:8", TINY, {}, "nothing_saveable"),
+    ("dp:2,fsdp:4", {**TINY, "tie_word_embeddings": True}, {"remat": "none"}, "everything_saveable"),
+    ("tp:8", {**TINY, **BIASED}, {"remat": "minimal"}, "dots_with_no_batch_dims_saveable"),
+    ("fsdp:2,cp:2,tp:2", {**TINY, **LEARNED}, {"gradient_accumulation": 2}, "nothing_saveable"),
+    ("data:2,model:4", {**TINY, "num_key_value_heads": 2}, {"scan_layers": False}, "nothing_saveable"),
+    ("fsdp:2,ep:2,tp:2", {**MOE, "num_shared_experts": 1}, {"remat": "minimal"}, "of experts"),
+    ("fsdp:2,ep:4", {**MOE, "moe_intermediate_size": 32}, {"optimizer": "sgd"}, "nothing_saveable"),
+    ("tp:8", {**TINY, "hidden_size": 36, "head_dim": 8, "num_key_value_heads": 1}, {}, "nothing_saveable"),
+    ("fsdp:4,cp:2", {**TINY, "hidden_size": 36, "head_dim": 8}, {}, "nothing_saveable"),
+)
+
+
+def build_case(mesh: str, model: dict[str, Any], training: dict[str, Any], policy: str) -> dict[str, Any]:
+    plan, spec, trained = make_plan(mesh=mesh, model=model, training=training)
+    text = export("jax", mesh=mesh, model=model, training=training)
+    said = {"model": spec.model_dump(), "training": trained.model_dump()}
+    return {"text": text, "mesh": plan.mesh_shape, "policy": policy, **said}
+
+
+def test_the_text_runs_and_its_specs_are_those_of_the_compiled_step(tmp_path: Path) -> None:
+    script = tmp_path / "check.py"
+    script.write_text(CHECK, encoding="utf-8")
+    environment = {**os.environ, **make_plan(mesh="dp:8")[0].environment}
+    cases = json.dumps([build_case(*case) for case in CASES])
+    ran = subprocess.run(
+        [sys.executable, str(script)], input=cases, capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert (ran.returncode, ran.stdout) == (0, "held 1\n"), ran.stderr
+
+
+def test_a_matrix_lies_over_tensor_axes_and_what_fsdp_shards_is_the_hidden_size() -> None:
+    lines = export("jax", mesh="fsdp:4,tp:2").splitlines()
+    assert "    \"up\": P(None, 'fsdp', 'tp'),  # [4, 64, 128]" in lines
+    assert "    \"down\": P(None, 'tp', 'fsdp'),  # [4, 128, 64]" in lines
+    assert "    \"embedding\": P(None, ('tp', 'fsdp')),  # [256, 64]" in lines
+    assert "BATCH = P(None, 'fsdp', None)" in lines
+
+
+def test_the_schedule_is_the_plans_own() -> None:
+    plan, model, training = make_plan(target="v5p:2x2x1", mesh=None, model="llama3-8b", training={"global_batch": 16})
+    assert plan.schedule is not None
+    text = write_exports(["jax"], plan, model, training)["jax"]
+    assert f"PASSES = {plan.schedule.passes}  #" in text
+    assert f"MICRO_BATCH = {plan.schedule.micro_batch}  #" in text
+    assert f"REMAT = {plan.schedule.remat!r}" in text
+
+
+def test_names_from_outside_stand_in_it_as_literals() -> None:
+    text = export("jax", mesh="fsdp:8", model={**TINY, "name": "a\nimport this"})
+    assert "# How 'a\\nimport this' is trained on it." in text
+    assert "\nimport this" not in text
+
+
+def test_a_mesh_over_several_hosts_binds_its_plan() -> None:
+    text = export("jax", mesh="fsdp:8", target="2*cpu:4")
+    assert "mesh = build_mesh(plan)" in text
+    assert text.index("import jax") < text.index("jax.checkpoint_policies")
+
+
+def test_a_pipeline_is_refused_with_what_says_it() -> None:
+    with pytest.raises(InvalidRequestError, match="pp:4 is a pipeline") as refused:
+        export("jax", mesh="pp:4,dp:2")
+    assert refused.value.errors[0]["field"] == "exports"
+    assert "maxtext" in refused.value.hint
+
+
+def test_a_model_that_the_step_has_not_is_refused_by_its_field() -> None:
+    with pytest.raises(InvalidRequestError, match="use_parallel_residual"):
+        export("jax", mesh="dp:8", model={**TINY, "use_parallel_residual": True})

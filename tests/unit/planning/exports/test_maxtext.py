@@ -1,0 +1,179 @@
+"""MaxText's command line: flags by its names, what they cannot say as comments, and refusals."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InvalidRequestError
+from meshwright.planning.exports.maxtext_model import read_known
+from meshwright.planning.presets import find_preset
+from tests.unit.planning.exports.asking import EXPERTS, TINY, export
+
+LLAMA: dict[str, Any] = {
+    "model": "llama3-70b",
+    "target": "8*h100:8",
+    "training": {"sequence_length": 8192, "global_batch": 256},
+}
+
+
+def read_flags(text: str) -> dict[str, str]:
+    """Returns the flags of the command, as a shell would hand them over."""
+    command = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    words = shlex.split(command)
+    assert words[:3] == ["python3", "-m", "maxtext.trainers.pre_train.train"]
+    return {name: value for name, _, value in (word.partition("=") for word in words[3:])}
+
+
+def read_notes(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if line.startswith("# Not said by flags: "))
+
+
+def test_axes_are_split_into_parts_inside_and_across_hosts() -> None:
+    flags = read_flags(export("maxtext", mesh="fsdp:4,tp:16", **LLAMA))
+    parallelism = {name: value for name, value in flags.items() if name.endswith("_parallelism")}
+    # 8 hosts of 8: tp takes the 8 of a host and 2 hosts, fsdp the 4 pairs of hosts.
+    assert parallelism == {
+        "dcn_data_parallelism": "1",
+        "dcn_fsdp_parallelism": "4",
+        "dcn_tensor_parallelism": "2",
+        "ici_fsdp_parallelism": "1",
+        "ici_tensor_parallelism": "8",
+    }
+
+
+def test_slices_are_across_and_two_axes_of_one_kind_multiply() -> None:
+    flags = read_flags(export("maxtext", **{**LLAMA, "target": "2*v5e:4x8"}, mesh="replica:2,data:4,model:8"))
+    assert (flags["dcn_data_parallelism"], flags["ici_data_parallelism"]) == ("2", "4")
+    assert (flags["ici_tensor_parallelism"], flags["hardware"]) == ("8", "tpu")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "passes", "batch"), [("fsdp:64", 2, 2.0), ("fsdp:8,tp:8", 32, 0.125), ("dp:16,tp:4", 1, 4.0)]
+)
+def test_the_batch_of_a_pass_is_whole_over_all_devices(mesh: str, passes: int, batch: float) -> None:
+    training = {**LLAMA["training"], "gradient_accumulation": passes}
+    flags = read_flags(export("maxtext", **{**LLAMA, "training": training}, mesh=mesh))
+    assert float(flags["per_device_batch_size"]) == batch
+    assert int(flags["gradient_accumulation_steps"]) == passes
+    # As MaxText reckons it: int(devices · per_device_batch_size) · gradient_accumulation_steps.
+    assert int(64 * float(flags["per_device_batch_size"])) * passes == 256
+    assert flags["max_target_length"] == "8192"
+
+
+def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
+    # 1 sequence on 49 devices: 49 · (1/49) is 0.9999999999999999, of which MaxText would make none.
+    assert int(49 * (1 / 49)) == 0
+    model = {**TINY, "num_attention_heads": 49, "head_dim": 8, "intermediate_size": 98, "vocab_size": 98}
+    flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=model, training={"global_batch": 1}))
+    assert int(49 * float(flags["per_device_batch_size"])) == 1
+
+
+def test_passes_of_a_pipeline_are_its_micro_batches() -> None:
+    training = {**LLAMA["training"], "gradient_accumulation": 16}
+    flags = read_flags(export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8"))
+    assert (flags["num_pipeline_microbatches"], flags["num_layers_per_pipeline_stage"]) == ("16", "10")
+    assert (flags["per_device_batch_size"], flags["dcn_pipeline_parallelism"]) == ("4", "8")
+    assert "gradient_accumulation_steps" not in flags
+
+
+def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:
+    training = {**LLAMA["training"], "gradient_accumulation": 4}
+    with pytest.raises(InvalidRequestError, match="4 passes are no multiple of the 8 stages") as refused:
+        export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8")
+    assert "gradient_accumulation 8" in refused.value.hint
+
+
+def test_a_known_model_is_named_and_another_of_that_name_is_described() -> None:
+    known = read_flags(export("maxtext", mesh="fsdp:64", **LLAMA))
+    assert known["model_name"] == "llama3-70b"
+    assert "base_emb_dim" not in known
+    preset = find_preset("llama3-70b")
+    assert preset is not None
+    other = {**preset.model.model_dump(exclude_defaults=True), "num_hidden_layers": 40}
+    flags = read_flags(export("maxtext", mesh="fsdp:64", **{**LLAMA, "model": other}))
+    assert "model_name" not in flags
+    assert (flags["decoder_block"], flags["base_num_decoder_layers"], flags["base_emb_dim"]) == ("llama2", "40", "8192")
+    assert (flags["base_num_query_heads"], flags["base_num_kv_heads"], flags["head_dim"]) == ("64", "8", "128")
+    assert (flags["base_mlp_dim"], flags["vocab_size"]) == ("28672", "128256")
+    assert (flags["mlp_activations"], flags["logits_via_embedding"]) == ("[silu,linear]", "false")
+
+
+def test_experts_have_as_many_places_as_the_compiled_step() -> None:
+    model = {**TINY, **EXPERTS, "moe_intermediate_size": 32, "qk_norm": True}
+    flags = read_flags(export("maxtext", mesh="fsdp:2,ep:4", model=model))
+    assert (flags["decoder_block"], flags["num_experts"], flags["num_experts_per_tok"]) == ("qwen3_moe", "4", "2")
+    assert (flags["base_moe_mlp_dim"], flags["base_mlp_dim"], flags["use_qk_norm"]) == ("32", "32", "true")
+    assert (flags["sparse_matmul"], flags["capacity_factor"]) == ("false", "1.25")
+    assert flags["ici_expert_parallelism"] == "4"
+
+
+def test_numbers_and_kernels_are_said() -> None:
+    training = {"sequence_length": 64, "global_batch": 16, "weight_dtype": "bfloat16", "optimizer": "sgd"}
+    flags = read_flags(export("maxtext", mesh="dp:8", training={**training, "attention": "xla", "scan_layers": False}))
+    assert (flags["dtype"], flags["weight_dtype"], flags["grad_dtype"]) == ("bfloat16", "bfloat16", "bfloat16")
+    assert (flags["opt_type"], flags["attention"], flags["scan_layers"]) == ("sgd", "dot_product", "false")
+    assert flags["hardware"] == "cpu"
+    assert "mu_dtype" not in flags
+    assert read_flags(export("maxtext", mesh="fsdp:64", **LLAMA))["attention"] == "cudnn_flash_te"
+
+
+def test_what_no_flag_says_is_a_comment() -> None:
+    training = {"remat": "none", "first_moment_dtype": "bfloat16", "second_moment_dtype": "bfloat16"}
+    text = export("maxtext", mesh="dp:8", training=training)
+    notes = read_notes(text)
+    assert read_flags(text)["remat_policy"] == "minimal_with_context"
+    assert read_flags(text)["mu_dtype"] == "bfloat16"
+    for said in ("remat none", "second moment in bfloat16", "order of the devices", "attention in blocks"):
+        assert said in notes
+
+
+def test_what_a_decoder_block_has_not_is_a_comment() -> None:
+    model = {**TINY, "norm": "layernorm", "mlp_bias": True, "use_parallel_residual": True}
+    notes = read_notes(export("maxtext", mesh="dp:8", model=model))
+    assert "norm layernorm, which decoder_block llama2 has not" in notes
+    assert "mlp_bias, which decoder_block llama2 has not" in notes
+    assert "use_parallel_residual" in notes
+    learned = {**TINY, "positions": "learned", "max_position_embeddings": 64}
+    assert "decoder_block gpt3 has a bias on each" in read_notes(export("maxtext", mesh="dp:8", model=learned))
+
+
+def test_a_name_cannot_leave_its_line() -> None:
+    text = export("maxtext", mesh="dp:8", model={**TINY, "name": "a\nrm -rf ."})
+    assert "rm -rf" not in text
+
+
+def test_a_padded_vocabulary_is_told() -> None:
+    training = {"sequence_length": 1024, "global_batch": 64}
+    notes = read_notes(export("maxtext", mesh="fsdp:64", model="gemma-2b", target="v5e:8x8", training=training))
+    assert "a vocabulary of 256000; MaxText's gemma-2b has 256128" in notes
+
+
+def test_flags_that_a_models_own_file_sets_too_need_an_override() -> None:
+    training = {"sequence_length": 1024, "global_batch": 64}
+    asked = {"mesh": "fsdp:64", "target": "v5e:8x8", "training": training}
+    assert read_flags(export("maxtext", model="gpt3-6b", **asked))["override_model_config"] == "true"
+    assert "override_model_config" not in read_flags(export("maxtext", model="llama3-8b", **asked))
+
+
+def test_every_known_name_is_a_preset_of_ours() -> None:
+    presets = {name: find_preset(name) for name in read_known()}
+    assert [name for name, preset in presets.items() if preset is None or preset.name != name] == []
+    assert len(presets) > 60
+
+
+@pytest.mark.parametrize(
+    ("mesh", "target", "said"),
+    [
+        ("tensor_transpose:8", "h100:8", "tensor_transpose is none of MaxText's mesh"),
+        ("dp:8,tp:3", "3*h100:8", "a part inside a host times a part across"),
+        ("dp:2,tp:12", "3*h100:8", "dp:2 over 2, tp:12 over 2 hosts is not so"),
+    ],
+)
+def test_a_mesh_that_maxtext_cannot_have_is_refused(mesh: str, target: str, said: str) -> None:
+    model = {**TINY, "num_attention_heads": 24, "head_dim": 8, "intermediate_size": 96, "vocab_size": 240}
+    with pytest.raises(InvalidRequestError, match=said) as refused:
+        export("maxtext", mesh=mesh, target=target, model=model, training={"global_batch": 24})
+    assert refused.value.hint

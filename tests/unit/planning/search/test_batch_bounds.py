@@ -1,0 +1,133 @@
+"""Bounds of a mesh: each worked out by hand from the chip's peaks, its links and the sizes of the axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.planning.cost.bounds import bound_mixed_tokens, bound_slice_tokens
+from meshwright.planning.models import read_model
+from meshwright.planning.search.answer import Question, read_layout
+from meshwright.planning.search.batch_bounds import MeshBound, list_mesh_bounds
+from meshwright.planning.search.request import build_question
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.model import TrainingSpec
+
+V5P, V5P_LINK, H100 = 4.59e14, 9e10, 9.89e14
+"""FLOP/s, bytes/s of one ICI link one way, FLOP/s: as published."""
+
+
+def ask(target: str, model: Any = "llama3-70b", **training: Any) -> Question:
+    topology = build_target(target)
+    spec = TrainingSpec.model_validate({"global_batch": 4096, **training})
+    return build_question(PlanRequest(target=target), read_model(model), spec, topology, len(topology.devices))
+
+
+def find(target: str, mesh: dict[str, int], model: Any = "llama3-70b", **training: Any) -> dict[str, MeshBound]:
+    question = ask(target, model, **training)
+    layout = read_layout(mesh, question.training)
+    return {bound.name: bound for bound in list_mesh_bounds(question, layout, question.hardware.lay(layout))}
+
+
+def test_fsdp_over_all_three_axes_of_a_v5p_is_850_tokens_and_its_memory_166() -> None:
+    found = find("v5p:8x8x8", {"fsdp": 512})
+    assert list(found) == ["memory", "fsdp"]
+    assert found["fsdp"].tokens == pytest.approx(V5P / (3 * 2 * V5P_LINK)) == pytest.approx(850)
+    assert found["memory"].tokens == pytest.approx(V5P / 2.765e12, rel=1e-6)
+    assert found["fsdp"].derivation == "4.59e+14 FLOP/s ÷ 5.4e+11 bytes/s of fsdp's links"
+
+
+def test_one_device_has_only_its_memory() -> None:
+    assert list(find("h100:1", {"dp": 1}, "llama3-8b")) == ["memory"]
+
+
+def test_gradients_that_fsdp_cuts_ask_for_that_much_less() -> None:
+    # 16 of 8 × 8 × 8 chips on fsdp: two whole axes are left for dp, each gradient cut in 8.
+    found = find("v5p:8x8x8", {"dp": 64, "fsdp": 8})
+    assert found["fsdp"].tokens == pytest.approx(V5P / (2 * V5P_LINK))
+    assert found["dp"].tokens == pytest.approx(V5P / (2 * 2 * V5P_LINK) / 8)
+    assert "0.125 (of the gradients are a device's, by fsdp 8)" in found["dp"].derivation
+
+
+def test_behind_a_switch_an_eighth_of_the_weights_is_a_gpus_own_already() -> None:
+    assert find("h100:8", {"fsdp": 8})["fsdp"].tokens == pytest.approx(H100 / 4.5e11 * 7 / 8)
+
+
+def test_hosts_gather_each_weight_once_over_all_their_nics() -> None:
+    found = find("8*h100:8", {"fsdp": 64})
+    a_host = float(bound_slice_tokens(8 * H100, 8 * 5e10)) * 7 / 8
+    assert found["network"].slice_tokens == pytest.approx(a_host) == pytest.approx(17307.5)
+    assert found["network"].tokens == pytest.approx(a_host / 8)
+
+
+def test_the_bound_of_a_slices_network_is_the_slices_whatever_its_devices_share() -> None:
+    # Two slices: half of the gradients come from the other one; 64 devices, or 8 groups of 8 on the same tokens.
+    half = float(bound_slice_tokens(64 * V5P, 64 * 6.25e9)) / 2
+    alone = find("2*v5p:4x4x4", {"dp": 2, "fsdp": 64})["network"]
+    shared = find("2*v5p:4x4x4", {"dp": 2, "fsdp": 8, "tp": 8})["network"]
+    assert alone.slice_tokens == pytest.approx(half) == pytest.approx(36720)
+    assert shared.slice_tokens == pytest.approx(half)
+    assert (alone.tokens, shared.tokens) == (pytest.approx(half / 64), pytest.approx(half / 8))
+
+
+def test_a_tensor_axis_has_a_greatest_size_and_makes_fsdp_ask_for_more() -> None:
+    found = find("v5p:8x8x8", {"fsdp": 64, "tp": 8})
+    assert found["tensor"].size == pytest.approx(28672 * 2 * V5P_LINK / V5P) == pytest.approx(11.24, rel=1e-3)
+    assert found["tensor"].tokens is None
+    assert found["fsdp"].tokens == pytest.approx(1275)
+    assert found["mixed"].tokens == pytest.approx(1275 / (1 - 8 / 11.2439), rel=1e-4)
+
+
+def test_at_the_best_size_the_mixed_bound_is_the_published_one() -> None:
+    # tp:8 is half of the greatest size, 16 = F ÷ 2,550, so that both communicate alike.
+    model = {**read_model("llama3-70b").model_dump(exclude_defaults=True), "intermediate_size": 16 * 2550}
+    found = find("v5p:8x8x8", {"fsdp": 64, "tp": 8}, model)
+    published = float(bound_mixed_tokens(V5P, 2 * V5P_LINK, 16 * 2550, fsdp_axes=2))
+    assert found["tensor"].size == pytest.approx(16)
+    assert found["mixed"].tokens == pytest.approx(8 * published)
+
+
+def test_a_tensor_axis_that_is_too_large_has_no_batch_that_mends_it() -> None:
+    found = find("v5e:4x4", {"fsdp": 2, "tp": 8}, "llama3-8b")
+    assert found["tensor"].size is not None
+    assert found["tensor"].size < 8
+    assert "mixed" not in found
+
+
+def test_tensor_across_hosts_runs_at_their_networks_rate() -> None:
+    inside = find("8*h100:8", {"fsdp": 8, "tp": 8})["tensor"].size
+    across = find("8*h100:8", {"fsdp": 4, "tp": 16})["tensor"].size
+    # 8 GPUs bring in half of the activations over 50 GB/s each, or 7 of 8 over NVLink at 450.
+    assert inside == pytest.approx(28672 * 4.5e11 * 8 / 7 / H100)
+    assert across == pytest.approx(28672 * min(4.5e11 * 8 / 7, 8 * 5e10 * 2) / H100)
+
+
+def test_experts_ask_for_as_many_times_the_tokens_as_are_held_for_one_that_is_chosen() -> None:
+    dense, experts = find("v5p:8x8x8", {"fsdp": 512}), find("v5p:8x8x8", {"fsdp": 512}, "mixtral-8x7b")
+    spread = find("v5p:8x8x8", {"fsdp": 64, "ep": 8}, "mixtral-8x7b")
+    for name in ("memory", "fsdp"):
+        assert experts[name].tokens == pytest.approx(4 * dense[name].tokens)
+    assert spread["memory"].tokens == pytest.approx(dense["memory"].tokens)
+
+
+def test_shared_experts_are_held_and_chosen() -> None:
+    model = {**read_model("mixtral-8x7b").model_dump(exclude_defaults=True), "num_shared_experts": 1}
+    found = find("v5p:8x8x8", {"fsdp": 512}, model)
+    assert found["fsdp"].tokens == pytest.approx(850 * (8 + 1) / (2 + 1))
+
+
+def test_values_of_four_bytes_ask_for_twice_the_tokens() -> None:
+    wide = find("v5p:8x8x8", {"fsdp": 512}, compute_dtype="float32")
+    assert wide["fsdp"].tokens == pytest.approx(2 * 850)
+    assert wide["memory"].tokens == pytest.approx(2 * V5P / 2.765e12)
+    assert "(a value has 4 bytes, not 2)" in wide["fsdp"].derivation
+
+
+def test_rates_of_an_order_of_devices_are_taken_where_they_are_known() -> None:
+    question = ask("v5p:8x8x8")
+    layout = read_layout({"fsdp": 512}, question.training)
+    slow = {axis: span.with_reached(inner=0.5, outer=1) for axis, span in question.hardware.lay(layout).items()}
+    (_, fsdp) = list_mesh_bounds(question, layout, slow)
+    assert fsdp.tokens == pytest.approx(1700)

@@ -1,0 +1,107 @@
+"""What is left when devices fail: as many of them as some mesh cuts, the fastest of those, none that failed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.request import answer_request
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import Fallback, Plan, PlanRequest, Plans
+
+TRAINING = {"sequence_length": 4096, "global_batch": 64}
+
+
+def ask(target: str, *, failed: tuple[int, ...] = (), **fields: Any) -> Plans:
+    asked = PlanRequest.model_validate({"model": "llama3-8b", "training": TRAINING, "top": 1, **fields})
+    return answer_request(asked, build_target(target), health=dict.fromkeys(failed, "unhealthy"))
+
+
+def ask_fallback(target: str, **fields: Any) -> tuple[Plan, Fallback]:
+    found = ask(target, fallback=True, **fields)
+    assert found.fallback is not None
+    return found.plans[0], found.fallback
+
+
+def count(plan: Plan) -> int:
+    return math.prod(plan.mesh_shape.values())
+
+
+def read_hosts(plan: Plan) -> set[str]:
+    return {device.host for device in plan.devices or ()}
+
+
+def test_a_host_goes_with_its_device_and_the_plan_is_on_others() -> None:
+    best, fallback = ask_fallback("4*h100:8")
+    assert (fallback.lost, fallback.lost_device_count) == ("a host of 8 devices", 8)
+    (left,) = fallback.plans
+    assert fallback.device_count == count(left) <= 24
+    assert fallback.device_count + fallback.idle_device_count == 24
+    assert len(read_hosts(best)) == 4
+    assert len(read_hosts(left)) == fallback.device_count // 8
+    assert left.step_time is not None
+    assert best.step_time is not None
+    assert left.step_time.total_s > best.step_time.total_s
+    assert f"{left.step_time.total_s / best.step_time.total_s:.2f} times as long" in fallback.message
+
+
+def test_of_one_host_a_device_goes_alone() -> None:
+    _, fallback = ask_fallback("h100:8")
+    assert (fallback.lost, fallback.lost_device_count) == ("one device", 1)
+    assert (fallback.device_count, fallback.idle_device_count) == (4, 3)
+
+
+def test_of_several_slices_a_slice_goes() -> None:
+    _, fallback = ask_fallback("2*v5e:4x8")
+    assert fallback.lost == "a slice of 32 devices"
+    assert {device.granule for device in fallback.plans[0].devices or ()} == {0}
+
+
+def test_a_batch_that_uses_all_that_are_left_is_named_where_there_is_one() -> None:
+    training = {"sequence_length": 4096, "global_batch": 512}
+    _, fallback = ask_fallback("4*v5e:16x16", model="llama3-70b", training=training)
+    assert fallback.idle_device_count == 256
+    assert "with a global_batch of 768 all 768 work" in fallback.message
+    whole = ask("3*v5e:16x16", model="llama3-70b", training={**training, "global_batch": 768}).plans[0]
+    assert whole.step_time is not None
+    assert f"{whole.step_time.total_s / 768 * 512:.3g} s" in fallback.message
+
+
+def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
+    _, fallback = ask_fallback("2*v5e:2x4", training={"sequence_length": 2048, "global_batch": 32}, model="llama2-13b")
+    assert fallback.plans == ()
+    assert (fallback.device_count, fallback.idle_device_count) == (0, 8)
+    assert "nothing fits" in fallback.message
+
+
+def test_a_device_that_has_failed_is_planned_around_and_the_idle_ones_are_told() -> None:
+    found = ask("h100:8", failed=(3,))
+    (plan,) = found.plans
+    assert 3 not in {device.local_index for device in plan.devices or ()}
+    assert count(plan) == 4
+    (notice,) = found.warnings
+    assert notice.code == "devices_left_idle"
+    assert notice.message.startswith("3 devices that are left stay idle")
+
+
+def test_a_host_with_a_failed_device_is_left_whole_where_there_are_others() -> None:
+    (plan,) = ask("4*h100:8", failed=(3,)).plans
+    host = build_target("4*h100:8").devices[3].host
+    assert host not in read_hosts(plan)
+
+
+def test_a_number_that_was_asked_for_is_never_made_smaller() -> None:
+    with pytest.raises(PlanInfeasibleError, match="no mesh of 7 devices"):
+        ask("h100:8", devices={"count": 7})
+    excluded = ask("h100:8", devices={"exclude": [0]}).plans[0]
+    assert count(excluded) == 4
+    assert 0 not in {device.local_index for device in excluded.devices or ()}
+
+
+def test_a_fallback_beside_a_mesh_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        ask("h100:8", mesh="fsdp:8", fallback=True)
+    assert [error["field"] for error in refused.value.errors] == ["fallback"]

@@ -1,0 +1,228 @@
+"""Measured rates in the place of the tables': what grows by how much, and what plans say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.practice import find_practice
+from meshwright.planning.request import answer_request
+from meshwright.planning.search.hardware import Hardware
+from meshwright.planning.search.measured import Measurement, Measurements
+from meshwright.testing.hardware import build_devices
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from tests.fakes.machines import plant_machine
+from tests.fakes.measured import FACTORS, MIB, START_S, build_collective, build_host, build_matmul, build_memory
+
+HOST = build_target("h100:8")
+TRAINING = {"sequence_length": 4096, "global_batch": 32, "remat": "full", "gradient_accumulation": 1}
+LAYERS = 6 * (8_030_261_248 - 128_256 * 4096)
+"""FLOP of llama3-8b's matmuls, forward and backward, for a token: 6 a parameter, all but those of the embedding."""
+
+
+def build(rows: Sequence[Measurement], topology: Topology = HOST) -> Hardware:
+    places = range(len(topology.devices))
+    return Hardware.of(topology, len(places), Measurements.of(rows, topology, places))
+
+
+def ask(rows: Sequence[Measurement] = (), **fields: Any) -> Plans:
+    asked = {"mesh": "fsdp:8", "model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
+    return answer_request(PlanRequest.model_validate(asked), HOST, measured=tuple(rows))
+
+
+def plan(rows: Sequence[Measurement] = (), **fields: Any) -> Plan:
+    return ask(rows, **fields).plans[0]
+
+
+def read_compute(told: Plan) -> float:
+    assert told.step_time is not None
+    return told.step_time.compute_s
+
+
+def build_pair(case: str, busbw: float, **fields: Any) -> list[Measurement]:
+    return [build_collective(case, busbw, size_bytes=size * MIB, **fields) for size in (16, 256)]
+
+
+# ---- what the cost model takes -------------------------------------------------------------------------
+
+
+def test_a_matmul_at_half_the_rate_makes_compute_longer_by_the_time_of_the_matmuls() -> None:
+    fast, slow = plan(build_host(6e14)), plan(build_host(3e14))
+    # At 300 TFLOP/s the matmuls of 32 × 4096 tokens on 8 devices take once more what they take at 600.
+    within = find_practice("xla", "gpu", "h100").practice.matmul
+    more = LAYERS * 32 * 4096 / 8 / 6e14 / within
+    # Above it stands what small sizes cost: 94 more of each contraction, and part-filled waves.
+    assert read_compute(slow) - read_compute(fast) == pytest.approx(more, rel=0.03)
+    assert read_compute(slow) - read_compute(fast) > more
+    assert fast.step_time is not None
+    assert fast.step_time.optimizer_s == (slow.step_time and slow.step_time.optimizer_s)
+
+
+def test_the_tables_own_rate_measured_changes_no_time() -> None:
+    own = build([]).build_machine("bfloat16").curve.flops_per_s
+    assert read_compute(plan(build_host(own))) == pytest.approx(read_compute(plan()))
+
+
+def test_elementwise_work_goes_at_the_rate_of_the_bench_and_mfu_stays_of_the_peak() -> None:
+    rows = [build_memory(index, 2e12, size_bytes=size * MIB) for index in range(8) for size in (256, 1024)]
+    machine = build(rows).build_machine("bfloat16")
+    assert machine.memory_bytes_per_s * find_practice("xla", "gpu", "h100").practice.memory == pytest.approx(2e12)
+    assert machine.curve.memory_bytes_per_s == pytest.approx(2e12)
+    assert machine.flops_per_s == 989e12
+    slow, fast = plan(rows).step_time, plan().step_time
+    assert slow is not None
+    assert fast is not None
+    # The optimizer does nothing but read and write: 0.8 × 3.35 TB/s in the tables.
+    assert slow.optimizer_s / fast.optimizer_s == pytest.approx(0.8 * 3.35e12 / 2e12)
+
+
+@pytest.mark.parametrize("case", FACTORS)
+def test_a_collective_is_reckoned_to_take_what_it_took(case: Any) -> None:
+    spans = build(build_pair(case, 2e11)).lay(Layout(**{_AXIS[case]: 8}))
+    span, ranks = spans[_AXIS[case]], 8 if case == "all_to_all" else 1
+    if case == "permute":
+        taken = [float(span.send(size * MIB)) for size in (16, 256)]
+    else:
+        taken = [float(span.time(case, size * MIB * ranks)) for size in (16, 256)]
+    assert taken[1] - taken[0] == pytest.approx(240 * MIB * FACTORS[case] / 2e11)
+
+
+_AXIS = {"all_reduce": "tp", "all_gather": "cp", "reduce_scatter": "fsdp", "all_to_all": "ep", "permute": "pp"}
+
+
+def test_a_torus_is_reckoned_to_take_what_it_took(tmp_path: Path) -> None:
+    slice_ = Topology.of(plant_machine("tpu-v5e-8", tmp_path).view())
+    rows = build_pair("all_reduce", 5e10, device_kind="TPU v5 lite")
+    hardware = build(rows, slice_)
+    span = hardware.lay(Layout(tp=8))["tp"]
+    taken = [float(span.time("all_reduce", size * MIB)) for size in (16, 256)]
+    assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 5e10)
+    published, half = build([], slice_).lay(Layout(tp=2))["tp"].inner, hardware.lay(Layout(tp=2))["tp"].inner
+    ratio = float(np.asarray(half.bytes_per_s) / np.asarray(published.bytes_per_s))
+    assert float(np.asarray(half.neighbour_bytes_per_s) / np.asarray(published.neighbour_bytes_per_s)) == ratio != 1
+
+
+def test_the_network_between_hosts_and_axes_without_a_figure_of_their_own() -> None:
+    published, scaled = build([]), build(build_pair("all_reduce", 2e11))
+    before, after = published.lay(Layout(tp=8, ep=2)), scaled.lay(Layout(tp=8, ep=2))
+    ratio = float(np.asarray(after["tp"].inner.bytes_per_s)) / 450e9
+    assert 0.4 < ratio < 0.65
+    assert after["tp"].outer == before["tp"].outer
+    # Nobody measured an all-to-all: experts' axes go as all-reduces do.
+    assert float(np.asarray(after["ep"].inner.bytes_per_s)) == pytest.approx(ratio * 450e9)
+    gathers = build(build_pair("all_gather", 2e11)).lay(Layout(tp=8))
+    assert gathers["tp"] == published.lay(Layout(tp=8))["tp"]
+
+
+def test_fsdp_gathers_twice_for_each_time_that_it_scatters() -> None:
+    def read_ratio(*rows: Measurement) -> float:
+        return float(np.asarray(build(rows).lay(Layout(fsdp=8))["fsdp"].inner.bytes_per_s)) / 450e9
+
+    gather, scatter = build_pair("all_gather", 3e11), build_pair("reduce_scatter", 1e11)
+    one, other = read_ratio(*gather), read_ratio(*scatter)
+    assert one > 2 * other
+    assert read_ratio(*gather, *scatter) == pytest.approx(3 / (2 / one + 1 / other))
+
+
+def test_a_plan_whose_axis_has_a_slower_link_is_priced_at_what_was_measured_over_all(tmp_path: Path) -> None:
+    host = Topology.of(plant_machine("pcie-l40s", tmp_path).view())
+    count = len(host.devices)
+    fields = {"device_kind": host.devices[0].kind, "devices": range(count)}
+    rows = build_pair("all_reduce", 1.2e10, **fields)
+    asked = PlanRequest.model_validate({"mesh": f"tp:{count}", "include_devices": False})
+    made = answer_request(asked, host).plans[0]
+    hardware = build(rows, host)
+    axes = tuple(axis.model_copy(update={"link": "pcie", "bandwidth_bytes_per_s": 5e9}) for axis in made.axes)
+    slower = made.model_copy(update={"axes": axes})
+    assert float(np.asarray(build([], host).read(slower, {"tp": "tp"})["tp"].inner.bytes_per_s)) == 5e9
+    span = hardware.read(slower, {"tp": "tp"})["tp"]
+    laid = hardware.lay(Layout(tp=count))["tp"]
+    assert float(np.asarray(span.inner.bytes_per_s)) == pytest.approx(float(np.asarray(laid.inner.bytes_per_s)))
+    # The fakes' factor is that of 8 ranks, whatever the size of the group.
+    taken = [float(span.time("all_reduce", size * MIB)) for size in (16, 256)]
+    assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 1.2e10)
+
+
+# ---- what plans say ------------------------------------------------------------------------------------
+
+
+def test_a_plan_tells_each_figure_beside_the_tables_own_with_run_and_age() -> None:
+    (figure,) = plan(build_host(4e14, run_id="run-0042", age_s=3600.0)).measured
+    assert figure.value == pytest.approx(4e14)
+    assert figure.default == pytest.approx(794.5e12, rel=1e-3)  # 80.3 % of 989 TFLOP/s
+    assert (figure.name, figure.case, figure.run_id, figure.age_s) == ("flops_per_s", "matmul", "run-0042", 3600.0)
+    memory = [build_memory(index, 1e12, size_bytes=2048 * MIB) for index in range(8)]
+    assert [each.default for each in plan(memory).measured] == [pytest.approx(0.8 * 3.35e12)]
+    (wire,) = plan(build_pair("all_gather", 2e11)).measured
+    # 82.2 % of 450 GB/s, and 16 to 256 MiB come up to speed by 7.26 ns for each √byte.
+    moved = [size * MIB * 0.875 for size in (16, 256)]
+    taken = [part / (0.822 * 450e9) + 7.26e-9 * part**0.5 for part in moved]
+    assert wire.default == pytest.approx((moved[1] - moved[0]) / (taken[1] - taken[0]))
+
+
+def test_the_basis_of_a_steps_time_names_what_was_measured() -> None:
+    rows = [*build_host(4e14), *build_pair("all_reduce", 3e11)]
+    step, published = plan(rows).step_time, plan().step_time
+    assert step is not None
+    assert published is not None
+    assert step.basis == f"{published.basis}; measured on this host: matmul, all-reduce"
+    assert plan().measured == ()
+
+
+def test_a_search_takes_them_too_and_each_of_its_plans_says_so() -> None:
+    training = {"sequence_length": 4096, "global_batch": 32}
+    found, published = (ask(rows, mesh=None, training=training) for rows in (build_host(3e14), ()))
+    assert len(found.plans) == 3
+    assert {each.case for made in found.plans for each in made.measured} == {"matmul"}
+    for made in found.plans:
+        assert made.step_time is not None
+        assert made.step_time.basis.endswith("measured on this host: matmul")
+    assert read_compute(found.plans[0]) > 1.5 * read_compute(published.plans[0])
+
+
+@pytest.mark.parametrize("hardware", [{"target": "h100:8"}, {"topology": build_devices("h100:8")}])
+def test_a_plan_on_a_target_or_on_other_hosts_is_not_touched(hardware: dict[str, Any]) -> None:
+    rows = [*build_host(3e14), *build_pair("all_reduce", 1e11)]
+    assert ask(rows, **hardware) == ask(**hardware)
+    assert plan(rows) != plan()
+
+
+@pytest.mark.parametrize(("rate", "said"), [(1.3e15, "more than 1.2 times"), (4e13, "less than 5%")])
+@pytest.mark.parametrize("mesh", ["fsdp:8", None])
+def test_what_no_such_chip_can_have_is_left_out_with_a_warning(rate: float, said: str, mesh: str | None) -> None:
+    told, published = plan(build_host(rate), mesh=mesh), plan(mesh=mesh)
+    assert told.measured == ()
+    assert told.step_time == published.step_time
+    (notice,) = (each for each in told.warnings if each.code == "measurement_left_out")
+    assert said in notice.message
+    assert f"{rate:.3g} FLOP/s" in notice.message
+    assert "9.89e+14" in notice.message
+    assert "/placement/bench" in notice.hint
+
+
+def test_only_the_dtype_that_the_step_computes_in_counts() -> None:
+    rows = build_host(3e14, dtype="float16")
+    assert plan(rows).measured == ()
+    half = plan(rows, training={**TRAINING, "compute_dtype": "float16"})
+    assert [figure.case for figure in half.measured] == ["matmul"]
+
+
+def test_devices_that_are_left_out_need_no_measurement() -> None:
+    rows = [build_matmul(index, 3e14, n=n) for n in (4096, 8192) for index in range(4)]
+    assert plan(rows).measured == ()
+    assert plan(rows, mesh="fsdp:4", devices={"exclude": ["4", "5", "6", "7"]}).measured != ()
+
+
+def test_a_start_that_is_longer_than_a_call_should_take_does_not_turn_rates_round() -> None:
+    slow = build_collective("all_reduce", 4e11, size_bytes=64 * MIB)
+    assert slow.median_s < 5e-4 + START_S
+    rows = [slow.model_copy(update={"median_s": 2e-3})]
+    inner = build(rows).lay(Layout(tp=8))["tp"].inner
+    assert 0 < float(np.asarray(inner.bytes_per_s)) < 450e9

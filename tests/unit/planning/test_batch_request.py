@@ -1,0 +1,233 @@
+"""From a request to the batch of a step: which mesh is taken, what it runs on, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfeasibleError, RequestError
+from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
+from meshwright.planning.request import answer_request
+from meshwright.planning.search.measured import Measurement
+from meshwright.topology.assemble import build_target
+from meshwright.topology.model import Topology
+from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
+from meshwright.wire.mesh import Plan, PlanRequest
+
+HERE = build_target("h100:8")
+
+
+def build(**fields: Any) -> BatchSizeRequest:
+    known = {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"sequence_length": 2048}}
+    return BatchSizeRequest.model_validate({**known, **fields})
+
+
+def reckon(here: Topology | None = None, **fields: Any) -> ReckonedBatch:
+    return reckon_request(build(**fields), here)
+
+
+def plan(**fields: Any) -> Plan:
+    return answer_request(PlanRequest.model_validate({"mesh": "fsdp:8", "include_devices": False, **fields})).plans[0]
+
+
+# ---- which mesh -----------------------------------------------------------------------------------------------------
+
+
+def test_what_it_costs_is_what_a_plan_of_the_same_mesh_and_batch_says() -> None:
+    found = reckon(mesh="fsdp:4,tp:4")
+    assert (found.mesh_shape, found.mesh_basis, found.target) == ({"fsdp": 4, "tp": 4}, "asked", "v5e:4x4")
+    training = {"sequence_length": 2048, "global_batch": found.recommended}
+    told = plan(mesh="fsdp:4,tp:4", target="v5e:4x4", model="llama3-8b", training=training)
+    assert (found.memory, found.step_time, found.schedule) == (told.memory, told.step_time, told.schedule)
+    assert (found.tokens_per_s, found.mfu_ratio) == (told.tokens_per_s, told.mfu_ratio)
+    assert (found.data_parallel, found.largest) == (told.data_parallel, told.largest_batch)
+
+
+def test_a_size_that_is_left_open_is_filled_in() -> None:
+    assert reckon(mesh="tp:2,fsdp:-1").mesh_shape == {"tp": 2, "fsdp": 8}
+
+
+def test_names_that_people_use_are_read_by_what_they_mean() -> None:
+    found, ours = reckon(mesh="shard:8,model:2"), reckon(mesh="fsdp:8,tp:2")
+    assert found.data_parallel.axes == ("shard",)
+    assert (found.recommended, found.bounds) == (ours.recommended, ours.bounds)
+
+
+def test_without_a_mesh_the_fastest_is_found_for_the_least_batch_that_plain_sharding_wants() -> None:
+    found = reckon(mesh=None, training={"sequence_length": 512})
+    # fsdp:16: 197e12 ÷ 90e9 × 15/16 = 2052 tokens a device, 64.1 sequences of 512 on 16: 80 is the least that divides.
+    assert found.message.endswith("the mesh is the fastest that was found for 80 sequences a step")
+    best = answer_request(
+        PlanRequest.model_validate(
+            {
+                "target": "v5e:4x4",
+                "model": "llama3-8b",
+                "training": {"sequence_length": 512, "global_batch": 80},
+                "top": 1,
+            }
+        )
+    ).plans[0]
+    assert (found.mesh_shape, found.mesh_basis) == (best.mesh_shape, "searched")
+    assert best.schedule is not None
+    assert found.schedule is not None
+    assert (found.schedule.passes, found.schedule.remat) == (best.schedule.passes, best.schedule.remat)
+
+
+def test_a_batch_that_is_asked_for_is_what_the_mesh_is_searched_for() -> None:
+    found = reckon(mesh=None, training={"sequence_length": 512, "global_batch": 48})
+    assert "the fastest that was found for 48 sequences a step" in found.message
+    assert found.recommended is not None
+    assert found.recommended <= 48
+
+
+def test_training_may_be_left_out() -> None:
+    found = reckon(training=None)
+    assert found.schedule is not None
+    assert (found.schedule.sequence_length, found.schedule.passes) == (4096, 1)
+
+
+def test_a_stored_plan_gives_mesh_hardware_and_memory() -> None:
+    careful, bold = (plan(target="h100:8", memory_strategy=each) for each in ("conservative", "aggressive"))
+    found = [
+        reckon_request(build(mesh=None, target=None, plan=each.fingerprint), stored=each) for each in (careful, bold)
+    ]
+    assert [each.mesh_basis for each in found] == ["plan", "plan"]
+    assert [each.target for each in found] == ["h100:8", "h100:8"]
+    assert found[0].largest is not None
+    assert found[1].largest is not None
+    assert found[0].largest < found[1].largest
+
+
+def test_a_stored_plan_of_a_host_is_reckoned_on_what_the_host_is() -> None:
+    made = answer_request(PlanRequest(mesh="fsdp:8", include_devices=False), HERE).plans[0]
+    assert made.target is None
+    found = reckon_request(build(mesh=None, target=None, plan=made.fingerprint), stored=made)
+    assert (found.target, found.data_parallel.size) == ("h100:8", 8)
+
+
+# ---- on what --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_target_it_is_this_host() -> None:
+    found = reckon(HERE, target=None, mesh="fsdp:8")
+    assert found.target is None
+    assert found.memory == reckon(target="h100:8", mesh="fsdp:8").memory
+
+
+def test_devices_that_are_not_well_are_not_searched_for() -> None:
+    found = reckon_request(
+        build(model="llama3.2-1b", target=None, mesh=None), HERE, health={0: "unhealthy", 1: "unhealthy"}
+    )
+    assert math.prod(found.mesh_shape.values()) <= 6
+
+
+def test_the_memory_strategy_says_how_much_fits() -> None:
+    sizes = [
+        reckon(target="h100:8", mesh="fsdp:8", memory_strategy=each).largest
+        for each in ("conservative", "balanced", "aggressive")
+    ]
+    assert sizes == sorted(sizes, key=lambda size: size or 0)
+    assert sizes[0] != sizes[2]
+
+
+def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
+    slow = Measurement(
+        case="matmul",
+        dtype="bfloat16",
+        device_kind=HERE.devices[0].kind,
+        device_indices=(0,),
+        size_bytes=8192 * 8192 * 2,
+        median_s=2 * 8192**3 / 300e12,
+        flop_count=2 * 8192**3,
+        run_id="r1",
+        observed_at=datetime(2026, 1, 2, tzinfo=UTC),
+    )
+    rows = [slow.model_copy(update={"device_indices": (place,)}) for place in range(8)]
+    here = [reckon_request(build(target=None, mesh="fsdp:8"), HERE, measured=each) for each in ([], rows)]
+    assert here[0].step_time is not None
+    assert here[1].step_time is not None
+    assert here[1].step_time.compute_s > 1.5 * here[0].step_time.compute_s
+    assert [figure.value for figure in here[1].measured] == [pytest.approx(300e12)]
+    there = reckon_request(build(target="h100:8", mesh="fsdp:8"), HERE, measured=rows)
+    assert (there.step_time, there.measured) == (here[0].step_time, ())
+
+
+@pytest.mark.parametrize("name", ["v5e", "tpu_v5e", "TPU v5 lite"])
+def test_hardware_that_says_the_same_may_stand_beside_a_target(name: str) -> None:
+    assert reckon(hardware=name) == reckon()
+
+
+def test_the_table_is_that_of_the_target() -> None:
+    assert name_batch_hardware(build()).hardware == "v5e"
+    assert name_batch_hardware(build(hardware="h100")).hardware == "h100"
+    assert name_batch_hardware(build(target=None)).hardware is None
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"model": None}, "training", "model is not given"),
+        ({"model": None, "training": None}, "mesh", "model is not given"),
+        ({"model": None, "training": None, "mesh": None, "plan": "mw1-0"}, "plan", "model is not given"),
+        ({"model": None, "training": None, "mesh": None}, "model", "no model is given"),
+        ({"model": "llama3-9b"}, "model", "is no preset"),
+        ({"plan": "mw1-0"}, "plan", "only its agent knows"),
+        ({"target": None}, "target", "no target is named"),
+        ({"hardware": "h100"}, "hardware", "stands beside v5e:4x4, which is v5e"),
+        ({"training": {"global_batch": 8}}, "training.global_batch", "less than one sequence"),
+    ],
+)
+def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as refused:
+        reckon(**fields)
+    assert [error["field"] for error in refused.value.errors] == [field]
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"mesh": "fsdp:32"}, PlanInfeasibleError, "needs 32 devices"),
+        ({"mesh": "fsdp:8"}, RequestError, "8 would stay idle"),
+        (
+            {"mesh": "tp:16", "target": "v5e:4x4", "model": "gpt2", "training": {"sequence_length": 1024}},
+            DoesNotDivideError,
+            "num_attention_heads",
+        ),
+        ({"mesh": "fsdp:8", "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),
+        ({"mesh": None, "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),
+        ({"mesh": None, "model": "llama3-70b", "target": "v5e:2x2"}, PlanInfeasibleError, "holds this training step"),
+    ],
+)
+def test_hardware_or_a_mesh_that_cannot_be_is_refused_with_what_works(
+    fields: dict[str, Any], kind: type[RequestError], words: str
+) -> None:
+    with pytest.raises(kind, match=words) as refused:
+        reckon(**fields)
+    assert refused.value.hint
+
+
+def test_a_mesh_or_another_target_beside_a_stored_plan_is_refused() -> None:
+    made = plan(target="h100:8")
+    with pytest.raises(InvalidRequestError, match="stands beside plan mw1-"):
+        reckon_request(build(plan=made.fingerprint, target=None), stored=made)
+    with pytest.raises(InvalidRequestError, match="was last made on h100:8"):
+        reckon_request(build(plan=made.fingerprint, mesh=None), stored=made)
+    with pytest.raises(InvalidRequestError, match="which is h100"):
+        reckon_request(build(plan=made.fingerprint, mesh=None, target=None, hardware="a100"), stored=made)
+
+
+def test_a_stored_plan_of_hardware_without_figures_is_refused() -> None:
+    made = plan(target="cpu:8")
+    with pytest.raises(PlanInfeasibleError, match="the devices are cpu"):
+        reckon_request(build(plan=made.fingerprint, mesh=None, target=None), stored=made)
+
+
+def test_fields_that_need_no_model_need_none() -> None:
+    check_batch_fields(BatchSizeRequest(target="v5e:4x4", hardware="v5e", batch=4))

@@ -24,6 +24,7 @@ import numpy as np
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.bench.compiling import bench_compiling, time_stored
+from tests.bench.healthz import bench_healthz
 from tests.bench.load import Target, fetch, measure_rates
 from tests.bench.mesh import bench_create_mesh
 from tests.bench.planner import bench_planner
@@ -52,7 +53,7 @@ def main() -> None:
         with Client(agent.url) as client:
             print(row(*time_stored(client)))
         bench_release(agent)
-    for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_searching, bench_compiling):
+    for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_searching, bench_healthz, bench_compiling):
         for name, value, note in rows():
             print(row(name, value, note))
 

@@ -1,7 +1,8 @@
 """Searching the best mesh for a model; `python -m tests.bench.searching`.
 
 The search lists, prices and ranks all candidates; the whole answer also lays the devices of the best and writes no list
-of them. The target is there already, as in an agent. Memory is the process's most.
+of them. The target is there already, as in an agent. Memory is the process's most. One question is that which another
+public search was asked: Chinchilla's dimensions on 512 H100 (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 from meshwright.planning.models import read_model
 from meshwright.planning.request import answer_request
-from meshwright.planning.search.answer import Question
-from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.ranking import rank
-from meshwright.planning.search.request import read_bounds
+from meshwright.planning.search.request import build_question, read_bounds
 from meshwright.planning.search.space import list_space
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
@@ -29,6 +28,18 @@ from tests.bench.rows import Row, run_rows, tell_rows
 ROUNDS: Final = 5
 SMALL, LARGE = "v5p:8x8x8", "16*v5p:16x16x16"
 GPUS: Final = "64*h100:8"
+
+CHINCHILLA: Final[Mapping[str, Any]] = {
+    "vocab_size": 32000,
+    "hidden_size": 8192,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "gated": False,
+    "activation": "gelu",
+    "norm": "layernorm",
+}
+"""calculon-ai/calculon at caa4b11, models/chinchilla.json; calculon prices no vocabulary, so ours is a small one."""
 
 
 def bench_searching() -> list[Row]:
@@ -49,28 +60,48 @@ def measure_rows() -> list[Row]:
         rows.append(
             (f"… with the order of the best, {target}", f"{1e3 * whole_s:.0f} ms", "512 devices: budget 500 ms")
         )
+    rows += measure_published()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     rows.append(("search: growth from 512 to 65,536 devices", f"{taken[LARGE] / taken[SMALL]:.1f} ×", "budget 5 ×"))
     rows.append(("search: most memory of the process", f"{most / 1e6:.0f} MB", "budget 500 MB; devices' objects too"))
     return rows
 
 
-def build_request(batch: int) -> PlanRequest:
+def measure_published() -> list[Row]:
+    """Returns what the question takes that another search was asked, and the answer."""
+    topology, request = build_target(GPUS), build_request(512, CHINCHILLA, 2048, memory_strategy="aggressive")
+    count, taken_s = measure_search(request, topology)
+    [plan] = answer_request(request, topology).plans
+    assert plan.schedule is not None
+    assert plan.step_time is not None
+    mesh = ",".join(f"{axis}:{size}" for axis, size in plan.mesh_shape.items())
+    schedule, mfu = plan.schedule, f"MFU {100 * (plan.mfu_ratio or 0):.0f} %"
+    how = f"{schedule.passes} × micro-batch {schedule.micro_batch}, remat {schedule.remat}"
+    answer = f"{how}; {plan.step_time.total_s:.2f} s a step of 512 × 2,048, {mfu}"
+    return [
+        (f"search {GPUS} for Chinchilla", f"{1e3 * taken_s:.0f} ms", f"{count:,} candidates"),
+        ("… the best", mesh, answer),
+    ]
+
+
+def build_request(
+    batch: int, model: str | Mapping[str, Any] = "llama3-70b", sequence: int = 8192, **more: Any
+) -> PlanRequest:
     """Returns a request for the best mesh of a 70B model on this host."""
-    training = {"sequence_length": 8192, "global_batch": batch}
-    asked = {"model": "llama3-70b", "training": training, "include_devices": False, "top": 1}
+    training = {"sequence_length": sequence, "global_batch": batch}
+    asked = {"model": model, "training": training, "include_devices": False, "top": 1, **more}
     return PlanRequest.model_validate(asked)
 
 
 def measure_search(request: PlanRequest, topology: Topology) -> tuple[int, float]:
     """Returns how many candidates there are, and the median seconds to list, price and rank them."""
     assert request.training is not None
-    hardware = Hardware.of(topology, len(topology.devices))
-    question = Question(read_model("llama3-70b"), request.training, hardware, 0.75)
-    bounds = read_bounds(request)
+    assert request.model is not None
+    model, bounds, devices = read_model(request.model), read_bounds(request), len(topology.devices)
+    question = build_question(request, model, request.training, topology, devices)
 
     def search() -> int:
-        space = list_space(hardware.devices, question.model, question.training, bounds)
+        space = list_space(devices, question.model, question.training, bounds)
         assert rank(question.price(space.layout), 1).best
         return space.size
 

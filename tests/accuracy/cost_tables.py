@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.planning.cost.practice import DEFAULT, UNITS, Practice
 from tests.accuracy.cost import COST, STARTS, Constants, fit
-from tests.accuracy.evaluate import Row
+from tests.accuracy.evaluate import Fold, Row, by_fold
 from tests.accuracy.goals import STEP_GOALS
 from tests.accuracy.metrics import summarize_errors
 from tests.accuracy.report import report_set
@@ -131,7 +131,7 @@ def build_intervals(rows: Sequence[Row]) -> Iterator[Cells]:
             yield dict(zip(INTERVAL_COLUMNS, (practice, PLATFORM, family, *figures), strict=True))
 
 
-def find_quantiles(rows: Sequence[Row], share: float = 0.8) -> tuple[float, float]:
+def find_quantiles(rows: Sequence[Row], share: float = 0.8, *, fold: Fold = by_fold) -> tuple[float, float]:
     """Returns bounds of log(measured ÷ predicted) for a run of another fold: this share of rows, and somewhat more.
 
     Folds weigh alike, as relatives are off together; K folds say so much less of the next one that the bounds are set
@@ -139,9 +139,9 @@ def find_quantiles(rows: Sequence[Row], share: float = 0.8) -> tuple[float, floa
     """
     counts: dict[str, int] = {}
     for row in rows:
-        counts[row.run.fold] = counts.get(row.run.fold, 0) + 1
+        counts[fold(row.run)] = counts.get(fold(row.run), 0) + 1
     logs = np.array([-np.log1p(row.error or 0.0) for row in rows])
-    weights = np.array([1 / counts[row.run.fold] for row in rows])
+    weights = np.array([1 / counts[fold(row.run)] for row in rows])
     order = np.argsort(logs)
     reached = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     low, high = np.interp([(1 - share) / 2, (1 + share) / 2], reached, logs[order])
@@ -150,14 +150,21 @@ def find_quantiles(rows: Sequence[Row], share: float = 0.8) -> tuple[float, floa
 
 
 def add_spreads(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Returns the rows with intervals as `practice.interval` gives them, each from rows of other folds alone."""
+    """Returns the rows with intervals as `practice.interval` gives them on GPUs, each from rows of other folds alone.
+
+    Rows on TPUs stay: their intervals are made by another rule (`tpu.build_spreads`), which is `add_intervals`.
+    """
+    fitted = [row for row in rows if row.run.practice in STARTS]
     found: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for row in rows:
-        key = (row.run.fold, row.run.practice, row.run.chip_group)
-        if key not in found:
-            others = [each for each in rows if each.run.fold != row.run.fold]
-            found[key] = find_quantiles(_find_nearest(row.run, others))
-    return tuple(_add_spread(row, *found[row.run.fold, row.run.practice, row.run.chip_group]) for row in rows)
+    for row in fitted:
+        if _find_key(row) not in found:
+            others = [each for each in fitted if each.run.fold != row.run.fold]
+            found[_find_key(row)] = find_quantiles(_find_nearest(row.run, others))
+    return tuple(_add_spread(row, *found[_find_key(row)]) if _find_key(row) in found else row for row in rows)
+
+
+def _find_key(row: Row) -> tuple[str, str, str]:
+    return row.run.fold, row.run.practice, row.run.chip_group
 
 
 def _add_spread(row: Row, low: float, high: float) -> Row:

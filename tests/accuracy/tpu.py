@@ -31,6 +31,7 @@ from meshwright.planning.cost.step_time import Execution, Machine, StepTime, pri
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.targets import TargetSpec
 from meshwright.topology.assemble import build_target
+from tests.accuracy.cost_tables import find_quantiles
 from tests.accuracy.evaluate import LEAST_RESIDUALS, Fold, Prediction, Predictor, Row, add_intervals, by_fold, by_row
 from tests.accuracy.metrics import measure_coverage, summarize_errors
 from tests.accuracy.null import CONSTANT
@@ -127,7 +128,9 @@ class TpuConstants:
 
 
 @dataclass(frozen=True)
-class _Case:
+class TpuCase:
+    """A run as the formulas take it."""
+
     run: Run
     family: str
     work: Work
@@ -173,18 +176,19 @@ def price_run(constants: TpuConstants, run: Run) -> float:
 
 def price_parts(constants: TpuConstants, run: Run) -> StepTime:
     """Returns the seconds of a step by part."""
-    case = _build_case(run)
+    case = build_case(run)
     practice = constants.find_practice(case.family)
     return price_step(case.work, run.layout, case.machine, case.spans, practice, case.execution)
 
 
 @functools.cache
-def _build_case(run: Run) -> _Case:
+def build_case(run: Run) -> TpuCase:
+    """Returns the run's work, device, wires and framework."""
     chip, target = run.find_chip(), TargetSpec.parse(run.target)
     granule = build_target(replace(target, granules=1)).granules[0]
     parts = chip.jax_devices_per_chip
     work = build_work(run.model, run.sequence_length)
-    return _Case(
+    return TpuCase(
         run=run,
         family=chip.family,
         work=work,
@@ -262,7 +266,8 @@ def build_spreads(known: Sequence[Row], strange: Sequence[Row]) -> list[dict[str
     """Returns the rows of `intervals.csv` for TPUs: quantiles of ln(measured ÷ predicted).
 
     A family has its own residuals where there are enough, else those of all TPUs. For a family without runs, and for
-    frameworks without runs, count the residuals of runs whose whole family was left out.
+    frameworks without runs, count the residuals of runs whose whole family was left out: families weigh alike, and as
+    there are few, bounds are set apart as those of GPUs are (`find_quantiles`).
 
     Args:
         known: judged without their chip and model.
@@ -271,20 +276,41 @@ def build_spreads(known: Sequence[Row], strange: Sequence[Row]) -> list[dict[str
     every = f"{len(known)} published runs of MaxText left out by chip and model"
     found: list[dict[str, str]] = []
 
-    def add(practice: str, family: str, rows: Sequence[Row], source: str) -> None:
-        low, high = np.quantile([-np.log1p(row.error or 0.0) for row in rows], [0.1, 0.9])
+    def add(practice: str, family: str, rows: Sequence[Row], bounds: tuple[float, float], source: str) -> None:
+        low, high = bounds
         cells = (practice, "tpu", family, f"{low:.4f}", f"{high:.4f}", str(len(rows)), source)
         found.append(dict(zip(SPREAD_COLUMNS, cells, strict=True)))
 
     for family in FAMILIES:
         own = [row for row in known if row.run.chip_group == family]
-        enough = len(own) >= LEAST_RESIDUALS
-        add(SET, family, own if enough else known, f"those of {family} among {every}" if enough else every)
+        rows, source = (own, f"those of {family} among {every}") if len(own) >= LEAST_RESIDUALS else (known, every)
+        add(SET, family, rows, _find_plain_quantiles(rows), source)
     strangers = f"{len(strange)} published runs of MaxText left out by chip"
-    add(SET, "", strange, strangers)
+    bounds = find_quantiles(strange, fold=by_chip)
+    add(SET, "", strange, bounds, strangers)
     for practice in ("xla", ""):
-        add(practice, "", strange, f"{strangers}; none of another framework is at hand")
+        add(practice, "", strange, bounds, f"{strangers}; none of another framework is at hand")
     return found
+
+
+def _find_plain_quantiles(rows: Sequence[Row]) -> tuple[float, float]:
+    low, high = np.quantile([-np.log1p(row.error or 0.0) for row in rows], [0.1, 0.9])
+    return float(low), float(high)
+
+
+def add_strange_intervals(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Returns rows that were judged without their family with the intervals of a plan, from other families alone."""
+    families = dict.fromkeys(row.run.chip_group for row in rows)
+    bounds = {
+        family: np.exp(find_quantiles([row for row in rows if row.run.chip_group != family], fold=by_chip))
+        for family in families
+    }
+    return tuple(_add_bounds(row, *map(float, bounds[row.run.chip_group])) for row in rows)
+
+
+def _add_bounds(row: Row, low: float, high: float) -> Row:
+    step_s = row.prediction.step_s or 0.0
+    return replace(row, prediction=replace(row.prediction, low_s=step_s * low, high_s=step_s * high))
 
 
 def write_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str], path: Path) -> None:
@@ -316,8 +342,8 @@ def main(arguments: Sequence[str]) -> int:
     print(*(f"{name} {getattr(constants.practice, name):.4g}" for name in SHARED), sep="\n")
     print(*(f"matmul of {family} {value:.4g}" for family, value in constants.matmul.items()), sep="\n")
     known, strange = judge(runs, by_fold), judge(runs, by_chip)
-    print(f"left out by chip and model: {_tell(known)}; intervals have {_tell_coverage(known)}")
-    print(f"left out by chip: {_tell(strange)}; intervals have {_tell_coverage(strange)}")
+    print(f"left out by chip and model: {_tell(known)}; intervals have {_tell_coverage(add_intervals(known))}")
+    print(f"left out by chip: {_tell(strange)}; intervals have {_tell_coverage(add_strange_intervals(strange))}")
     null = replace(CONSTANT, fold=by_fold).evaluate(runs)
     print(f"null, left out one by one: {_tell(CONSTANT.evaluate(runs))}; by chip and model: {_tell(null)}")
     print(f"ours, left out one by one: {_tell(judge(runs, by_row))}")
@@ -334,7 +360,7 @@ def _tell(rows: Sequence[Row]) -> str:
 
 
 def _tell_coverage(rows: Sequence[Row]) -> str:
-    told = [row for row in add_intervals(rows) if row.prediction.low_s and row.prediction.high_s and row.run.step_s]
+    told = [row for row in rows if row.prediction.low_s and row.prediction.high_s and row.run.step_s]
     bounds = np.array([(row.prediction.low_s, row.prediction.high_s, row.run.step_s) for row in told], float)
     found = measure_coverage(*bounds.T)
     return f"{100 * found.share:.0f} % of {found.count}, their width is {100 * found.median_width:.0f} %"

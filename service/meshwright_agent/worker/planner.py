@@ -30,7 +30,15 @@ from meshwright_agent.worker.child import CallContext, serve
 KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
-OF_THE_MODEL: Final = ("model_not_supported", "memory_does_not_fit", "not_priced", "priced_in_16_bits", LEFT_OUT)
+OF_THE_MODEL: Final = (
+    "model_not_supported",
+    "memory_does_not_fit",
+    "not_priced",
+    "priced_in_16_bits",
+    "priced_by_samples",
+    "experts_on_tpu_unfitted",
+    LEFT_OUT,
+)
 """Warnings of a plan that are about its request's model."""
 OF_THE_TRAINING: Final = (
     "memory",

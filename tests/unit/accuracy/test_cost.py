@@ -100,6 +100,15 @@ def test_an_interval_has_seen_no_relative() -> None:
     assert other.prediction.low_s == other.prediction.high_s == pytest.approx(other.prediction.step_s)
 
 
+def test_rows_on_tpus_are_left_to_the_rule_of_their_own_table() -> None:
+    tpus = [Row(run, Prediction(step_s=9.0)) for run in read_practice("maxtext")[:2]]
+    gpus = [Row(run, Prediction(step_s=run.step_s)) for run in read_practice("torchtitan") * 4]
+    told = add_spreads([*tpus, *gpus])
+    assert told[:2] == tuple(tpus)
+    # Residuals on TPUs, which are far off here, are in no interval of a GPU.
+    assert all(row.prediction.low_s == pytest.approx(row.prediction.step_s) for row in told[2:])
+
+
 @pytest.mark.parametrize(("hosts", "flops_per_s"), MAXTEXT_ON_H100)
 def test_constants_of_xla_meet_jax_on_gpus(hosts: int, flops_per_s: float) -> None:
     """In no fit. Attention's FLOPs count in full, as MaxText counted them then."""

@@ -9,7 +9,20 @@ import pytest
 from meshwright.planning.cost.practice import find_practice, find_spread, interval
 from tests.accuracy.run import Run
 from tests.accuracy.runs import read_runs
-from tests.accuracy.tpu import FAMILIES, KEPT, PRACTICES, SET, SHARED, fit, predict, price_parts
+from tests.accuracy.tpu import (
+    FAMILIES,
+    KEPT,
+    PRACTICES,
+    SET,
+    SHARED,
+    add_strange_intervals,
+    build_spreads,
+    by_chip,
+    fit,
+    judge,
+    predict,
+    price_parts,
+)
 
 RUNS = read_runs(SET)
 
@@ -69,3 +82,14 @@ def test_intervals_are_wider_for_chips_without_runs() -> None:
     assert low < high
     assert wide_high / wide_low > high / low
     assert find_spread(SET, "tpu", "tpu_v4").family == ""
+
+
+def test_a_plan_has_intervals_that_cover_runs_on_a_chip_without_runs() -> None:
+    strange = judge(RUNS, by_chip)
+    told = [(row.prediction.low_s, row.run.step_s, row.prediction.high_s) for row in add_strange_intervals(strange)]
+    covered = [(low or 0.0) <= (seconds or 0.0) <= (high or 0.0) for low, seconds, high in told]
+    assert 0.7 <= sum(covered) / len(covered) <= 0.9
+    (row,) = (row for row in build_spreads(strange, strange) if row["practice"] == "xla")
+    assert (float(row["low"]), float(row["high"])) == pytest.approx(
+        (find_spread("xla", "tpu").low, find_spread("xla", "tpu").high), abs=0.002
+    )

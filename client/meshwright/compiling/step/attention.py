@@ -44,8 +44,14 @@ def find_block(length: int) -> int:
 
 
 def _score(query: Array, key: Array, start: Array | int) -> Array:
-    """Returns scores [batch, heads, group, queries, keys] in float32; keys begin at `start`."""
+    """Returns scores [batch, heads, group, queries, keys] in float32; keys begin at `start`.
+
+    Where `start` is traced, the barrier ties it to this turn's keys: the mask hangs on nothing else of the loop, and
+    JAX (0.10 to 0.12) would take the masks of all blocks out of it: a byte for each score of the whole sequence.
+    """
     scale = query.shape[-1] ** -0.5
+    if not isinstance(start, int):
+        start, _ = jax.lax.optimization_barrier((start, key))
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", query, key, preferred_element_type=jnp.float32) * scale
     rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 3)
     columns = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 4) + start

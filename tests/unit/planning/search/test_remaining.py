@@ -93,6 +93,16 @@ def test_a_host_with_a_failed_device_is_left_whole_where_there_are_others() -> N
     assert host not in read_hosts(plan)
 
 
+def test_the_fastest_step_counts_and_not_the_most_devices() -> None:
+    asked: dict[str, Any] = {"model": "llama3-70b", "training": {"sequence_length": 4096, "global_batch": 1}}
+    left = ask("6*h200:8", failed=(0,), **asked).plans[0]
+    most = ask("6*h200:8", devices={"count": 40}, **asked).plans[0]
+    assert count(left) == 32
+    assert left.step_time is not None
+    assert most.step_time is not None
+    assert left.step_time.total_s < most.step_time.total_s
+
+
 def test_a_number_that_was_asked_for_is_never_made_smaller() -> None:
     with pytest.raises(PlanInfeasibleError, match="no mesh of 7 devices"):
         ask("h100:8", devices={"count": 7})

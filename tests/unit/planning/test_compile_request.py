@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from meshwright.compiling.step.axes import StepAxes
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.compile_request import BATCH_MAX, bound_batch, check_stages, prepare_fit, prepare_verify
+from meshwright.planning.compile_request import (
+    BATCH_MAX,
+    apply_schedule,
+    bound_batch,
+    check_stages,
+    prepare_fit,
+    prepare_verify,
+)
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchTraining, CompiledBatch
 from meshwright.wire.compiling import CompileJob
@@ -150,3 +157,23 @@ def test_what_a_search_chose_is_what_is_compiled() -> None:
     bare = prepare_verify(made.model_copy(update={"schedule": None}), "llama3-8b", training)
     assert isinstance(bare, CompileJob)
     assert bare.training == training
+
+
+@pytest.mark.parametrize(("chosen", "compiled"), [("bfloat16", "bfloat16"), ("float32", None), (None, None)])
+def test_moments_that_a_search_chose_are_compiled_and_those_that_were_meant_stay(
+    chosen: Literal["float32", "bfloat16"] | None, compiled: str | None
+) -> None:
+    schedule = PlanSchedule(
+        micro_batch=2,
+        passes=4,
+        remat="minimal",
+        global_batch=64,
+        sequence_length=512,
+        first_moment_dtype=chosen,
+        second_moment_dtype=chosen,
+    )
+    asked = TrainingSpec(global_batch=64, sequence_length=512)
+    found = apply_schedule(asked, schedule)
+    assert (found.gradient_accumulation, found.remat) == (4, "minimal")
+    assert (found.first_moment_dtype, found.second_moment_dtype) == (compiled, compiled)
+    assert apply_schedule(asked, None) == asked

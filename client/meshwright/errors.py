@@ -19,14 +19,22 @@
         │   ├── BodyTooLargeError           body_too_large           413
         │   ├── UnsupportedMediaTypeError   unsupported_media_type   415
         │   └── MethodNotAllowedError       method_not_allowed       405
+        ├── AccessError                 show a token that may, or ask by the agent's own name
+        │   ├── UnauthorizedError           unauthorized             401
+        │   ├── ForbiddenError              forbidden                403
+        │   └── HostNotAllowedError         host_not_allowed         421
         ├── NotFoundError               name something that exists
         │   ├── RouteNotFoundError          route_not_found          404
         │   ├── RunNotFoundError            run_not_found            404
-        │   └── PlanNotFoundError           plan_not_found           404
+        │   ├── PlanNotFoundError           plan_not_found           404
+        │   ├── LeaseNotFoundError          lease_not_found          404
+        │   └── ComponentNotFoundError      component_not_found      404
         ├── ConflictError               wait, or settle it with whoever is in the way
         │   ├── DeviceBusyError             device_busy              409
+        │   ├── DeviceLeasedError           device_leased            409
         │   └── IdempotencyConflictError    idempotency_conflict     409
         ├── QueueFullError              queue_full               429   try again after `retry_after_s`
+        ├── RateLimitedError            rate_limited             429   likewise
         ├── UnavailableError            try again, or look at the agent
         │   ├── NotReadyError               not_ready                503
         │   ├── DrainingError               draining                 503
@@ -158,6 +166,24 @@ class RequestError(ProblemError):
     """The request must change before it can succeed."""
 
 
+class AccessError(ProblemError):
+    """The agent does not answer this caller."""
+
+
+class UnauthorizedError(AccessError, code="unauthorized", status=401, title="A token is needed"):
+    """No token, or none that this agent knows."""
+
+
+class ForbiddenError(AccessError, code="forbidden", status=403, title="This caller may not do that"):
+    """The token's scope is too small, or the request comes from a page of another site."""
+
+
+class HostNotAllowedError(
+    AccessError, code="host_not_allowed", status=421, title="The agent does not answer to this host name"
+):
+    """The Host header names somebody else: a wrong address, or DNS rebinding."""
+
+
 class NotFoundError(ProblemError):
     """The thing that was named does not exist here."""
 
@@ -234,8 +260,20 @@ class PlanNotFoundError(NotFoundError, code="plan_not_found", status=404, title=
     """No stored plan has this fingerprint."""
 
 
+class LeaseNotFoundError(NotFoundError, code="lease_not_found", status=404, title="No such lease"):
+    """No lease has this id, or it has ended."""
+
+
+class ComponentNotFoundError(NotFoundError, code="component_not_found", status=404, title="No such component"):
+    """No component of the host's health has this name."""
+
+
 class DeviceBusyError(ConflictError, code="device_busy", status=409, title="The device is held by another process"):
     """Another process holds the device."""
+
+
+class DeviceLeasedError(ConflictError, code="device_leased", status=409, title="The device is leased"):
+    """Somebody has reserved the device."""
 
 
 class IdempotencyConflictError(
@@ -250,6 +288,10 @@ class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="
 
 class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue of runs is full"):
     """Too many runs are waiting."""
+
+
+class RateLimitedError(ProblemError, code="rate_limited", status=429, title="Too many requests of this caller"):
+    """This caller asks for expensive things more often than the agent allows."""
 
 
 class NotReadyError(UnavailableError, code="not_ready", status=503, title="The agent is not ready yet"):

@@ -46,6 +46,9 @@ class DeviceProcess(Reply):
     command: str | None = None
     used_bytes: int | None = Field(default=None, description="device memory of that process, where the driver says so")
     own: bool = Field(default=False, description="true for the agent's own worker")
+    container: str | None = Field(default=None, description="id of the container that it runs in, where seen")
+    pod_uid: str | None = Field(default=None, description="uid of its Kubernetes pod, where seen")
+    job: str | None = Field(default=None, description='its batch job, where seen: "slurm 4711"')
 
 
 class JaxView(Evidence):
@@ -211,6 +214,18 @@ class Holder(Reply):
     command: str | None = None
     devices: tuple[str, ...] = Field(default=(), description="uuids or device files")
     own: bool = False
+    container: str | None = Field(default=None, description="id of the container that it runs in, where seen")
+    pod_uid: str | None = Field(default=None, description="uid of its Kubernetes pod, where seen")
+    job: str | None = Field(default=None, description='its batch job, where seen: "slurm 4711"')
+
+
+class ReturnedMemory(Reply):
+    """Memory of one device, before the agent's worker took it and after it has gone."""
+
+    device: str = Field(description="uuid, or PCI address")
+    baseline_bytes: int = Field(description="in use when the worker was not there, as seen last")
+    used_bytes: int = Field(description="in use after it has gone, other processes' taken off")
+    is_back: bool = Field(description="true: no more than the baseline, within the driver's own rounding")
 
 
 class Release(Reply):
@@ -222,4 +237,7 @@ class Release(Reply):
     killed: bool = Field(description="true: the worker did not go by itself and was killed")
     cancelled_runs: tuple[str, ...] = ()
     held: tuple[Holder, ...] | None = Field(default=(), description="who still holds one; null: could not look in time")
+    memory: tuple[ReturnedMemory, ...] | None = Field(
+        default=None, description="whether device memory is back where it was; null: no driver tells, or not in time"
+    )
     worker: Worker

@@ -1,16 +1,26 @@
-"""Health: what the agent knows of each part, and how long ago it looked. Never healthy before a check ran."""
+"""Health: what the agent knows of each part, how long ago it looked, and what happened before.
+
+Never healthy before a check ran.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Reply
+from meshwright.wire.base import SCHEMA_VERSION, Reply, Request
 
 State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 """`initializing`: not checked yet. `unknown`: the last check is too old, or its source does not answer."""
+
+Permanence = Literal["transient", "permanent"]
+"""`transient`: expected to pass by itself. `permanent`: stays until a reboot, a repair, or an operator's word."""
+
+EventKind = Literal["state", "fault", "acknowledged"]
+"""`state`: a component changed its state. `fault`: the driver or kernel reported one. `acknowledged`: an operator
+cleared faults."""
 
 
 class Component(Reply):
@@ -22,6 +32,8 @@ class Component(Reply):
     action: str = Field(default="", description="what an operator should do; empty where nothing is to be done")
     observed_at: datetime | None = Field(default=None, description="when it was last checked; null: never")
     age_s: float | None = None
+    since: datetime | None = Field(default=None, description="when it came into this state; null: not known")
+    permanence: Permanence | None = Field(default=None, description="of what is wrong; null: nothing is, or not known")
 
 
 class Health(Reply):
@@ -30,3 +42,35 @@ class Health(Reply):
     schema_version: str = SCHEMA_VERSION
     state: State = Field(description="the worst state of all components")
     components: tuple[Component, ...]
+
+
+class HealthEvent(Reply):
+    """Something that happened to a component. Of `GET /events/stream`, SSE's `id` is `seq`, its `event` is `kind`."""
+
+    seq: int = Field(description="counts up through the agent's life and its restarts")
+    at: datetime
+    component: str
+    kind: EventKind
+    state: State = Field(description="the component's state after it")
+    before: State | None = Field(default=None, description="the state before, where it changed")
+    code: str | None = Field(default=None, description='what was reported, where it has a name: "xid_79"')
+    reason: str = ""
+    action: str = ""
+    permanence: Permanence | None = None
+
+
+class HealthEvents(Reply):
+    """`GET /events`: oldest first."""
+
+    schema_version: str = SCHEMA_VERSION
+    events: tuple[HealthEvent, ...]
+    last_seq: int = Field(description="of the newest event that there is: what `after` continues from")
+
+
+class Acknowledgement(Request):
+    """`POST /health/acknowledge`: an operator's word that a component's faults are dealt with."""
+
+    component: Annotated[StrictStr, Field(min_length=1, max_length=200)]
+    reason: Annotated[StrictStr, Field(min_length=1, max_length=500)] = Field(
+        description="what was done about it; kept in the history"
+    )

@@ -19,7 +19,7 @@ from meshwright_agent.api import batch_size, bench, devices, environment, health
 from meshwright_agent.api.gate import Gate
 from meshwright_agent.api.problem import MEDIA_TYPE, install_handlers
 
-API_VERSION: Final = "1.4.0"
+API_VERSION: Final = "1.5.0"
 """The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
 
 _DESCRIPTION: Final = (

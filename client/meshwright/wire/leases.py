@@ -1,0 +1,74 @@
+"""Leases: devices that somebody has reserved on a host, for what, and until when.
+
+A lease keeps the agent and other lease holders away from devices; it does not stop a process that never asks.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from meshwright.wire.base import SCHEMA_VERSION, Reply, Request
+
+MAX_TTL_S = 30 * 86400.0
+"""A longer job renews its lease; one that nobody renews must end some day."""
+
+TtlS = Annotated[float, Field(gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")]
+
+
+class LeaseRequest(Request):
+    """`POST /leases`: reserve devices of this host."""
+
+    devices: (
+        Literal["all"]
+        | Annotated[
+            tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1, max_length=128)], ...],
+            Field(min_length=1, max_length=16384),
+        ]
+    ) = Field(default="all", description="local indices or uuids; all: every device of this host")
+    purpose: Annotated[StrictStr, Field(min_length=1, max_length=200)] = Field(
+        description='what for, as others shall read it: "slurm job 4711"'
+    )
+    ttl_s: TtlS = 3600.0
+    preemptible: StrictBool = Field(
+        default=False, description="true: a lease that is not preemptible takes the devices over"
+    )
+
+
+class LeaseRenewal(Request):
+    """`POST /leases/{lease_id}/renew`: the lease ends `ttl_s` from now, earlier or later than before."""
+
+    ttl_s: TtlS
+
+
+class LeasedDevice(Reply):
+    """One reserved device."""
+
+    local_index: int
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+
+
+class Lease(Reply):
+    """A reservation."""
+
+    schema_version: str = SCHEMA_VERSION
+    id: str
+    devices: tuple[LeasedDevice, ...]
+    purpose: str
+    preemptible: bool
+    owner: str = Field(default="", description="name of the token that asked; empty where no token was needed")
+    created_at: datetime
+    expires_at: datetime = Field(description="UTC, by the clock as it stands; `expires_in_s` is what counts")
+    expires_in_s: float = Field(ge=0, description="seconds left when this was written, whatever the clock does")
+    preempted_leases: tuple[str, ...] = Field(default=(), description="leases that gave way to this one")
+    cancelled_runs: tuple[str, ...] = Field(default=(), description="runs that gave way to this one")
+
+
+class Leases(Reply):
+    """`GET /leases`: oldest first."""
+
+    schema_version: str = SCHEMA_VERSION
+    leases: tuple[Lease, ...]

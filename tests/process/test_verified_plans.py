@@ -29,8 +29,8 @@ MODEL = {
 }
 ON_TPU = {"mesh": "dp:2,tp:2", "target": "v5e:2x2"}
 ON_CPU = {"mesh": "dp:2", "target": "cpu:2"}
-STORED_LIMIT_S = 0.5
-"""`make bench` measures it (20 ms, 50 allowed); one that is compiled takes a hundred times that."""
+STORED_RATIO = 0.05
+"""Of the time that the compile took: 20 ms beside seconds, whatever the machine's pace; `make bench` holds 50 ms."""
 POLL_LIMIT_S = 0.5
 """A poll of /healthz takes 1 ms here; one that waits for a compile takes seconds."""
 
@@ -142,7 +142,8 @@ def test_asked_again_the_store_answers_at_once(host: RunningAgent, told: Any) ->
     assert {reply.status_code for reply in replies} == {200}
     (plan,) = replies[0].json()["plans"]
     assert plan["verification"] == {**verification_of(run), "stored": True}
-    assert statistics.median(reply.elapsed.total_seconds() for reply in replies) < STORED_LIMIT_S
+    compiled_s = verification_of(run)["compile_s"]
+    assert statistics.median(reply.elapsed.total_seconds() for reply in replies) < STORED_RATIO * compiled_s
 
 
 def test_the_stored_plan_is_the_mesh_without_the_callers_model(host: RunningAgent, told: Any) -> None:

@@ -238,6 +238,12 @@ def _write_memory(plan: Plan) -> Text:
     return Text(format_bytes(plan.memory.per_device_bytes), style)
 
 
+def _write_price(plan: Plan) -> str:
+    if plan.price_per_million_tokens:
+        return f"{plan.price_per_million_tokens:.4g}"
+    return f"{plan.price_per_million_samples:.4g} (samples)" if plan.price_per_million_samples else ""
+
+
 _PLANS: Final = (
     Column[Plan]("mesh", lambda plan: Text(_write_mesh(plan.mesh_shape), "bold")),
     Column[Plan]("passes", _write_batch, "right"),
@@ -248,11 +254,7 @@ _PLANS: Final = (
     Column[Plan]("MFU", lambda plan: f"{plan.mfu_ratio:.1%}" if plan.mfu_ratio else "", "right"),
     Column[Plan]("memory", _write_memory, "right"),
     Column[Plan]("largest batch", lambda plan: f"{plan.largest_batch:,}" if plan.largest_batch else "", "right"),
-    Column[Plan](
-        "per 1M tokens",
-        lambda plan: f"{plan.price_per_million_tokens:.4g}" if plan.price_per_million_tokens else "",
-        "right",
-    ),
+    Column[Plan]("per 1M tokens", _write_price, "right"),
 )
 
 _COMPARED: Final[tuple[Column[Compared], ...]] = (

@@ -216,6 +216,7 @@ class Plan(Reply):
     tokens_per_s: float | None = Field(default=None, description="null where a sample is no sequence of tokens")
     samples_per_s: float | None = Field(default=None, description="sequences, or samples")
     price_per_million_tokens: float | None = Field(default=None, description="where a device's price was given")
+    price_per_million_samples: float | None = Field(default=None, description="likewise; of any kind of model")
     largest_batch: int | None = Field(default=None, description="sequences that fit in one pass of this mesh")
     data_parallel: DataParallel | None = None
     measured: tuple[MeasuredFigure, ...] = Field(
@@ -248,8 +249,10 @@ class ComparedTarget(Reply):
     low_s: float | None = None
     high_s: float | None = None
     tokens_per_s: float | None = None
+    samples_per_s: float | None = None
     mfu_ratio: float | None = None
     price_per_million_tokens: float | None = None
+    price_per_million_samples: float | None = None
     reason: str | None = Field(default=None, description="why it has no plan: a problem's code, or nothing_fits")
     message: str = Field(default="", description="the same in words; beside a plan: how it compares with the best")
     rejected: tuple[Rejected, ...] = Field(default=(), description="families of meshes that are not its best")

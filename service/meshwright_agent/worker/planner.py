@@ -48,6 +48,7 @@ OF_THE_TRAINING: Final = (
     "tokens_per_s",
     "samples_per_s",
     "price_per_million_tokens",
+    "price_per_million_samples",
     "largest_batch",
     "data_parallel",
     "audit",

@@ -327,23 +327,29 @@ def test_products_of_libraries_are_counted(target: str, config: str, flops: floa
     assert sum(map(count_flops, executed)) == flops
 
 
-def test_a_text_of_five_megabytes_is_read_in_seconds() -> None:
+def build_long_text(lines: int) -> str:
+    """Returns a program of some 290 characters a line, as long as libtpu writes them."""
     config = (
         '{"window_config":{"kernel_window_bounds":["64","4"],"estimated_cycles":"10"},"x":[' + '"1",' * 40 + '"2"]}'
     )
-    lines = "".join(
+    body = "".join(
         f"  %f.{n} = f32[8]{{0:T(8,128)}} fusion(%a, %a), kind=kLoop, calls=%add, backend_config={config}\n"
-        for n in range(16_000)
+        for n in range(lines)
     )
-    text = f"{HEAD}{SUM}ENTRY %main (a: f32[8]) -> f32[8] {{\n  %a = f32[8]{{0}} parameter(0)\n{lines}}}\n"
+    return f"{HEAD}{SUM}ENTRY %main (a: f32[8]) -> f32[8] {{\n  %a = f32[8]{{0}} parameter(0)\n{body}}}\n"
+
+
+def test_the_time_to_read_a_text_grows_with_its_length_and_no_faster() -> None:
+    took_s = []
+    for lines in (2_000, 16_000):
+        text = build_long_text(lines)
+        started_s = time.process_time()
+        facts = read_program(text, mesh_shape={"dp": 4}, platform="tpu", clock_hz=1e9)
+        took_s.append(time.process_time() - started_s)
+        assert facts.estimate is not None
+        assert facts.estimate.total_s == pytest.approx(lines * 10 / 1e9)
     assert len(text) > 4_500_000
-
-    started_s = time.process_time()
-    facts = read_program(text, mesh_shape={"dp": 4}, platform="tpu", clock_hz=1e9)
-
-    assert facts.estimate is not None
-    assert facts.estimate.total_s == pytest.approx(16_000 * 10 / 1e9)
-    assert time.process_time() - started_s < 15
+    assert took_s[1] < 8 * 2.5 * took_s[0]  # with the square of the length it were 64 ×
 
 
 def test_a_gather_that_libtpu_does_in_steps_counts_where_it_starts() -> None:

@@ -137,9 +137,10 @@ def tell(question: AnyQuestion, priced: Priced, place: int, mesh_shape: Mapping[
         "data_parallel": _tell_data_parallel(mesh_shape),
         "measured": question.hardware.replaced.list_figures(DTYPES[question.training.compute_dtype]),
     }
-    if question.price_per_device_hour is not None and priced.is_of_tokens:
-        per_second = question.price_per_device_hour * question.hardware.devices / 3600
-        told["price_per_million_tokens"] = per_second * total_s / tokens * 1e6
+    if question.price_per_device_hour is not None:
+        price = question.price_per_device_hour * question.hardware.devices / 3600 * total_s
+        told["price_per_million_samples"] = price / samples * 1e6
+        told["price_per_million_tokens"] = price / tokens * 1e6 if priced.is_of_tokens else None
     return told
 
 

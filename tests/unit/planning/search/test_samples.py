@@ -202,8 +202,21 @@ def test_a_plan_says_what_is_known_and_that_no_run_was_measured() -> None:
     assert "priced_by_samples" in {notice.code for notice in ask(mesh="dp:16").plans[0].warnings}
 
 
-def test_a_price_of_devices_is_not_one_of_tokens() -> None:
-    assert ask(top=1, search={"price_per_device_hour": 1.2}).plans[0].price_per_million_tokens is None
+def test_a_price_of_devices_is_one_of_samples_and_not_of_tokens() -> None:
+    (plan,) = ask(top=1, search={"price_per_device_hour": 1.2}).plans
+    assert plan.price_per_million_tokens is None
+    assert plan.samples_per_s is not None
+    assert plan.price_per_million_samples == pytest.approx(16 * 1.2 / 3600 / plan.samples_per_s * 1e6)
+
+
+def test_targets_are_compared_by_their_price_of_samples() -> None:
+    prices = {"v5e:4x4": 0.1, "v5p:4x4x4": 100.0}
+    found = ask(target=None, targets=tuple(prices), search={"price_per_device_hour": prices})
+    dear, cheap = (each.price_per_million_samples or 0.0 for each in reversed(found.comparison))
+    assert [each.target for each in found.comparison] == list(prices)
+    assert found.comparison[0].message == "the least price of samples"
+    assert f"{dear / cheap:.2f} times its price of samples" in found.comparison[1].message
+    assert [each.samples_per_s for each in found.comparison] == [plan.samples_per_s for plan in found.plans]
 
 
 def test_a_mesh_without_training_is_planned_without_a_price() -> None:

@@ -51,14 +51,14 @@ def start_agent(
     state_dir: Path | None = None,
     uds: Path | None = None,
     ready: bool = True,
+    module: str = "meshwright_agent",
     **environment: str,
 ) -> Iterator[RunningAgent]:
     """Yields an agent that answers (and is ready, unless told otherwise); kills it in the end if it still runs."""
     with tempfile.TemporaryDirectory(prefix="mw-") as folder:
         home = Path(folder)
-        agent = _spawn(
-            cpu_devices, state_dir or home / "state", uds or home / "agent.sock", home / "agent.log", environment
-        )
+        log = home / "agent.log"
+        agent = _spawn(module, cpu_devices, state_dir or home / "state", uds or home / "agent.sock", log, environment)
         try:
             if ready:
                 wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
@@ -72,8 +72,10 @@ def start_agent(
             agent.process.wait()
 
 
-def _spawn(cpu_devices: int | None, state_dir: Path, uds: Path, log: Path, environment: dict[str, str]) -> RunningAgent:
-    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--uds", str(uds)]
+def _spawn(
+    module: str, cpu_devices: int | None, state_dir: Path, uds: Path, log: Path, environment: dict[str, str]
+) -> RunningAgent:
+    command = [sys.executable, "-m", module, "serve", "--port", "0", "--uds", str(uds)]
     command += ["--state-dir", str(state_dir)] + (["--cpu-devices", str(cpu_devices)] if cpu_devices else [])
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -85,7 +87,7 @@ def _spawn(cpu_devices: int | None, state_dir: Path, uds: Path, log: Path, envir
             text=True,
         )
     agent = RunningAgent(process, "", uds, state_dir, log)
-    found = wait_for(lambda: re.search(r"listens on (http://\S+?),? ", log.read_text()), agent)
+    found = wait_for(lambda: re.search(r"listens on (https?://\S+?),? ", log.read_text()), agent)
     assert found is not None
     agent.url = found.group(1)
     return agent

@@ -16,6 +16,7 @@
         │   ├── DoesNotDivideError          does_not_divide          422
         │   ├── BenchTooLargeError          bench_too_large          422
         │   ├── UnknownHardwareError        unknown_hardware         422
+        │   ├── RequestTimeoutError         request_timeout          408   sent too slowly: try again
         │   ├── BodyTooLargeError           body_too_large           413
         │   ├── UnsupportedMediaTypeError   unsupported_media_type   415
         │   └── MethodNotAllowedError       method_not_allowed       405
@@ -38,6 +39,7 @@
         ├── UnavailableError            try again, or look at the agent
         │   ├── NotReadyError               not_ready                503
         │   ├── DrainingError               draining                 503
+        │   ├── TooManyConnectionsError     too_many_connections     503
         │   ├── WorkerCrashedError          worker_crashed           503
         │   ├── WorkerTimeoutError          worker_timeout           503
         │   ├── WorkerFailedError           worker_failed            503
@@ -232,6 +234,10 @@ class UnknownHardwareError(
     """A hardware name that no table knows."""
 
 
+class RequestTimeoutError(RequestError, code="request_timeout", status=408, title="The request came too slowly"):
+    """The request's headers or body did not arrive in time."""
+
+
 class BodyTooLargeError(RequestError, code="body_too_large", status=413, title="The request body is too large"):
     """The body is over the agent's limit."""
 
@@ -302,6 +308,12 @@ class DrainingError(UnavailableError, code="draining", status=503, title="The ag
     """The agent is shutting down."""
 
 
+class TooManyConnectionsError(
+    UnavailableError, code="too_many_connections", status=503, title="Too many connections are open"
+):
+    """The agent has as many connections as it may."""
+
+
 class WorkerCrashedError(UnavailableError, code="worker_crashed", status=503, title="A worker died"):
     """The process that owns the devices, or makes plans, died while it worked."""
 
@@ -337,8 +349,11 @@ BY_CODE: dict[str, type[ProblemError]] = {leaf.code: leaf for leaf in _leaves(Pr
 """Every problem code, and the class that means it on both sides."""
 
 _BY_STATUS: dict[int, type[ProblemError]] = {
+    401: UnauthorizedError,
+    403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
+    421: HostNotAllowedError,
     429: QueueFullError,
     503: UnavailableError,
 }

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
-from meshwright.errors import InvalidRequestError, MeshwrightError, StoreUnavailableError, WorkerFailedError
+from meshwright.errors import InvalidRequestError, StoreUnavailableError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.request import tell_ignored
@@ -23,11 +23,11 @@ from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
-from meshwright.wire.health import Health
+from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run, RunEvent, RunState
-from meshwright_agent.bench.limits import check_bench
-from meshwright_agent.bench.scope import DEFAULTS
+from meshwright_agent.access.doorkeeper import Doorkeeper
+from meshwright_agent.benches import Benches
 from meshwright_agent.children import (
     build_compiler_spec,
     build_device_spec,
@@ -35,45 +35,62 @@ from meshwright_agent.children import (
     build_probe_spec,
     has_accelerators,
 )
-from meshwright_agent.clock import Clock, SystemClock
+from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
 from meshwright_agent.compiles import Compiles
 from meshwright_agent.evidence import Evidence
-from meshwright_agent.health import HealthBoard
-from meshwright_agent.measurements import BENCHES_MOST, HostMeasurements
+from meshwright_agent.health.board import HealthBoard, build_unknown_component
+from meshwright_agent.health.history import History
+from meshwright_agent.health.own import OwnHealth
+from meshwright_agent.health.verdicts import name_component
+from meshwright_agent.labels import LabelFile, Sighting
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.leasing.desk import LeaseDesk
 from meshwright_agent.plans import PlanMaker
-from meshwright_agent.release import release_devices
+from meshwright_agent.release import make_way, release_devices
 from meshwright_agent.replies import PlanAnswer
-from meshwright_agent.runs import Emit, RunQueue
+from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
+from meshwright_agent.sight import SightKeeper, build_sight_key
 from meshwright_agent.simulation import SimulatedHost
 from meshwright_agent.store.database import Store
-from meshwright_agent.verdicts import name_component
-from meshwright_agent.watch import LOG_LINES, HostWatch
+from meshwright_agent.telemetry.durations import LAG_BOUNDS_S, RELEASE_BOUNDS_S, Durations
+from meshwright_agent.telemetry.lag import watch_lag
+from meshwright_agent.upkeep import tend_workers
+from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.planner import Here
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
 
-STORE: Final = "store"
 STOP_WAIT_S: Final = 1.5
 """How long a cancel waits for a run to stop: within a release's bound."""
-BENCH_GRACE_S: Final = 60.0
-"""Beyond a bench's own time limit: compiling the case under way, and stopping."""
 
 
 class Agent:
     """Owns the children, the store and the queue of one host."""
 
     def __init__(
-        self, settings: Settings, *, clock: Clock | None = None, environ: Mapping[str, str] | None = None
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        boot: BootClock | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock or SystemClock()
         self.draining = False
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
-        self.board = HealthBoard(stale_after_s=settings.stale_after_s)
-        stays = settings.cpu_devices is not None or not has_accelerators(settings)
+        self.doorkeeper = Doorkeeper(settings, self.clock)
+        self.history = History(
+            clock=self.clock,
+            keep=settings.keep_events,
+            keep_days=settings.keep_events_days,
+            on_tick=self._settle_health,
+        )
+        self.board = HealthBoard(stale_after_s=settings.stale_after_s, on_change=self.history.note_change)
+        self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
         self.device = Supervisor(
             build_device_spec(settings, self._environ, stays=stays),
             clock=self.clock,
@@ -81,21 +98,36 @@ class Agent:
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
+        boot = self._boot = boot or read_boot_clock(settings.proc_root)
+        self.book = LeaseBook(self.clock, boot, on_change=self._on_lease_change)
+        self.own_health = OwnHealth(
+            store=lambda: self.store,
+            board=self.board,
+            history=self.history,
+            settings=settings,
+            clock=self.clock,
+            boot=boot,
+            is_synchronised=self._see_synchronised,
+            on_writable=self._save_unsaved,
+        )
+        self.lease_version = 0
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
+        self.benches = self._build_benches()
+        self.leases = self._build_leases()
         self.plans = PlanMaker(
             self.planner, settings=settings, store=lambda: self.store, here=self.here, tell_here=self.tell_here
         )
         self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
         self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store, clock=self.clock)
         self._evidence = Evidence(self.compiles, self.plans, lambda: self.runs)
-        self.board.expect((STORE,))
         self._store: Store | None = None
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._newest: dict[object, BenchRecord] = {}
-        self._measurements = HostMeasurements()
         self._topology: tuple[object, Topology] | None = None
         self.version = 0
+        self.releases = Durations(RELEASE_BOUNDS_S)
+        self.loop_lags = Durations(LAG_BOUNDS_S)
+        self.count_connections: Callable[[], int] | None = None
 
     def _build_host(self, stays: bool) -> HostWatch | SimulatedHost:
         if self.settings.simulate is not None:
@@ -113,7 +145,44 @@ class Agent:
             settings=self.settings,
             clock=self.clock,
             stays=stays,
+            is_reserved=lambda: bool(self.book.active()),
+            history=self.history,
+            keeper=SightKeeper(lambda: self.store, build_sight_key(self.settings, self._environ, self._boot.boot_id)),
         )
+
+    def _build_benches(self) -> Benches:
+        return Benches(
+            self.device,
+            self.host,
+            devices=self.devices,
+            runs=lambda: self.runs,
+            book=self.book,
+            settings=self.settings,
+            clock=self.clock,
+            spawn=self._spawn,
+        )
+
+    def _build_leases(self) -> LeaseDesk:
+        return LeaseDesk(
+            self.book,
+            store=lambda: self.store,
+            devices=self.devices,
+            find_runs=self.benches.find_in_the_way,
+            make_way=self._make_way,
+            clock=self.clock,
+            spawn=self._spawn,
+        )
+
+    async def _make_way(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
+        """Ends these benches for a lease, and the worker where it has accelerators; simulated ones nobody has."""
+        if self.is_simulated:
+            return ()
+        try:
+            return await make_way(
+                device=self.device, runs=self.runs, ids=ids, reason=reason, has_devices=not self._stays
+            )
+        finally:
+            self.watch.note_worker()
 
     @property
     def watch(self) -> HostWatch:
@@ -137,21 +206,36 @@ class Agent:
             keep_runs=self.settings.keep_runs,
             keep_plans=self.settings.keep_plans,
         )
+        await self.history.open(self._store)
+        if isinstance(self.host, HostWatch):
+            await self.host.recall()
         await self._store.finish_interrupted("the agent stopped while this run was under way")
         self._runs = RunQueue(
             self._store,
-            self._execute,
+            self.benches.execute,
             clock=self.clock,
             queue_limit=self.settings.queue_limit,
             cancelled_by=(CallCancelled,),
             stop_wait_s=STOP_WAIT_S,
         )
         await self._runs.start()
-        for record in (await self._store.latest_bench()).records:
-            self.remember(record)
-        self._measurements.recall(await self._store.list_succeeded("bench", limit=BENCHES_MOST))
+        await self.benches.recall(self._store)
+        await self.leases.start()
+        self._spawn(watch_lag(self.loop_lags))
+        self.doorkeeper.start()
+        self._spawn(self.doorkeeper.tell(self.board.report))
         self._spawn(self.host.run())
-        self._spawn(self._check_store())
+        if self.settings.label_file is not None and not self.is_simulated:
+            self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
+        self._spawn(self.own_health.run())
+        self._spawn(self.history.run())
+        self._spawn(
+            tend_workers(
+                (self.device, self.planner),
+                most_bytes=self.settings.worker_memory_bytes,
+                interval_s=self.settings.probe_interval_s,
+            )
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -164,6 +248,7 @@ class Agent:
         if self.draining:
             return
         self.draining = True
+        self.history.end_following()
         self._touch()
         ending: list[Coroutine[Any, Any, Any]] = [self.plans.close(self.settings.drain_timeout_s / 4)]
         if self._runs:
@@ -173,35 +258,28 @@ class Agent:
     async def close(self) -> None:
         """Drains, then ends the children and closes the store."""
         await self.drain()
+        self.doorkeeper.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self.device.close(), self.probe.close(), self.planner.close(), self.compiler.close())
         if self._store:
+            await self.history.flush()
             await self._store.close()
 
-    async def _check_store(self) -> None:
-        while True:
-            now = self.clock.now()
-            try:
-                await self.store.check()
-                self._report_store(self.store, now)
-            except (MeshwrightError, OSError) as error:
-                now = self.clock.now()  # a disk that does not answer takes its time to fail
-                self.board.report(STORE, "unhealthy", str(error), at=now, action=f"look at {self.settings.state_dir}")
-            await asyncio.sleep(self.settings.probe_interval_s)
+    async def _save_unsaved(self) -> None:
+        await self.runs.save_unsaved()
 
-    def _report_store(self, store: Store, now: datetime) -> None:
-        if store.set_aside is None:
-            self.board.report(STORE, "healthy", "writes and reads", at=now)
-            return
-        reason = f"writes and reads, but the file of before was damaged and set aside as {store.set_aside}"
-        self.board.report(
-            STORE, "degraded", reason, at=now, action="look at that file; restart the agent to clear this"
-        )
+    def _see_synchronised(self) -> bool | None:
+        facts = self.watch.sight.facts if isinstance(self.host, HostWatch) else None
+        return facts.is_clock_synchronised if facts else None
 
     def _on_worker_change(self) -> None:
         self.watch.note_worker()
+        self._touch()
+
+    def _on_lease_change(self) -> None:
+        self.lease_version += 1
         self._touch()
 
     def _touch(self) -> None:
@@ -252,6 +330,28 @@ class Agent:
         """Returns every component's state."""
         return self.board.view(self.clock.now())
 
+    def _settle_health(self, now: datetime) -> None:
+        self.board.settle(now)
+
+    def acknowledge(self, request: Acknowledgement, caller: str) -> Component:
+        """Clears what stands against a component by an operator's word; returns how it stands then.
+
+        Raises:
+            ComponentNotFoundError: no component has this name.
+        """
+        name, now = request.component, self.clock.now()
+        if name not in self.board.names():
+            raise build_unknown_component(name, self.board.names())
+        if isinstance(self.host, HostWatch):
+            self.host.acknowledge(name)
+        else:
+            self.board.clear_faults(name, now)
+        reason = f"{request.reason} (by {caller})" if caller else request.reason
+        self.history.note_acknowledged(name, state=self.board.state(name, now), reason=reason, at=now)
+        if name not in self.board.names():
+            return Component(name=name, state="unknown", reason="is not expected here any more")
+        return self.board.component(name, now)
+
     def devices(self) -> Devices:
         """Returns the host's topology with its facts.
 
@@ -259,11 +359,17 @@ class Agent:
             NotReadyError: neither the probe nor the worker has answered yet.
         """
         self.host.require_facts()
-        return self.host.devices(self.clock.now())
+        return self.book.mark(self.host.devices(self.clock.now()))
+
+    def _see_labels(self) -> Sighting | None:
+        if not self.host.knows_topology:
+            return None
+        return Sighting(self.devices(), self.health(), self.newest_records())
 
     def snapshot_key(self) -> object:
         """Returns what tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
-        return self.host.key if self.host.is_still else (self.host.key, self.version)
+        self.book.active()  # one that has run out since is a change
+        return (self.host.key, self.lease_version if self.host.is_still else self.version)
 
     def topology(self) -> Topology:
         """Returns what the planner sees.
@@ -292,8 +398,11 @@ class Agent:
             settings=self.settings,
             clock=self.clock,
             spawn=self._spawn,
+            baseline=self.watch.memory,
         )
         self.watch.note_release()
+        outcome = "killed" if answer.killed else "released"
+        self.releases.observe((outcome if answer.released else "abandoned",), answer.took_s)
         return answer
 
     # ---- plans -----------------------------------------------------------------------------------------------
@@ -325,9 +434,10 @@ class Agent:
         """Returns the same for the planner, with what benches measured here."""
         simulated = self.settings.simulate
         known = {"target": simulated} if simulated else {"devices": self.devices().model_dump_json()}
+        leased = {i: d.lease.model_dump() for i, d in enumerate(here.topology.devices) if simulated and d.lease}
         notices = [notice.model_dump() for notice in here.notices]
-        measured = self._measurements.tell(self.clock.now())
-        return {**known, "health": here.health, "notices": notices, "measured": measured}
+        measured = self.benches.measurements.tell(self.clock.now())
+        return {**known, "leased": leased, "health": here.health, "notices": notices, "measured": measured}
 
     def batch_size(self, request: BatchSizeRequest) -> BatchSize:
         """Returns the table, the roofline and the verdict for the named hardware or target, else for this host's.
@@ -398,50 +508,15 @@ class Agent:
 
     async def submit_bench(self, request: BenchRequest, key: str | None) -> Run:
         """Queues a bench after checking that it can be done here; the same key gives the same run."""
-        self.host.require_hardware("a bench")
-        self.host.require_topology()
-        check_bench(request, self.devices())
-        self._require_platform()
-        run, _created = await self.runs.submit("bench", request.model_dump(mode="json"), key=key)
-        return run
-
-    def _require_platform(self) -> None:
-        """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
-        if mismatch := self.watch.tell_mismatch():
-            hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
-            raise WorkerFailedError(mismatch, hint=hint, log=self.device.log_tail[-LOG_LINES:])
-
-    async def _execute(self, run: Run, emit: Emit) -> tuple[dict[str, Any], int | None]:
-        request = BenchRequest.model_validate(run.request)
-        limit_s = request.max_s or DEFAULTS[request.suite, self.devices().platform == "cpu"].limit_s
-        deadline_s = limit_s + BENCH_GRACE_S + self.settings.start_timeout_s
-
-        def hear(value: dict[str, Any]) -> None:
-            self.watch.note_progress(value)
-            if "record" in value:
-                self.remember(BenchRecord.model_validate(value["record"]))
-            emit(value)
-
-        if self.watch.sight.jax is None:
-            await self.watch.look_at_jax()
-        self._require_platform()
-        answer = await self.device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
-        self._spawn(self.watch.look_at_jax())
-        self._measurements.note(run.id, answer.result)
-        return answer.result, answer.generation
+        return await self.benches.submit(request, key)
 
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each case."""
         return await self.store.latest_bench()
 
-    def remember(self, record: BenchRecord) -> None:
-        """Keeps a record for scrapes, in the place of the older one of its case."""
-        place = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices)
-        self._newest[place] = record
-
     def newest_records(self) -> tuple[BenchRecord, ...]:
         """Returns the newest records that the agent has in memory: what a scrape may see without asking the store."""
-        return tuple(self._newest.values())
+        return self.benches.newest_records()
 
     async def run(self, run_id: str) -> Run:
         """Returns one run; RunNotFoundError if there is none."""

@@ -67,7 +67,7 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
         module="meshwright_agent.worker.device",
         environment=build,
         start_timeout_s=settings.start_timeout_s,
-        idle_release_s=None if stays else settings.idle_release_s,
+        idle_release_s=None if stays or settings.hold == "always" else settings.idle_release_s,
         crash_budget=settings.crash_budget,
     )
 

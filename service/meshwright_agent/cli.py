@@ -1,15 +1,16 @@
-"""`meshwright-agent`: serve, plan, and doctor. Flags are settings; a setting given neither way has its default.
+"""`meshwright-agent`: serve, plan, doctor, token. Flags are settings; a setting given neither way has its default.
 
 Exit codes: 0 stopped as asked, a plan that fits, or nothing is wrong · 1 could not start, no such plan, or something is
-wrong · 2 usage.
+wrong · 2 usage, or files and addresses that an agent must not start with.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ import meshwright_agent
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.flags import read_settings
 from meshwright_agent.settings import Settings
+from meshwright_agent.token_command import app as token_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…; service/README.md lists them.",
 )
+app.add_typer(token_app, name="token")
 
 
 def main() -> None:
@@ -54,6 +57,11 @@ def serve(
     memory_strategy: Annotated[str | None, typer.Option(help="conservative, balanced or aggressive.")] = None,
     idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="Tokens of those who may ask.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without tokens.")] = False,
+    tls_cert_file: Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM.")] = None,
+    tls_key_file: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    tls_client_ca_file: Annotated[Path | None, typer.Option(help="CA of the clients' certificates, PEM.")] = None,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT."""
     settings = read_settings(
@@ -66,6 +74,11 @@ def serve(
         memory_strategy=memory_strategy,
         idle_release_s=idle_release_s,
         log_level=log_level,
+        tokens_file=tokens_file,
+        insecure=insecure or None,
+        tls_cert_file=tls_cert_file,
+        tls_key_file=tls_key_file,
+        tls_client_ca_file=tls_client_ca_file,
     )
     raise typer.Exit(_serve(settings))
 
@@ -99,17 +112,53 @@ def doctor(
 
 
 def _serve(settings: Settings) -> int:
+    from meshwright_agent.access.errors import AccessSettingsError
     from meshwright_agent.agent import Agent
     from meshwright_agent.api.app import build_app
-    from meshwright_agent.server import CannotListenError, serve
+    from meshwright_agent.serving.claim import HostTakenError
+    from meshwright_agent.serving.descriptors import raise_descriptor_limit
+    from meshwright_agent.serving.server import CannotListenError, serve
+    from meshwright_agent.telemetry.logs import logging_to_stderr
+    from meshwright_agent.telemetry.tracing import TRACING, TracingUnavailableError
 
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    agent = Agent(settings)
+    sending = TRACING.sending(meshwright_agent.__version__) if settings.tracing else contextlib.nullcontext()
     try:
-        return serve(build_app(agent), agent, on_listening=lambda addresses: _print_addresses(addresses, settings))
-    except (CannotListenError, StoreUnavailableError) as error:
+        with logging_to_stderr(settings.log_format, settings.log_level), sending:
+            raise_descriptor_limit()
+            agent = Agent(settings)
+            with _claiming(settings) as tell:
+                return serve(build_app(agent), agent, on_listening=tell)
+    except (CannotListenError, StoreUnavailableError, TracingUnavailableError, HostTakenError) as error:
         typer.echo(str(error), err=True)
         return 1
+    except AccessSettingsError as error:
+        typer.echo(str(error), err=True)
+        return 2
+
+
+@contextlib.contextmanager
+def _claiming(settings: Settings) -> Iterator[Callable[[list[str]], None]]:
+    """Holds this host's devices against other agents, if this one will own any; yields who is to be told the addresses.
+
+    Raises:
+        HostTakenError: another agent has them.
+    """
+    from meshwright_agent.children import has_accelerators
+    from meshwright_agent.serving.claim import claim_host
+
+    owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
+    claim = claim_host(settings.sysfs_root) if owns else None
+
+    def tell(addresses: list[str]) -> None:
+        if claim is not None:
+            claim.tell(addresses)
+        _print_addresses(addresses, settings)
+
+    try:
+        yield tell
+    finally:
+        if claim is not None:
+            claim.release()
 
 
 def _print_addresses(addresses: list[str], settings: Settings) -> None:
@@ -119,7 +168,9 @@ def _print_addresses(addresses: list[str], settings: Settings) -> None:
     if addresses[0].startswith("unix://"):
         curl = f"curl -s --unix-socket {addresses[0].removeprefix('unix://')} http://agent"
     else:
-        curl = f"curl -s {addresses[0]}"
+        tls = "" if settings.tls_cert_file is None else f" --cacert {settings.tls_cert_file}"
+        token = "" if settings.tokens_file is None else ' -H "Authorization: Bearer $MESHWRIGHT_TOKEN"'
+        curl = f"curl -s{tls}{token} {addresses[0]}"
     quick = f"{curl}/placement/bench --json '{{}}'".replace("curl -s", "curl -s -i")
     lines = [
         f"{curl}/readyz",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.runs import Progress, Run, RunEvent
 from meshwright_agent.clock import Clock
+from meshwright_agent.telemetry.tracing import TRACING
 
 Work = asyncio.Task[tuple[dict[str, Any], int | None]]
 """The execution of a run: its result as JSON, and the generation of the worker that did it."""
@@ -43,7 +45,9 @@ class LiveRun:
     Attributes:
         run: its newest state, told to whoever asks.
         execute: how it is done.
+        lane: where it waits.
         share: what it has in common with submissions that may be given it instead of a run of their own; None: nothing.
+        context: of its submission: what is logged and traced of its work names the request that asked for it.
         work: its execution, None while it waits.
         stop_reason: why it was asked to stop, None if it was not.
         fault: the first update that was neither progress nor a record: a bug, which fails the run.
@@ -51,10 +55,12 @@ class LiveRun:
         ended: set when the final state is written and told.
     """
 
-    def __init__(self, run: Run, execute: Execute, clock: Clock, *, share: str | None = None) -> None:
+    def __init__(self, run: Run, execute: Execute, clock: Clock, *, lane: str = "", share: str | None = None) -> None:
         self.run = run
         self.execute = execute
+        self.lane = lane
         self.share = share
+        self.context = copy_context()
         self.work: Work | None = None
         self.stop_reason: str | None = None
         self.fault: ValidationError | None = None
@@ -69,6 +75,16 @@ class LiveRun:
         """Takes the run's work."""
         self.work = work
         work.add_done_callback(lambda _: self.news.set())
+
+    async def do(self) -> tuple[dict[str, Any], int | None]:
+        """Returns what `execute` does, as a span of its own; to be run in `context`."""
+        with TRACING.span(f"run {self.run.kind}", meshwright__run_id=self.run.id):
+            return await self.execute(self.run, self.emit)
+
+    @property
+    def waited_s(self) -> float:
+        """How long it waited, in seconds, before it was begun; 0 as long as it waits."""
+        return (self.run.started_at - self.run.created_at).total_seconds() if self.run.started_at else 0.0
 
     def stop(self, reason: str) -> None:
         """Asks the work to end; the first reason counts."""

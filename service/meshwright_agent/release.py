@@ -6,11 +6,13 @@ Rule: the answer comes in time also when the driver hangs; then it says that nob
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from meshwright.errors import ProblemError
-from meshwright.wire.devices import Holder, Release
+from meshwright.errors import DeviceBusyError, ProblemError
+from meshwright.wire.devices import Holder, Release, ReturnedMemory
+from meshwright_agent.baseline import MemoryBaseline
 from meshwright_agent.children import read_roots
 from meshwright_agent.clock import Clock
 from meshwright_agent.runs import RunQueue
@@ -18,8 +20,10 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 BOUND_S: Final = 2.0
-ANSWER_S: Final = 0.1
-"""Of the bound, kept for writing the answer."""
+ANSWER_S: Final = 0.3
+"""Of the bound, kept for the answer, which a busy host may write late."""
+ANOTHER_LOOK_S: Final = 0.5
+"""Of the bound, at least left for asking again whether memory is back: a probe starts in some 0.3 s."""
 REASON: Final = "the devices were released (POST /devices/release)"
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -27,39 +31,96 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 async def release_devices(
-    *, device: Supervisor, probe: Supervisor, runs: RunQueue, settings: Settings, clock: Clock, spawn: Spawn
+    *,
+    device: Supervisor,
+    probe: Supervisor,
+    runs: RunQueue,
+    settings: Settings,
+    clock: Clock,
+    spawn: Spawn,
+    baseline: MemoryBaseline,
 ) -> Release:
     """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
     outcome, cancelled = await asyncio.gather(device.release(reason=REASON), runs.cancel_all(REASON, lane="device"))
-    held = await _look_for_holders(probe, settings, spawn, started_s + BOUND_S - ANSWER_S - clock.monotonic())
+
+    def left_s() -> float:
+        return started_s + BOUND_S - ANSWER_S - clock.monotonic()
+
+    look = await _ask_in_time(probe, settings, spawn, left_s())
+    memory = baseline.compare(look.memory)
+    while not _is_back(memory) and left_s() >= ANOTHER_LOOK_S:  # a driver takes a moment to clear a context
+        again = await _ask_in_time(probe, settings, spawn, left_s())
+        if not again.memory:
+            break
+        look, memory = again, baseline.compare(again.memory)
     return Release(
         released=not outcome.abandoned_pids,
         took_s=clock.monotonic() - started_s,
         killed=outcome.killed,
         cancelled_runs=cancelled,
-        held=held,
+        held=look.held,
+        memory=memory,
         worker=device.view(),
     )
 
 
-async def _look_for_holders(
-    probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float
-) -> tuple[Holder, ...] | None:
-    """Returns who holds a device; None if the probe cannot say so in time, as with a driver that hangs."""
+async def make_way(
+    *, device: Supervisor, runs: RunQueue, ids: Collection[str], reason: str, has_devices: bool
+) -> tuple[str, ...]:
+    """Returns which of these benches gave way, once they have ended and the worker is off the devices. Bounded.
+
+    Args:
+        device: the worker.
+        runs: the queue.
+        ids: the benches that are in the way.
+        reason: what they are told.
+        has_devices: the worker holds accelerators also between two benches; on CPUs only a bench is in the way.
+
+    Raises:
+        DeviceBusyError: the worker does not end, whatever is done to it.
+    """
+    is_busy = any(run.id in ids for run in runs.running)
+    if not (has_devices or is_busy):
+        return await runs.cancel_all(reason, lane="device", only=ids)
+    outcome, gone = await asyncio.gather(
+        device.release(reason=reason), runs.cancel_all(reason, lane="device", only=ids)
+    )
+    if has_devices and outcome.abandoned_pids:
+        pids = ", ".join(map(str, outcome.abandoned_pids))
+        detail = f"the agent's own worker, process {pids}, does not let go of the devices, not even killed"
+        raise DeviceBusyError(detail, hint="the driver hangs: look at the kernel log, and drain this host")
+    return gone
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the probe says after a release: who holds a device (None: could not look), and memory by device."""
+
+    held: tuple[Holder, ...] | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+
+def _is_back(memory: tuple[ReturnedMemory, ...] | None) -> bool:
+    return all(each.is_back for each in memory or ())
+
+
+async def _ask_in_time(probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float) -> Look:
+    """Returns what the probe says; nothing if it cannot say so in time, as with a driver that hangs."""
     limit_s = max(0.1, bound_s)
-    asking: asyncio.Task[tuple[Holder, ...] | None] = spawn(_ask_for_holders(probe, settings, limit_s))
+    asking: asyncio.Task[Look] = spawn(_ask_probe(probe, settings, limit_s))
     done, _ = await asyncio.wait({asking}, timeout=limit_s)
     if not done:
         asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
-        return None
+        return Look()
     return asking.result()
 
 
-async def _ask_for_holders(probe: Supervisor, settings: Settings, limit_s: float) -> tuple[Holder, ...] | None:
+async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> Look:
     try:
         answer = await probe.call("holders", read_roots(settings), deadline_s=limit_s)
     except (ProblemError, CallCancelled):
-        return None
+        return Look()
     holders = answer.result["holders"]
-    return None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
+    held = None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
+    return Look(held, answer.result.get("memory", {}))

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Final
+from collections.abc import AsyncIterator, Collection, Coroutine
+from typing import Any, Final, cast, get_args
 
 from meshwright.errors import (
     DrainingError,
@@ -31,6 +31,7 @@ from meshwright_agent.live_run import Emit, Execute, LiveRun, Work, build_run_id
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.runs import build_cancelled
+from meshwright_agent.telemetry.durations import Durations
 
 __all__ = ["Emit", "Execute", "RunQueue"]
 
@@ -41,7 +42,12 @@ log = logging.getLogger(__name__)
 
 
 class RunQueue:
-    """Runs of one agent: submitted, executed one at a time in each lane, listened to, cancelled."""
+    """Runs of one agent: submitted, executed one at a time in each lane, listened to, cancelled.
+
+    Attributes:
+        waits: by kind, how long runs waited that were begun.
+        durations: by kind and state, how long they took that ended.
+    """
 
     def __init__(
         self,
@@ -70,7 +76,7 @@ class RunQueue:
         self._cancelled_by = cancelled_by
         self._stop_wait_s = stop_wait_s
         self._live: dict[str, LiveRun] = {}
-        self._lanes: dict[LaneName, Lane] = {name: Lane() for name in dict.fromkeys(LANE_OF.values())}
+        self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
         self._unsaved: dict[str, Run] = {}
         self._last_id = ""
         self._draining = False
@@ -78,6 +84,8 @@ class RunQueue:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: tuple[asyncio.Task[None], ...] = ()
+        self.waits = Durations()
+        self.durations = Durations()
 
     @property
     def running(self) -> tuple[Run, ...]:
@@ -119,6 +127,7 @@ class RunQueue:
         key: str | None = None,
         execute: Execute | None = None,
         share: str | None = None,
+        lane: LaneName | None = None,
     ) -> tuple[Run, bool]:
         """Returns a queued run and True, or one that was there and False: of this key, or one that is shared.
 
@@ -131,6 +140,7 @@ class RunQueue:
             execute: how this run is done; None: as the queue does runs.
             share: without a key, a run that waits or runs and was submitted with the same text is returned instead,
                 also of submissions at once; None: each submission is a run of its own.
+            lane: where it waits; None: where its kind does.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
@@ -139,7 +149,9 @@ class RunQueue:
             StoreUnavailableError: the run cannot be stored, so it is not run.
         """
         use = None if key is None else KeyUse.of(key, kind, request)
-        return await asyncio.shield(self._spawn(self._admit(kind, request, use, execute or self._execute, share)))
+        return await asyncio.shield(
+            self._spawn(self._admit(kind, request, use, execute or self._execute, share, lane or LANE_OF[kind]))
+        )
 
     async def recall(self, kind: RunKind, request: dict[str, Any], *, key: str) -> Run | None:
         """Returns the run that this key made; None for a new key.
@@ -151,15 +163,21 @@ class RunQueue:
         return await self._recall(KeyUse.of(key, kind, request))
 
     async def _admit(
-        self, kind: RunKind, request: dict[str, Any], use: KeyUse | None, execute: Execute, share: str | None
+        self,
+        kind: RunKind,
+        request: dict[str, Any],
+        use: KeyUse | None,
+        execute: Execute,
+        share: str | None,
+        lane_name: LaneName,
     ) -> tuple[Run, bool]:
         async with self._admission:
             earlier = self._find_shared(kind, share) if use is None else await self._recall(use)
             if earlier is not None:
                 return earlier, False
-            lane = self._lanes[LANE_OF[kind]]
+            lane = self._lanes[lane_name]
             self._require_room(lane)
-            live = LiveRun(self._build_run(kind, request), execute, self._clock, share=share)
+            live = LiveRun(self._build_run(kind, request), execute, self._clock, lane=lane_name, share=share)
             await self._save_first(live, use)
             self._live[live.run.id] = live
             lane.add(live)
@@ -268,12 +286,19 @@ class RunQueue:
             await self._wait_for_end((live,))
         return await self.get(run_id)
 
-    async def cancel_all(self, reason: str, *, lane: LaneName | None = None) -> tuple[str, ...]:
-        """Cancels all that run or wait, of one lane if given; returns their ids, oldest first, once they have stopped.
+    def list_live(self, lane: LaneName) -> tuple[Run, ...]:
+        """Returns the runs of a lane that wait or run, oldest first."""
+        return tuple(live.run for live in self._live.values() if live.lane == lane)
+
+    async def cancel_all(
+        self, reason: str, *, lane: LaneName | None = None, only: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Cancels all that run or wait, of one lane and of these ids if given; returns the ids once they have stopped.
 
         Those that do not stop in time are among them, and are cancelled when they stop.
         """
-        stopping = tuple(live for live in self._live.values() if lane in (None, LANE_OF[live.run.kind]))
+        found = (live for live in self._live.values() if lane in (None, live.lane))
+        stopping = tuple(live for live in found if only is None or live.run.id in only)
         for live in stopping:
             self._stop(live, reason)
         await self._wait_for_end(stopping)
@@ -285,7 +310,7 @@ class RunQueue:
             self._spawn(self._end(live, build_cancelled(live.run, reason, self._clock.now())))
 
     def _lane_of(self, live: LiveRun) -> Lane:
-        return self._lanes[LANE_OF[live.run.kind]]
+        return self._lanes[cast(LaneName, live.lane)]
 
     async def _wait_for_end(self, stopping: tuple[LiveRun, ...]) -> None:
         with contextlib.suppress(TimeoutError):
@@ -306,8 +331,9 @@ class RunQueue:
 
     async def _run(self, live: LiveRun) -> None:
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
+        self.waits.observe((live.run.kind,), live.waited_s)
         live.note_state(live.run)
-        work = asyncio.create_task(live.execute(live.run, live.emit))
+        work = asyncio.create_task(live.do(), context=live.context)
         live.begin(work)
         try:
             await self._follow(live, work)
@@ -356,8 +382,11 @@ class RunQueue:
         except Exception as error:
             log.error("%s ended as %s, which could not be stored: %s", ended.id, ended.state, error)
             self._keep_unsaved(ended)
-        if ended.generation is not None and ended.started_at and ended.finished_at:  # none of it was known already
-            self._lane_of(live).note_took((ended.finished_at - ended.started_at).total_seconds())
+        if ended.started_at and ended.finished_at:
+            took_s = (ended.finished_at - ended.started_at).total_seconds()
+            self.durations.observe((ended.kind, ended.state), took_s)
+            if ended.generation is not None:  # none of it was known already
+                self._lane_of(live).note_took(took_s)
         del self._live[ended.id]
         live.run = ended
         live.ended.set()
@@ -378,6 +407,16 @@ class RunQueue:
         self._unsaved[ended.id] = ended
         while len(self._unsaved) > _UNSAVED_MAX:
             del self._unsaved[next(iter(self._unsaved))]
+
+    async def save_unsaved(self) -> None:
+        """Writes the ends that could not be written when they came; to be called when the store works again.
+
+        Raises:
+            StoreUnavailableError: it does not.
+        """
+        for run in tuple(self._unsaved.values()):
+            await self._store.finish_run(run)
+            self._unsaved.pop(run.id, None)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

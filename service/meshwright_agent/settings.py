@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshwright.errors import ProblemError
+from meshwright_agent.expectation import parse_expectation
 
 DEFAULT_PORT = 8790
 MOST_SIMULATED = 16384
@@ -26,6 +27,10 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "meshwright"
 
 
+_OPTIONAL_PATHS = ("uds", "label_file", "tokens_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
+_PATHS = (*_OPTIONAL_PATHS, "state_dir", "sysfs_root", "proc_root", "dev_root")
+
+
 class Settings(BaseSettings):
     """What an operator may set. Invalid values are refused at start, with the field's name."""
 
@@ -34,6 +39,32 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address to listen on; empty: no TCP, only the unix socket")
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 picks a free one")
     uds: Path | None = Field(default=None, description="unix socket to listen on as well")
+    tokens_file: Path | None = Field(
+        default=None, description="tokens of those who may ask; without it nobody needs one, on loopback alone"
+    )
+    insecure: bool = Field(default=False, description="listen on other addresses than loopback without a token file")
+    tls_cert_file: Path | None = Field(default=None, description="certificate with its chain, PEM: TCP speaks TLS")
+    tls_key_file: Path | None = Field(default=None, validate_default=True, description="its key, PEM, not encrypted")
+    tls_client_ca_file: Path | None = Field(
+        default=None, validate_default=True, description="CA of clients: all but probes must show a certificate of it"
+    )
+    public_metrics: bool = Field(default=False, description="GET /metrics needs no token, as /healthz and /readyz")
+    allowed_hosts: str = Field(
+        default="", description="names beside its own that it answers to, comma-separated; *.example.org; * for any"
+    )
+    uds_scope: Literal["read", "operate", "admin"] = Field(
+        default="admin", description="what callers on the unix socket may do without a token"
+    )
+    uds_mode: str = Field(default="0660", pattern="^0?[0-7]{3}$", description="permissions of the unix socket, octal")
+    connection_limit: int = Field(default=2048, ge=1, le=65536, description="open connections; more get 503 at once")
+    header_timeout_s: float = Field(default=10.0, gt=0, le=600, description="how long a request's headers may take")
+    body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="how long a request's body may take")
+    header_limit_bytes: int = Field(
+        default=1 << 14, ge=1024, le=1 << 20, description="largest request line with headers; longer gets 431"
+    )
+    rate_limit_per_minute: int = Field(
+        default=120, ge=0, description="benches, releases, leases and compiles of one caller a minute; 0: no limit"
+    )
     state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
     cpu_devices: int | None = Field(
         default=None,
@@ -51,6 +82,11 @@ class Settings(BaseSettings):
     idle_release_s: float = Field(
         default=30.0, gt=0, description="the worker gives accelerators back after so long without work"
     )
+    hold: Literal["on_demand", "always"] = Field(
+        default="on_demand",
+        description="always: the worker keeps accelerators warm until they are released or leased, and takes them "
+        "again when leases end",
+    )
     probe_interval_s: float = Field(default=30.0, gt=0, description="how often driver, sysfs and worker are looked at")
     stale_after_s: float = Field(default=120.0, gt=0, description="a health check older than this is unknown")
     start_timeout_s: float = Field(default=120.0, gt=0, description="how long JAX may take to start")
@@ -65,6 +101,11 @@ class Settings(BaseSettings):
         ge=1 << 26,
         description="host memory that a compile may take, else it is ended; unset: 3/4 of the host's or cgroup's",
     )
+    worker_memory_bytes: int = Field(
+        default=4 << 30,
+        ge=1 << 26,
+        description="host memory that a worker may hold at rest; one that holds more is ended, and started when needed",
+    )
     crash_budget: int = Field(
         default=5, ge=1, description="crashes of the worker within 5 minutes before it stays down"
     )
@@ -78,21 +119,69 @@ class Settings(BaseSettings):
     )
     keep_runs: int = Field(default=1000, ge=1, description="finished runs to keep")
     keep_plans: int = Field(default=10000, ge=1, description="plans to keep")
+    keep_events: int = Field(default=10000, ge=1, description="events of health to keep")
+    keep_events_days: float = Field(default=30.0, gt=0, le=36500, description="days that events of health are kept")
+    expect: str = Field(
+        default="", description="devices that must be here: 8, or 8*h100; empty: those that were seen, once confirmed"
+    )
+    kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
+    disk_free_min_bytes: int = Field(
+        default=1 << 28, ge=0, description="free space of the state directory's disk below which it is degraded"
+    )
     drain_timeout_s: float = Field(default=5.0, gt=0, description="how long a shutdown waits for answers under way")
+    label_file: Path | None = Field(
+        default=None,
+        description="node-feature-discovery's feature file to write, in /etc/kubernetes/node-feature-discovery/"
+        "features.d",
+    )
+    label_prefix: str = Field(
+        default="meshwright.feature.node.kubernetes.io",
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        description="namespace of the node's labels",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of the agent's log")
+    log_format: Literal["text", "json"] = Field(default="text", description="lines of text, or one JSON object a line")
+    access_log: bool = Field(default=False, description="log one line a request: route template, status, duration")
+    tracing: bool = Field(
+        default=False,
+        description="send spans by OTLP/HTTP; needs meshwright[otel]; where to: OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
     sysfs_root: Path = Field(default=Path("/sys"), description="for containers that mount the host's elsewhere")
     proc_root: Path = Field(default=Path("/proc"), description="likewise")
     dev_root: Path = Field(default=Path("/dev"), description="likewise")
 
-    @field_validator("uds", "state_dir", "sysfs_root", "proc_root", "dev_root", mode="before")
+    @field_validator(*_PATHS, mode="before")
     @classmethod
     def _no_folder_by_accident(cls, path: object, info: ValidationInfo) -> object:
-        """An empty text would be the current folder: no unix socket is meant, or something is missing."""
+        """An empty text would be the current folder: no such file is meant, or something is missing."""
         if path != "":
             return path
-        if info.field_name == "uds":
+        if info.field_name in _OPTIONAL_PATHS:
             return None
         raise ValueError("is empty; give a folder, or leave the setting out")
+
+    @field_validator("expect", mode="after")
+    @classmethod
+    def _expectable(cls, text: str) -> str:
+        parse_expectation(text)
+        return text.strip()
+
+    @field_validator("tls_key_file", mode="after")
+    @classmethod
+    def _key_of_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        certificate = info.data.get("tls_cert_file")
+        if (certificate is None) != (key is None):
+            missing = "tls_key_file" if key is None else "tls_cert_file"
+            raise ValueError(f"certificate and key belong together, and {missing} is missing; give both, or neither")
+        return key
+
+    @field_validator("tls_client_ca_file", mode="after")
+    @classmethod
+    def _client_ca_of_tls(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is not None and info.data.get("tls_cert_file") is None:
+            raise ValueError("clients show certificates over TLS only; give tls_cert_file and tls_key_file as well")
+        return path
 
     @field_validator("simulate", mode="after")
     @classmethod
@@ -104,7 +193,7 @@ class Settings(BaseSettings):
             raise ValueError("stands beside cpu_devices; a host is simulated or has virtual devices; set one of them")
         return _read_simulated(target)
 
-    @field_validator("state_dir", "uds", mode="after")
+    @field_validator("state_dir", *_OPTIONAL_PATHS, mode="after")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()

@@ -20,7 +20,7 @@ from meshwright.topology.assemble import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Host, Software, Worker
 from meshwright_agent.clock import Clock
-from meshwright_agent.health import HealthBoard
+from meshwright_agent.health.board import HealthBoard
 
 SIMULATED: Final = "simulated"
 """The component on /health, and the code of the warning."""

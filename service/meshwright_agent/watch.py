@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices, Worker
+from meshwright_agent.baseline import MemoryBaseline
 from meshwright_agent.children import may_touch, read_roots
 from meshwright_agent.clock import Clock
-from meshwright_agent.facts.model import HostFacts, parse_host_facts
-from meshwright_agent.health import HealthBoard
+from meshwright_agent.expectation import parse_expectation
+from meshwright_agent.facts.memory import count_unowned
+from meshwright_agent.facts.model import parse_host_facts
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
+from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.settings import Settings
-from meshwright_agent.verdicts import Verdicts
+from meshwright_agent.sight import Sight, SightKeeper
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
@@ -28,17 +32,6 @@ log = logging.getLogger(__name__)
 
 LOG_LINES: Final = 60
 """Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What the watch knows; replaced as a whole, so that a reader never sees half of a look."""
-
-    facts: HostFacts | None = None
-    facts_at: datetime | None = None
-    jax: dict[str, Any] | None = None
-    jax_at: datetime | None = None
-    jax_generation: int = 0
 
 
 class HostWatch:
@@ -57,13 +50,19 @@ class HostWatch:
         settings: Settings,
         clock: Clock,
         stays: bool,
+        is_reserved: Callable[[], bool] = lambda: False,
+        history: History | None = None,
+        keeper: SightKeeper | None = None,
     ) -> None:
         self._probe = probe
         self._device = device
-        self._verdicts = Verdicts(board)
+        self._verdicts = Verdicts(board, history, parse_expectation(settings.expect))
         self._settings = settings
         self._clock = clock
         self._stays = stays
+        self._is_reserved = is_reserved
+        self._keeper = keeper
+        self.memory = MemoryBaseline()
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
@@ -84,6 +83,8 @@ class HostWatch:
         while True:
             try:
                 await self.look()
+                if self._keeper is not None:
+                    await self._keeper.keep(self.sight)
             except Exception:
                 log.exception("a look at the host failed")
             await asyncio.sleep(self._settings.probe_interval_s)
@@ -94,7 +95,7 @@ class HostWatch:
         A worker that is busy is not asked: it would answer after its bench, and the next look with it. Its progress
         is its sign of life (`note_progress`), and its call has a deadline.
         """
-        if self._stays and self.sight.jax is None:
+        if self._stays and (self.sight.jax is None or self.sight.is_recalled):
             await asyncio.gather(self.look_at_facts(), self.look_at_jax())
             return
         await self.look_at_facts()
@@ -110,8 +111,38 @@ class HostWatch:
         return not self.released or self._device.state in {"ready", "busy"}
 
     def _may_touch(self) -> bool:
-        """On accelerators JAX is started once to learn its view, and only if nobody else is seen to hold a device."""
-        return self.sight.jax is None and may_touch(self.sight.facts)
+        """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
+
+        With `hold: always` it is kept, and started again after leases; not after a release, as on hosts without.
+        """
+        if self._is_reserved() or not may_touch(self.sight.facts):
+            return False
+        return self.sight.jax is None or (self._settings.hold == "always" and self._may_wake())
+
+    def _build_question(self) -> dict[str, Any]:
+        log_place = {"kernel_log": self._settings.kernel_log, **self._verdicts.log_place}
+        return {**read_roots(self._settings), **(log_place if self._settings.kernel_log else {})}
+
+    async def recall(self) -> None:
+        """Takes up what an earlier life of the agent knew of devices and their faults.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        self._verdicts.recall(self._clock.now())
+        if self._keeper is not None:
+            self.sight = await self._keeper.recall() or self.sight
+
+    def acknowledge(self, component: str) -> None:
+        """Takes an operator's word that a component's faults are dealt with; the last look is judged again."""
+        now = self._clock.now()
+        known = self.sight.facts is not None
+        self._verdicts.acknowledge(
+            component,
+            self.sight.facts_at or now,
+            facts=self.sight.facts,
+            devices=self.devices(now) if known else None,
+        )
 
     async def look_at_facts(self) -> None:
         """Asks the probe; a driver that does not answer in time is reported, and its facts grow old."""
@@ -119,14 +150,17 @@ class HostWatch:
         limit_s = self._settings.probe_timeout_s
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
             self._probe.reset()  # a driver may recover; the pause is ours, and nothing that hangs in it piles up
+        absent = self._absent_generation()
         try:
-            answer = await self._probe.call("facts", read_roots(self._settings), deadline_s=limit_s)
+            answer = await self._probe.call("facts", self._build_question(), deadline_s=limit_s)
         except (ProblemError, CallCancelled) as error:
             self._verdicts.report_silence(_first_line(error), now)
             return
         before = self.sight.facts
         facts = parse_host_facts(answer.result)
-        self.sight = Sight(facts, now, self.sight.jax, self.sight.jax_at, self.sight.jax_generation)
+        if absent is not None and absent == self._absent_generation():  # and it was not there in between
+            self.memory.note(count_unowned(facts.gpus), generation=absent)
+        self.sight = self.sight.with_facts(facts, now)
         self._verdicts.report_facts(facts, before, self.devices(now), now)
 
     async def look_at_jax(self) -> None:
@@ -141,9 +175,8 @@ class HostWatch:
             self.note_worker()
             return
         now = self._clock.now()
-        sight = self.sight
         self._failure = None
-        self.sight = Sight(sight.facts, sight.facts_at, answer.result, now, answer.generation)
+        self.sight = self.sight.with_jax(answer.result, now, answer.generation)
         self.note_worker()
         if answer.result["platform"] == "cpu" and not self.tell_mismatch():
             self._verdicts.report_listed(self.devices(now).devices, now)
@@ -164,13 +197,20 @@ class HostWatch:
             chosen = [device for device in devices if device.local_index in record["device_indices"]]
             self._verdicts.report_record(record, chosen, now)
 
+    def _absent_generation(self) -> int | None:
+        """Returns which worker was there last, where none is there now; else None."""
+        return self._device.generation if self._device.state in {"stopped", "backoff", "failed"} else None
+
+    def _tell_missing_memory(self) -> str:
+        return "" if self._absent_generation() is None else self.memory.tell_missing()
+
     def note_worker(self) -> None:
         """Reports the worker's state."""
         self._verdicts.report_worker(
             self._device,
-            has_started=self.sight.jax is not None,
+            has_started=self.sight.jax is not None and not self.sight.is_recalled,
             failure="" if self._failure is None else _first_line(self._failure),
-            mismatch=self.tell_mismatch(),
+            mismatch=self.tell_mismatch() or self._tell_missing_memory(),
             at=self._clock.now(),
         )
 

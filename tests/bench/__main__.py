@@ -30,6 +30,7 @@ from tests.bench.mesh import bench_create_mesh
 from tests.bench.planner import bench_planner
 from tests.bench.prefetch import bench_prefetch
 from tests.bench.searching import bench_searching
+from tests.bench.traffic import measure_traffic
 
 PLAN = json.dumps({"mesh": "dp:2,tp:-1"}).encode()
 
@@ -53,7 +54,15 @@ def main() -> None:
         with Client(agent.url) as client:
             print(row(*time_stored(client)))
         bench_release(agent)
-    for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_searching, bench_healthz, bench_compiling):
+    for rows in (
+        bench_prefetch,
+        bench_create_mesh,
+        bench_planner,
+        bench_searching,
+        bench_healthz,
+        measure_traffic,
+        bench_compiling,
+    ):
         for name, value, note in rows():
             print(row(name, value, note))
 

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from meshwright.wire.mesh import PlanRequest, Plans
-from meshwright_agent.server import open_tcp
+from meshwright_agent.serving.server import open_tcp
 
 
 def build_baseline(folder: Path) -> ASGIApp:

@@ -14,16 +14,19 @@ from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import CONTENT_TYPE, METRICS
 from tests.agents import RunningAgent, wait_for
 from tests.contract.openapi import build_document
+from tests.deploy.promql import run_promtool
 
 SMALL = {"cases": ["all_reduce", "matmul"], "sizes_bytes": [4096], "matmul_size": 64, "samples": 3}
 UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
 """A virtual CPU device has no memory of its own, so nobody can say how much of it is used."""
+CHILDREN = {"device", "probe", "planner", "compiler"}
 PAGES = {"/openapi.json", *(route.path for route in pages.PLAIN_ROUTES)}
 
 
 @pytest.fixture(scope="module")
 def http(agent: RunningAgent) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=agent.url, timeout=60) as client:
+        assert client.post("/devices/release").json()["released"]  # first, so that the bench leaves a worker to others
         run_id = client.post("/placement/bench", json=SMALL).json()["id"]
         wait_for(lambda: client.get(f"/runs/{run_id}").json()["state"] == "succeeded", agent)
         for path in ("/healthz", "/devices", "/runs", "/placement/bench", "/nowhere", "/docs"):
@@ -91,6 +94,41 @@ def test_what_was_measured_is_told_with_its_case_and_age(families: dict[str, Met
     assert "all_reduce" in {labels["case"] for labels, _ in bandwidth}
     assert "matmul" in {labels["case"] for labels, _ in _samples(families["meshwright_bench_flops_per_second"])}
     assert all(0 <= value < 600 for _, value in _samples(families["meshwright_bench_age_seconds"]))
+
+
+def test_promtool_finds_nothing_but_the_name_that_dcgm_exporter_gave_a_label(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    assert 'modelName="' in text
+    run_promtool("check", "metrics", input_text=text.replace("modelName=", "model_name="))
+
+
+def test_what_happened_is_counted_by_child_run_and_release(families: dict[str, Metric]) -> None:
+    starts = {labels["child"]: value for labels, value in _samples(families["meshwright_child_starts_total"])}
+    assert set(starts) == CHILDREN
+    assert starts["device"] >= 1 <= starts["probe"]
+    calls = families["meshwright_child_call_duration_seconds"].samples
+    done = {
+        (s.labels["child"], s.labels["op"], s.labels["outcome"]): s.value for s in calls if s.name.endswith("_count")
+    }
+    assert done["probe", "facts", "succeeded"] >= 1 <= done["device", "bench", "succeeded"]
+    ended = families["meshwright_run_duration_seconds"].samples
+    assert {("bench", "succeeded")} <= {(sample.labels["kind"], sample.labels["state"]) for sample in ended}
+    assert _samples(families["meshwright_store_size_bytes"])[0][1] >= 4096
+    assert _samples(families["meshwright_http_connections"])[0][1] >= 1
+    refused = {labels["reason"]: value for labels, value in _samples(families["meshwright_access_refusals_total"])}
+    assert set(refused) >= {"unauthorized", "forbidden", "host_not_allowed", "rate_limited"}
+
+
+def test_a_histogram_counts_up_to_all_that_it_saw(families: dict[str, Metric]) -> None:
+    for family in (family for family in families.values() if family.type == "histogram"):
+        found: dict[tuple[tuple[str, str], ...], list[float]] = {}
+        for sample in family.samples:
+            key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
+            if sample.name.endswith("_bucket"):
+                found.setdefault(key, []).append(sample.value)
+            elif sample.name.endswith("_count"):
+                assert found[key] == sorted(found[key])
+                assert found[key][-1] == sample.value
 
 
 def test_no_series_is_told_twice(families: dict[str, Metric]) -> None:

@@ -26,7 +26,10 @@ class FakeNvml:
             [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
             [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
             "remote_types" of those links where they are not to be told from it, "fabric" {"state", "status", "health",
-            "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot].
+            "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot]. Of its health, if it is to
+            tell any: "temperature", "thresholds" {threshold: degrees}, "clocks" (mask), "ecc" [volatile, aggregate],
+            "remapped" [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most,
+            generation, most], "performance_state", "recovery", "link_errors" {counter: of each link}.
         fail: function → error code; "function:uuid" for one card.
     """
 
@@ -161,9 +164,62 @@ class FakeNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetFieldValues(self, handle: Document, fieldIds: Sequence[int]) -> list[SimpleNamespace]:
-        assert list(fieldIds) == [self.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
-        speed = self._field("nvmlDeviceGetFieldValues", handle, "link_speed")
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=speed))]
+        known = {
+            self.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: "link_speed",
+            pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: "recovery",
+        }
+        (asked,) = fieldIds
+        value = self._field("nvmlDeviceGetFieldValues", handle, known[asked])
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value))]
+
+    def nvmlDeviceGetTemperature(self, handle: Document, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return int(self._field("nvmlDeviceGetTemperature", handle, "temperature"))
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: Document, threshold: int) -> int:
+        known = {
+            pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: "slowdown",
+            pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: "off",
+        }
+        return int(self._field("nvmlDeviceGetTemperatureThreshold", handle, "thresholds")[known[threshold]])
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetCurrentClocksThrottleReasons", handle, "clocks"))
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Document, errorType: int, counterType: int) -> int:
+        assert errorType == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        place = {pynvml.NVML_VOLATILE_ECC: 0, pynvml.NVML_AGGREGATE_ECC: 1}[counterType]
+        return int(self._field("nvmlDeviceGetTotalEccErrors", handle, "ecc")[place])
+
+    def nvmlDeviceGetRemappedRows(self, device: Document) -> tuple[int, ...]:
+        return tuple(self._field("nvmlDeviceGetRemappedRows", device, "remapped"))
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Document) -> int:
+        return int(self._field("nvmlDeviceGetRetiredPagesPendingStatus", device, "retirement_pending"))
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetCurrPcieLinkWidth", handle, "pcie")[0])
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetMaxPcieLinkWidth", handle, "pcie")[1])
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetCurrPcieLinkGeneration", handle, "pcie")[2])
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetMaxPcieLinkGeneration", handle, "pcie")[3])
+
+    def nvmlDeviceGetPerformanceState(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetPerformanceState", handle, "performance_state"))
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, device: Document, link: int, counter: int) -> int:
+        names = {
+            pynvml.NVML_NVLINK_ERROR_DL_REPLAY: "replay",
+            pynvml.NVML_NVLINK_ERROR_DL_RECOVERY: "recovery",
+            pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT: "crc",
+        }
+        assert self.nvmlDeviceGetNvLinkState(device, link)
+        return int(self._field("nvmlDeviceGetNvLinkErrorCounter", device, "link_errors")[names[counter]])
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Document, device2: Document) -> int:
         self._check("nvmlDeviceGetTopologyCommonAncestor", device1)

@@ -19,7 +19,7 @@ import pytest
 
 from meshwright_agent.children import build_device_spec, build_probe_spec
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.health import HealthBoard
+from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.settings import Settings
 from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.supervisor import Supervisor

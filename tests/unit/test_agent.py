@@ -73,5 +73,5 @@ def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
 def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) -> None:
     agent = build_agent(tmp_path)
     for nwrong in (0, 5):
-        agent.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
+        agent.benches.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
     assert [record.nwrong for record in agent.newest_records()] == [5]

@@ -103,7 +103,7 @@ def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> No
     agent.watch.sight = Sight(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
     told = json.loads(json.dumps(agent.tell_here(agent.here())))
     assert parse_here(told).measured == ()
-    agent._measurements.note("run-0009", result(*build_host(4e14)))
+    agent.benches.measurements.note("run-0009", result(*build_host(4e14)))
     here = parse_here(json.loads(json.dumps(agent.tell_here(agent.here()))))
     assert {row.run_id for row in here.measured} == {"run-0009"}
     assert len(here.measured) == 16

@@ -12,11 +12,18 @@ from typer.testing import CliRunner
 from meshwright_agent.cli import app
 from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir
 
-NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata]
+NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata and field.annotation is not str]
+ZERO_IS_NONE = {"port", "rate_limit_per_minute", "disk_free_min_bytes"}
+"""A free port, no limit, no least: what 0 says of these."""
 FLAGS = {"host", "port", "uds", "cpu_devices", "simulate", "state_dir"} | {
     "memory_strategy",
     "idle_release_s",
     "log_level",
+    "tokens_file",
+    "insecure",
+    "tls_cert_file",
+    "tls_key_file",
+    "tls_client_ca_file",
 }
 
 
@@ -128,8 +135,8 @@ def test_a_number_that_makes_no_sense_is_refused_with_the_settings_name(
     assert [error["loc"] for error in caught.value.errors()] == [(name,)]
 
 
-@pytest.mark.parametrize("name", sorted(set(NUMBERS) - {"port"}))
-def test_zero_is_too_little_for_everything_but_the_port(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(NUMBERS) - ZERO_IS_NONE))
+def test_zero_is_too_little_for_what_has_no_such_meaning(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"MESHWRIGHT_{name.upper()}", "0")
     with pytest.raises(ValidationError):
         Settings()
@@ -152,7 +159,7 @@ def test_every_setting_says_what_it_is_and_every_number_is_bounded() -> None:
 def test_names_of_numbers_carry_their_unit() -> None:
     for name, field in Settings.model_fields.items():
         if field.annotation is float:
-            assert name.endswith("_s"), name
+            assert name.endswith(("_s", "_days")), name
 
 
 # ---- the command line -----------------------------------------------------------------------------------------------

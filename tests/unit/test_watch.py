@@ -18,7 +18,7 @@ from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.children import read_roots
 from meshwright_agent.facts.model import HolderFacts, build_json
-from meshwright_agent.health import HealthBoard
+from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.settings import Settings
 from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
@@ -152,7 +152,9 @@ def test_one_look_tells_everything_of_a_cpu_host(cpu: Machine) -> None:
 def test_the_probe_and_the_worker_are_asked_within_the_settings_limits(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    assert scene.probe.calls == [("facts", read_roots(scene.settings), scene.settings.probe_timeout_s)]
+    log = {"kernel_log": "/dev/kmsg", "kernel_log_after": None, "boot_id": None}
+    asked = {**read_roots(scene.settings), **log}
+    assert scene.probe.calls == [("facts", asked, scene.settings.probe_timeout_s)]
     assert scene.device.calls == [("describe", {}, scene.settings.describe_timeout_s)]
 
 

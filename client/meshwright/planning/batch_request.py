@@ -21,7 +21,7 @@ from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.request import answer_request
 from meshwright.planning.request_topology import Found, Here, find_topology
 from meshwright.planning.search.measured import Measurement, Measurements
-from meshwright.planning.selection import select_devices
+from meshwright.planning.selection import ANY_LEASE, select_devices
 from meshwright.topology.assemble import build_target, read_target
 from meshwright.topology.chips import find_chip_by_kind
 from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch
@@ -121,8 +121,8 @@ class _Ground:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Devices that are well and free, by place."""
-        return select_devices(None, self.found.topology, self.health).indices
+        """Devices that are well and not held, by place; a lease keeps nobody from reckoning."""
+        return select_devices(None, self.found.topology, self.health, ANY_LEASE).indices
 
 
 def reckon_request(

@@ -21,7 +21,7 @@ from meshwright.planning.notices import build_notices
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
 from meshwright.planning.score import score_order
-from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices, tell_taken
+from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices
 from meshwright.planning.shapes import search_shapes
 from meshwright.planning.tiles import list_tilings
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
@@ -69,13 +69,21 @@ def plan_mesh(
     asked = MeshSpec.parse(request.mesh)
     axis_types = parse_axis_types(request.axis_types, asked.names)
     importance = check_importance(request.importance, asked.names)
-    pool = select_devices(request.devices, topology, health)
+    pool = select_devices(request.devices, topology, health, request.lease)
     spec = _resolve(asked, pool, topology)
     unused = _check_unused(spec, pool, topology, request)
     weights = weigh_axes(spec.names, spec.sizes, importance)
     layout = _lay_out(spec, weights, pool, topology, request)
     better = _find_better(spec, weights, pool, topology, layout, request)
-    found = build_notices(spec, topology, layout.order, health=health, better=better, is_split=request.dcn is not None)
+    found = build_notices(
+        spec,
+        topology,
+        layout.order,
+        health=health,
+        better=better,
+        is_split=request.dcn is not None,
+        lease=request.lease,
+    )
     told = (*notices, *pool.notices, *unused, *found)
     return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, target, told),))
 
@@ -107,9 +115,9 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
 def _tell_there(pool: Pool, topology: Topology) -> str:
     here = f"{name_hosts(topology)} {len(topology.devices)}"
     if pool.is_named:
-        return f"{len(pool.indices)} were chosen of those that {here}{tell_taken(topology, pool.held)}"
+        return f"{len(pool.indices)} were chosen of those that {here}{pool.why_held}"
     left_out = f", of which {topology.describe(pool.left_out)} are left out as not well" if pool.left_out else ""
-    return here + left_out + tell_taken(topology, pool.held)
+    return here + left_out + pool.why_held
 
 
 def _offer(asked: MeshSpec, count: int) -> str:

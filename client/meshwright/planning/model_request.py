@@ -74,7 +74,7 @@ class ModelRequest:
         from meshwright.planning.search.request import search_plans  # here, for its numpy
 
         model = self._read_wanted_model()
-        pool = select_devices(self.request.devices, self.topology, self.health)
+        pool = select_devices(self.request.devices, self.topology, self.health, self.request.lease)
         try:
             plans = search_plans(self.request, self._ask(model, len(pool.indices)), make)
         except PlanInfeasibleError:
@@ -109,7 +109,7 @@ class ModelRequest:
         """Returns what was measured of the devices that the request means, where anything was."""
         if not self.measured:
             return None
-        pool = select_devices(self.request.devices, self.topology, self.health)
+        pool = select_devices(self.request.devices, self.topology, self.health, self.request.lease)
         return Measurements.of(self.measured, self.topology, pool.indices)
 
     def _read_wanted_model(self) -> AnyModel:

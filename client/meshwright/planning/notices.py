@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from meshwright.planning.code import find_differing
 from meshwright.planning.score import list_edges, list_lines
-from meshwright.planning.selection import Health, find_foreign, name_holders
+from meshwright.planning.selection import Health, find_foreign, find_leased, name_holders, name_leases
 from meshwright.spec import MeshSpec
 from meshwright.topology.links import price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
@@ -25,12 +25,14 @@ def build_notices(
     health: Health,
     better: Sequence[int] | None = None,
     is_split: bool = False,
+    lease: str | None = None,
 ) -> tuple[Notice, ...]:
     """Returns the warnings about the devices of a plan, and about their order where `better` is one that
-    costs less; `is_split`: the request says how axes are split over granules."""
+    costs less; `is_split`: the request says how axes are split over granules; `lease`: the one that the job has."""
     planned = set(order)
     used = [index for index in topology.order if index in planned]
-    notices = [*_tell_health(topology, used, health), *_tell_shared(topology, used)]
+    notices = [*_tell_health(topology, used, health), *_tell_leased(topology, used, lease)]
+    notices += _tell_shared(topology, used)
     notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used), *_tell_uneven(spec, topology, used)]
     notices += _tell_differing(topology, used)
     if better is not None:
@@ -53,6 +55,16 @@ def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Ite
             code="devices_prohibited",
             message=f"device {topology.describe(prohibited)} is closed to all processes",
             hint="nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude",
+        )
+
+
+def _tell_leased(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
+    leased = find_leased(topology, used, lease)
+    if leased:
+        yield Notice(
+            code="devices_leased",
+            message=name_leases(topology, leased),
+            hint="wait until it ends (GET /leases), give the job's own `lease`, or choose with devices.count",
         )
 
 

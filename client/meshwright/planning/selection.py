@@ -1,7 +1,7 @@
 """Which devices a plan may use: those named, those chosen by number, or all that are well. Says what it left
 out.
 
-Knows names, health and who holds a device; knows no mesh. Indices are places in `Topology.devices`.
+Knows names, health, and who holds or has leased a device; knows no mesh. Indices are places in `Topology.devices`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.errors import PlanInfeasibleError
+from meshwright.errors import LeaseNotFoundError, PlanInfeasibleError
 from meshwright.planning.packing import pack_devices, spread_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -23,6 +23,8 @@ Health = Mapping[int, str]
 Names = Sequence[int | str]
 
 HOSTS_SHOWN: Final = 3
+ANY_LEASE: Final = "*"
+"""In the place of a lease: what others have reserved may be used, as by a question about hardware."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,10 @@ class Pool:
         is_named: the request said which or how many, so that others are left unused on purpose.
         alternatives: what a faster order could be made of: well, free, and not excluded, in plain order.
         left_out: devices that are there and were not taken because they are not well.
-        held: devices that are well and were not taken because another process has them to itself.
+        held: devices that are well and were not taken because another process has them to itself, or a lease that is
+            not the request's.
         is_counted: the request said how many, and not which.
+        why_held: by whom, as a refusal goes on: ", and device 0 is held by …"; empty where nothing is.
     """
 
     indices: tuple[int, ...]
@@ -45,6 +49,7 @@ class Pool:
     notices: tuple[Notice, ...] = ()
     held: tuple[int, ...] = ()
     is_counted: bool = False
+    why_held: str = ""
 
     @property
     def choice(self) -> tuple[int, ...]:
@@ -52,12 +57,21 @@ class Pool:
         return self.alternatives if self.is_counted and self.alternatives else self.indices
 
 
-def select_devices(asked: Names | DeviceSelection | None, topology: Topology, health: Health) -> Pool:
+def select_devices(
+    asked: Names | DeviceSelection | None, topology: Topology, health: Health, lease: str | None = None
+) -> Pool:
     """Returns the devices that the request means.
+
+    Args:
+        asked: which, or how many; None: all that are well and free, with a lease those that it covers.
+        topology: what is there, and which of it is leased or held.
+        health: of each device, by place.
+        lease: the lease that the job has. Whoever holds its devices is taken to be the job.
 
     Raises:
         PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than were asked
             for.
+        LeaseNotFoundError: no device is covered by the lease.
     """
     if not topology.devices:
         raise refuse(
@@ -65,19 +79,23 @@ def select_devices(asked: Names | DeviceSelection | None, topology: Topology, he
             "see GET /health for the reason",
             "mesh",
         )
-    usable = tuple(index for index in topology.order if is_usable(topology, index, health))
+    there = topology.order if lease in (None, ANY_LEASE) else _list_of_lease(topology, lease)
+    usable = tuple(index for index in there if is_usable(topology, index, health))
     well = set(usable)
-    left_out = tuple(index for index in topology.order if index not in well)
+    left_out = tuple(index for index in there if index not in well)
     match asked:
         case None:
-            free, held = _part_held(topology, usable)
-            notices = _tell_left_out(topology, left_out, health) + _tell_held(topology, held)
-            return Pool(free, False, free, left_out, notices, held)
+            free, held = _part_held(topology, usable, lease)
+            notices = _tell_left_out(topology, left_out, health) + _tell_held(topology, held, lease)
+            is_named = lease not in (None, ANY_LEASE)
+            return Pool(free, is_named, free, left_out, notices, held, why_held=_tell_why(topology, held, lease))
         case DeviceSelection():
-            return _choose(asked, topology, usable, left_out, health)
+            return _choose(asked, topology, usable, left_out, health, lease)
         case _:
             named = _find_all(asked, topology, "devices")
-            busy = set(find_foreign(topology, usable)) - set(named)
+            free, _ = _part_held(topology, usable, lease)
+            busy = {*usable} - {*free} | {*find_foreign(topology, free)}
+            busy -= set(named)
             return Pool(named, True, tuple(index for index in usable if index not in busy))
 
 
@@ -98,6 +116,25 @@ def find_taken(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
     devices = topology.devices
     foreign = find_foreign(topology, indices)
     return tuple(i for i in foreign if devices[i].platform == "tpu" or devices[i].compute_mode == "exclusive_process")
+
+
+def find_leased(topology: Topology, indices: Iterable[int], lease: str | None = None) -> tuple[int, ...]:
+    """Returns the devices that a lease covers, other than the one given."""
+    if lease == ANY_LEASE:
+        return ()
+    covers = [(index, topology.devices[index].lease) for index in indices]
+    return tuple(index for index, cover in covers if cover is not None and cover.id != lease)
+
+
+def name_leases(topology: Topology, indices: Iterable[int]) -> str:
+    """Returns the devices and the leases that cover them: "device 0, 1 is leased by lease-… (slurm job 7)"."""
+    covered: dict[str, list[int]] = {}
+    for index in indices:
+        lease = topology.devices[index].lease
+        if lease is not None:
+            owner = f", {lease.owner}" if lease.owner else ""
+            covered.setdefault(f"{lease.id} ({lease.purpose}{owner})", []).append(index)
+    return "; ".join(f"device {topology.describe(group)} is leased by {name}" for name, group in covered.items())
 
 
 def name_holders(topology: Topology, indices: Iterable[int]) -> str:
@@ -131,40 +168,62 @@ def _choose(
     usable: tuple[int, ...],
     left_out: tuple[int, ...],
     health: Health,
+    lease: str | None,
 ) -> Pool:
     excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked.exclude else ())
-    candidates, held = _part_held(topology, [index for index in usable if index not in excluded])
+    candidates, held = _part_held(topology, [index for index in usable if index not in excluded], lease)
+    why = _tell_why(topology, held, lease)
     notices = _tell_left_out(topology, [index for index in left_out if index not in excluded], health)
     if asked.count is None:
-        notices += _tell_held(topology, held)
-        return Pool(candidates, bool(excluded), candidates, left_out, notices, held)
+        notices += _tell_held(topology, held, lease)
+        is_named = bool(excluded) or lease not in (None, ANY_LEASE)
+        return Pool(candidates, is_named, candidates, left_out, notices, held, why_held=why)
     if asked.count > len(candidates):
         raise refuse(
             f"devices asks for {asked.count}; {name_hosts(topology)} {len(topology.devices)}, of which "
             f"{len(excluded)} are "
-            f"excluded and {len(set(left_out) - excluded)} are not well{tell_taken(topology, held)}; "
+            f"excluded and {len(set(left_out) - excluded)} are not well{why}; "
             f"a plan takes only what is left",
             f"ask for {len(candidates)} or fewer" if candidates else "exclude fewer devices, or name them one by one",
             "devices.count",
         )
-    busy = set(find_foreign(topology, candidates))
+    busy = {index for index in find_foreign(topology, candidates) if not _is_own(topology, index, lease)}
     free = tuple(index for index in candidates if index not in busy)
     pool = free if len(free) >= asked.count else candidates
     alternatives = pool if asked.policy == "packed" else ()
     chosen = _take(asked, topology, pool, asked.count)
-    return Pool(chosen, True, alternatives, left_out, notices, held, is_counted=True)
+    return Pool(chosen, True, alternatives, left_out, notices, held, is_counted=True, why_held=why)
 
 
-def tell_taken(topology: Topology, held: Sequence[int]) -> str:
-    """Returns how a refusal goes on about devices that others have to themselves: ", and device 0 is held by …"."""
-    return f", and {name_holders(topology, held).replace('; ', ', ')}" if held else ""
+def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:
+    devices = topology.devices
+    found = tuple(index for index in topology.order if (own := devices[index].lease) is not None and own.id == lease)
+    if found:
+        return found
+    detail = f"lease {lease!r} covers none of the {len(devices)} devices; a plan with a lease is made on its devices"
+    raise LeaseNotFoundError(detail, hint="GET /leases lists those that hold; leave lease out to plan on what is free")
 
 
-def _part_held(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the devices that a job could open, and those that another process has to itself."""
-    held = find_taken(topology, indices)
-    taken = set(held)
-    return tuple(index for index in indices if index not in taken), held
+def _is_own(topology: Topology, index: int, lease: str | None) -> bool:
+    cover = topology.devices[index].lease
+    return lease is not None and cover is not None and cover.id == lease
+
+
+def _tell_why(topology: Topology, held: Sequence[int], lease: str | None) -> str:
+    """Returns how a refusal goes on about devices that others have: ", and device 0 is held by …"."""
+    leased = find_leased(topology, held, lease)
+    taken = [index for index in held if index not in leased]
+    words = "; ".join(filter(None, (name_leases(topology, leased), name_holders(topology, taken))))
+    return f", and {words.replace('; ', ', ')}" if words else ""
+
+
+def _part_held(
+    topology: Topology, indices: Sequence[int], lease: str | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the devices that a job could open, and those that another process or lease has to itself."""
+    own = {index for index in indices if _is_own(topology, index, lease)}
+    taken = {*find_taken(topology, indices), *find_leased(topology, indices, lease)} - own
+    return tuple(i for i in indices if i not in taken), tuple(i for i in indices if i in taken)
 
 
 def _take(asked: DeviceSelection, topology: Topology, pool: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -228,9 +287,16 @@ def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) 
     )
 
 
-def _tell_held(topology: Topology, held: Sequence[int]) -> tuple[Notice, ...]:
-    if not held:
-        return ()
-    message = f"{name_holders(topology, held)}: left out, since one process at a time can use it"
-    hint = "end that process; name a device in `devices` to plan on it all the same"
-    return (Notice(code="devices_left_out", message=message, hint=hint),)
+def _tell_held(topology: Topology, held: Sequence[int], lease: str | None) -> tuple[Notice, ...]:
+    leased = find_leased(topology, held, lease)
+    taken = [index for index in held if index not in leased]
+    notices = []
+    if leased:
+        message = f"{name_leases(topology, leased)}: left out"
+        hint = "give the `lease` that the job has; name a device in `devices` to plan on it all the same"
+        notices.append(Notice(code="devices_left_out", message=message, hint=hint))
+    if taken:
+        message = f"{name_holders(topology, taken)}: left out, since one process at a time can use it"
+        hint = "end that process; name a device in `devices` to plan on it all the same"
+        notices.append(Notice(code="devices_left_out", message=message, hint=hint))
+    return tuple(notices)

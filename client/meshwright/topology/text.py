@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from meshwright.topology.matrix import build_cells, count_links, format_granules, format_legend, is_known
-from meshwright.wire.devices import Device, DeviceProcess, Devices
+from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder
 
 WIDTH: Final = 100
 MOST_IN_MATRIX: Final = 16
+CONTAINER_SHOWN: Final = 12
+"""Characters of a container's id that `docker ps` shows too."""
 
 Cell = Callable[[Device], str]
 
@@ -157,7 +159,21 @@ def _show_processes(device: Device) -> str:
 
 def _show_process(process: DeviceProcess) -> str:
     used = "" if process.used_bytes is None else f" ({format_gib(process.used_bytes)} GiB)"
-    return f"{'agent' if process.own else process.name or '?'}/{process.pid}{used}"
+    where = name_place(process)
+    return f"{'agent' if process.own else process.name or '?'}/{process.pid}{used}{f' in {where}' if where else ''}"
+
+
+def name_place(process: DeviceProcess | Holder) -> str:
+    """Returns the batch job, pod or container that a process runs in, the strongest that is known; else ""."""
+    if process.job:
+        return process.job
+    if process.pod_uid:
+        return f"pod {process.pod_uid}"
+    return f"container {process.container[:CONTAINER_SHOWN]}" if process.container else ""
+
+
+def _show_lease(device: Device) -> str:
+    return "" if device.lease is None else f"leased: {device.lease.purpose}"
 
 
 _CELLS: Final[tuple[Cell, ...]] = (
@@ -168,6 +184,7 @@ _CELLS: Final[tuple[Cell, ...]] = (
     _show_memory,
     _show_mode,
     lambda device: "" if device.jax is None else f"jax {device.jax.id}",
+    _show_lease,
     _show_processes,
 )
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr
 
 from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply, Request
+from meshwright.wire.devices import Device, Link
 
 BenchCase = Literal[
     "host_to_device",
@@ -30,6 +31,10 @@ BenchCase = Literal[
     "memory_bandwidth",
 ]
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+Tier = Literal["passive", "light", "full"]
+"""`passive` opens no device. `light` takes seconds and at most 512 MiB a device, beside others that share it. `full`
+needs the devices idle."""
 
 MAX_SIZE_BYTES = 2**40
 
@@ -59,6 +64,14 @@ class BenchRequest(Request):
     samples: Annotated[StrictInt, Field(ge=3, le=1000)] | None = Field(default=None, description="null: the suite's")
     max_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
         default=None, description="time limit of the whole run; null: 20 for quick, 300 for full"
+    )
+    tier: Tier | None = Field(
+        default=None,
+        description="passive: opens no device; light: up to 60 s and 512 MiB a device, also on shared GPUs; full: idle "
+        "devices only; null: light where the request keeps to that, else full",
+    )
+    lease: Annotated[StrictStr, Field(max_length=128)] | None = Field(
+        default=None, description="id of the caller's lease, whose devices may be measured all the same"
     )
 
 
@@ -105,21 +118,30 @@ class Skipped(Reply):
     reason: str
 
 
+class Passive(Reply):
+    """What is known of the devices without opening one; each part says how it is known and how old it is."""
+
+    devices: tuple[Device, ...] = Field(description="memory in use, who holds them, PCI address, compute mode")
+    links: tuple[Link, ...] = Field(description="kinds and rates as the driver tells them; a and b are local indices")
+
+
 class BenchResult(Reply):
     """The result of a bench run."""
 
     schema_version: str = SCHEMA_VERSION
     suite: str
+    tier: Tier | None = Field(default=None, description="null: measured by an agent that knew no tiers")
     platform: str
     device_kind: str
     device_count: int
-    jax: str
-    jaxlib: str
+    jax: str | None = Field(description="version; null: no device was opened, and no JAX seen before")
+    jaxlib: str | None = Field(description="likewise")
     started_at: datetime
     took_s: float
     records: tuple[BenchRecord, ...]
     skipped: tuple[Skipped, ...] = ()
     warnings: tuple[Notice, ...] = ()
+    passive: Passive | None = Field(default=None, description="of the passive tier")
 
 
 class LatestBench(Reply):

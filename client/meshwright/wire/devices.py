@@ -63,7 +63,7 @@ class JaxView(Evidence):
     core_on_chip: int | None = None
     slice_index: int | None = None
     memory_stats: dict[str, int] | None = None
-    generation: int = Field(description="which worker, counted from 1, saw this")
+    generation: int = Field(description="which worker, counted from 1, saw this; 0: one before the agent's restart")
 
 
 class Mig(Reply):
@@ -73,6 +73,15 @@ class Mig(Reply):
     profile: str | None = None
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
+
+
+class DeviceLease(Reply):
+    """The lease that covers a device. `GET /leases` tells until when."""
+
+    id: str
+    purpose: str
+    owner: str = ""
+    preemptible: bool = False
 
 
 class Device(Evidence):
@@ -102,6 +111,7 @@ class Device(Evidence):
     memory: Memory | None = None
     jax: JaxView | None = Field(default=None, description="null while no worker has looked")
     processes: tuple[DeviceProcess, ...] | None = Field(default=None, description="who holds it; null: could not look")
+    lease: DeviceLease | None = Field(default=None, description="who has reserved it; null: nobody")
     attributes: dict[str, str | int | bool] = Field(
         default_factory=dict, description="names as Kubernetes' DRA drivers use them: productName, architecture, …"
     )

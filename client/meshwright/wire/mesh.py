@@ -60,6 +60,10 @@ class PlanRequest(Request):
         default=None,
         description="local indices, host/index, uuids or PCI bus ids; or a selection; null: all that are well and free",
     )
+    lease: Annotated[StrictStr, Field(max_length=128)] | None = Field(
+        default=None,
+        description="the lease that the job has: its devices are planned on, and not what others have reserved",
+    )
     device_order: Literal["planned", "given"] = Field(
         default="planned",
         description="planned: the order with the best score; given: as listed in `devices`, row-major",

@@ -15,9 +15,25 @@ from starlette.types import ASGIApp
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import Problem
 from meshwright_agent.agent import Agent
-from meshwright_agent.api import batch_size, bench, devices, environment, health, mesh, metrics, pages, runs, targets
-from meshwright_agent.api.gate import Gate
+from meshwright_agent.api import (
+    batch_size,
+    bench,
+    devices,
+    environment,
+    events,
+    health,
+    leases,
+    mesh,
+    metrics,
+    pages,
+    runs,
+    targets,
+)
+from meshwright_agent.api.gate import Gate, Observe
+from meshwright_agent.api.openapi import document_access
 from meshwright_agent.api.problem import MEDIA_TYPE, install_handlers
+from meshwright_agent.api.tracing import TracedApp
+from meshwright_agent.telemetry.logs import log_access
 
 API_VERSION: Final = "1.5.0"
 """The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
@@ -28,11 +44,13 @@ _DESCRIPTION: Final = (
 )
 _ROUTERS: Final = (
     health.router,
+    events.router,
     mesh.router,
     targets.router,
     batch_size.router,
     bench.router,
     runs.router,
+    leases.router,
     environment.router,
     devices.router,
 )
@@ -77,7 +95,25 @@ def build_app(agent: Agent) -> ASGIApp:
     """Returns what the server runs: the API behind the gate."""
     api = build_api(agent)
     meters: metrics.Meters = api.state.meters
-    return Gate(api, observe=meters.observe, plain=_PLAIN_ROUTES)
+    observe: Observe = meters.observe
+    if agent.settings.access_log:
+        observe = _observe_and_log(meters.observe)
+    gate = Gate(
+        api,
+        observe=observe,
+        plain=_PLAIN_ROUTES,
+        doorkeeper=agent.doorkeeper,
+        observe_refusal=meters.observe_refusal,
+    )
+    return TracedApp(gate) if agent.settings.tracing else gate
+
+
+def _observe_and_log(observe: Observe) -> Observe:
+    def observe_and_log(route: str, method: str, status: int, seconds: float) -> None:
+        observe(route, method, status, seconds)
+        log_access(route, method, status, seconds)
+
+    return observe_and_log
 
 
 @asynccontextmanager
@@ -112,6 +148,7 @@ def _document_problems(app: FastAPI) -> None:
             if response and "application/json" in response.get("content", {}):
                 response["description"] = "the request is not valid"
                 response["content"] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        document_access(document)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchTraining
 from meshwright.wire.runs import Run
-from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, IdempotencyKey, problems
-from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, IdempotencyKey, needs, problems
+from meshwright_agent.api.gate import JsonRoute, spend
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 
 router = APIRouter(tags=["batch size"], route_class=JsonRoute)
@@ -35,9 +35,10 @@ _COMPILE_REFUSALS = problems(
     summary="How large a batch",
     response_model=BatchSize,
     responses=_COMPILE_REFUSALS | BODY_REFUSALS | ACCEPTED,
+    openapi_extra=needs("read"),
 )
 async def advise_by_post(
-    agent: AgentHere, request: BatchSizeRequest = _DETECT, idempotency_key: IdempotencyKey = None
+    agent: AgentHere, sent: Request, request: BatchSizeRequest = _DETECT, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
 
@@ -47,6 +48,7 @@ async def advise_by_post(
     """
     if request.verify == "none":
         return _reply(await agent.batch_size_of_model(request))
+    spend(sent)
     answer = await agent.batch_size_by_compile(request, idempotency_key)
     return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer)
 

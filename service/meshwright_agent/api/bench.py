@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from meshwright.wire.base import Reply
 from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.runs import Run
-from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, problems
+from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, needs, problems
 from meshwright_agent.api.gate import JsonRoute
 from meshwright_agent.api.runs import answer_run
 from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
@@ -47,6 +47,7 @@ class NvbandwidthReport(Reply):
     summary="Measure",
     response_model=Run,
     responses=_REFUSALS | BODY_REFUSALS,
+    openapi_extra=needs("operate"),
 )
 async def start_bench(
     agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel
 
+from meshwright_agent.access.scopes import Scope, declare_scope
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.problem import MEDIA_TYPE
 
@@ -30,6 +31,14 @@ IDEMPOTENCY_PARAMETER: Final[dict[str, Any]] = {
     "description": "with verify: repeating a request with it gives the same run; else not needed: equal requests "
     "give equal plans",
 }
+
+
+def needs(scope: Scope) -> dict[str, Any]:
+    """Returns the declaration of the scope that a caller of a route needs: `openapi_extra=needs("operate")`.
+
+    GET and HEAD need `read` without saying so; every other route must declare, else the agent does not start.
+    """
+    return declare_scope(scope)
 
 
 def document_body(model: type[BaseModel]) -> dict[str, Any]:

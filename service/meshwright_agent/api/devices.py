@@ -15,7 +15,15 @@ from meshwright.errors import InvalidRequestError
 from meshwright.topology.text import format_devices
 from meshwright.wire.devices import Devices, Release
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, TEXT, AgentHere, IdempotencyKey, problems
+from meshwright_agent.api.dependencies import (
+    BODY_REFUSALS,
+    STORE_REFUSALS,
+    TEXT,
+    AgentHere,
+    IdempotencyKey,
+    needs,
+    problems,
+)
 from meshwright_agent.api.gate import JsonRoute, PlainRoute, check_query
 
 router = APIRouter(tags=["devices"], route_class=JsonRoute)
@@ -104,7 +112,12 @@ def _matches(asked: str, etag: str) -> bool:
     return asked.strip() == "*" or etag.removeprefix("W/") in tags
 
 
-@router.post("/devices/release", summary="Give the devices back", responses=STORE_REFUSALS | BODY_REFUSALS)
+@router.post(
+    "/devices/release",
+    summary="Give the devices back",
+    responses=STORE_REFUSALS | BODY_REFUSALS,
+    openapi_extra=needs("operate"),
+)
 async def release_devices(agent: AgentHere, idempotency_key: IdempotencyKey = None) -> Release:
     """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device."""
     return await agent.release()

@@ -1,6 +1,7 @@
-"""The gate: what every request passes before its route, as plain ASGI. A request id, and a count for /metrics.
+"""The gate: what every request passes before its route, as plain ASGI: a request id, who sent it, a count, the audit.
 
-Rule: a few microseconds, no copying of bodies. Bodies are read by `JsonRoute`: bounded, and as strict JSON.
+Rule: a few microseconds, no copying of bodies. Bodies are read by `JsonRoute`: bounded, and as strict JSON. A route of
+either kind answers only callers whom the gate has let in, and who have the scope that it declares.
 """
 
 from __future__ import annotations
@@ -9,26 +10,53 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as PlainRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from meshwright.errors import BodyTooLargeError, InvalidRequestError, ProblemError, UnsupportedMediaTypeError
+from meshwright.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    ProblemError,
+    RequestTimeoutError,
+    UnauthorizedError,
+    UnsupportedMediaTypeError,
+)
+from meshwright_agent.access.audit import Refusals, record
+from meshwright_agent.access.callers import Caller
+from meshwright_agent.access.doorkeeper import CHALLENGE, Doorkeeper
+from meshwright_agent.access.peers import LATE_KEY
+from meshwright_agent.access.scopes import SAFE_METHODS, read_scope
 from meshwright_agent.api.problem import answer_bug, build_response, request_id_of
 from meshwright_agent.bodies import parse_json
+from meshwright_agent.telemetry.request_id import REQUEST_ID
 
 PlainEndpoint = Callable[[PlainRequest], Coroutine[Any, Any, Response]]
 Observe = Callable[[str, str, int, float], None]
 """(route template, method, status, seconds)"""
+ObserveRefusal = Callable[[str], None]
+"""(the code of the refusal)"""
+
+CALLER_KEY: Final = "meshwright.caller"
+"""Where the gate leaves the `Caller` in an ASGI scope."""
+_ROUTE_KEY: Final = "meshwright.audited"
+_REFUSAL_KEY: Final = "meshwright.refused"
 
 _ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+def name_caller(scope: Mapping[str, Any]) -> str:
+    """Returns who sent a request that the gate has let in: `token:NAME`, `cert:NAME`, `addr:…` or `uid:…`."""
+    caller: Caller = scope[CALLER_KEY]
+    return caller.name
 
 
 class Gate:
@@ -37,9 +65,20 @@ class Gate:
     A plain route is served here, past the framework: `/devices` and `/mesh/plan` are asked most.
     """
 
-    def __init__(self, app: FastAPI, *, observe: Observe, plain: Iterable[PlainRoute]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        observe: Observe,
+        plain: Iterable[PlainRoute],
+        doorkeeper: Doorkeeper,
+        observe_refusal: ObserveRefusal = lambda code: None,
+    ) -> None:
         self._app = app
         self._observe = observe
+        self._observe_refusal = observe_refusal
+        self._doorkeeper = doorkeeper
+        self._refusals = Refusals()
         self._plain = {(method, route.path): route for route in plain for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,6 +88,7 @@ class Gate:
             return
         request_id = _read_request_id(scope)
         scope["meshwright.request_id"] = request_id.decode()
+        REQUEST_ID.set(request_id.decode())
         status = 500
         started_s = time.perf_counter()
 
@@ -60,15 +100,92 @@ class Gate:
             await send(message)
 
         plain = self._plain.get((scope["method"], scope["path"]))
+        if plain is not None:
+            scope["app"], scope["route"] = self._app, plain
         try:
-            if plain is None:
-                await self._app(scope, receive, send_with_id)
+            if (refusal := self._admit(scope)) is not None:
+                await refusal(scope, receive, send_with_id)
             else:
-                scope["app"], scope["route"] = self._app, plain
-                await plain.serve(scope, receive, send_with_id)
+                await (self._app if plain is None else plain.serve)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             self._observe(route, scope["method"], status, time.perf_counter() - started_s)
+            if _REFUSAL_KEY in scope or _ROUTE_KEY in scope:
+                self._tell(scope, status)
+
+    def _admit(self, scope: Scope) -> Response | None:
+        """Leaves the caller in the scope; returns the refusal of who may not come in."""
+        try:
+            scope[CALLER_KEY] = self._doorkeeper.admit(scope)
+        except ProblemError as error:
+            scope[_REFUSAL_KEY] = error.code
+            return _build_refusal(error, scope)
+        return None
+
+    def _tell(self, scope: Scope, status: int) -> None:
+        """Counts a refusal; writes the audit's line of an operation, or of somebody unknown who asked for one."""
+        caller: Caller | None = scope.get(CALLER_KEY)
+        fields = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "request_id": scope["meshwright.request_id"],
+        }
+        if (code := scope.get(_REFUSAL_KEY)) is not None:
+            self._observe_refusal(code)
+        if _ROUTE_KEY in scope and caller is not None:
+            record(caller=caller.name, scope=caller.scope, **fields)
+        elif scope["method"] not in SAFE_METHODS:
+            self._refusals.record(self._doorkeeper.name_peer(scope), **fields)
+
+
+def _build_refusal(error: ProblemError, scope: Scope) -> Response:
+    response = build_response(error, request_id=scope["meshwright.request_id"])
+    if isinstance(error, UnauthorizedError):
+        response.headers["www-authenticate"] = CHALLENGE
+    return response
+
+
+def let_in(route: APIRoute) -> Callable[[Scope], None]:
+    """Returns what checks that a request's caller may use a route: the scope, and the rate of what is expensive.
+
+    Expensive is what needs `operate`, but for DELETE: who ends a run or a lease is not told to wait.
+
+    Raises:
+        ValueError: the route declares no scope (see `read_scope`).
+    """
+    methods = sorted(route.methods or ())
+    needed = read_scope(route.openapi_extra, methods, route.path)
+    name = f"{'/'.join(methods)} {route.path}"
+    is_rated = needed == "operate" and "DELETE" not in methods
+
+    def check(scope: Scope) -> None:
+        if needed != "read":
+            scope[_ROUTE_KEY] = True
+        caller: Caller = scope[CALLER_KEY]  # a KeyError where no gate stands before the route: nobody gets by
+        try:
+            caller.check(needed, name)
+            if is_rated:
+                caller.spend(name)
+        except ProblemError as error:
+            scope[_REFUSAL_KEY] = error.code
+            raise
+
+    return check
+
+
+def spend(request: PlainRequest) -> None:
+    """Counts an expensive request of a route that is not always expensive.
+
+    Raises:
+        RateLimitedError: its caller sent too many.
+    """
+    caller: Caller = request.scope[CALLER_KEY]
+    try:
+        caller.spend(f"{request.method} {request.url.path} with verify")
+    except ProblemError as error:
+        request.scope[_REFUSAL_KEY] = error.code
+        raise
 
 
 def _read_request_id(scope: Scope) -> bytes:
@@ -92,7 +209,7 @@ class StrictJsonRequest(Request):
         chunks: list[bytes] = []
         if size <= limit_bytes:
             size = 0
-            async for chunk in self.stream():
+            async for chunk in self._receive_chunks():
                 size += len(chunk)
                 if size > limit_bytes:
                     break
@@ -101,6 +218,16 @@ class StrictJsonRequest(Request):
             detail = f"the body has {size} bytes or more; this agent takes {limit_bytes}"
             raise BodyTooLargeError(detail, hint=f"send less, or raise {setting} on the agent")
         self._body = b"".join(chunks)
+
+    async def _receive_chunks(self) -> AsyncIterator[bytes]:
+        """Yields the body; who leaves in its midst, or sends it too slowly, is no bug of ours."""
+        try:
+            async for chunk in self.stream():
+                yield chunk
+        except ClientDisconnect:
+            if self.scope.get(LATE_KEY):
+                raise RequestTimeoutError("the body did not arrive in time", hint="send it faster") from None
+            raise InvalidRequestError("the client left before its body was complete", status=400) from None
 
     async def json(self) -> Any:
         """Returns the body's value.
@@ -119,8 +246,10 @@ class JsonRoute(APIRoute):
         """Returns FastAPI's handler behind the strict reader."""
         answer = super().get_route_handler()
         known = _list_query(self.dependant)
+        check = let_in(self)
 
         async def handle(request: Request) -> Response:
+            check(request.scope)
             strict = StrictJsonRequest(request.scope, request.receive)
             if request.scope["query_string"]:
                 check_query(request, known)
@@ -195,12 +324,14 @@ class PlainRoute(APIRoute):
     def __init__(self, path: str, endpoint: PlainEndpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         self.plain_endpoint = endpoint
+        self._check = let_in(self)
         self.app = self.serve
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; a problem and a bug become what they become elsewhere."""
         request = PlainRequest(scope, receive, send)
         try:
+            self._check(scope)
             response = await self.plain_endpoint(request)
         except ProblemError as error:
             response = build_response(error, request_id=request_id_of(request))

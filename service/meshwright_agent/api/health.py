@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from meshwright.wire.health import Health
+from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import AgentHere, problems
-from meshwright_agent.api.gate import JsonRoute, PlainRoute
+from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, needs, problems
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, name_caller
 
 router = APIRouter(tags=["health"], route_class=JsonRoute)
 
@@ -32,6 +32,23 @@ async def read_readyz(request: Request) -> Response:
 async def read_health(agent: AgentHere) -> Health:
     """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old."""
     return agent.health()
+
+
+@router.post(
+    "/health/acknowledge",
+    summary="Say that a component's faults are dealt with",
+    responses=problems(
+        s404="component_not_found: no component has this name", s422="invalid_request: no component, or no reason"
+    )
+    | BODY_REFUSALS,
+    openapi_extra=needs("admin"),
+)
+async def acknowledge(agent: AgentHere, request: Acknowledgement, http: Request) -> Component:
+    """Clears standing faults, and what counters have told so far; a device that is missing is expected no more.
+
+    What the next look sees anew stands again. The answer is the component as it is then; the word itself is an event.
+    """
+    return agent.acknowledge(request, name_caller(http.scope))
 
 
 PLAIN_ROUTES = (

@@ -20,8 +20,15 @@ from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 from meshwright.wire.model import Remat, TrainingSpec
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import BODY_REFUSALS, IDEMPOTENCY_PARAMETER, AgentHere, document_body, problems
-from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body
+from meshwright_agent.api.dependencies import (
+    BODY_REFUSALS,
+    IDEMPOTENCY_PARAMETER,
+    AgentHere,
+    document_body,
+    needs,
+    problems,
+)
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body, spend
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 from meshwright_agent.replies import PlanAnswer
 
@@ -142,6 +149,14 @@ def _read_key(request: Request) -> str | None:
     return key
 
 
+def may_ask_compiler(body: bytes) -> bool:
+    """Returns whether a request may say `verify: "compile"`: never False for one that does.
+
+    The body is parsed elsewhere, in a child where it is large: so the word is looked for, in plain or escaped letters.
+    """
+    return b"compile" in body or b"\\u00" in body
+
+
 async def plan_by_post(request: Request) -> Response:
     """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint.
 
@@ -151,12 +166,16 @@ async def plan_by_post(request: Request) -> Response:
     agent: Agent = request.app.state.agent
     limit_bytes = agent.settings.plan_body_limit_bytes
     body = await read_body(request, limit_bytes, setting="MESHWRIGHT_PLAN_BODY_LIMIT_BYTES")
+    if may_ask_compiler(body):
+        spend(request)
     return _answer(agent, await agent.plan(body, _read_key(request)))
 
 
 @router.get("/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, responses=_REFUSALS | ACCEPTED)
-async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, Query()]) -> Response:
+async def plan_by_get(agent: AgentHere, sent: Request, query: Annotated[PlanQuery, Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
+    if query.verify != "none":
+        spend(sent)
     return _answer(agent, await agent.plan(query.to_request()))
 
 
@@ -182,7 +201,8 @@ PLAIN_ROUTES = (
         tags=["mesh"],
         summary="Plan a mesh",
         response_model=Plans,
-        openapi_extra={"requestBody": document_body(PlanRequest), "parameters": [IDEMPOTENCY_PARAMETER]},
+        openapi_extra=needs("read")
+        | {"requestBody": document_body(PlanRequest), "parameters": [IDEMPOTENCY_PARAMETER]},
         responses=_REFUSALS
         | ACCEPTED
         | BODY_REFUSALS

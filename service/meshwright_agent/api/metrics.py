@@ -17,18 +17,36 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 import meshwright_agent
-from meshwright.errors import ProblemError
+from meshwright.errors import (
+    ForbiddenError,
+    HostNotAllowedError,
+    ProblemError,
+    RateLimitedError,
+    UnauthorizedError,
+)
 from meshwright.wire.devices import Device, WorkerState
 from meshwright.wire.health import State
 from meshwright.wire.verification import VerificationStatus
 from meshwright_agent.agent import Agent
+from meshwright_agent.api.activity import ActivityCollector
+from meshwright_agent.api.families import (
+    METRICS,
+    build_counter,
+    build_counters,
+    build_gauge,
+    build_gauges,
+    build_one_hot,
+)
 from meshwright_agent.api.gate import PlainRoute
+from meshwright_agent.telemetry.durations import Labels
+
+__all__ = ["METRICS", "Meters"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 HEALTH_STATES: Final[tuple[str, ...]] = get_args(State)
@@ -38,29 +56,10 @@ _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 MOST_LISTED: Final = 1024
 """Devices with series of their own. Only a simulated host has more; a scrape of thousands would hold up the agent."""
 _DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "modelName", "Hostname", "platform")
-
-METRICS: Final = {
-    "meshwright_build_info": "1, with the agent's version",
-    "meshwright_http_requests_total": "requests answered, by route template, method and status",
-    "meshwright_http_request_duration_seconds": "time from request to the last byte of the answer, by route template",
-    "meshwright_ready": "1 when /readyz answers 200",
-    "meshwright_simulated": "1 when the devices are declared by --simulate, so that nothing here is of hardware",
-    "meshwright_component_health": "1 for the state that the component is in, 0 for the others",
-    "meshwright_device_info": "1 a device, with its identity",
-    "meshwright_device_memory_capacity_bytes": "memory of the device",
-    "meshwright_device_memory_used_bytes": "memory in use",
-    "meshwright_worker_state": "1 for the state that the device worker is in, 0 for the others",
-    "meshwright_worker_generation": "how many workers have been started",
-    "meshwright_runs_queued": "runs that wait",
-    "meshwright_runs_running": "runs under way: at most one bench and one compile",
-    "meshwright_compiles_total": "compiles that ended, by the status of their answer",
-    "meshwright_compile_seconds_total": "time that these compiles took",
-    "meshwright_compiles_recalled_total": "answers of the compiler that were stored already",
-    "meshwright_bench_bus_bandwidth_bytes_per_second": "busbw of the newest record, by nccl-tests' definition",
-    "meshwright_bench_flops_per_second": "matmul FLOP/s of the newest record",
-    "meshwright_bench_age_seconds": "age of the newest record",
-}
-"""Every metric of ours, and what it means; the README's table and a test are made from it."""
+REFUSALS: Final = tuple(
+    sorted(kind.code for kind in (UnauthorizedError, ForbiddenError, HostNotAllowedError, RateLimitedError))
+)
+"""Codes of what the gate refuses before any route; they stand there from the start, so that a first one is a rise."""
 
 
 class Meters:
@@ -81,11 +80,20 @@ class Meters:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._refusals = Counter(
+            "meshwright_access_refusals",
+            METRICS["meshwright_access_refusals_total"],
+            ("reason",),
+            registry=self.registry,
+        )
+        for reason in REFUSALS:
+            self._refusals.labels(reason)
         self._counts: dict[tuple[str, str, int], Counter] = {}
         self._timers: dict[str, Histogram] = {}
         info = Gauge("meshwright_build_info", METRICS["meshwright_build_info"], ("version",), registry=self.registry)
         info.labels(version=meshwright_agent.__version__).set(1)
         self.registry.register(AgentCollector(agent))
+        self.registry.register(ActivityCollector(agent))
         ProcessCollector(registry=self.registry)
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -97,6 +105,14 @@ class Meters:
             self._timers.setdefault(route, self._durations.labels(route))
         self._counts[key].inc()
         self._timers[route].observe(seconds)
+
+    def observe_refusal(self, reason: str) -> None:
+        """Counts a request that was refused before its route.
+
+        Args:
+            reason: the code of the refusal; one that is none of `REFUSALS` counts as "other".
+        """
+        self._refusals.labels(reason if reason in REFUSALS else "other").inc()
 
 
 disable_created_metrics()
@@ -113,13 +129,13 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the families of this moment."""
         agent = self._agent
-        yield _gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
-        yield _gauge("meshwright_simulated", 1.0 if agent.is_simulated else 0.0)
+        yield build_gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
+        yield build_gauge("meshwright_simulated", 1.0 if agent.is_simulated else 0.0)
         yield from self._collect_health()
-        yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
-        yield _gauge("meshwright_worker_generation", agent.device.generation)
-        yield _gauge("meshwright_runs_queued", agent.runs.queued_count)
-        yield _gauge("meshwright_runs_running", len(agent.runs.running))
+        yield build_one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
+        yield build_gauge("meshwright_worker_generation", agent.device.generation)
+        yield build_gauge("meshwright_runs_queued", agent.runs.queued_count)
+        yield build_gauge("meshwright_runs_running", len(agent.runs.running))
         yield from self._collect_compiles()
         yield from self._collect_devices()
         yield from self._collect_bench()
@@ -130,22 +146,24 @@ class AgentCollector(Collector):
 
     def _collect_health(self) -> Iterator[Metric]:
         now = self._agent.clock.now()
-        states: dict[tuple[str, ...], str] = {
-            (name,): self._agent.board.state(name, now) for name in self._agent.board.names()
-        }
-        yield _one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
+        components = self._agent.board.view(now).components
+        states: dict[Labels, str] = {(part.name,): part.state for part in components}
+        yield build_one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
+        seen = build_gauges("meshwright_component_observed_timestamp_seconds", ("component",))
+        since = build_gauges("meshwright_component_since_timestamp_seconds", ("component",))
+        for part in components:
+            if part.observed_at is not None:
+                seen.add_metric([part.name], part.observed_at.timestamp())
+            if part.since is not None:
+                since.add_metric([part.name], part.since.timestamp())
+        yield from (seen, since)
 
     def _collect_compiles(self) -> Iterator[Metric]:
         compiles = self._agent.compiles
-        counts = CounterMetricFamily("meshwright_compiles", METRICS["meshwright_compiles_total"], labels=("status",))
-        for status in COMPILE_STATUSES:
-            counts.add_metric([status], compiles.counts[status])
-        yield counts
-        for name, value in (
-            ("meshwright_compile_seconds_total", compiles.total_s),
-            ("meshwright_compiles_recalled_total", compiles.recalled_count),
-        ):
-            yield CounterMetricFamily(name.removesuffix("_total"), METRICS[name], value=value)
+        counts: dict[Labels, float] = {(status,): compiles.counts[status] for status in COMPILE_STATUSES}
+        yield build_counters("meshwright_compiles_total", ("status",), counts)
+        yield build_counter("meshwright_compile_seconds_total", compiles.total_s)
+        yield build_counter("meshwright_compiles_recalled_total", compiles.recalled_count)
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:
@@ -154,9 +172,9 @@ class AgentCollector(Collector):
             return
         if len(devices) > MOST_LISTED:
             return
-        info = _family("meshwright_device_info", _DEVICE_LABELS)
-        capacity = _family("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
-        used = _family("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
+        info = build_gauges("meshwright_device_info", _DEVICE_LABELS)
+        capacity = build_gauges("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
+        used = build_gauges("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
         for device in devices:
             labels = _labels_of(device)
             info.add_metric(labels, 1)
@@ -168,9 +186,9 @@ class AgentCollector(Collector):
 
     def _collect_bench(self) -> Iterator[Metric]:
         names = ("case", "axis", "axis_size", "size_bytes", "dtype", "devices")
-        bandwidth = _family("meshwright_bench_bus_bandwidth_bytes_per_second", names)
-        flops = _family("meshwright_bench_flops_per_second", names)
-        age = _family("meshwright_bench_age_seconds", names)
+        bandwidth = build_gauges("meshwright_bench_bus_bandwidth_bytes_per_second", names)
+        flops = build_gauges("meshwright_bench_flops_per_second", names)
+        age = build_gauges("meshwright_bench_age_seconds", names)
         now = self._agent.clock.now()
         for record in self._agent.newest_records():
             labels = [
@@ -198,24 +216,6 @@ def _labels_of(device: Device) -> list[str]:
         device.host,
         device.platform,
     ]
-
-
-def _family(name: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, METRICS[name], labels=labels)
-
-
-def _gauge(name: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, METRICS[name], value=value)
-
-
-def _one_hot(
-    name: str, labels: tuple[str, ...], states: dict[tuple[str, ...], str], all_states: tuple[str, ...]
-) -> GaugeMetricFamily:
-    family = _family(name, labels)
-    for key, state in states.items():
-        for one in all_states:
-            family.add_metric([*key, one], 1.0 if one == state else 0.0)
-    return family
 
 
 async def read_metrics(request: Request) -> Response:

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
 from meshwright.wire.runs import FINAL_STATES, Run, RunList, RunState
-from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, problems
+from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, needs, problems
 from meshwright_agent.api.gate import JsonRoute
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -40,7 +40,13 @@ async def read_run(agent: AgentHere, run_id: RunId) -> Run:
     return age_records(await agent.run(run_id), agent.clock.now())
 
 
-@router.delete("/runs/{run_id}", summary="Cancel a run", response_model=Run, responses=_REFUSALS | _CANCELLING)
+@router.delete(
+    "/runs/{run_id}",
+    summary="Cancel a run",
+    response_model=Run,
+    responses=_REFUSALS | _CANCELLING,
+    openapi_extra=needs("operate"),
+)
 async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
     """Cancels a run that waits or runs; one that has ended is returned as it is (200), else 202."""
     run = age_records(await agent.cancel_run(run_id), agent.clock.now())

@@ -11,16 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.errors import BenchTooLargeError, DeviceBusyError
-from meshwright.wire.bench import BenchCase, BenchRequest
+from meshwright.errors import BenchTooLargeError, DeviceBusyError, InvalidRequestError
+from meshwright.topology.text import name_place
+from meshwright.wire.bench import BenchCase, BenchRequest, Tier
 from meshwright.wire.devices import Device, DeviceProcess, Devices
-from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, build_scope
+from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, build_host_scope
 
 USABLE_RATIO: Final = 0.9
 """Of the memory that is there: the rest is for compiled programs, buffers of the runtime, and others' growth."""
 
 UNTOLD_BYTES: Final = 512 * 2**20
 """What a bench may take in all where the memory is not known."""
+
+LIGHT_BYTES: Final = 512 * 2**20
+LIGHT_S: Final = 60.0
+"""What a bench of the light tier takes at most: of each device, and of time."""
+
+CONTEXT_BYTES: Final = 400 * 2**20
+"""What a CUDA context takes of a card, beside its arrays: 300 to 400 MB."""
+
+
+_ALL_ARE_OPENED: Final = "; JAX opens all devices of a host that it sees, also those that are not measured"
 
 
 @dataclass(frozen=True)
@@ -82,11 +93,45 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
         BenchTooLargeError: it needs more memory than a device or the host has.
         DeviceBusyError: another process holds a device that it would need for itself.
     """
-    scope = build_scope(request, platform=devices.platform, indices=[one.local_index for one in devices.devices])
-    chosen = [one for one in devices.devices if one.local_index in scope.devices]
+    scope = build_host_scope(request, devices)
+    if request.tier == "light":
+        _check_light(scope)
+    chosen = _list_chosen(scope, devices)
     for demand in list_demands(scope):
         _check_memory(demand, devices, chosen)
-    _check_holders(scope, chosen)
+    check_holders(request, devices)
+
+
+def resolve_tier(request: BenchRequest, scope: Scope) -> Tier:
+    """Returns the tier that was asked for; else light where the bench keeps to its bounds, else full."""
+    if request.tier is not None:
+        return request.tier
+    most = max((demand.device_bytes for demand in list_demands(scope)), default=0)
+    return "light" if scope.suite == "quick" and most <= LIGHT_BYTES and scope.limit_s <= LIGHT_S else "full"
+
+
+def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
+    """Returns the devices that JAX opens for a bench: of accelerators all that it sees, whichever are measured.
+
+    A device that JAX did not show, though it showed others, is hidden from it (CUDA_VISIBLE_DEVICES) and not opened.
+    """
+    if request.tier == "passive":
+        return ()
+    if devices.platform == "cpu":
+        return tuple(_list_chosen(build_host_scope(request, devices), devices))
+    shown = tuple(device for device in devices.devices if device.jax is not None)
+    return shown or devices.devices
+
+
+def find_closed(request: BenchRequest, devices: Devices) -> str:
+    """Returns why no bench can open the devices, which is nobody's fault: cases are skipped then; "" if one can.
+
+    A device in prohibited mode takes no context at all, and one in exclusive mode none beside its holder's.
+    """
+    for device in list_opened(request, devices):
+        if device.compute_mode == "prohibited":
+            return f"device {device.local_index} ({device.kind}) is in compute mode prohibited: no process may open it"
+    return ""
 
 
 def list_demands(scope: Scope) -> Iterator[Demand]:
@@ -138,12 +183,18 @@ def _device_room(device: Device) -> int | None:
     memory = device.memory
     if memory is None:
         return None
-    if memory.limit_bytes is not None:
-        return memory.limit_bytes
     if memory.capacity_bytes is None:
-        return None
-    held_by_others = memory.used_bytes or 0
-    return max(0, memory.capacity_bytes - held_by_others)
+        return memory.limit_bytes
+    left = max(0, memory.capacity_bytes - _count_others(device, memory.used_bytes or 0))
+    return left if memory.limit_bytes is None else min(left, memory.limit_bytes)
+
+
+def _count_others(device: Device, used_bytes: int) -> int:
+    """Returns what of the memory in use is not the agent's own; beside others, our context is to be added."""
+    processes = device.processes or ()
+    own_bytes = sum(process.used_bytes or 0 for process in processes if process.own)
+    is_shared = bool(processes) and not any(process.own for process in processes)
+    return max(0, used_bytes - own_bytes) + (CONTEXT_BYTES if is_shared else 0)
 
 
 def _check_room(demand: Demand, where: str, need_bytes: int, multiple: float, room_bytes: int | None) -> None:
@@ -175,19 +226,65 @@ def _suggest(demand: Demand, fits_bytes: float) -> str:
     return f'use "sizes_bytes": [{2 ** int(math.log2(fits_bytes))}]'
 
 
-def _check_holders(scope: Scope, chosen: Sequence[Device]) -> None:
-    for device in chosen:
-        others = [process for process in device.processes or () if not process.own]
-        exclusive = device.platform == "tpu" or device.compute_mode == "exclusive_process"
-        if others and (exclusive or scope.suite == "full"):
-            raise _refuse_busy(scope, device, others[0], exclusive=exclusive)
+def check_holders(request: BenchRequest, devices: Devices) -> None:
+    """Does nothing if nobody else is in the way of the bench.
+
+    Raises:
+        DeviceBusyError: a process has a device to itself that JAX would open, or the tier needs the devices idle.
+    """
+    scope = build_host_scope(request, devices)
+    tier = resolve_tier(request, scope)
+    for device in list_opened(request, devices):
+        if is_exclusive(device) and (others := _list_others(device)):
+            raise _refuse_busy(tier, device, others, exclusive=True)
+    for device in _list_chosen(scope, devices):
+        if tier == "full" and (others := _list_others(device)):
+            raise _refuse_busy(tier, device, others, exclusive=False)
 
 
-def _refuse_busy(scope: Scope, device: Device, other: DeviceProcess, *, exclusive: bool) -> DeviceBusyError:
-    rule = "one process at a time can use it" if exclusive else "the full suite needs idle devices"
-    free = f'name other devices: "devices": […]{"" if exclusive else ", or use the quick suite"}'
+def is_exclusive(device: Device) -> bool:
+    """Tells whether one process at a time can use a device."""
+    return device.platform == "tpu" or device.compute_mode == "exclusive_process"
+
+
+def _list_others(device: Device) -> list[DeviceProcess]:
+    return [process for process in device.processes or () if not process.own]
+
+
+def _list_chosen(scope: Scope, devices: Devices) -> list[Device]:
+    return [one for one in devices.devices if one.local_index in scope.devices]
+
+
+def describe_process(process: DeviceProcess) -> str:
+    """Returns a process as a refusal names it: "process 7 (python train.py) in slurm 4711"."""
+    place = name_place(process)
+    name = process.command or process.name or "name not known"
+    return f"process {process.pid} ({name})" + (f" in {place}" if place else "")
+
+
+def _refuse_busy(tier: Tier, device: Device, others: Sequence[DeviceProcess], *, exclusive: bool) -> DeviceBusyError:
+    rule = "one process at a time can use it" if exclusive else "the full tier needs idle devices"
+    named = ", ".join(map(describe_process, others[:3])) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    hold = "holds" if len(others) == 1 else "hold"
     return DeviceBusyError(
-        f"the {scope.suite} suite needs device {device.local_index} ({device.kind}), which process {other.pid} "
-        f"({other.name or 'name not known'}) holds; {rule}",
-        hint=f"wait for process {other.pid} to end, or {free}",
+        f"a bench of the {tier} tier would open device {device.local_index} ({device.kind}), which {named} {hold}; "
+        f"{rule}",
+        hint=f"wait for process {others[0].pid} to end"
+        + (_ALL_ARE_OPENED if exclusive else ', or name other devices: "devices": […], or use "tier": "light"'),
     )
+
+
+def _check_light(scope: Scope) -> None:
+    for demand in list_demands(scope):
+        if demand.device_bytes > LIGHT_BYTES:
+            detail = (
+                f"{demand.case} with S = {demand.size_bytes} bytes takes {demand.device_bytes} bytes of a device; the "
+                f"light tier takes at most {LIGHT_BYTES}"
+            )
+            field = "matmul_size" if demand.case == "matmul" else "sizes_bytes"
+            hint = f'{_suggest(demand, LIGHT_BYTES / demand.appetite.device)}, or "tier": "full"'
+            raise BenchTooLargeError(detail, hint=hint, errors=[{"field": field, "message": detail}])
+    if scope.limit_s > LIGHT_S:
+        detail = f"max_s is {scope.limit_s:g}; the light tier takes at most {LIGHT_S:g} s"
+        hint = f'use "max_s": {LIGHT_S:g}, or "tier": "full"'
+        raise InvalidRequestError(detail, hint=hint, errors=[{"field": "max_s", "message": detail}])

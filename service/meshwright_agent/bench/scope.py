@@ -14,7 +14,7 @@ from typing import Final, get_args
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.spec import MeshSpec
 from meshwright.wire.bench import BenchCase, BenchRequest, Dtype
-from meshwright.wire.devices import Platform
+from meshwright.wire.devices import Devices, Platform
 
 CASES: Final[tuple[BenchCase, ...]] = get_args(BenchCase)
 COLLECTIVE_CASES: Final[frozenset[BenchCase]] = frozenset(
@@ -109,6 +109,11 @@ def build_scope(request: BenchRequest, *, platform: Platform, indices: Sequence[
         samples=request.samples or defaults.samples,
         limit_s=request.max_s or defaults.limit_s,
     )
+
+
+def build_host_scope(request: BenchRequest, devices: Devices) -> Scope:
+    """Returns what the request comes to on a host as `/devices` shows it; errors as for `build_scope`."""
+    return build_scope(request, platform=devices.platform, indices=[one.local_index for one in devices.devices])
 
 
 def _choose_devices(request: BenchRequest, indices: Sequence[int]) -> tuple[int, ...]:

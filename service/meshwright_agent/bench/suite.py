@@ -22,6 +22,7 @@ from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.collectives import KINDS, list_collective
 from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
 from meshwright_agent.bench.forecast import check_forecast
+from meshwright_agent.bench.limits import resolve_tier
 from meshwright_agent.bench.prefetch import list_prefetch
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
 from meshwright_agent.bench.stage import Stage, follow_plan, read_devices
@@ -85,6 +86,7 @@ def run_suite(
     bench.check_anything()
     return BenchResult(
         suite=scope.suite,
+        tier=resolve_tier(request, scope),
         platform=platform,
         device_kind=devices[scope.devices[0]].device_kind,
         device_count=len(scope.devices),

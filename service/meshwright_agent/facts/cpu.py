@@ -141,11 +141,17 @@ def _read_quota(folder: Path) -> float | None:
     return parse_quota(" ".join(part or "" for part in v1))
 
 
+_MOST_US: Final = 2**63
+"""The kernel's own numbers are smaller: cgroup's quota and period are 64 bits wide."""
+
+
 def parse_quota(text: str) -> float | None:
     """Returns CPUs of "<quota> <period>" in microseconds; None for "max …", −1, or anything else."""
     words = text.split()
     quota, period = (parse_int(words[0]), parse_int(words[1])) if len(words) == 2 else (None, None)
-    return quota / period if quota is not None and period and quota > 0 and period > 0 else None
+    if quota is None or period is None:
+        return None
+    return quota / period if 0 < quota < _MOST_US and 0 < period < _MOST_US else None
 
 
 def _read_first(folder: Path, *names: str) -> int | None:

@@ -6,11 +6,13 @@ neither how anything is read nor what replies look like. Sizes in bytes, indices
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
+
+from meshwright_agent.facts.health import GpuHealth, KernelLog, PciHealth
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
@@ -67,24 +69,47 @@ class NumaFacts:
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """A process that holds a device. `own`: of this agent. `command`: program and script, no arguments."""
+    """A process that holds a device. `own`: of this agent. `command`: program and script, no arguments.
+
+    `container`, `pod_uid` and `job` ("slurm 4711") are where it belongs, as its cgroup says.
+    """
 
     pid: int
     name: str | None = None
     command: str | None = None
     used_bytes: int | None = None
     own: bool = False
+    container: str | None = None
+    pod_uid: str | None = None
+    job: str | None = None
 
 
 @dataclass(frozen=True)
 class HolderFacts:
-    """A process and what it holds: uuids of GPUs, or device files."""
+    """A process and what it holds: uuids of GPUs, or device files; the other fields as of `ProcessFacts`."""
 
     pid: int
     name: str | None = None
     command: str | None = None
     devices: tuple[str, ...] = ()
     own: bool = False
+    container: str | None = None
+    pod_uid: str | None = None
+    job: str | None = None
+
+    @classmethod
+    def of(cls, process: ProcessFacts, devices: Iterable[str]) -> HolderFacts:
+        """Returns a process with what it holds."""
+        return cls(
+            process.pid,
+            process.name,
+            process.command,
+            tuple(sorted(devices)),
+            process.own,
+            process.container,
+            process.pod_uid,
+            process.job,
+        )
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,8 @@ class GpuFacts:
         pci_bus_id: as sysfs writes it: "0000:1b:00.0".
         compute_capability: "9.0".
         fabric: None where the driver knows none, and for MIG instances, which have no NVLink.
+        health: of the card; its MIG instances share it.
+        pci: what sysfs says of the card.
     """
 
     index: int
@@ -151,6 +178,8 @@ class GpuFacts:
     mig: MigFacts | None = None
     fabric: FabricFacts | None = None
     processes: tuple[ProcessFacts, ...] | None = None
+    health: GpuHealth | None = None
+    pci: PciHealth | None = None
 
     @property
     def key(self) -> str:
@@ -182,6 +211,8 @@ class TpuFacts:
         kind: as JAX names it, "TPU v5 lite"; None where the PCI id is not known or means several.
         device_file: "/dev/accel0", "/dev/vfio/3".
         processes: who has the device file open; None: could not look.
+        has_file: the device file is there; None: it has none.
+        pci: what sysfs says of it.
     """
 
     pci_bus_id: str
@@ -191,6 +222,8 @@ class TpuFacts:
     numa_node: int | None = None
     device_file: str | None = None
     processes: tuple[ProcessFacts, ...] | None = None
+    has_file: bool | None = None
+    pci: PciHealth | None = None
 
     @property
     def key(self) -> str:
@@ -239,6 +272,8 @@ class HostFacts:
         environment: variables that decide what JAX will see here, as the probe (and so the worker) has them.
         problems: one sentence for each thing that should have been readable and was not.
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
+        kernel_log: None: it was not to be read, or no NVIDIA card is here that it could tell of.
+        is_clock_synchronised: the kernel says that something keeps its clock right; None: it does not say.
     """
 
     machine: MachineFacts
@@ -252,6 +287,8 @@ class HostFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     holders: tuple[HolderFacts, ...] | None = ()
+    kernel_log: KernelLog | None = None
+    is_clock_synchronised: bool | None = None
 
 
 _HOST: TypeAdapter[HostFacts] = TypeAdapter(HostFacts)

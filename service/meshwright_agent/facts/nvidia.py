@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
+from meshwright_agent.facts.gpu_health import GpuHealthReader
 from meshwright_agent.facts.model import (
     ComputeMode,
     DriverFacts,
@@ -39,6 +40,7 @@ from meshwright_agent.facts.nvlink import (
     parse_fabric,
     parse_link_rate,
 )
+from meshwright_agent.facts.pci_health import read_pci_health
 from meshwright_agent.facts.sysfs import (
     list_folder,
     parse_pci_address,
@@ -114,13 +116,14 @@ def find_nvml() -> Any:
         return None
 
 
-def read_nvidia(nvml: Any, *, sysfs: Path, dev: Path, describe: Describe) -> NvidiaFacts:
+def read_nvidia(nvml: Any, *, sysfs: Path, dev: Path, describe: Describe, wants_health: bool = True) -> NvidiaFacts:
     """Returns the GPUs of this host.
 
     Args:
         nvml: the module `pynvml`, or what behaves like it; None: there is none.
         sysfs, dev: where the PCI bus and device files are listed; cards in either without NVML are a problem.
         describe: names the processes that NVML lists.
+        wants_health: False where only holders are asked for, and time is short.
     """
     if nvml is None:
         return _tell_blind(sysfs, dev, "the package nvidia-ml-py is not installed")
@@ -128,7 +131,7 @@ def read_nvidia(nvml: Any, *, sysfs: Path, dev: Path, describe: Describe) -> Nvi
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         return _tell_blind(sysfs, dev, f"NVML does not start: {error}")
-    reader = _Reader(nvml, sysfs, describe)
+    reader = _Reader(nvml, sysfs, describe, wants_health=wants_health)
     try:
         return reader.read()
     finally:
@@ -147,10 +150,11 @@ def _tell_blind(sysfs: Path, dev: Path, reason: str) -> NvidiaFacts:
 class _Reader:
     """One read, between nvmlInit and nvmlShutdown."""
 
-    def __init__(self, nvml: Any, sysfs: Path, describe: Describe) -> None:
+    def __init__(self, nvml: Any, sysfs: Path, describe: Describe, *, wants_health: bool) -> None:
         self._nvml = nvml
         self._sysfs = sysfs
         self._describe = describe
+        self._wants_health = wants_health
         self._problems: list[str] = []
 
     def ask(self, whom: str, function: str, *args: Any, none_on: Sequence[int] = (_NOT_SUPPORTED,)) -> Any:
@@ -183,6 +187,9 @@ class _Reader:
         if handle is None:
             return None
         facts = self._read_gpu(whom, handle, GpuFacts(index=index))
+        if self._wants_health:
+            health = GpuHealthReader(self._nvml, handle).read(is_computing=bool(facts.processes))
+            facts = replace(facts, health=health)
         mode = self.ask(whom, "nvmlDeviceGetMigMode", handle)
         if mode and mode[0] == _MIG_ENABLED:
             return _Card(facts, handle, NvLinks(), is_divided=True)
@@ -222,6 +229,7 @@ class _Reader:
             architecture=_ARCHITECTURES.get(architecture),
             compute_capability=_format_version(self.ask(whom, "nvmlDeviceGetCudaComputeCapability", handle)),
             compute_mode=_COMPUTE_MODES.get(mode),
+            pci=read_pci_health(folder),
         )
 
     def _read_common(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:

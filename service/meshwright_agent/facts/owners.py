@@ -7,9 +7,10 @@ the files of each readable. Otherwise the answer is None. Knows no driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from meshwright_agent.facts.cgroups import parse_cgroup
 from meshwright_agent.facts.model import HolderFacts, ProcessFacts
 from meshwright_agent.facts.sysfs import list_folder, parse_int, read_text
 
@@ -45,12 +46,21 @@ class ProcessTable:
         """Returns what is known of a process; names are None for one that has gone or cannot be read."""
         folder = self._proc / str(pid)
         command = parse_command(read_text(folder / "cmdline") or "")
-        return ProcessFacts(pid, read_text(folder / "comm"), command, used_bytes, own=self.is_own(pid))
+        place = parse_cgroup(read_text(folder / "cgroup") or "")
+        return ProcessFacts(
+            pid,
+            read_text(folder / "comm"),
+            command,
+            used_bytes,
+            own=self.is_own(pid),
+            container=place.container,
+            pod_uid=place.pod_uid,
+            job=place.job,
+        )
 
     def describe_holder(self, pid: int, devices: Iterable[str]) -> HolderFacts:
         """Returns a process with what it holds."""
-        process = self.describe(pid)
-        return HolderFacts(pid, process.name, process.command, tuple(sorted(devices)), process.own)
+        return HolderFacts.of(self.describe(pid), devices)
 
     def is_own(self, pid: int) -> bool:
         """Tells whether a process is the agent, who started the reader, or descends from it."""
@@ -154,5 +164,5 @@ def merge_holders(holders: Iterable[HolderFacts]) -> tuple[HolderFacts, ...]:
     for holder in holders:
         known = merged.get(holder.pid)
         devices = {*holder.devices, *(known.devices if known else ())}
-        merged[holder.pid] = HolderFacts(holder.pid, holder.name, holder.command, tuple(sorted(devices)), holder.own)
+        merged[holder.pid] = replace(holder, devices=tuple(sorted(devices)))
     return tuple(merged[pid] for pid in sorted(merged))

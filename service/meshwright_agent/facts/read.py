@@ -7,13 +7,20 @@ machine is read by the same code as this one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts import cpu, nvidia, tpu
+from meshwright_agent.facts.health import KernelLog
+from meshwright_agent.facts.kernel_log import read_kernel_log
+from meshwright_agent.facts.memory import count_unowned
 from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProcessFacts, TpuFacts
 from meshwright_agent.facts.owners import OpenFiles, ProcessTable, merge_holders, read_open_files
-from meshwright_agent.facts.sysfs import Roots, read_numa_nodes
+from meshwright_agent.facts.synchronised import read_synchronised
+from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -28,22 +35,36 @@ _NVIDIA_FILE: Final = re.compile(r"/dev/nvidia\d+")
 _NOTHING_OPEN: Final = OpenFiles({}, is_complete=True)
 
 
-def read_host_facts(roots: Roots, *, nvml: Any = None) -> HostFacts:
+@dataclass(frozen=True)
+class LogPlace:
+    """Where the kernel log is, and which record of which boot was seen last; None: none was."""
+
+    path: Path
+    after: int | None = None
+    boot_id: str | None = None
+
+
+def read_host_facts(
+    roots: Roots, *, nvml: Any = None, log: LogPlace | None = None, wants_health: bool = True
+) -> HostFacts:
     """Returns what can be known of a host without touching a device.
 
     Args:
         roots: where its files are.
         nvml: the module `pynvml`, or what behaves like it; None: there is none.
+        log: the kernel log; None: it is not looked at.
+        wants_health: False where only holders are asked for: the health of a card is many calls.
     """
     table = ProcessTable(roots.proc)
-    gpu = nvidia.read_nvidia(nvml, sysfs=roots.sysfs, dev=roots.dev, describe=table.describe)
+    gpu = nvidia.read_nvidia(nvml, sysfs=roots.sysfs, dev=roots.dev, describe=table.describe, wants_health=wants_health)
     slice_ = tpu.parse_slice(roots.environ)
     chips = tpu.read_chips(roots.sysfs)
     files = {chip.file for chip in chips if chip.file}
     open_files = read_open_files(roots.proc, files.__contains__) if files else _NOTHING_OPEN
-    tpus = tpu.read_tpus(chips, slice_, open_files, table)
+    tpus = tpu.read_tpus(chips, slice_, open_files, table, roots.dev)
+    machine = cpu.read_machine(roots)
     return HostFacts(
-        machine=cpu.read_machine(roots),
+        machine=machine,
         cpu=cpu.read_cpu(roots),
         numa_nodes=read_numa_nodes(roots.sysfs),
         gpus=gpu.gpus,
@@ -54,7 +75,18 @@ def read_host_facts(roots: Roots, *, nvml: Any = None) -> HostFacts:
         environment={name: roots.environ[name] for name in VARIABLES if name in roots.environ},
         problems=(*gpu.problems, *_tell_driverless(tpus)),
         holders=find_holders(gpu.gpus, tpus),
+        kernel_log=_read_log(roots, log, machine.boot_id) if log else None,
+        is_clock_synchronised=read_synchronised(),
     )
+
+
+def _read_log(roots: Roots, log: LogPlace, boot_id: str | None) -> KernelLog | None:
+    """Returns the XIDs since the last look of this boot; None where the host has no NVIDIA card and never had one."""
+    if log.after is None and not any(
+        card.kind.startswith(DISPLAY_CLASS) for card in read_pci_devices(roots.sysfs, NVIDIA)
+    ):
+        return None
+    return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
 
 
 def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[str, ...]:
@@ -75,15 +107,35 @@ def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[Ho
 
 
 def _hold(process: ProcessFacts, device: str) -> HolderFacts:
-    return HolderFacts(process.pid, process.name, process.command, (device,), process.own)
+    return HolderFacts.of(process, (device,))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is in use of a host's devices.
+
+    Attributes:
+        holders: who holds one in any way: computes on it, or only has its file open, as monitors do; None where not
+            every process could be looked at and nobody was found.
+        memory: bytes by device that no foreign process accounts for.
+    """
+
+    holders: tuple[HolderFacts, ...] | None
+    memory: Mapping[str, int]
+
+
+def read_held(roots: Roots, *, nvml: Any = None) -> Held:
+    """Returns who holds devices, and how much of their memory is in use."""
+    facts = read_host_facts(roots, nvml=nvml, wants_health=False)
+    return Held(_find_all_holders(roots, facts), count_unowned(facts.gpus))
 
 
 def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[HolderFacts, ...] | None:
-    """Returns who holds a device in any way: computes on it, or only has its file open, as monitors do.
+    """Returns `Held.holders`."""
+    return read_held(roots, nvml=nvml).holders
 
-    None where not every process could be looked at and nobody was found.
-    """
-    facts = read_host_facts(roots, nvml=nvml)
+
+def _find_all_holders(roots: Roots, facts: HostFacts) -> tuple[HolderFacts, ...] | None:
     computing = facts.holders
     if not facts.gpus:
         return computing

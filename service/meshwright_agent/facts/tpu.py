@@ -14,6 +14,7 @@ from typing import Final
 from meshwright.topology.pci import GOOGLE, TPU_KINDS
 from meshwright_agent.facts.model import ProcessFacts, SliceFacts, TpuFacts
 from meshwright_agent.facts.owners import OpenFiles, ProcessTable
+from meshwright_agent.facts.pci_health import read_pci_health
 from meshwright_agent.facts.sysfs import (
     PciDevice,
     list_folder,
@@ -78,7 +79,7 @@ def read_link_name(path: Path) -> str | None:
 
 
 def read_tpus(
-    chips: tuple[TpuFunction, ...], slice_: SliceFacts, open_files: OpenFiles, table: ProcessTable
+    chips: tuple[TpuFunction, ...], slice_: SliceFacts, open_files: OpenFiles, table: ProcessTable, dev: Path
 ) -> tuple[TpuFacts, ...]:
     """Returns the TPUs with what sysfs says of them and who holds them."""
     return tuple(
@@ -90,6 +91,8 @@ def read_tpus(
             numa_node=read_numa_node(chip.device.path),
             device_file=chip.file,
             processes=_describe(chip.file, open_files, table),
+            has_file=None if chip.file is None else (dev / chip.file.removeprefix("/dev/")).exists(),
+            pci=read_pci_health(chip.device.path),
         )
         for chip in chips
     )

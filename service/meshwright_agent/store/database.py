@@ -7,9 +7,11 @@ and wire models; nothing of queues, workers or routes.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,14 +19,17 @@ from pydantic import ValidationError
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
+from meshwright.wire.health import HealthEvent
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.packing import unpack
 from meshwright_agent.store import events as event_rows
-from meshwright_agent.store import idempotency, plans, records, verifications
+from meshwright_agent.store import health_events, idempotency, leases, plans, records, sights, verifications
 from meshwright_agent.store import runs as run_rows
 from meshwright_agent.store.file import DatabaseFile, is_damage
+from meshwright_agent.store.health_events import StoredHealth
 from meshwright_agent.store.idempotency import KeyUse
+from meshwright_agent.store.leases import StoredLease
 from meshwright_agent.store.migrations import transaction
 from meshwright_agent.store.plans import PlanCache
 from meshwright_agent.store.writer import Writer, WriterBusyError
@@ -45,6 +50,8 @@ class Store:
     Attributes:
         path: the file.
         set_aside: where a damaged file was moved when this one was started anew, else None.
+        failure_count: verbs that failed, or were not done in time.
+        size_bytes: of the file and its log on the disk, at the last `check`; None before the first.
     """
 
     def __init__(
@@ -69,6 +76,8 @@ class Store:
         self._keep_plan_chars = keep_plan_chars
         self._keep_verifications = keep_verifications
         self._plan_cache = PlanCache(keep_plans)
+        self.failure_count = 0
+        self.size_bytes: int | None = None
 
     @classmethod
     async def open(
@@ -132,6 +141,7 @@ class Store:
 
         def job(connection: sqlite3.Connection) -> str:
             self._file.verify_in_place()
+            self.size_bytes = _read_size_bytes(self.path)
             with transaction(connection):
                 connection.execute("INSERT OR REPLACE INTO heartbeat (id, token) VALUES (1, ?)", (token,))
             return str(connection.execute("SELECT token FROM heartbeat").fetchone()[0])
@@ -195,6 +205,21 @@ class Store:
 
         return await self._write(job)
 
+    async def finish_run(self, run: Run) -> None:
+        """Writes the end of a run that is stored as waiting or running, with its event; of any other, nothing."""
+        now = self._clock.now()
+
+        def job(connection: sqlite3.Connection) -> None:
+            stored = run_rows.get_run(connection, run.id)
+            if stored is None or stored.state in FINAL_STATES:
+                return
+            seq = event_rows.last_seq(connection, run.id) + 1
+            event = RunEvent(seq=seq, at=now, type="state", run_id=run.id, state=run.state)
+            run_rows.save_run(connection, run)
+            event_rows.append_events(connection, [event])
+
+        await self._write(job)
+
     async def recall_key(self, key: str) -> tuple[KeyUse, str] | None:
         """Returns what an idempotency key was used for and the run that it made, None for a new key."""
         return await self._call(lambda connection: idempotency.recall_key(connection, key))
@@ -235,6 +260,93 @@ class Store:
         """Returns what a compiler said of what this key names as JSON text, None if nothing is kept."""
         return await self._call(lambda connection: verifications.get_verification(connection, key))
 
+    async def put_sight(self, key: str, body: str) -> None:
+        """Keeps what was seen of the host, as JSON text, in the place of what was kept before."""
+        await self._write(lambda connection: sights.put_sight(connection, key, body))
+
+    async def read_sight(self, key: str) -> str | None:
+        """Returns what was kept under this key as JSON text, None if something else or nothing was."""
+        return await self._call(lambda connection: sights.read_sight(connection, key))
+
+    # ---- leases ----------------------------------------------------------------------------------------
+
+    async def save_leases(
+        self,
+        held: Sequence[StoredLease] = (),
+        *,
+        key: KeyUse | None = None,
+        ended: Mapping[str, str] | None = None,
+        forgotten: Collection[str] = (),
+    ) -> None:
+        """Writes what has become of leases, all of it or nothing.
+
+        Args:
+            held: leases that are new or were renewed.
+            key: what the first of them was made with.
+            ended: id → why it ended.
+            forgotten: ids that were never told to anybody.
+        """
+
+        def job(connection: sqlite3.Connection) -> None:
+            leases.forget_leases(connection, forgotten)
+            leases.end_leases(connection, ended or {})
+            for one in held:
+                leases.save_lease(connection, one)
+            if key is not None:
+                leases.remember_lease_key(connection, held[0].lease.id, key)
+
+        await self._write(job)
+
+    async def list_held_leases(self) -> tuple[StoredLease, ...]:
+        """Returns the leases that have not ended, oldest first."""
+        return await self._call(leases.list_held)
+
+    async def find_lease(self, lease_id: str) -> StoredLease | None:
+        """Returns a lease that holds or has ended lately, None if there is none."""
+        return await self._call(lambda connection: leases.find_lease(connection, lease_id))
+
+    async def recall_lease_key(self, key: str) -> tuple[KeyUse, StoredLease] | None:
+        """Returns what an idempotency key was used for and the lease that it made, None for a new key."""
+        return await self._call(lambda connection: leases.recall_lease_key(connection, key))
+
+    # ---- health ----------------------------------------------------------------------------------------
+
+    async def save_health(
+        self, events: Sequence[HealthEvent], *, memory: str | None, keep: int, oldest: datetime
+    ) -> None:
+        """Writes events and, if given, what must be remembered; deletes what is beyond `keep` or before `oldest`."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            health_events.append_health_events(connection, events)
+            if memory is not None:
+                health_events.put_health_memory(connection, memory)
+            health_events.prune_health_events(connection, keep=keep, oldest=oldest)
+
+        await self._write(job)
+
+    async def read_health(self) -> StoredHealth:
+        """Returns what is remembered of the host's health."""
+        return await self._call(health_events.read_health)
+
+    async def list_health_events(
+        self, *, after: int | None, limit: int, component: str | None = None, since: datetime | None = None
+    ) -> tuple[HealthEvent, ...]:
+        """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first."""
+        return await self._call(
+            lambda connection: health_events.list_health_events(
+                connection, after=after, limit=limit, component=component, since=since
+            )
+        )
+
+    async def measure_free_bytes(self) -> int:
+        """Returns what the agent may still write on the disk that holds the file."""
+
+        def job(_connection: sqlite3.Connection) -> int:
+            disk = os.statvfs(self.path.parent)
+            return disk.f_bavail * disk.f_frsize
+
+        return await self._call(job)
+
     # ---- the thread ------------------------------------------------------------------------------------
 
     async def _write(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -251,6 +363,7 @@ class Store:
         try:
             return await work()
         except (sqlite3.Error, OSError, WriterBusyError, ValidationError) as error:
+            self.failure_count += 1
             raise self._unavailable(str(error), error) from error
 
     def _unavailable(self, reason: str, error: Exception | None = None) -> StoreUnavailableError:
@@ -258,3 +371,9 @@ class Store:
         if error is not None and is_damage(error):
             hint = "restart the agent: it sets the damaged file aside and starts a new one"
         return StoreUnavailableError(f"the store {self.path} does not answer: {reason}", hint=hint)
+
+
+def _read_size_bytes(path: Path) -> int:
+    """Returns the size of the database with its write-ahead log (file-wal; sqlite.org/wal.html)."""
+    parts = (path, path.with_name(f"{path.name}-wal"))
+    return sum(part.stat().st_size for part in parts if part.exists())

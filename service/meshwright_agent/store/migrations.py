@@ -59,6 +59,32 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             body TEXT NOT NULL
         )""",
     ),
+    (  # reservations of devices; `until_s` is time since the machine's start that `boot_id` names
+        """CREATE TABLE leases (
+            position INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            key TEXT UNIQUE,
+            request_sha256 TEXT,
+            boot_id TEXT NOT NULL,
+            until_s REAL NOT NULL,
+            ended TEXT,
+            body TEXT NOT NULL
+        )""",
+        "CREATE INDEX leases_by_end ON leases (ended, position)",
+    ),
+    (  # what happened to components, and what must be remembered of them
+        """CREATE TABLE health_events (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT,
+            at_s REAL NOT NULL,
+            component TEXT NOT NULL,
+            body TEXT NOT NULL
+        )""",
+        "CREATE INDEX health_events_by_component ON health_events (component, seq)",
+        "CREATE TABLE health_memory (id INTEGER PRIMARY KEY CHECK (id = 1), body TEXT NOT NULL)",
+    ),
+    (  # what the agent saw of its host last, so that it is ready as soon as it is started again
+        "CREATE TABLE sight (id INTEGER PRIMARY KEY CHECK (id = 1), key TEXT NOT NULL, body TEXT NOT NULL)",
+    ),
 )
 
 SCHEMA: Final = len(MIGRATIONS)

@@ -127,7 +127,16 @@ def build_processes(processes: Sequence[ProcessFacts] | None) -> tuple[DevicePro
     if processes is None:
         return None
     return tuple(
-        DeviceProcess(pid=one.pid, name=one.name, command=one.command, used_bytes=one.used_bytes, own=one.own)
+        DeviceProcess(
+            pid=one.pid,
+            name=one.name,
+            command=one.command,
+            used_bytes=one.used_bytes,
+            own=one.own,
+            container=one.container,
+            pod_uid=one.pod_uid,
+            job=one.job,
+        )
         for one in processes
     )
 

@@ -19,6 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from meshwright.errors import InternalError, ProblemError, RunFailedError
@@ -42,6 +43,9 @@ from meshwright_agent.worker.protocol import (
 
 _PR_SET_PDEATHSIG: Final = 1
 """Source: Linux, include/uapi/linux/prctl.h."""
+
+_OOM_SCORE: Final = 250
+"""Added to the kernel's score of −1000 to 1000: before the agent, after a compiler, which adds more."""
 
 _RECEIVE_BYTES: Final = 1 << 16
 _TRACEBACK_LINES: Final = 40
@@ -121,6 +125,7 @@ def serve(
     """
     birth = _parse_birth(kind, sys.argv[1:] if argv is None else argv)
     _die_with_parent(birth.parent)
+    _die_before_parent()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     child = _Child(birth, handlers)
@@ -144,6 +149,14 @@ def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def _die_before_parent() -> None:
+    """Asks the kernel to end this process rather than the agent where memory runs out: proc(5), oom_score_adj."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    except OSError:  # a sandbox without a writable /proc: the order of victims stays the kernel's
+        return
 
 
 class _Child:

@@ -11,7 +11,7 @@ import json
 import os
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
@@ -21,7 +21,7 @@ from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
-from meshwright.wire.devices import Devices
+from meshwright.wire.devices import DeviceLease, Devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.bodies import parse_body
 from meshwright_agent.packing import pack
@@ -148,9 +148,21 @@ def parse_here(told: Mapping[str, Any]) -> Here:
         topology = build_target(told["target"])
     else:
         topology = Topology.of(Devices.model_validate_json(told["devices"]))
+    if leased := told.get("leased"):
+        topology = _mark_leased(topology, leased)
     health = {int(place): str(state) for place, state in told["health"].items()}
     notices = tuple(Notice.model_validate(notice) for notice in told["notices"])
     return Here(topology, health, notices, tuple(map(Measurement.model_validate, told.get("measured", ()))))
+
+
+def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
+    """Returns a target's topology with the leases that the agent has given on it: place → lease."""
+    covers = {int(place): DeviceLease.model_validate(lease) for place, lease in leased.items()}
+    devices = tuple(
+        device.model_copy(update={"lease": covers[place]}) if place in covers else device
+        for place, device in enumerate(topology.devices)
+    )
+    return replace(topology, devices=devices)
 
 
 def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from meshwright_agent.facts.model import build_holders_json, build_json
 from meshwright_agent.facts.nvidia import find_nvml
-from meshwright_agent.facts.read import read_holders, read_host_facts
+from meshwright_agent.facts.read import LogPlace, read_held, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
 from meshwright_agent.worker.child import CallContext, serve
 
@@ -37,14 +37,26 @@ def parse_roots(arguments: dict[str, Any]) -> Roots:
     )
 
 
+def parse_log(arguments: dict[str, Any]) -> LogPlace | None:
+    """Returns where the kernel log is and how far it was looked at; None: it is not to be read."""
+    path = arguments.get("kernel_log")
+    if not path:
+        return None
+    return LogPlace(Path(path), arguments.get("kernel_log_after"), arguments.get("boot_id"))
+
+
 def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """Returns `HostFacts` as JSON."""
-    return build_json(read_host_facts(parse_roots(arguments), nvml=find_nvml()))
+    return build_json(read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments)))
 
 
 def holders(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns who holds a device now, as {"holders": [...]}; null where that could not be looked at."""
-    return {"holders": build_holders_json(read_holders(parse_roots(arguments), nvml=find_nvml()))}
+    """Returns who holds a device now, as {"holders": […], "memory": bytes in use that no foreign process has}.
+
+    The holders are null where that could not be looked at; the memory is by device, of those whose driver tells it.
+    """
+    held = read_held(parse_roots(arguments), nvml=find_nvml())
+    return {"holders": build_holders_json(held.holders), "memory": held.memory}
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ async def spawn_child(
     finally:
         theirs.close()
         os.close(write_end)
-    channel, log = _Channel(on_frame, on_lost), _LogPipe(f"{spec.name}[{process.pid}]")
+    channel, log = _Channel(on_frame, on_lost), _LogPipe(spec.name, process.pid, generation)
     ours.setblocking(False)
     await loop.create_unix_connection(lambda: channel, sock=ours)
     await loop.connect_read_pipe(lambda: log, os.fdopen(read_end, "rb", buffering=0))
@@ -238,8 +238,10 @@ class _Channel(asyncio.Protocol):
 class _LogPipe(asyncio.Protocol):
     """stdout and stderr: into the agent's log, the last lines into memory."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, pid: int, generation: int) -> None:
+        self._name = f"{name}[{pid}]"
+        self._whose = {"child": name, "child_pid": pid, "generation": generation}
+        self._log = logging.getLogger(f"{_log.name}.{name}")
         self._pending = b""
         self._transport: asyncio.BaseTransport | None = None
         self.lines: deque[str] = deque(maxlen=LOG_LINES)
@@ -269,7 +271,7 @@ class _LogPipe(asyncio.Protocol):
         line = raw[:_LINE_LIMIT_BYTES].decode(errors="replace").rstrip()
         if not is_map_line(line):
             self.lines.append(line)
-        _log.info("%s: %s", self._name, line)
+        self._log.info("%s: %s", self._name, line, extra=self._whose)
 
 
 class ChildProcess:

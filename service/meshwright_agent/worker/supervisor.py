@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from meshwright.errors import MeshwrightError
 from meshwright.wire.devices import Worker
 from meshwright_agent.clock import Clock
+from meshwright_agent.telemetry.durations import Durations
+from meshwright_agent.telemetry.tracing import TRACING
 from meshwright_agent.worker.faults import Fault, Obituary, build_fault_error, build_spent_error
 from meshwright_agent.worker.jobs import Answer, CallCancelled, Job, OnProgress
 from meshwright_agent.worker.machine import Machine
@@ -44,6 +46,8 @@ from meshwright_agent.worker.tenure import Tenure
 __all__ = ["Answer", "CallCancelled", "ChildSpec", "ReleaseOutcome", "Supervisor"]
 
 _log = logging.getLogger("meshwright.worker")
+
+_OUTCOMES: Final[dict[type[Frame], str]] = {Result: "succeeded", Failure: "failed", Stopped: "cancelled"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,10 @@ class Supervisor:
         clock: for `since`, durations and the crash window. Timers are the event loop's.
         on_change: called after each change of state, on the event loop.
         spawn: how to start a process.
+
+    Attributes:
+        crash_count: how many processes ended as they should not.
+        durations: by operation and outcome, how long calls took that reached a process.
     """
 
     def __init__(
@@ -91,6 +99,8 @@ class Supervisor:
         self._current: Job | None = None
         self._abandoned: dict[int, asyncio.Task[None]] = {}
         self._generation = self._call_count = 0
+        self.crash_count = 0
+        self.durations = Durations()
         self._last_error: str | None = None
         self._last_log: tuple[str, ...] = ()
         self._obituary: Obituary | None = None
@@ -206,7 +216,10 @@ class Supervisor:
             FrameError: JSON cannot say the arguments.
         """
         format_frame(Call(0, op, arguments))
-        return await self._submit(Job(op, arguments, deadline_s, on_progress))
+        with TRACING.span(f"{self.spec.name} {op}", kind="CLIENT") as span:
+            answer = await self._submit(Job(op, arguments, deadline_s, on_progress))
+            span.note(meshwright__generation=answer.generation)
+            return answer
 
     async def cancel_current(self, reason: str) -> bool:
         """Cancels the call under way, returns when it has ended (grace, then kill); False: there was none."""
@@ -361,6 +374,7 @@ class Supervisor:
     def _settle(self, frame: Result | Failure | Stopped) -> None:
         job = self._current
         assert job is not None
+        self._count(job, _OUTCOMES[type(frame)])
         match frame:
             case Result():
                 job.succeed(Answer(frame.result, frame.generation))
@@ -403,6 +417,7 @@ class Supervisor:
         if tenure.child is not None and tenure.abandoned_pid is not None:
             self._abandoned[tenure.abandoned_pid] = asyncio.create_task(self._reap(tenure.child))
         if tenure.has_crashed:
+            self.crash_count += 1
             self._crashes = self._crashes.add(self._clock.monotonic(), self._rule)
         self._answer_mourners(tenure)
         self._tenure = None
@@ -424,7 +439,11 @@ class Supervisor:
             if tenure.has_crashed:
                 self._last_error = f"{dead.who} was to be ended ({tenure.end}); it {dead.ending}"
         if job is not None:
+            self._count(job, tenure.end.kind if isinstance(tenure.end, Fault) else "cancelled")
             job.fail(error)
+
+    def _count(self, job: Job, outcome: str) -> None:
+        self.durations.observe((job.op or "", outcome), self._clock.monotonic() - job.sent_s)
 
     async def _reap(self, child: Child) -> None:
         await child.reap()

@@ -12,11 +12,19 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
+from meshwright_agent.access.callers import Caller
+from meshwright_agent.access.doorkeeper import Doorkeeper
+from meshwright_agent.access.rates import Rates
+from meshwright_agent.api.gate import CALLER_KEY
 from meshwright_agent.api.problem import install_handlers
+from meshwright_agent.clock import SystemClock
 from meshwright_agent.settings import Settings
 
 LIMIT_BYTES = 1024
 JSON = {"content-type": "application/json"}
+HOST = "agent"
+EVERYBODY = Caller("addr:test", "admin", Rates(0, lambda: 0.0))
+"""Whom the gate would have let in: for applications that are asked without one."""
 
 
 @dataclass
@@ -46,7 +54,10 @@ def ask(
     path, _, query = target.partition("?")
     if isinstance(headers, Mapping):
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    headers = list(headers)
+    headers += [(b"host", HOST.encode())] * (b"host" not in dict(headers))
     whole = {
+        CALLER_KEY: EVERYBODY,
         "type": "http",
         "http_version": "1.1",
         "method": method,
@@ -55,8 +66,8 @@ def ask(
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": query.encode(),
-        "headers": list(headers),
-        "server": ("agent", 80),
+        "headers": headers,
+        "server": (HOST, 80),
         "client": ("test", 1),
         **scope,
     }
@@ -83,6 +94,11 @@ async def _serve(app: ASGIApp, scope: dict[str, Any], pieces: Iterator[bytes]) -
 
     await app(scope, receive, send)
     return heard
+
+
+def build_doorkeeper(**settings: Any) -> Doorkeeper:
+    """Returns the doorkeeper of an agent with these settings."""
+    return Doorkeeper(Settings(**settings), SystemClock())
 
 
 def build_small_app(limit_bytes: int = LIMIT_BYTES) -> FastAPI:

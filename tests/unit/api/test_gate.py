@@ -16,9 +16,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.errors import DeviceBusyError
+from meshwright_agent.api.dependencies import needs
 from meshwright_agent.api.gate import Gate, JsonRoute, PlainRoute, read_body
 from meshwright_agent.bodies import parse_body
-from tests.unit.api.asgi import JSON, LIMIT_BYTES, Heard, ask, build_small_app
+from tests.unit.api.asgi import JSON, LIMIT_BYTES, Heard, ask, build_doorkeeper, build_small_app
 
 Observed = list[tuple[str, str, int, float]]
 
@@ -54,11 +55,11 @@ def app() -> FastAPI:
     """The same question at /framework (a JsonRoute) and at /bare (a plain route), and a greeting."""
     app = build_small_app()
     router = APIRouter(route_class=JsonRoute)
-    router.post("/framework")(_answer_with_framework)
+    router.post("/framework", openapi_extra=needs("read"))(_answer_with_framework)
     router.get("/things/{name}")(_echo_name)
     app.include_router(router)
     app.router.routes[:0] = [
-        PlainRoute("/bare", _answer_bare, methods=["POST"]),
+        PlainRoute("/bare", _answer_bare, methods=["POST"], openapi_extra=needs("read")),
         PlainRoute("/greeting", _greet),
     ]
     return app
@@ -71,7 +72,8 @@ async def _echo_name(name: str) -> dict[str, str]:
 def _gated(app: FastAPI) -> tuple[Gate, Observed]:
     observed: Observed = []
     plain = [route for route in app.routes if isinstance(route, PlainRoute)]
-    return Gate(app, observe=lambda *seen: observed.append(seen), plain=plain), observed
+    gate = Gate(app, observe=lambda *seen: observed.append(seen), plain=plain, doorkeeper=build_doorkeeper())
+    return gate, observed
 
 
 both_kinds = pytest.mark.parametrize("path", ["/framework", "/bare"])
@@ -235,9 +237,9 @@ NOT_JSON: dict[str, bytes] = {
 def test_what_is_no_json_is_refused_by_both_kinds_of_route_alike(wrong: str) -> None:
     app = build_small_app(limit_bytes=1 << 20)
     router = APIRouter(route_class=JsonRoute)
-    router.post("/framework")(_answer_with_framework)
+    router.post("/framework", openapi_extra=needs("read"))(_answer_with_framework)
     app.include_router(router)
-    app.router.routes[:0] = [PlainRoute("/bare", _answer_bare, methods=["POST"])]
+    app.router.routes[:0] = [PlainRoute("/bare", _answer_bare, methods=["POST"], openapi_extra=needs("read"))]
     framework, bare = (
         ask(app, "POST", path, headers=JSON, pieces=[NOT_JSON[wrong]]) for path in ("/framework", "/bare")
     )
@@ -271,7 +273,7 @@ json_values = st.recursive(
 @given(value=json_values, ascii_only=st.booleans())
 def test_what_is_json_arrives_as_it_was_sent(value: Any, ascii_only: bool) -> None:
     app = build_small_app(limit_bytes=1 << 20)
-    app.router.routes[:0] = [PlainRoute("/bare", _answer_bare, methods=["POST"])]
+    app.router.routes[:0] = [PlainRoute("/bare", _answer_bare, methods=["POST"], openapi_extra=needs("read"))]
     body = json.dumps({"value": value}, ensure_ascii=ascii_only).encode("utf-8", errors="surrogatepass")
     heard = ask(app, "POST", "/bare", headers=JSON, pieces=[body])
     if not ascii_only and b"\xed" in body and heard.document != {"value": value}:

@@ -21,12 +21,24 @@ from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters
-from meshwright_agent.health import HealthBoard
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.telemetry.durations import Durations
+from meshwright_agent.worker.supervisor import Supervisor
 from tests.fakes.machines import plant_machine
 from tests.fakes.stored import EPOCH, ManualClock, build_record
 
 Labels = dict[str, str]
 Samples = list[tuple[Labels, float]]
+
+
+def build_child(**parts: Any) -> Any:
+    known = {"state": "stopped", "generation": 0, "crash_count": 0, "abandoned_pids": (), "durations": Durations()}
+    assert set(known) <= {*dir(Supervisor), "crash_count", "durations"}
+    return SimpleNamespace(**known | parts)
+
+
+def build_runs(**parts: Any) -> Any:
+    return SimpleNamespace(**{"waits": Durations(), "durations": Durations()} | parts)
 
 
 @dataclass
@@ -39,8 +51,18 @@ class MemoryAgent:
     is_simulated: bool = False
     clock: ManualClock = field(default_factory=ManualClock)
     board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
-    device: Any = field(default_factory=lambda: SimpleNamespace(state="ready", generation=3))
-    runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=(object(),)))
+    device: Any = field(default_factory=lambda: build_child(state="ready", generation=3))
+    probe: Any = field(default_factory=lambda: build_child())
+    planner: Any = field(default_factory=lambda: build_child())
+    compiler: Any = field(default_factory=lambda: build_child())
+    runs: Any = field(default_factory=lambda: build_runs(queued_count=2, running=(object(),)))
+    releases: Durations = field(default_factory=Durations)
+    loop_lags: Durations = field(default_factory=Durations)
+    store: Any = field(default_factory=lambda: SimpleNamespace(failure_count=0, size_bytes=None))
+    count_connections: Any = None
+    book: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
+    leases: Any = field(default_factory=lambda: SimpleNamespace(preempted=Counter({("run",): 2})))
+    history: Any = field(default_factory=lambda: SimpleNamespace(counts=Counter({("store", "state"): 3}), lost_count=1))
 
     compiles: Any = field(
         default_factory=lambda: SimpleNamespace(counts=Counter(verified=3, aborted=1), total_s=12.5, recalled_count=4)
@@ -59,7 +81,8 @@ class MemoryAgent:
 
 
 def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
-    real = set(dir(Agent)) | {"clock", "board", "device", "compiles"}
+    made = {"clock", "board", "compiles", "releases", "loop_lags", "count_connections", "book", "leases", "history"}
+    real = set(dir(Agent)) | made | {"device", "probe", "planner", "compiler"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 
 
@@ -87,6 +110,13 @@ def _build_busy(dgx: Devices) -> tuple[MemoryAgent, Meters]:
     matmul = build_record(case="matmul", name="matmul_jax", axis=None, axis_size=None, flops_per_s=1e12)
     agent = MemoryAgent(seen=dgx, records=(build_record(busbw_bytes_per_s=2e9, algbw_bytes_per_s=1e9), matmul))
     agent.board.report("worker", "healthy", "", at=EPOCH)
+    agent.device.durations.observe(("bench", "succeeded"), 3.0)
+    agent.runs.waits.observe(("bench",), 0.02)
+    agent.runs.durations.observe(("bench", "succeeded"), 3.1)
+    agent.releases.observe(("released",), 0.18)
+    agent.loop_lags.observe((), 0.002)
+    agent.store.size_bytes = 4096
+    agent.count_connections = lambda: 5
     meters = Meters(agent)  # type: ignore[arg-type]
     meters.observe("/devices", "GET", 200, 0.003)
     return agent, meters
@@ -186,8 +216,8 @@ def test_runs_and_worker_are_those_of_the_moment_of_the_scrape() -> None:
     before = _scrape(agent, meters)
     assert (_value(before, "meshwright_runs_queued"), _value(before, "meshwright_runs_running")) == (2, 1)
     agent.runs, agent.device = (
-        SimpleNamespace(queued_count=0, running=()),
-        SimpleNamespace(state="busy", generation=4),
+        build_runs(queued_count=0, running=()),
+        build_child(state="busy", generation=4),
     )
     after = _scrape(agent, meters)
     assert (_value(after, "meshwright_runs_queued"), _value(after, "meshwright_runs_running")) == (0, 0)
@@ -205,7 +235,7 @@ def test_compiles_are_counted_by_the_status_of_their_answer_also_where_there_was
 
 @pytest.mark.parametrize("state", WORKER_STATES)
 def test_exactly_one_state_of_the_worker_is_1(state: str) -> None:
-    text = _scrape(MemoryAgent(device=SimpleNamespace(state=state, generation=1)))
+    text = _scrape(MemoryAgent(device=build_child(state=state, generation=1)))
     states = {labels["state"]: value for labels, value in _samples(text, "meshwright_worker_state")}
     assert states == {one: float(one == state) for one in WORKER_STATES}
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from meshwright_agent.api.gate import Gate
 from meshwright_agent.api.pages import CONTENT_SECURITY_POLICY, PLAIN_ROUTES
-from tests.unit.api.asgi import Heard, ask
+from tests.unit.api.asgi import Heard, ask, build_doorkeeper
 
 PATHS = [route.path for route in PLAIN_ROUTES]
 LINKING = {"src", "href", "action", "poster", "data", "srcset"}
@@ -32,7 +32,7 @@ class _Elements(HTMLParser):
 
 
 def _get(path: str) -> Heard:
-    return ask(Gate(FastAPI(), observe=lambda *_: None, plain=PLAIN_ROUTES), target=path)
+    return ask(Gate(FastAPI(), observe=lambda *_: None, plain=PLAIN_ROUTES, doorkeeper=build_doorkeeper()), target=path)
 
 
 def _parse(path: str) -> _Elements:

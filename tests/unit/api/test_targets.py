@@ -52,5 +52,5 @@ def test_a_query_that_is_not_understood_is_refused(app: FastAPI, query: str, fie
 
 def test_the_document_has_the_replies_that_there_are(app: FastAPI) -> None:
     operation = app.openapi()["paths"]["/targets"]["get"]
-    assert set(operation["responses"]) == {"200", "304", "422"}
+    assert set(operation["responses"]) == {"200", "304", "401", "421", "422"}
     assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Targets")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from meshwright.errors import BenchTooLargeError, DeviceBusyError, InvalidRequestError
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
-from meshwright.wire.devices import DeviceProcess, Devices, Memory
-from meshwright_agent.bench.limits import APPETITES, check_bench, list_demands
-from meshwright_agent.bench.scope import CASES, build_scope
+from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory
+from meshwright_agent.bench.limits import APPETITES, check_bench, find_closed, list_demands, resolve_tier
+from meshwright_agent.bench.scope import CASES, build_host_scope, build_scope
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import GIB, build_host
 
@@ -128,9 +128,102 @@ def test_a_device_that_another_process_needs_for_itself_is_refused_with_its_name
     with pytest.raises(DeviceBusyError, match=r"device 1 .* process 4321 \(train.py\) holds") as caught:
         check(build_host(4, platform, changes=changes), suite=suite)
     assert "4321" in caught.value.hint
-    check(build_host(4, platform, changes=changes), suite=suite, devices=[0, 2])
     check(build_host(4, platform, changes={1: {**hold(own=True), "compute_mode": mode}}), suite=suite)
 
 
 def test_a_shared_gpu_may_be_measured_by_the_quick_suite() -> None:
     check(build_host(2, "gpu", changes={0: {**hold(), "compute_mode": "default"}}))
+
+
+@pytest.mark.parametrize(("platform", "mode"), [("tpu", None), ("gpu", "exclusive_process")])
+def test_jax_opens_every_device_that_it_sees_so_naming_others_does_not_help(platform: Any, mode: str | None) -> None:
+    changes = {1: {**hold(), "compute_mode": mode}}
+    with pytest.raises(DeviceBusyError, match=r"device 1 .* one process at a time") as caught:
+        check(build_host(4, platform, changes=changes), devices=[0, 2])
+    assert "JAX opens all devices" in caught.value.hint
+
+
+def test_a_device_that_is_hidden_from_jax_is_not_opened() -> None:
+    seen = {"jax": JaxView(id=0, kind="H100", platform="gpu", generation=1, **EVIDENCE)}
+    changes = {0: seen, 1: {**hold(), "compute_mode": "exclusive_process"}}
+    check(build_host(2, "gpu", changes=changes), devices=[0])
+
+
+def test_the_full_tier_needs_only_the_devices_idle_that_it_measures() -> None:
+    host = build_host(4, "gpu", changes={1: {**hold(), "compute_mode": "default"}})
+    check(host, suite="full", devices=[0, 2])
+    with pytest.raises(DeviceBusyError, match=r"full tier .* device 1 .* idle") as caught:
+        check(host, tier="full", devices=[1])
+    assert '"tier": "light"' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ({"container": "c" * 64, "pod_uid": "p-1", "job": "slurm 7"}, "in slurm 7"),
+        ({"container": "c" * 64, "pod_uid": "p-1"}, "in pod p-1"),
+        ({"container": "c" * 64}, f"in container {'c' * 12}, "),
+    ],
+)
+def test_who_is_in_the_way_is_named_with_command_and_place(where: dict[str, str], words: str) -> None:
+    processes = tuple(DeviceProcess(pid=pid, command=f"python train{pid}.py", **where) for pid in (5, 6))
+    with pytest.raises(DeviceBusyError) as caught:
+        check(build_host(1, "tpu", changes={0: {"processes": processes}}))
+    assert f"process 5 (python train5.py) {words}" in caught.value.detail
+    assert "process 6 (python train6.py)" in caught.value.detail
+
+
+# ---- tiers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "tier"),
+    [
+        ({}, "light"),
+        ({"suite": "full"}, "full"),
+        ({"sizes_bytes": [2**20]}, "light"),
+        ({"sizes_bytes": [256 * 2**20]}, "full"),
+        ({"max_s": 600}, "full"),
+        ({"suite": "full", "tier": "light"}, "light"),
+        ({"tier": "full"}, "full"),
+        ({"tier": "passive"}, "passive"),
+    ],
+)
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_without_a_tier_a_bench_is_light_as_long_as_it_keeps_to_the_bounds(
+    platform: Any, fields: dict[str, Any], tier: str
+) -> None:
+    request = BenchRequest.model_validate(fields)
+    assert resolve_tier(request, build_host_scope(request, build_host(4, platform))) == tier
+
+
+def test_a_light_bench_that_is_too_large_is_told_what_is_not() -> None:
+    host = build_host(2, "gpu")
+    with pytest.raises(BenchTooLargeError, match="light tier takes at most 536870912") as caught:
+        check(host, tier="light", cases=["all_reduce"], sizes_bytes=[GIB])
+    found = re.match(r'use "sizes_bytes": \[(\d+)\], or "tier": "full"', caught.value.hint)
+    assert found
+    check(host, tier="light", cases=["all_reduce"], sizes_bytes=[int(found[1])])
+    with pytest.raises(InvalidRequestError, match="max_s is 100; the light tier"):
+        check(host, tier="light", max_s=100)
+
+
+def test_a_device_in_prohibited_mode_is_no_refusal_but_a_reason_to_skip() -> None:
+    host = build_host(2, "gpu", changes={1: {"compute_mode": "prohibited"}})
+    assert "device 1 " in find_closed(BenchRequest(), host)
+    assert find_closed(BenchRequest(tier="passive"), host) == ""
+    assert find_closed(BenchRequest(), build_host(2, "gpu")) == ""
+
+
+def test_beside_another_process_a_cuda_context_is_reserved_and_our_own_memory_is_ours() -> None:
+    size = {"cases": ["replicate"], "sizes_bytes": [64 * 2**20], "devices": [0]}
+
+    def host(used: int, **process: Any) -> Devices:
+        memory = Memory(capacity_bytes=16 * GIB, used_bytes=used, **EVIDENCE)
+        holder = DeviceProcess(pid=7, used_bytes=used, **process)
+        return build_host(1, "gpu", changes={0: {"memory": memory, "processes": (holder,), "compute_mode": "default"}})
+
+    check(host(16 * GIB, own=True), **size)
+    with pytest.raises(BenchTooLargeError):
+        check(host(16 * GIB - 500 * 2**20), **size)
+    check(host(16 * GIB - 600 * 2**20), **size)

@@ -123,6 +123,25 @@ def test_those_of_a_kind_that_succeeded_are_listed_newest_first_and_bounded(tmp_
     run_with_store(tmp_path / "s.sqlite3", main)
 
 
+def test_an_end_that_comes_late_is_written_once_with_its_event_and_only_for_a_run_that_is_there(tmp_path: Path) -> None:
+    running, done = build_run(1, state="running"), build_run(2, state="succeeded")
+
+    async def main(store: Store) -> None:
+        for run in (running, done):
+            await store.save_run(run, events=[build_event(run, seq) for seq in (1, 2)])
+        for _ in range(2):
+            await store.finish_run(build_cancelled(running, "late", EPOCH))
+            await store.finish_run(build_cancelled(done, "late", EPOCH))
+            await store.finish_run(build_cancelled(build_run(3), "never stored", EPOCH))
+        ended = await store.get_run(running.id)
+        assert ended == build_cancelled(running, "late", EPOCH)
+        assert [(event.seq, event.state) for event in await store.events_after(running.id, 2)] == [(3, "cancelled")]
+        assert await store.get_run(done.id) == done
+        assert [run.id for run in await store.list_runs(limit=9)] == [done.id, running.id]
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
 def test_after_a_restart_nothing_waits_or_runs_and_the_reason_is_told(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
     waiting, running, done = build_run(1), build_run(2, state="running"), build_run(3, state="succeeded")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import pickle
 import sys
 from collections.abc import Callable
@@ -82,8 +83,15 @@ def test_a_text_that_names_no_function_is_refused(wrong: str) -> None:
         parse_step(wrong)
 
 
+@pytest.fixture
+def main_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `__main__` what `python -m pytest` makes it, also in a process that another tool has started."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("pytest"), raising=False)
+
+
+@pytest.mark.usefixtures("main_module")
 def test_main_is_found_and_pickles_that_speak_of_it_are_known() -> None:
-    assert find_main() is not None  # pytest's own
+    assert find_main() == Step(kind="module", where="pytest")
     assert speaks_of_main(None, base64.b64encode(b"c__main__\nStep\n.").decode())
     assert not speaks_of_main(None, pack((1, 2), "x"))
 
@@ -93,6 +101,7 @@ def test_at_a_prompt_nothing_is_found_by_name_in_main(monkeypatch: pytest.Monkey
     assert find_main() is None
 
 
+@pytest.mark.usefixtures("main_module")
 def test_what_main_defines_goes_by_value_where_it_was_typed_in(monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec("def typed(x): return x + 1", scope)

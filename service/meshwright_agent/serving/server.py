@@ -1,17 +1,20 @@
 """The server: sockets made as they must be, one uvicorn process, and a shutdown that says so first.
 
 Rule: SIGTERM flips /readyz, ends runs as cancelled, answers what is under way, and exits 0. Knows nothing of routes.
+TLS is spoken on TCP only: on the unix socket the kernel says who asks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Callable
@@ -22,11 +25,19 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
+from meshwright_agent.access.exposure import check_exposure
 from meshwright_agent.agent import Agent
+from meshwright_agent.serving.connections import Connection, Limits
+from meshwright_agent.serving.notify import Notifier
 from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048
+ACCEPTS_A_TURN = 1
+"""Connections that asyncio takes in one turn of its loop. Without descriptors it fails as often as this, each time with
+a traceback and a retry of its own (CPython 3.11 to 3.13, `_accept_connection`): with 2048 the loop stood still."""
+SHUTDOWN_LIMIT_S = 2.0
+"""How long a TLS connection may take to say goodbye."""
 
 
 class CannotListenError(MeshwrightError):
@@ -62,8 +73,12 @@ def open_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def open_unix(path: Path) -> socket.socket:
+def open_unix(path: Path, mode: int = 0o660) -> socket.socket:
     """Returns a unix socket that listens; a stale file is removed, one that somebody listens on is not.
+
+    Args:
+        path: where it stands.
+        mode: the permissions of its file: who may write it may connect (unix(7)).
 
     Raises:
         CannotListenError: somebody listens there, or the path is something else, or cannot be made.
@@ -72,16 +87,16 @@ def open_unix(path: Path) -> socket.socket:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _remove_stale(path)
-        return _bind_unix(path)
+        return _bind_unix(path, mode)
     except OSError as error:
         raise CannotListenError(f"cannot listen on unix:{path}: {error}") from error
 
 
-def _bind_unix(path: Path) -> socket.socket:
+def _bind_unix(path: Path, mode: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))
-        path.chmod(0o660)
+        path.chmod(mode)
         sock.listen(BACKLOG)
     except OSError:
         sock.close()
@@ -115,14 +130,40 @@ class AgentServer(uvicorn.Server):
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._notifier = Notifier(os.environ, lambda: agent.readiness())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the agent, then listens; the agent first, so that its error is raised here and not only logged."""
         self._loop = asyncio.get_running_loop()
         await self._agent.start()
-        await super().startup(sockets)
+        context = self._agent.doorkeeper.tls_context()
+        secret = [sock for sock in sockets or () if context is not None and sock.family != socket.AF_UNIX]
+        await super().startup([sock for sock in sockets or () if sock not in secret])
+        self.servers += [await self._listen(sock, context) for sock in secret]
+        for sock in sockets or ():
+            sock.listen(BACKLOG)  # asyncio has listened with the number of its turns
         if not self.should_exit:
             self._on_listening()
+            self._notifier.begin()
+
+    async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> asyncio.Server:
+        """Returns a server that speaks TLS. Ours and not uvicorn's, which bounds no handshake (asyncio: 60 s)."""
+        make_protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        make = functools.partial(
+            make_protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        limit_s = self._agent.settings.header_timeout_s
+        return await asyncio.get_running_loop().create_server(
+            make,
+            sock=sock,
+            ssl=context,
+            backlog=ACCEPTS_A_TURN,
+            ssl_handshake_timeout=limit_s,
+            ssl_shutdown_timeout=min(limit_s, SHUTDOWN_LIMIT_S),
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain, then stop. Second: stop at once."""
@@ -134,6 +175,7 @@ class AgentServer(uvicorn.Server):
     def _begin_drain(self) -> None:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
+            self._notifier.begin_stopping()
 
     async def _drain(self) -> None:
         limit_s = self._agent.settings.drain_timeout_s
@@ -152,25 +194,28 @@ def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], Non
 
     Raises:
         CannotListenError: an address is taken.
+        AccessSettingsError: others could reach the agent, and it would ask them for nothing.
         StoreUnavailableError: the state directory cannot be used.
     """
     settings = agent.settings
+    check_exposure(settings)
     sockets = _open_sockets(settings)
-    addresses = [_describe(sock) for sock in sockets]
+    addresses = [_describe(sock, "http" if settings.tls_cert_file is None else "https") for sock in sockets]
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(Connection, limits=Limits.of(settings)),  # type: ignore[arg-type]
         ws="none",
         loop="asyncio",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTS_A_TURN,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
     )
     server = AgentServer(config, agent, lambda: on_listening(addresses))
+    agent.count_connections = lambda: len(server.server_state.connections)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
     try:
@@ -189,7 +234,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def _open_sockets(settings: Settings) -> list[socket.socket]:
     sockets = [open_tcp(settings.host, settings.port)] if settings.host else []
     try:
-        sockets += [open_unix(settings.uds)] if settings.uds else []
+        sockets += [open_unix(settings.uds, int(settings.uds_mode, 8))] if settings.uds else []
     except CannotListenError:
         for sock in sockets:
             sock.close()
@@ -199,8 +244,8 @@ def _open_sockets(settings: Settings) -> list[socket.socket]:
     return sockets
 
 
-def _describe(sock: socket.socket) -> str:
+def _describe(sock: socket.socket, scheme: str) -> str:
     if sock.family == socket.AF_UNIX:
         return f"unix://{os.fspath(sock.getsockname())}"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

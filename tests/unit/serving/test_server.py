@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from meshwright_agent.server import AgentServer, CannotListenError, open_tcp, open_unix, serve
+from meshwright_agent.serving.server import AgentServer, CannotListenError, open_tcp, open_unix, serve
 from meshwright_agent.settings import Settings
 
 

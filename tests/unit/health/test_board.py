@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.health import WORST_FIRST, HealthBoard
+from meshwright_agent.health.board import WORST_FIRST, HealthBoard
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 

@@ -1,0 +1,49 @@
+"""The audit: one line for every operation that touches a device or changes state. Logger `meshwright.audit`.
+
+Rule: who, what, with which outcome, under which request id; never a token, a header or a body. Values are quoted as in
+JSON where they hold anything but plain characters, so that a caller cannot write lines of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Final
+
+from meshwright_agent.access.rates import Rates
+
+log = logging.getLogger("meshwright.audit")
+log.setLevel(logging.INFO)  # of its own: MESHWRIGHT_LOG_LEVEL=warning does not silence it
+
+LONGEST: Final = 512
+REFUSALS_PER_MINUTE: Final = 10
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._:/@{}\[\]+-]+")
+
+
+def record(**fields: str | int) -> None:
+    """Writes one line of `key=value`; the fields also stand as `audit` in the log record, for logs in JSON."""
+    text = " ".join(f"{name}={quote(value)}" for name, value in fields.items())
+    log.info("%s", text, extra={"audit": fields})
+
+
+def quote(value: str | int) -> str:
+    """Returns a value as it stands in the line: bare, or as a JSON string."""
+    text = str(value)
+    if len(text) > LONGEST:
+        text = text[:LONGEST] + "…"
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+class Refusals:
+    """Lines about peers that nobody knows, who asked for operations: at most 10 a minute each, so that no log fills."""
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._rates = Rates(REFUSALS_PER_MINUTE, monotonic_s)
+
+    def record(self, peer: str, **fields: str | int) -> None:
+        """Writes a line, unless this peer has had its share."""
+        if self._rates.spend(peer) == 0:
+            record(caller=peer, **fields)

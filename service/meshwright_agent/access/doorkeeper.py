@@ -1,0 +1,274 @@
+"""The doorkeeper: says of each request who sent it, or why it is not answered. Joins hosts, tokens, peers and rates.
+
+Rule: microseconds a request, nothing that blocks: files are looked at once a second by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from meshwright.errors import ForbiddenError, HostNotAllowedError, InvalidRequestError, UnauthorizedError
+from meshwright_agent.access.callers import Caller
+from meshwright_agent.access.credentials import parse_authorization
+from meshwright_agent.access.hosts import HostNames, parse_host, parse_origin, split_names
+from meshwright_agent.access.peers import UNKNOWN, Peer
+from meshwright_agent.access.rates import Rates
+from meshwright_agent.access.scopes import SAFE_METHODS, Scope
+from meshwright_agent.access.tls import TurningContext, watch_context
+from meshwright_agent.access.token_file import read_token_file
+from meshwright_agent.access.tokens import Token, Tokens
+from meshwright_agent.access.watched import Watched
+from meshwright_agent.clock import Clock
+from meshwright_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "access"
+LOOK_INTERVAL_S: Final = 1.0
+REPORT_INTERVAL_S: Final = 10.0
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""What probes ask without a token."""
+METRICS_PATH: Final = "/metrics"
+MOST_REMEMBERED: Final = 1024
+MOST_RECENT: Final = 256
+"""Good headers that are known again by their SHA-256, without the search: nobody can ask for one that he has not."""
+
+CHALLENGE: Final = 'Bearer, Basic realm="meshwright"'
+"""WWW-Authenticate of a 401: programs send Bearer, a browser asks its user for Basic."""
+PEER_KEY: Final = "meshwright.peer"
+"""Where the connection leaves its `Peer` in an ASGI scope."""
+
+_TOKEN_HINT: Final = "send `Authorization: Bearer TOKEN`; the client reads MESHWRIGHT_TOKEN or MESHWRIGHT_TOKEN_FILE"
+_UDS_HINT: Final = "raise MESHWRIGHT_UDS_SCOPE on the agent, or send a token of a larger scope"
+
+
+class Report(Protocol):
+    """Puts a component on the health board."""
+
+    def __call__(self, name: str, state: Any, reason: str, *, at: datetime, action: str = "") -> None:
+        """Keeps what was seen, and when."""
+
+
+class Doorkeeper:
+    """Who may, for one agent.
+
+    Raises:
+        AccessSettingsError: a file of the settings cannot be used.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._open = OPEN_PATHS | ({METRICS_PATH} if settings.public_metrics else set())
+        self._rates = Rates(settings.rate_limit_per_minute, clock.monotonic)
+        own = (settings.host, socket.gethostname(), socket.gethostname().split(".")[0])
+        self._hosts = HostNames([*own, *split_names(settings.allowed_hosts)])
+        self._tokens = _watch_tokens(settings)
+        self._contexts = _watch_contexts(settings)
+        self._needs_certificate = settings.tls_client_ca_file is not None
+        self._known_hosts: set[tuple[bytes, str | None]] = set()
+        self._callers: dict[tuple[str, Scope], Caller] = {}
+        self._recent: dict[bytes, tuple[Token, Caller]] = {}
+        self._recent_of: Tokens | None = None
+        self._stopping = threading.Event()
+        self._looked_at: datetime | None = None
+
+    # ---- a request -------------------------------------------------------------------------------------------------
+
+    def admit(self, scope: Mapping[str, Any]) -> Caller:
+        """Returns who sent a request (an ASGI scope of type http).
+
+        Raises:
+            InvalidRequestError: it has no Host, or one that is none (400).
+            HostNotAllowedError: it means another host.
+            ForbiddenError: it comes from a page of another site.
+            UnauthorizedError: it needs a token or a client certificate, and shows none that is good.
+        """
+        peer: Peer = scope.get(PEER_KEY) or _read_client(scope)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if not peer.is_unix:
+            self._check_host(scope, headers.get(b"host"))
+            if scope["method"] not in SAFE_METHODS:
+                _check_site(headers)
+        if scope["path"] in self._open:
+            return self._know(peer.name, "read")
+        if self._needs_certificate and not (peer.has_certificate or peer.is_unix):
+            raise UnauthorizedError(
+                "no client certificate was shown; this agent asks for one",
+                hint="give MESHWRIGHT_CLIENT_CERT_FILE and MESHWRIGHT_CLIENT_KEY_FILE (curl: --cert, --key)",
+            )
+        return self._identify(peer, headers.get(b"authorization"))
+
+    def name_peer(self, scope: Mapping[str, Any]) -> str:
+        """Returns who sent a request that was not admitted, as far as the connection knows."""
+        peer: Peer = scope.get(PEER_KEY) or _read_client(scope)
+        return peer.name
+
+    def _identify(self, peer: Peer, authorization: bytes | None) -> Caller:
+        if self._tokens is None:
+            return self._know(peer.name, self._settings.uds_scope if peer.is_unix else "admin")
+        if authorization is not None:
+            return self._find_token(self._tokens.value, authorization)
+        if peer.is_unix:
+            return self._know(peer.name, self._settings.uds_scope)
+        raise UnauthorizedError("no token was sent; this agent asks for one", hint=_TOKEN_HINT)
+
+    def _find_token(self, tokens: Tokens, authorization: bytes) -> Caller:
+        if tokens is not self._recent_of:
+            self._recent, self._recent_of = {}, tokens
+        key = hashlib.sha256(authorization).digest()
+        if (recent := self._recent.get(key)) is not None:
+            token, caller = recent
+            if token.expires is None or not token.is_expired(self._clock.now()):
+                return caller
+        token, caller = self._search_token(tokens, authorization)
+        if len(self._recent) >= MOST_RECENT:
+            self._recent.clear()
+        self._recent[key] = token, caller
+        return caller
+
+    def _search_token(self, tokens: Tokens, authorization: bytes) -> tuple[Token, Caller]:
+        try:
+            token = tokens.find(parse_authorization(authorization), self._clock.now)
+        except ValueError as error:
+            raise UnauthorizedError(str(error), hint=_TOKEN_HINT) from None
+        if token is None:
+            raise UnauthorizedError(
+                "the token is not one that this agent knows, or its time is over",
+                hint="ask the agent's operator: `meshwright-agent token list` shows names, scopes and times",
+            )
+        return token, self._know(f"token:{token.name}", token.scope)
+
+    def _know(self, name: str, scope: Scope) -> Caller:
+        key = (name, scope)
+        if (caller := self._callers.get(key)) is not None:
+            return caller
+        if len(self._callers) >= MOST_REMEMBERED:
+            self._callers.clear()
+        hint = {"how_to_rise": _UDS_HINT} if name.startswith("uid:") else {}
+        return self._callers.setdefault(key, Caller(name, scope, self._rates, **hint))
+
+    def _check_host(self, scope: Mapping[str, Any], value: bytes | None) -> None:
+        local = (scope.get("server") or (None,))[0]
+        if (value, local) in self._known_hosts:
+            return
+        if value is None:
+            if scope.get("http_version") == "1.0":
+                return  # had no Host yet; a browser always sends it
+            raise InvalidRequestError("the request has no Host header", status=400, hint="send Host: NAME or NAME:PORT")
+        named = parse_host(value)
+        if named is None:
+            raise InvalidRequestError("the Host header is no host", status=400, hint="send Host: NAME or NAME:PORT")
+        if not self._hosts.takes(named[0], local):
+            raise HostNotAllowedError(
+                f"this agent does not answer to the host {named[0]}",
+                hint="ask by its address or host name; another name of its own belongs into MESHWRIGHT_ALLOWED_HOSTS",
+            )
+        if len(self._known_hosts) >= MOST_REMEMBERED:
+            self._known_hosts.clear()
+        self._known_hosts.add((value, local))
+
+    # ---- files -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there are files that may change, and so a component on the health board."""
+        return self._tokens is not None or self._contexts is not None
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether callers on TCP need a token."""
+        return self._tokens is not None
+
+    def tls_context(self) -> TurningContext | None:
+        """Returns the TLS of TCP sockets, always as the files have it; None where the agent speaks plain HTTP."""
+        watched = self._contexts
+        return None if watched is None else TurningContext.over(lambda: watched.value)
+
+    def start(self) -> None:
+        """Begins to look at the files, in a daemon thread: one that hangs (a dead file server) holds up nobody."""
+        threading.Thread(target=self._look, name="access", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the looking."""
+        self._stopping.set()
+
+    def _look(self) -> None:
+        self._hosts.add(socket.getfqdn())  # may ask a name server: so here, and once
+        while True:
+            self.refresh()
+            if not self.is_watched or self._stopping.wait(LOOK_INTERVAL_S):
+                return
+
+    def refresh(self) -> None:
+        """Reads what has changed since; called by the thread."""
+        for watched in (self._tokens, self._contexts):
+            if watched is not None:
+                watched.refresh()
+        self._looked_at = self._clock.now()
+
+    async def tell(self, report: Report) -> None:
+        """Keeps the component `access` on the health board: at each change, else every 10 s."""
+        told: tuple[str, str] | None = None
+        told_s = 0.0
+        while self.is_watched:
+            state, reason, action = self.condition()
+            now_s = self._clock.monotonic()
+            if self._looked_at and ((state, reason) != told or now_s - told_s >= REPORT_INTERVAL_S):
+                report(COMPONENT, state, reason, at=self._looked_at, action=action)
+                told, told_s = (state, reason), now_s
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def condition(self) -> tuple[str, str, str]:
+        """Returns state, reason and action of the component `access`."""
+        failures = [one.failure for one in (self._tokens, self._contexts) if one is not None and one.failure]
+        if failures:
+            return "degraded", f"{'; '.join(failures)}; the last good one stays", "mend the file; it is read again"
+        if self._tokens is not None:
+            now = self._clock.now()
+            good = [token for token in self._tokens.value.all if not token.is_expired(now)]
+            if not good:
+                action = "meshwright-agent token add NAME --scope operate"
+                return "degraded", "no token is valid: nobody can ask over TCP", action
+            return "healthy", f"{len(good)} tokens are valid", ""
+        return "healthy", "the certificates can be used", ""
+
+
+def _watch_tokens(settings: Settings) -> Watched[Tokens] | None:
+    path = settings.tokens_file
+    return None if path is None else Watched("tokens file", [path], lambda: read_token_file(path))
+
+
+def _watch_contexts(settings: Settings) -> Watched[Any] | None:
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    return watch_context(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+
+
+def _read_client(scope: Mapping[str, Any]) -> Peer:
+    """Returns the peer as ASGI has it, for servers that tell no more."""
+    client = scope.get("client")
+    return Peer(f"addr:{client[0]}") if client else UNKNOWN
+
+
+def _check_site(headers: Mapping[bytes, bytes]) -> None:
+    """Refuses what a browser sends for a page of another site; programs send neither header.
+
+    Source: https://www.w3.org/TR/fetch-metadata/ (Sec-Fetch-Site), RFC 6454 §7 (Origin).
+    """
+    site = headers.get(b"sec-fetch-site", b"none")
+    origin = headers.get(b"origin")
+    if site in (b"cross-site", b"same-site") or (
+        origin is not None and parse_origin(origin) != parse_host(headers.get(b"host", b""))
+    ):
+        raise ForbiddenError(
+            "the request was sent by a page of another site (Origin, Sec-Fetch-Site)",
+            hint="send it from the agent's own page, or from a program, which sends neither header",
+        )

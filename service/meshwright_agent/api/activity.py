@@ -1,0 +1,86 @@
+"""What the agent did and how long it took, for /metrics: children, runs, releases, the store, the agent's own process.
+
+Rule: reads what the parts have counted, and nothing else: no disk, no child, no driver. What never happened is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from meshwright_agent.agent import Agent
+from meshwright_agent.api.families import build_counter, build_counters, build_gauge, build_gauges, build_histogram
+from meshwright_agent.telemetry.durations import Labels
+from meshwright_agent.telemetry.logs import count_dropped
+from meshwright_agent.worker.supervisor import Supervisor
+
+_CHILD: Final = ("child",)
+
+
+class ActivityCollector(Collector):
+    """Reads the counts of an agent's parts at scrape time."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def describe(self) -> list[Metric]:
+        """Returns nothing: the families depend on what has happened."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the families of this moment."""
+        yield from self._collect_children()
+        yield from self._collect_work()
+        yield from self._collect_history()
+        yield from self._collect_store()
+        yield from self._collect_own()
+
+    def _collect_children(self) -> Iterator[Metric]:
+        agent = self._agent
+        children: dict[str, Supervisor] = {
+            "device": agent.device,
+            "probe": agent.probe,
+            "planner": agent.planner,
+            "compiler": agent.compiler,
+        }
+        starts: dict[Labels, float] = {(name,): float(child.generation) for name, child in children.items()}
+        crashes: dict[Labels, float] = {(name,): float(child.crash_count) for name, child in children.items()}
+        yield build_counters("meshwright_child_starts_total", _CHILD, starts)
+        yield build_counters("meshwright_child_crashes_total", _CHILD, crashes)
+        abandoned = build_gauges("meshwright_child_abandoned", _CHILD)
+        for name, child in children.items():
+            abandoned.add_metric([name], len(child.abandoned_pids))
+        yield abandoned
+        calls = [((name,), child.durations) for name, child in children.items()]
+        yield build_histogram("meshwright_child_call_duration_seconds", (*_CHILD, "op", "outcome"), calls)
+
+    def _collect_work(self) -> Iterator[Metric]:
+        runs, releases = self._agent.runs, self._agent.releases
+        yield build_gauge("meshwright_leases_active", len(self._agent.book.active()))
+        yield build_counters("meshwright_preemptions_total", ("what",), self._agent.leases.preempted)
+        yield build_histogram("meshwright_release_duration_seconds", ("outcome",), [((), releases)])
+        yield build_histogram("meshwright_run_wait_seconds", ("kind",), [((), runs.waits)])
+        yield build_histogram("meshwright_run_duration_seconds", ("kind", "state"), [((), runs.durations)])
+
+    def _collect_history(self) -> Iterator[Metric]:
+        history = self._agent.history
+        yield build_counters("meshwright_health_events_total", ("component", "kind"), history.counts)
+        yield build_counter("meshwright_health_events_lost_total", history.lost_count)
+
+    def _collect_store(self) -> Iterator[Metric]:
+        store = self._agent.store
+        yield build_counter("meshwright_store_failures_total", store.failure_count)
+        size = build_gauges("meshwright_store_size_bytes", ())
+        if store.size_bytes is not None:
+            size.add_metric([], store.size_bytes)
+        yield size
+
+    def _collect_own(self) -> Iterator[Metric]:
+        agent = self._agent
+        yield build_histogram("meshwright_event_loop_lag_seconds", (), [((), agent.loop_lags)])
+        yield build_counter("meshwright_log_lines_dropped_total", count_dropped())
+        if agent.count_connections is not None:
+            yield build_gauge("meshwright_http_connections", agent.count_connections())

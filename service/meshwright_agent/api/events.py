@@ -1,0 +1,65 @@
+"""Event routes: what happened to components of the host's health, and what happens (SSE)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import AwareDatetime
+
+from meshwright.wire.health import HealthEvents
+from meshwright_agent.agent import Agent
+from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, problems
+from meshwright_agent.api.gate import JsonRoute
+
+router = APIRouter(tags=["health"], route_class=JsonRoute)
+
+_REFUSALS = problems(s422="a query parameter that is none, or out of range") | STORE_REFUSALS
+_MOST_SEQ = 2**53
+ComponentName = Annotated[str | None, Query(min_length=1, max_length=200, description="of this component alone")]
+
+
+@router.get("/events", summary="Events of health, oldest first", responses=_REFUSALS)
+async def read_events(
+    agent: AgentHere,
+    component: ComponentName = None,
+    after: Annotated[int | None, Query(ge=0, le=_MOST_SEQ, description="only events after this seq")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    since: Annotated[AwareDatetime | None, Query(description="only events from this time on")] = None,
+) -> HealthEvents:
+    """Changes of state, faults that driver or kernel reported, words of operators.
+
+    With `after`, the first `limit` events that follow it; without, the newest.
+    """
+    moment: datetime | None = since
+    return await agent.history.list_events(after=after, limit=limit, component=component, since=moment)
+
+
+async def _find_open(agent: AgentHere) -> Agent:
+    agent.history.require_open()
+    return agent
+
+
+@router.get(
+    "/events/stream",
+    summary="Events of health as they happen (SSE)",
+    response_class=EventSourceResponse,
+    responses=_REFUSALS,
+)
+async def stream_events(
+    agent: Annotated[Agent, Depends(_find_open)],
+    component: ComponentName = None,
+    after: Annotated[int | None, Query(ge=0, le=_MOST_SEQ, description="only events after this seq")] = None,
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `id` is seq, `event` is state, fault or acknowledged, `data` is HealthEvent.
+
+    Begins after `Last-Event-ID` or `after`, whichever is later; without both, with what happens from now on.
+    """
+    seen = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else None
+    known = [seq for seq in (after, seen) if seq is not None]
+    async for event in agent.history.follow(max(known) if known else agent.history.last_seq, component):
+        yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))

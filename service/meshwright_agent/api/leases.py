@@ -1,0 +1,93 @@
+"""Lease routes: reserve devices, look, renew, end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import Response
+
+from meshwright.wire.leases import Lease, LeaseRenewal, LeaseRequest, Leases
+from meshwright_agent.api.dependencies import (
+    BODY_REFUSALS,
+    STORE_REFUSALS,
+    AgentHere,
+    IdempotencyKey,
+    needs,
+    problems,
+)
+from meshwright_agent.api.gate import JsonRoute, name_caller
+
+router = APIRouter(tags=["leases"], route_class=JsonRoute)
+
+LeaseId = Annotated[str, Path(max_length=128)]
+_UNKNOWN = problems(s404="lease_not_found: no lease has this id, or it has ended, and why") | STORE_REFUSALS
+_REFUSALS = problems(
+    s409="device_leased: a lease is in the way; device_busy: a bench is in the way of a preemptible lease, or the "
+    "agent's worker does not let go; idempotency_conflict: the key made another request, or a lease that has ended",
+    s422="invalid_request: a device that is not there",
+    s503="no device is known yet, or the store does not answer",
+)
+
+
+@router.post(
+    "/leases",
+    status_code=201,
+    summary="Reserve devices",
+    response_model=Lease,
+    responses={200: {"description": "the lease that this Idempotency-Key made", "model": Lease}}
+    | _REFUSALS
+    | BODY_REFUSALS,
+    openapi_extra=needs("operate"),
+)
+async def create_lease(
+    agent: AgentHere, request: LeaseRequest, http: Request, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Reserves devices: until the lease ends, no bench opens them and no plan takes them unless it is told to.
+
+    Unless `preemptible`, it takes devices over from preemptible leases and from benches, and the agent's own worker is
+    off them when the answer comes. Other processes are not touched: `POST /devices/release` names them.
+    """
+    owner = name_owner(name_caller(http.scope))
+    lease, is_new = await agent.leases.create(request, owner=owner, key=idempotency_key)
+    return Response(
+        lease.model_dump_json(),
+        status_code=201 if is_new else 200,
+        media_type="application/json",
+        headers={"Location": f"/leases/{lease.id}"},
+    )
+
+
+def name_owner(caller: str) -> str:
+    """Returns the name of the token or certificate that was shown; "" where none was: an address owns nothing."""
+    kind, _, name = caller.partition(":")
+    return name if kind in {"token", "cert"} else ""
+
+
+@router.get("/leases", summary="Leases that hold", responses=STORE_REFUSALS)
+async def list_leases(agent: AgentHere) -> Leases:
+    """The leases that hold now, oldest first."""
+    return Leases(leases=agent.leases.list())
+
+
+@router.get("/leases/{lease_id}", summary="A lease", responses=_UNKNOWN)
+async def read_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
+    """A lease that holds, with the seconds that it has left."""
+    return await agent.leases.get(lease_id)
+
+
+@router.post(
+    "/leases/{lease_id}/renew",
+    summary="Renew a lease",
+    responses=_UNKNOWN | BODY_REFUSALS,
+    openapi_extra=needs("operate"),
+)
+async def renew_lease(agent: AgentHere, lease_id: LeaseId, request: LeaseRenewal) -> Lease:
+    """Lets a lease end `ttl_s` from now, earlier or later than before."""
+    return await agent.leases.renew(lease_id, request.ttl_s)
+
+
+@router.delete("/leases/{lease_id}", summary="End a lease", responses=_UNKNOWN, openapi_extra=needs("operate"))
+async def end_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
+    """Ends a lease and returns it as it was; a second time it is not found."""
+    return await agent.leases.end(lease_id)

@@ -1,0 +1,102 @@
+"""What drivers and kernel say of the health of devices, as plain values: counters, temperatures, links, XIDs.
+
+Rule: a field is what a source said, or None where it said nothing, which is never the same as well. Knows neither how
+anything is read nor what it means for a component. Temperatures in degrees Celsius.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """What NVML says of one card.
+
+    Attributes:
+        error: the driver's own word that the card is lost, or must be reset; None: it said neither.
+        recovery: what the driver wants done: "GPU reset", …; "" for nothing; None: it does not say.
+        temperature_celsius: of the chip; `slowdown_` and `shutdown_celsius` are this card's own limits.
+        slowdowns: why the clocks are held down; None: it does not say.
+        uncorrectable_count: ECC errors that could not be corrected, since the driver was loaded or the card reset.
+        uncorrectable_lifetime_count: the same since the card was made.
+        remap_pending: a memory row will be remapped at the next reset.
+        remap_failed: a row could not be remapped: there is no spare left.
+        retirement_pending: likewise of memory pages, on cards before Ampere.
+        pcie_width, pcie_generation: of the link as it is now; `most_` is what card and slot can.
+        performance_state: 0 is the fastest, which a card at work takes.
+        is_computing: a process computes on it.
+        nvlinks_active: NVLinks that are up; None: it has none, or could not say.
+        nvlink_errors: counter → errors of all active links since the driver was loaded.
+    """
+
+    error: str | None = None
+    recovery: str | None = None
+    temperature_celsius: int | None = None
+    slowdown_celsius: int | None = None
+    shutdown_celsius: int | None = None
+    slowdowns: tuple[str, ...] | None = None
+    uncorrectable_count: int | None = None
+    uncorrectable_lifetime_count: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retirement_pending: bool | None = None
+    pcie_width: int | None = None
+    pcie_most_width: int | None = None
+    pcie_generation: int | None = None
+    pcie_most_generation: int | None = None
+    performance_state: int | None = None
+    is_computing: bool = False
+    nvlinks_active: int | None = None
+    nvlink_errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PciHealth:
+    """What sysfs says of one PCI function.
+
+    Attributes:
+        width: lanes of the link as it is now; `most_width` is what the device and its slot both can.
+        fatal_count, nonfatal_count: uncorrectable errors that the kernel's AER driver has counted since boot.
+    """
+
+    width: int | None = None
+    most_width: int | None = None
+    fatal_count: int | None = None
+    nonfatal_count: int | None = None
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One XID line of the kernel log.
+
+    Attributes:
+        pci_bus_id: of the card, as sysfs writes it.
+        sequence: the record's number in the kernel log, which counts from boot.
+        age_s: how long ago it was written.
+        text: what the driver says after the number, without process id and name.
+    """
+
+    code: int
+    pci_bus_id: str
+    sequence: int
+    age_s: float = 0.0
+    text: str = ""
+    pid: int | None = None
+    process: str | None = None
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """What was read of the kernel log.
+
+    Attributes:
+        xids: those after the record that was asked for, oldest first.
+        last_sequence: of the newest record that was looked at; None: there was none.
+        error: why it could not be read; None: it was.
+    """
+
+    xids: tuple[Xid, ...] = ()
+    last_sequence: int | None = None
+    error: str | None = None

@@ -1,0 +1,1 @@
+"""Health: the board, what judges looks and reports, what is remembered, and the history. No HTTP, no driver."""

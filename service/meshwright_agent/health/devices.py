@@ -1,0 +1,154 @@
+"""The parts of each accelerator, from one look: findings by component, with what earlier looks had.
+
+Rule: a part is a component only where a source tells of it. A part that is unhealthy makes its device so, since plans
+ask for devices. MIG instances share the parts of their card. Knows no board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from meshwright_agent.facts.health import GpuHealth, PciHealth
+from meshwright_agent.facts.model import GpuFacts, HostFacts, TpuFacts
+from meshwright_agent.health.diagnosis import (
+    Finding,
+    LinkView,
+    find_worst,
+    judge_link,
+    judge_memory,
+    judge_thermal,
+    judge_word,
+)
+from meshwright_agent.health.memory import HealthMemory
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as its parts are looked at. `key` names its components; `devices` are the keys of what runs on it."""
+
+    key: str
+    kind: str
+    pci_bus_id: str | None
+    devices: tuple[str, ...]
+    health: GpuHealth | None = None
+    pci: PciHealth | None = None
+    has_file: bool | None = None
+    file: str | None = None
+
+
+@dataclass
+class Diagnosis:
+    """What one look means: findings by component, and of devices those that make them other than healthy."""
+
+    parts: dict[str, Finding] = field(default_factory=dict)
+    devices: dict[str, Finding] = field(default_factory=dict)
+
+
+def list_cards(facts: HostFacts) -> tuple[Card, ...]:
+    """Returns the cards of a host; the MIG instances of one card are one."""
+    gpus: dict[str, list[GpuFacts]] = {}
+    for gpu in facts.gpus:
+        gpus.setdefault(gpu.mig.parent_uuid if gpu.mig else gpu.key, []).append(gpu)
+    cards = [_build_card(key, members) for key, members in gpus.items()]
+    return (*cards, *(_build_tpu(tpu) for tpu in facts.tpus))
+
+
+def _build_card(key: str, members: list[GpuFacts]) -> Card:
+    first = members[0]
+    kind = (first.kind or "").partition(" MIG ")[0]
+    return Card(key, kind, first.pci_bus_id, tuple(gpu.key for gpu in members), first.health, first.pci)
+
+
+def _build_tpu(tpu: TpuFacts) -> Card:
+    return Card(tpu.key, tpu.kind or "TPU", tpu.pci_bus_id, (tpu.key,), None, tpu.pci, tpu.has_file, tpu.device_file)
+
+
+class DeviceHealth:
+    """Judges look after look.
+
+    Args:
+        memory: has the baselines of counters.
+    """
+
+    def __init__(self, memory: HealthMemory) -> None:
+        self._memory = memory
+        self._most_nvlinks: dict[str, int] = {}
+        self._had_file: set[str] = set()
+
+    def judge(self, facts: HostFacts, before: HostFacts | None) -> Diagnosis:
+        """Returns what a look means.
+
+        Args:
+            facts: what it found.
+            before: what the look before it found; the same for a look that is judged again.
+        """
+        cards, earlier = list_cards(facts), {card.key: card for card in list_cards(before)} if before else {}
+        siblings = self._count_nvlinks(cards)
+        diagnosis = Diagnosis()
+        for card in cards:
+            self._note_baselines(card)
+            parts = dict(self._judge_parts(card, earlier.get(card.key), siblings))
+            diagnosis.parts |= parts
+            ill = (part for part in parts.values() if part.state == "unhealthy")
+            worst = find_worst((*ill, *self._judge_card(card)))
+            if worst is not None:
+                diagnosis.devices |= {f"device:{key}": worst for key in card.devices}
+        return diagnosis
+
+    def _count_nvlinks(self, cards: tuple[Card, ...]) -> dict[str, int]:
+        """Returns the most NVLinks that a card of each kind has, or had here; by key what that card itself had."""
+        most: dict[str, int] = {}
+        for card in cards:
+            active = (card.health.nvlinks_active if card.health else None) or 0
+            self._most_nvlinks[card.key] = max(active, self._most_nvlinks.get(card.key, 0))
+            most[card.kind] = max(most.get(card.kind, 0), self._most_nvlinks[card.key])
+        return most
+
+    def _judge_parts(self, card: Card, earlier: Card | None, siblings: dict[str, int]) -> Iterator[tuple[str, Finding]]:
+        baselines = self._memory.baselines
+        link = LinkView(
+            health=card.health,
+            pci=card.pci,
+            before=earlier.health if earlier else None,
+            siblings_nvlinks=siblings.get(card.kind, 0) if self._most_nvlinks[card.key] else 0,
+            baselines=baselines(f"link:{card.key}"),
+            nonfatal_before=earlier.pci.nonfatal_count if earlier and earlier.pci else None,
+        )
+        found = {"link": judge_link(link)}
+        if card.health is not None:
+            acknowledged = baselines(f"memory:{card.key}").get("uncorrectable", 0)
+            found["thermal"] = judge_thermal(card.health)
+            found["memory"] = judge_memory(card.health, acknowledged=acknowledged)
+        yield from ((f"{part}:{card.key}", finding) for part, finding in found.items() if finding is not None)
+
+    def _judge_card(self, card: Card) -> Iterator[Finding]:
+        if card.health is not None and (word := judge_word(card.health)) is not None:
+            yield word
+        if card.has_file:
+            self._had_file.add(card.key)
+        elif card.has_file is False and card.key in self._had_file:
+            action = "check its driver (vfio-pci or accel) and the kernel log; reboot the host if it does not return"
+            yield Finding("unhealthy", f"its device file {card.file} is gone", action)
+
+    def _note_baselines(self, card: Card) -> None:
+        """AER counts from boot; only what comes from now on is news: an agent that is new here saw no error come."""
+        name = f"link:{card.key}"
+        fatal = card.pci.fatal_count if card.pci else None
+        if fatal is not None and "fatal" not in self._memory.baselines(name):
+            self._memory.set_baselines(name, {"fatal": fatal})
+
+    def acknowledge(self, component: str, facts: HostFacts) -> None:
+        """Takes an operator's word that what the counters tell is dealt with: of one part, or of all of a device."""
+        for card in list_cards(facts):
+            names = {f"device:{key}" for key in card.devices}
+            if (
+                component in names | {f"memory:{card.key}"}
+                and card.health
+                and card.health.uncorrectable_count is not None
+            ):
+                self._memory.set_baselines(f"memory:{card.key}", {"uncorrectable": card.health.uncorrectable_count})
+            if component in names | {f"link:{card.key}"}:
+                self._most_nvlinks.pop(card.key, None)
+                if card.pci and card.pci.fatal_count is not None:
+                    self._memory.set_baselines(f"link:{card.key}", {"fatal": card.pci.fatal_count})

@@ -1,0 +1,137 @@
+"""The agent's own health: its store, the disk under it, and the clock that it dates everything by.
+
+Rule: whatever may block is done in the store's thread, within its time limit. A clock that was set is told once and
+stands until the next look; one that nothing keeps right is said and no fault, since many virtual machines run so.
+Knows nothing of devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Final
+
+from meshwright.errors import MeshwrightError
+from meshwright_agent.clock import BootClock, Clock
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+
+STORE: Final = "store"
+DISK: Final = "disk"
+CLOCK: Final = "clock"
+COMPONENTS: Final = (STORE, DISK, CLOCK)
+CLOCK_JUMP_S: Final = 5.0
+"""NTP slews what is less than 0.128 s and steps what is more (ntpd(8)); leases, ages and retention bear seconds."""
+
+
+class OwnHealth:
+    """Looks at itself every `probe_interval_s`.
+
+    Args:
+        store: returns the store, once it is open.
+        board: gets what is seen.
+        history: hears of a clock that was set.
+        settings: where the state directory is, how much room it needs, how often to look.
+        clock, boot: the wall clock, and the time since the machine started.
+        is_synchronised: whether the kernel says that something keeps the wall clock right; None: it does not say.
+        on_writable: what waits for a store that writes; its failure is the store's.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Callable[[], Store],
+        board: HealthBoard,
+        history: History,
+        settings: Settings,
+        clock: Clock,
+        boot: BootClock,
+        is_synchronised: Callable[[], bool | None],
+        on_writable: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._board = board
+        self._history = history
+        self._settings = settings
+        self._clock = clock
+        self._boot = boot
+        self._is_synchronised = is_synchronised
+        self._on_writable = on_writable
+        self._offset_s: float | None = None
+        board.expect(COMPONENTS)
+
+    async def run(self) -> None:
+        """Looks for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._settings.probe_interval_s)
+
+    async def look(self) -> None:
+        """Looks once."""
+        self.look_at_clock()
+        failure = await self._look_at_store()
+        await self._look_at_disk(failure)
+
+    async def _look_at_store(self) -> str:
+        """Returns why nothing could be written; "" if it could."""
+        now = self._clock.now()
+        try:
+            store = self._store()
+            await store.check()
+            await self._on_writable()
+        except (MeshwrightError, OSError) as error:
+            now = self._clock.now()  # a disk that does not answer takes its time to fail
+            action = f"look at {self._settings.state_dir}"
+            self._board.report(STORE, "unhealthy", str(error), at=now, action=action)
+            return str(error)
+        self._report_store(store, now)
+        return ""
+
+    def _report_store(self, store: Store, now: datetime) -> None:
+        if store.set_aside is None:
+            self._board.report(STORE, "healthy", "writes and reads", at=now)
+            return
+        reason = f"writes and reads, but the file of before was damaged and set aside as {store.set_aside}"
+        self._board.report(
+            STORE, "degraded", reason, at=now, action="look at that file; restart the agent to clear this"
+        )
+
+    async def _look_at_disk(self, failure: str) -> None:
+        least, folder = self._settings.disk_free_min_bytes, self._settings.state_dir
+        try:
+            free = await self._store().measure_free_bytes()
+        except (MeshwrightError, OSError) as error:
+            now = self._clock.now()
+            self._board.report(DISK, "unhealthy", str(error), at=now, action=f"look at the disk of {folder}")
+            return
+        now, free_text = self._clock.now(), f"{free / 2**20:.0f} MiB are free in {folder}"
+        action = f"make room on the disk of {folder}, or lower MESHWRIGHT_DISK_FREE_MIN_BYTES"
+        if "full" in failure or free == 0:
+            self._board.report(
+                DISK, "unhealthy", f"{free_text}; {failure or 'nothing can be written'}", at=now, action=action
+            )
+        elif free < least:
+            reason = f"{free_text}; less than the {least / 2**20:.0f} MiB that should be"
+            self._board.report(DISK, "degraded", reason, at=now, action=action)
+        else:
+            self._board.report(DISK, "healthy", free_text, at=now)
+
+    def look_at_clock(self) -> None:
+        """Compares how far the wall clock and the machine's own went since the last look."""
+        now = self._clock.now()
+        offset_s = now.timestamp() - self._boot.since_boot_s()
+        jump_s = 0.0 if self._offset_s is None else offset_s - self._offset_s
+        self._offset_s = offset_s
+        if abs(jump_s) <= CLOCK_JUMP_S:
+            unsure = (
+                "; nothing tells the kernel that it is right (adjtimex)" if self._is_synchronised() is False else ""
+            )
+            self._board.report(CLOCK, "healthy", f"was not set since the last look{unsure}", at=now)
+            return
+        reason = f"the wall clock was set {'forward' if jump_s > 0 else 'back'} by {abs(jump_s):.1f} s"
+        action = "check NTP or the hypervisor's clock; ages and retention counted by it are off by as much"
+        self._board.report(CLOCK, "degraded", reason, at=now, action=action, permanence="transient")
+        self._history.note_fault(CLOCK, "clock_jump", state="degraded", reason=reason, action=action, at=now)

@@ -1,0 +1,97 @@
+"""Which devices should be here and are not: against what is declared, else against what was seen and confirmed.
+
+Rule: a device that was seen in this life of the agent, or is confirmed from before, is missing when it is not listed;
+one whose place on the bus holds another device now (MIG, a new card) is not missing but changed. Knows no board.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright_agent.expectation import Expectation
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.health.devices import Card, list_cards
+from meshwright_agent.health.diagnosis import Finding
+from meshwright_agent.health.memory import CONFIRMED_LOOKS, HealthMemory, KnownDevice
+
+_ACTION = "check the kernel log; reboot the host if it does not return; POST /health/acknowledge if it was taken out"
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What a look says of who is here.
+
+    Attributes:
+        missing: devices that should be here and are not.
+        changed: keys of devices that are no more, and for which another stands.
+        inventory: of all together; None: there is no accelerator, and none is expected.
+    """
+
+    missing: tuple[KnownDevice, ...] = ()
+    changed: tuple[str, ...] = ()
+    inventory: Finding | None = None
+
+
+class Roll:
+    """Calls the roll, look after look.
+
+    Args:
+        memory: has the devices that were seen.
+        expected: what an operator has declared; None: nothing.
+    """
+
+    def __init__(self, memory: HealthMemory, expected: Expectation | None) -> None:
+        self._memory = memory
+        self._expected = expected
+        self._seen_here: set[str] = set()
+
+    def call(self, facts: HostFacts) -> Presence:
+        """Returns who is missing, and takes note of who is here."""
+        cards = list_cards(facts)
+        listed = {key for card in cards for key in card.devices}
+        places = {card.pci_bus_id for card in cards if card.pci_bus_id}
+        self._seen_here |= listed
+        self._memory.note_devices(
+            KnownDevice(key, card.kind, card.pci_bus_id) for card in cards for key in card.devices
+        )
+        absent = [device for device in self._memory.value.devices if device.key not in listed]
+        changed = [device.key for device in absent if device.pci_bus_id in places or self._is_complete(cards)]
+        self.forget(changed)
+        missing = tuple(
+            device
+            for device in absent
+            if device.key not in changed and (device.key in self._seen_here or device.looks >= CONFIRMED_LOOKS)
+        )
+        return Presence(missing, tuple(changed), self._judge(cards, missing))
+
+    def forget(self, keys: list[str]) -> None:
+        """Expects devices no more."""
+        self._memory.forget_devices(keys)
+        self._seen_here -= set(keys)
+
+    def _count(self, cards: tuple[Card, ...]) -> int:
+        return sum(self._expected is None or self._expected.is_met_by(card.kind) for card in cards)
+
+    def _is_complete(self, cards: tuple[Card, ...]) -> bool:
+        """With as many as an operator declares nobody is missing, whoever was here before."""
+        return self._expected is not None and self._count(cards) >= self._expected.count
+
+    def _judge(self, cards: tuple[Card, ...], missing: tuple[KnownDevice, ...]) -> Finding | None:
+        here, names = self._count(cards), ", ".join(describe_device(device) for device in missing)
+        gone = f"; missing: {names}" if names else ""
+        if self._expected is not None:
+            reason = f"{here} of {self._expected} are here"
+            if here < self._expected.count:
+                return Finding("unhealthy", f"{reason}{gone}", _ACTION, "permanent")
+            return Finding("healthy", reason)
+        if missing:
+            return Finding("unhealthy", f"{here} of {here + len(missing)} devices are here{gone}", _ACTION, "permanent")
+        if not cards:
+            return None
+        return Finding("healthy", f"{here} devices are here, and none is missing of those that were seen")
+
+
+def describe_device(device: KnownDevice) -> str:
+    """Returns which device is meant, as an operator finds it."""
+    place = f" at {device.pci_bus_id}" if device.pci_bus_id and device.pci_bus_id != device.key else ""
+    return " ".join(filter(None, (device.kind, device.key))) + place

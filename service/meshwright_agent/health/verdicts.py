@@ -1,0 +1,241 @@
+"""Verdicts: what a look at the host means for the health of driver, worker and devices, and what is said of it.
+
+Rule: a device is known by its strongest name (uuid, PCI address, else its index), so that a lost one renames no other;
+a wrong result is remembered until a right one; a worker that was let go on purpose is no failure. What the driver says
+of a device stands until the driver says something else, whatever JAX or a bench make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from meshwright.wire.devices import Device, Devices
+from meshwright.wire.health import State
+from meshwright_agent.expectation import Expectation
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.devices import DeviceHealth
+from meshwright_agent.health.diagnosis import PARTS, Finding, find_worst
+from meshwright_agent.health.history import History
+from meshwright_agent.health.memory import HealthMemory, KnownDevice
+from meshwright_agent.health.presence import Roll, describe_device
+from meshwright_agent.health.xid_reports import KERNEL_LOG, report_kernel_log
+from meshwright_agent.worker.supervisor import Supervisor
+
+DRIVER: Final = "driver"
+WORKER: Final = "worker"
+INVENTORY: Final = "inventory"
+DOCTOR: Final = "run `meshwright-agent doctor` on the host"
+
+
+def name_component(device: Device) -> str:
+    """Returns the component that a device's health stands under."""
+    return f"device:{device.uuid or device.pci_bus_id or device.local_index}"
+
+
+class Verdicts:
+    """Writes what was seen onto the board.
+
+    Args:
+        board: gets it.
+        history: gets faults that are reported, and keeps what must be remembered; None: nothing outlives this object.
+        expected: the devices that an operator declares; None: those that were seen.
+    """
+
+    def __init__(self, board: HealthBoard, history: History | None = None, expected: Expectation | None = None) -> None:
+        self._board = board
+        self._history = history
+        self._memory = history.memory if history else HealthMemory()
+        self._devices = DeviceHealth(self._memory)
+        self._roll = Roll(self._memory, expected)
+        self._faults: dict[str, str] = {}
+        self._standing: dict[str, Finding] = {}
+        self._parts: set[str] = set()
+        self._missing: tuple[KnownDevice, ...] = ()
+        self._listed: set[str] = set()
+        board.expect((WORKER, DRIVER))
+
+    def recall(self, at: datetime) -> None:
+        """Puts devices and faults of an earlier life of the agent onto the board: nobody has looked at them yet."""
+        for device in self._memory.value.devices:
+            self._listed.add(f"device:{device.key}")
+            self._board.expect((f"device:{device.key}",))
+        for fault in self._memory.value.faults:
+            self._board.add_fault(fault, at)
+
+    @property
+    def log_place(self) -> dict[str, Any]:
+        """How far the kernel log was looked at, as the probe takes it."""
+        value = self._memory.value
+        return {"kernel_log_after": value.log_sequence, "boot_id": value.boot_id}
+
+    # driver and devices, by the probe
+
+    def report_silence(self, reason: str, at: datetime) -> None:
+        """The probe did not answer: what only the driver knows is not known now."""
+        self._board.report(
+            DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
+        )
+        silent = Finding("unknown", f"driver does not answer: {reason}", "see `driver`")
+        for component in self._listed:
+            self._standing[component] = silent
+        missing = [f"device:{device.key}" for device in self._missing]
+        inventory = [INVENTORY] if INVENTORY in self._board.names() else []
+        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *inventory):
+            self._report(component, silent, at)
+
+    def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
+        """The probe answered: the driver's own complaints, each accelerator with its parts, each that is missing."""
+        self._note_boot(facts, at)
+        problems = "; ".join(facts.problems)
+        state: State = "degraded" if problems else "healthy"
+        self._board.report(DRIVER, state, problems or "driver, sysfs and /proc answer", at=at)
+        if facts.kernel_log is not None:
+            report_kernel_log(self._board, self._memory, self._history, facts, at)
+        self._judge(facts, before, devices, at)
+
+    def _note_boot(self, facts: HostFacts, at: datetime) -> None:
+        if self._memory.note_boot(facts.machine.boot_id):
+            for component in self._board.list_faulty():
+                self._board.clear_faults(component, at)
+
+    def _judge(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
+        diagnosis = self._devices.judge(facts, before)
+        keys = {gpu.key for gpu in facts.gpus} | {tpu.key for tpu in facts.tpus}
+        self._standing = diagnosis.devices
+        self._listed = {f"device:{key}" for key in keys}
+        for device in devices.devices:
+            if (device.uuid or device.pci_bus_id) in keys:
+                self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
+        for component in self._parts - set(diagnosis.parts):
+            self._board.forget(component)
+        self._parts = set(diagnosis.parts)
+        for component, finding in diagnosis.parts.items():
+            self._report(component, finding, at)
+        self._report_missing(facts, at)
+
+    def _report_missing(self, facts: HostFacts, at: datetime) -> None:
+        """At each look, so that this does not grow old; one that is listed again was reported as such just now."""
+        presence = self._roll.call(facts)
+        self._missing = presence.missing
+        for key in presence.changed:
+            self._forget(f"device:{key}")
+        action = "check the kernel log; reboot the host if it does not return"
+        for device in presence.missing:
+            reason = f"was here before; the driver no longer lists it: {describe_device(device)}"
+            self._report(f"device:{device.key}", Finding("unhealthy", reason, action, "permanent"), at)
+        if presence.inventory is not None:
+            self._report(INVENTORY, presence.inventory, at)
+        elif INVENTORY in self._board.names():
+            self._board.forget(INVENTORY)
+
+    def _report(self, component: str, finding: Finding, at: datetime) -> None:
+        self._board.report(
+            component,
+            finding.state,
+            finding.reason,
+            at=at,
+            action=finding.action,
+            permanence=finding.permanence,
+        )
+
+    def _forget(self, component: str) -> None:
+        self._memory.clear_faults(component)
+        self._board.forget(component)
+
+    # an operator's word
+
+    def acknowledge(self, component: str, at: datetime, *, facts: HostFacts | None, devices: Devices | None) -> None:
+        """Clears what stands against a component until an operator says that it is dealt with.
+
+        Args:
+            component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is.
+            at: when the word was given.
+            facts: what the last look found; it is judged again. None: nobody has looked.
+            devices: the same as `/devices` shows it.
+        """
+        self._memory.clear_faults(component)
+        self._faults.pop(component, None)
+        self._board.clear_faults(component, at)
+        gone = [d.key for d in self._missing if component in (f"device:{d.key}", INVENTORY)]
+        self._roll.forget(gone)
+        for key in gone:
+            self._forget(f"device:{key}")
+        if facts is not None and devices is not None:
+            self._devices.acknowledge(component, facts)
+            if gone or component in self._listed | self._parts:
+                self._judge(facts, facts, devices, at)
+
+    # devices, by JAX and by benches
+
+    def report_listed(self, devices: Iterable[Device], at: datetime) -> None:
+        """JAX lists these devices, and nobody else can see them (CPU)."""
+        for device in devices:
+            self._report_device(device, "JAX lists it", at)
+
+    def report_record(self, record: Mapping[str, Any], devices: Iterable[Device], at: datetime) -> None:
+        """A bench measured these devices; what it computed was right, or not."""
+        for device in devices:
+            component = name_component(device)
+            if record["correct"]:
+                self._faults.pop(component, None)
+            else:
+                self._faults[component] = (
+                    f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
+                    f"{record['nwrong']} elements"
+                )
+            self._report_device(device, f"{record['case']} ran on it", at)
+
+    def _report_device(self, device: Device, reason: str, at: datetime) -> None:
+        component = name_component(device)
+        findings = [self._standing[component]] if component in self._standing else []
+        if fault := self._faults.get(component):
+            action = "run the bench again on this device alone; take it out of service if it is wrong again"
+            findings.append(Finding("degraded", fault, action))
+        self._report(component, find_worst(findings) or Finding("healthy", reason), at)
+
+    # the worker
+
+    def report_worker(
+        self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, at: datetime
+    ) -> None:
+        """The device worker's state.
+
+        Args:
+            worker: its supervisor.
+            has_started: JAX has answered in this agent's life.
+            failure: why the last question to it failed; empty if it did not, or if it was let go since.
+            mismatch: in which way JAX is not on this host's devices; empty if it is.
+            at: when.
+        """
+        state, reason, action = _judge_worker(worker, has_started, failure, mismatch)
+        if state is not None:
+            self._board.report(WORKER, state, reason, at=at, action=action)
+
+    def report_working(self, generation: int, at: datetime) -> None:
+        """The worker told how far its bench is."""
+        self._board.report(WORKER, "healthy", f"generation {generation} works on a bench", at=at)
+
+
+def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> tuple[State | None, str, str]:
+    is_alive = worker.state in {"ready", "busy"}
+    cause = worker.last_error or failure
+    if worker.state == "failed" or (failure and not has_started and not is_alive):
+        return "unhealthy", f"does not start: {cause}", DOCTOR
+    if failure and is_alive:
+        return "degraded", failure, "see the agent's log"
+    if failure or worker.state == "backoff":
+        return "degraded", f"died: {cause}", "it is started again by itself; see the agent's log"
+    if mismatch:
+        return "degraded", mismatch, DOCTOR
+    if is_alive:
+        return "healthy", f"generation {worker.generation} answers", ""
+    if worker.state == "stopped" and has_started:
+        return "healthy", f"let go on purpose after generation {worker.generation}; it starts on demand", ""
+    return None, "", ""
+
+
+COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, KERNEL_LOG, *PARTS)
+"""Those that a look can make, beside `device:N`; parts are named as their device: `thermal:N`."""

@@ -1,0 +1,164 @@
+"""Labels of a Kubernetes node, as a feature file that node-feature-discovery reads.
+
+Rule: a label that is not known is absent; every file says when it expires, so that the labels of an agent that died
+vanish; a reader sees the old file or the new one, never half of one. Knows nothing of Kubernetes' API.
+
+Source: node-feature-discovery, docs/usage/customization-guide.md, "Feature files" (read 2026-11); values by
+kubernetes.io, "Labels and Selectors": at most 63 characters, letters and digits at both ends, -, _ and . between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Protocol
+
+from meshwright.wire.bench import BenchRecord
+from meshwright.wire.devices import Device, Devices
+from meshwright.wire.health import Health
+from meshwright_agent.clock import Clock
+from meshwright_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+VALUE_CHARACTERS: Final = 63
+_DIGEST_CHARACTERS: Final = 10
+_ILLEGAL: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_ENDS: Final = "-_."
+FIRST_LOOK_S: Final = 1.0
+"""How often is asked whether the devices are known, until they are."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What labels are made of."""
+
+    devices: Devices
+    health: Health
+    records: Sequence[BenchRecord] = ()
+
+
+class See(Protocol):
+    """Tells what is known."""
+
+    def __call__(self) -> Sighting | None:
+        """Returns what is known now; None: the devices have not been seen yet."""
+
+
+def build_labels(sighting: Sighting) -> dict[str, str]:
+    """Returns the labels of a host, name → value as Kubernetes allows it; what is not known has none."""
+    devices, software = sighting.devices, sighting.devices.software
+    granule = next(iter(devices.granules), None)
+    found: dict[str, object] = {
+        "platform": devices.platform,
+        "device-count": len(devices.devices),
+        "device-product": _agree(devices.devices, lambda device: device.kind),
+        "device-memory-bytes": _agree(devices.devices, _read_capacity),
+        "driver-version": software.driver,
+        "jax-version": software.jax,
+        "agent-version": software.agent,
+        "health": sighting.health.state,
+        "nvlink-domain": granule.domain if granule else None,
+        "slice-shape": "x".join(map(str, granule.shape)) if granule and granule.shape else None,
+        "all-reduce-busbw-bytes-per-s": _read_busbw(sighting),
+    }
+    legal = {name: fit_value(value) for name, value in found.items() if value is not None}
+    return {name: value for name, value in legal.items() if value}
+
+
+def fit_value(value: object) -> str:
+    """Returns a value as a label may have it: other characters become -, and a long one ends in a hash of the whole."""
+    text = str(value)
+    fitted = _ILLEGAL.sub("-", text).strip(_ENDS)
+    if len(fitted) <= VALUE_CHARACTERS:
+        return fitted
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{fitted[: VALUE_CHARACTERS - _DIGEST_CHARACTERS - 1]}-{digest}"
+
+
+def format_labels(prefix: str, labels: Mapping[str, str], expires_at: datetime) -> str:
+    """Returns the text of the file; all its labels end at `expires_at`."""
+    moment = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    lines = [f"{prefix}/{name}={value}" for name, value in sorted(labels.items())]
+    return "\n".join([f"# +expiry-time={moment}", *lines, ""])
+
+
+def write_labels(path: Path, text: str) -> None:
+    """Puts the file there as a whole, readable to all: the worker that reads it is another user.
+
+    The new text stands beside it under a name with a dot until it is complete; such names are not read.
+
+    Raises:
+        OSError: the folder is not there or not ours to write.
+    """
+    hidden = path.with_name(f".{path.name}.new")
+    try:
+        hidden.write_text(text)
+        hidden.chmod(0o644)
+        hidden.replace(path)
+    except OSError:
+        hidden.unlink(missing_ok=True)
+        raise
+
+
+class LabelFile:
+    """The file of one agent, written anew after each look."""
+
+    def __init__(self, path: Path, settings: Settings, clock: Clock, see: See) -> None:
+        self._path = path
+        self._prefix = settings.label_prefix
+        self._interval_s = settings.probe_interval_s
+        self._lifetime = timedelta(seconds=max(settings.stale_after_s, 2 * settings.probe_interval_s))
+        self._clock = clock
+        self._see = see
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Writes for ever; a file that cannot be written is logged once, and tried again."""
+        while True:
+            sighting = self._see()
+            if sighting is not None:
+                await self._refresh(sighting)
+            await asyncio.sleep(self._interval_s if sighting else min(FIRST_LOOK_S, self._interval_s))
+
+    async def _refresh(self, sighting: Sighting) -> None:
+        text = format_labels(self._prefix, build_labels(sighting), self._clock.now() + self._lifetime)
+        try:
+            await asyncio.to_thread(write_labels, self._path, text)
+            problem = ""
+        except OSError as error:
+            problem = f"the labels of this node cannot be written to {self._path}: {error.strerror or error}"
+        if problem and problem != self._problem:
+            log.warning("%s; the folder must be there and writable, see deploy/RUNBOOK.md", problem)
+        self._problem = problem
+
+
+def _agree(devices: Sequence[Device], read: Callable[[Device], object]) -> object:
+    """Returns what all devices have in common; None where they differ or do not know."""
+    values = {read(device) for device in devices}
+    return values.pop() if len(values) == 1 else None
+
+
+def _read_capacity(device: Device) -> int | None:
+    return device.memory.capacity_bytes if device.memory else None
+
+
+def _read_busbw(sighting: Sighting) -> int | None:
+    """Returns the best all-reduce over all devices, rounded down to two digits, so that few benches change it."""
+    count = len(sighting.devices.devices)
+    rates = [
+        record.busbw_bytes_per_s
+        for record in sighting.records
+        if record.case == "all_reduce" and record.correct and record.axis_size == count and record.busbw_bytes_per_s
+    ]
+    if not rates:
+        return None
+    best = int(max(rates))
+    step = int(10 ** max(0, len(str(best)) - 2))
+    return best // step * step

@@ -1,0 +1,1 @@
+"""What the agent tells of itself while it works: logs, spans, durations. No device, no route."""

@@ -1,0 +1,286 @@
+"""The agent under load; `python -m tests.bench.traffic [SECONDS [TRIES]]`.
+
+Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
+and a bare Starlette server that answers the same requests with the same bytes; where the kernel allows it, again with
+servers and client before all other processes. Then /devices while benches run, and beside loops that take as many cores
+and have nothing to do with the agent. Then releases while benches run, and restarts. One thread with an epoll plays all
+connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from tests.agents import RunningAgent, start_agent
+from tests.bench.healthz import REAL_TIME, find_p99, may_go_first, set_policy
+from tests.bench.load import Target, fetch
+from tests.bench.rows import Row
+from tests.fakes.machines import RECORDED
+from tests.fakes.tree import plant
+from tests.process.living import await_end, do_bench, start_long_bench
+
+CONNECTIONS: Final = 16
+PERIOD_S: Final = 0.032
+"""Between two requests of a connection: 500 requests/s of all of them, a load that one core carries."""
+ROUNDS: Final = 6
+SECONDS: Final = 60.0
+TRIES: Final = 100
+RELEASE_S: Final = 2.0
+SPIN: Final = "while True: pass"
+
+BODILESS: Final = (
+    "/devices",
+    "/healthz",
+    "/readyz",
+    "/health",
+    "/runs",
+    "/placement/bench",
+    "/targets",
+    "/environment",
+)
+"""What is read, in turns; every second request is for /devices."""
+
+
+@dataclass
+class Outcome:
+    """What came of a load.
+
+    Attributes:
+        seconds: of each answer, by path.
+        statuses: how many answers had which.
+        late_s: by how much requests were sent too late, at most.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
+    late_s: float = 0.0
+
+
+class Connection:
+    """One kept-alive connection: a request at a time, each at its time."""
+
+    def __init__(self, port: int, paths: Sequence[str], first: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.due_s = 0.0
+        self.sent_s: float | None = None
+        self.path = ""
+        self._port, self._paths, self._next = port, paths, first
+        self._data = b""
+
+    def send(self) -> None:
+        """Sends the next request."""
+        self.path = "/devices" if self._next % 2 else self._paths[self._next // 2 % len(self._paths)]
+        self._next += 1
+        self._data, self.sent_s = b"", time.perf_counter()
+        self.socket.sendall(Target("", self._port, self.path).request)
+
+    def receive(self) -> int | None:
+        """Takes what has come; returns the status once the answer is whole."""
+        piece = self.socket.recv(1 << 18)
+        if not piece:
+            raise ConnectionError(f"the server closed the connection on {self.path}")
+        self._data += piece
+        head, end, body = self._data.partition(b"\r\n\r\n")
+        if not end or len(body) < int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
+            return None
+        return int(head.split(b" ", 2)[1])
+
+
+def send_mixed(port: int, paths: Sequence[str], seconds: float) -> Outcome:
+    """Returns what came of mixed reads for so long."""
+    outcome = Outcome()
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        connections = [Connection(port, paths, first) for first in range(CONNECTIONS)]
+        began_s = time.perf_counter()
+        for number, connection in enumerate(connections):
+            stack.enter_context(connection.socket)
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+            connection.due_s = began_s + number * PERIOD_S / CONNECTIONS
+        while (now_s := time.perf_counter()) < began_s + seconds:
+            for connection in connections:
+                if connection.sent_s is None and connection.due_s <= now_s:
+                    outcome.late_s = max(outcome.late_s, now_s - connection.due_s)
+                    connection.send()
+            idle = [connection.due_s for connection in connections if connection.sent_s is None]
+            for key, _ in selector.select(max(0.0, min(idle) - time.perf_counter()) if idle else None):
+                _take(key.data, outcome)
+    return outcome
+
+
+def _take(connection: Connection, outcome: Outcome) -> None:
+    status = connection.receive()
+    if status is None:
+        return
+    assert connection.sent_s is not None
+    outcome.statuses[status] += 1
+    outcome.seconds.setdefault(connection.path, []).append(time.perf_counter() - connection.sent_s)
+    connection.sent_s = None
+    connection.due_s = max(connection.due_s + PERIOD_S, time.perf_counter() - PERIOD_S)
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def measure_traffic(seconds: float = SECONDS, tries: int = TRIES) -> Iterator[Row]:
+    """Yields the rows, as they are measured."""
+    yield ("load: measured on", f"load {os.getloadavg()[0]:.1f}", f"{os.cpu_count()} cores; {seconds:.0f} s a part")
+    with start_agent() as agent:
+        do_bench(agent)
+        yield from _measure_mixed(agent, seconds)
+        yield from _measure_beside_benches(agent, seconds)
+        yield _measure_releases(agent, tries)
+    yield from _measure_restarts(max(3, tries // 10))
+
+
+def _measure_mixed(agent: RunningAgent, seconds: float) -> Iterator[Row]:
+    port = _port_of(agent)
+    bodies = {path: fetch(Target(path, port, path)) for path in BODILESS}
+    with start_bare(bodies) as (bare_port, bare_pid):
+        ways = [("mixed reads on 16 connections", os.SCHED_OTHER)]
+        ways += [("the same before all other processes", REAL_TIME)] if may_go_first(agent.pid) else []
+        for name, policy in ways:
+            yield from _compare_mixed(name, policy, {agent.pid: port, bare_pid: bare_port}, seconds)
+
+
+def _compare_mixed(name: str, policy: int, servers: dict[int, int], seconds: float) -> Iterator[Row]:
+    """Yields the rows of one way to be scheduled; `servers`: process id to port, the agent first, then the other."""
+    sides: list[list[Outcome]] = [[], []]
+    for _ in range(ROUNDS):
+        for side, (pid, port) in zip(sides, servers.items(), strict=True):
+            set_policy(policy, pid)
+            side.append(send_mixed(port, BODILESS, seconds / ROUNDS))
+            set_policy(os.SCHED_OTHER, pid)
+    count = sum(sum(each.statuses.values()) for each in sides[0])
+    wrong = sum(n for each in sides[0] for status, n in each.statuses.items() if status >= 500)
+    yield (name, f"{wrong} of 5xx", f"{count} answers; budget none")
+    mine, theirs = ([find_p99(each.seconds["/devices"]) for each in side] for side in sides)
+    ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+    note = f"p99 {statistics.median(mine) * 1e3:.2f} ms beside {statistics.median(theirs) * 1e3:.2f} ms; budget 2"
+    yield ("… /devices ÷ bare Starlette: p99", f"{ratio:.2f} ×", note)
+
+
+def _measure_beside_benches(agent: RunningAgent, seconds: float) -> Iterator[Row]:
+    """Rounds take turns: alone, while a bench runs, while loops take the cores that a bench takes."""
+    port, round_s = _port_of(agent), seconds / ROUNDS / 2
+    alone, benched, spun = [], [], []
+    for _ in range(ROUNDS):
+        alone.append(_p99_of_devices(port, round_s))
+        run_id = start_long_bench(agent)
+        benched.append(_p99_of_devices(port, round_s))
+        httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30)
+        await_end(agent, run_id)
+        with spinning():
+            spun.append(_p99_of_devices(port, round_s))
+    for name, beside, note in (
+        ("/devices while a bench runs ÷ alone: p99", alone, "budget 2"),
+        ("… ÷ while loops take the cores", spun, "the agent's own part"),
+    ):
+        ratio = statistics.median(a / b for a, b in zip(benched, beside, strict=True))
+        figures = f"{statistics.median(benched) * 1e3:.2f} ms beside {statistics.median(beside) * 1e3:.2f} ms"
+        yield (name, f"{ratio:.2f} ×", f"p99 {figures}; {note}")
+
+
+def _p99_of_devices(port: int, seconds: float) -> float:
+    return find_p99(send_mixed(port, ("/devices",), seconds).seconds["/devices"])
+
+
+def _measure_releases(agent: RunningAgent, tries: int) -> Row:
+    took_s = []
+    for _ in range(tries):
+        start_long_bench(agent)
+        began_s = time.perf_counter()
+        reply = httpx.post(f"{agent.url}/devices/release", timeout=30)
+        took_s.append(time.perf_counter() - began_s)
+        assert reply.json()["released"], reply.text
+    good = sum(each <= RELEASE_S for each in took_s)
+    note = f"median {statistics.median(took_s):.2f} s, worst {max(took_s):.2f} s; budget 99 of 100"
+    return (f"releases within {RELEASE_S:g} s while a bench runs", f"{good} of {tries}", note)
+
+
+def _measure_restarts(tries: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        roots = plant_host("tpu-v5p-4", Path(folder) / "host")
+        yield _measure_restart("a host whose chips the probe sees", tries, Path(folder) / "a", None, roots)
+        yield _measure_restart("8 virtual CPU devices, with JAX", tries, Path(folder) / "b", 8, {})
+
+
+def _measure_restart(what: str, tries: int, state: Path, cpu_devices: int | None, settings: dict[str, str]) -> Row:
+    took_s = []
+    for _ in range(tries + 1):
+        began_s = time.perf_counter()
+        with start_agent(cpu_devices=cpu_devices, state_dir=state, **settings) as agent:
+            took_s.append(time.perf_counter() - began_s)
+            agent.stop()
+    note = f"{what}; worst {max(took_s[1:]):.2f} s of {tries}; budget 2 s"
+    return ("restart to ready", f"{statistics.median(took_s[1:]):.2f} s", note)
+
+
+def plant_host(name: str, folder: Path) -> dict[str, str]:
+    """Returns the settings with which an agent takes the recorded machine for its host."""
+    plant((RECORDED / name / "tree.txt").read_text(), folder)
+    (folder / "dev").mkdir(exist_ok=True)
+    roots = {"SYSFS": "sys", "PROC": "proc", "DEV": "dev"}
+    return {f"MESHWRIGHT_{root}_ROOT": str(folder / place) for root, place in roots.items()}
+
+
+@contextlib.contextmanager
+def spinning() -> Iterator[None]:
+    """Keeps every core busy with loops as nice as everybody else."""
+    loops = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@contextlib.contextmanager
+def start_bare(bodies: dict[str, bytes]) -> Iterator[tuple[int, int]]:
+    """Yields port and process id of a bare Starlette server that answers each path with its bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "bodies.json").write_text(json.dumps({path: body.decode() for path, body in bodies.items()}))
+        command = [sys.executable, "-m", "tests.bench.bare", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                port = int(process.stdout.readline())
+                fetch(Target("bare", port, "/healthz"))
+                yield port, process.pid
+            finally:
+                process.terminate()
+
+
+def _port_of(agent: RunningAgent) -> int:
+    port = httpx.URL(agent.url).port
+    assert port is not None
+    return port
+
+
+def main() -> None:
+    """Prints the rows."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
+    tries = int(sys.argv[2]) if len(sys.argv) > 2 else TRIES
+    for name, value, note in measure_traffic(seconds, tries):
+        print(f"{name:<52} {value:>12}   {note}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

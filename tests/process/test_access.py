@@ -1,0 +1,406 @@
+"""Who may, on real agents: tokens, scopes, hosts, sites, rates, limits of connections. TLS has a file of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright_agent.access.doorkeeper import CHALLENGE
+from meshwright_agent.access.scopes import SCOPES, Scope
+from meshwright_agent.access.token_file import add_token, remove_token
+from meshwright_agent.access.tokens import make_token
+from tests.agents import RunningAgent, start_agent, wait_for
+
+HEADER_LIMIT_BYTES = 4096
+CONNECTIONS = 20
+RATE = 5
+
+
+def _add(path: Path, name: str, scope: Scope) -> str:
+    secret, token = make_token(name, scope, None)
+    add_token(path, token)
+    return secret
+
+
+def _bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """An agent with tokens, and their secrets by scope."""
+
+    agent: RunningAgent
+    token_file: Path
+    secrets: dict[str, str]
+
+    def ask(self, method: str, path: str, scope: str | None = "read", **options: Any) -> httpx.Response:
+        """Returns the answer to a caller of a scope; None: to one without a token."""
+        headers = options.pop("headers", {}) | ({} if scope is None else _bearer(self.secrets[scope]))
+        return httpx.request(method, f"{self.agent.url}{path}", headers=headers, timeout=60, **options)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    path = tmp_path_factory.mktemp("access") / "tokens"
+    secrets = {scope: _add(path, f"{scope}er", scope) for scope in SCOPES}
+    with start_agent(
+        ready=True,
+        cpu_devices=2,
+        MESHWRIGHT_TOKENS_FILE=str(path),
+        MESHWRIGHT_UDS_SCOPE="read",
+        MESHWRIGHT_UDS_MODE="0600",
+        MESHWRIGHT_RATE_LIMIT_PER_MINUTE=str(RATE),
+        MESHWRIGHT_ALLOWED_HOSTS="gateway.example",
+        MESHWRIGHT_LOG_LEVEL="debug",
+    ) as agent:
+        yield Guarded(agent, path, secrets)
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[RunningAgent]:
+    """An agent without tokens whose limits are small."""
+    with start_agent(
+        cpu_devices=2,
+        MESHWRIGHT_HEADER_TIMEOUT_S="1",
+        MESHWRIGHT_BODY_TIMEOUT_S="1",
+        MESHWRIGHT_HEADER_LIMIT_BYTES=str(HEADER_LIMIT_BYTES),
+        MESHWRIGHT_CONNECTION_LIMIT=str(CONNECTIONS),
+    ) as agent:
+        yield agent
+
+
+# ---- at the start ----------------------------------------------------------------------------------------------------
+
+
+def _refuse_start(tmp_path: Path, *flags: str) -> str:
+    """Returns what an agent says that does not start."""
+    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--state-dir", str(tmp_path / "state")]
+    ended = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "state").exists()
+    return ended.stderr
+
+
+def test_beyond_loopback_an_agent_without_tokens_does_not_start_and_says_what_works(tmp_path: Path) -> None:
+    said = _refuse_start(tmp_path, "--host", "0.0.0.0")
+    assert "meshwright-agent token add" in said
+    assert "--insecure" in said
+
+
+def test_a_malformed_token_file_stops_the_start_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("# ours\nprolog operate\n")
+    assert f"{path}, line 2" in _refuse_start(tmp_path, "--tokens-file", str(path))
+
+
+def test_insecure_is_taken_at_its_word_and_warned_of(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=2, ready=False, MESHWRIGHT_HOST="0.0.0.0", MESHWRIGHT_INSECURE="true") as agent:
+        port = agent.url.rpartition(":")[2]
+        assert httpx.get(f"http://127.0.0.1:{port}/runs").status_code == 200
+        assert "without a token" in agent.log_text()
+
+
+# ---- tokens and scopes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["/devices", "/", "/docs", "/metrics", "/openapi.json", "/nowhere", "/runs", "/health"]
+)
+def test_everything_but_the_probes_needs_a_token(guarded: Guarded, path: str) -> None:
+    refused = guarded.ask("GET", path, None)
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+    assert refused.headers["www-authenticate"] == CHALLENGE
+    assert refused.json()["request_id"] == refused.headers["x-request-id"]
+    assert guarded.ask("GET", path).status_code in {200, 404}
+
+
+def test_probes_need_none(guarded: Guarded) -> None:
+    assert guarded.ask("GET", "/healthz", None).text == "ok\n"
+    assert guarded.ask("GET", "/readyz", None).status_code == 200
+
+
+def test_a_browser_may_send_the_token_as_a_password(guarded: Guarded) -> None:
+    page = httpx.get(f"{guarded.agent.url}/", auth=("me", guarded.secrets["read"]))
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert httpx.get(f"{guarded.agent.url}/", auth=("me", "wrong")).status_code == 401
+
+
+def test_a_scope_that_is_too_small_is_named_with_the_one_that_is_needed(guarded: Guarded) -> None:
+    for method, path in [("POST", "/devices/release"), ("POST", "/placement/bench"), ("DELETE", "/runs/x")]:
+        refused = guarded.ask(method, path, "read")
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+        assert "needs the scope operate; token:reader has read" in refused.json()["detail"]
+    assert guarded.ask("POST", "/mesh/plan", "read", json={"mesh": "x:2"}).status_code == 200
+    assert guarded.ask("DELETE", "/runs/x", "operate").status_code == 404
+
+
+def test_the_unix_socket_may_what_its_settings_say(guarded: Guarded) -> None:
+    assert guarded.agent.uds.stat().st_mode & 0o777 == 0o600
+    transport = httpx.HTTPTransport(uds=str(guarded.agent.uds))
+    with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:
+        assert client.get("/runs").status_code == 200
+        refused = client.post("/devices/release")
+        assert refused.status_code == 403
+        assert f"uid:{os.geteuid()} has read" in refused.json()["detail"]
+        assert client.delete("/runs/x", headers=_bearer(guarded.secrets["operate"])).status_code == 404
+        assert client.get("/runs", headers=_bearer("wrong")).status_code == 401
+
+
+def test_tokens_change_without_a_restart_and_a_damaged_file_keeps_the_last_good_ones(guarded: Guarded) -> None:
+    path, good = guarded.token_file, guarded.token_file.read_text()
+    secret = _add(path, "visitor", "read")
+
+    def status() -> int:
+        return httpx.get(f"{guarded.agent.url}/runs", headers=_bearer(secret)).status_code
+
+    def condition() -> dict[str, Any]:
+        components = guarded.ask("GET", "/health").json()["components"]
+        found: dict[str, Any] = next((part for part in components if part["name"] == "access"), {})
+        return found
+
+    wait_for(lambda: status() == 200, guarded.agent, limit_s=30)
+    path.write_text("nonsense\n")
+    wait_for(lambda: condition().get("state") == "degraded", guarded.agent, limit_s=30)
+    assert "line 1" in condition()["reason"]
+    assert status() == 200
+    path.write_text(good)
+    wait_for(lambda: status() == 401, guarded.agent, limit_s=30)
+    wait_for(lambda: condition().get("state") == "healthy", guarded.agent, limit_s=30)
+    with contextlib.suppress(Exception):
+        remove_token(path, "visitor")
+
+
+# ---- hosts, sites, rates ---------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_not_its_own_is_not_answered(guarded: Guarded, limited: RunningAgent) -> None:
+    for headers in ({"Host": "evil.example"}, {"Host": "evil.example", **_bearer(guarded.secrets["admin"])}):
+        refused = httpx.get(f"{guarded.agent.url}/devices", headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (421, "host_not_allowed")
+    assert httpx.get(f"{limited.url}/devices", headers={"Host": "evil.example"}).status_code == 421
+    for name in ("localhost", "gateway.example", socket.gethostname()):
+        assert guarded.ask("GET", "/runs", headers={"Host": name}).status_code == 200
+
+
+def test_a_page_of_another_site_changes_nothing(limited: RunningAgent) -> None:
+    own = limited.url.removeprefix("http://")
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        refused = httpx.post(f"{limited.url}/devices/release", headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    allowed = httpx.delete(
+        f"{limited.url}/runs/x", headers={"Origin": f"http://{own}", "Sec-Fetch-Site": "same-origin"}
+    )
+    assert allowed.status_code == 404
+    answer = httpx.get(f"{limited.url}/runs", headers={"Origin": "http://evil.example"})
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+    assert httpx.options(f"{limited.url}/runs", headers={"Origin": "http://evil.example"}).status_code == 405
+
+
+def test_who_asks_too_often_for_what_is_expensive_is_told_when_to_come_back(guarded: Guarded) -> None:
+    plan = {"mesh": "x:2", "verify": "compile"}  # without a model: refused, but counted as everything that may compile
+    answers = [guarded.ask("POST", "/mesh/plan", "admin", json=plan) for _ in range(RATE + 1)]
+    assert [answer.status_code for answer in answers[:RATE]] == [422] * RATE
+    assert (answers[-1].status_code, answers[-1].json()["code"]) == (429, "rate_limited")
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60 / RATE + 1
+    assert guarded.ask("POST", "/mesh/plan", "operate", json=plan).status_code == 422  # somebody else
+    assert all(guarded.ask("GET", "/devices", "admin").status_code == 200 for _ in range(3 * RATE))
+    assert guarded.ask("DELETE", "/runs/x", "admin").status_code == 404
+
+
+# ---- the audit, and what stands nowhere ------------------------------------------------------------------------------
+
+
+def test_each_operation_leaves_one_line_that_says_who_did_what(guarded: Guarded) -> None:
+    guarded.ask("POST", "/devices/release", "operate", headers={"X-Request-ID": "audit-1"})
+    guarded.ask("POST", "/devices/release", "read", headers={"X-Request-ID": "audit-2"})
+    guarded.ask("POST", "/devices/release", None, headers={"X-Request-ID": "audit-3"})
+    guarded.ask("GET", "/devices", "admin", headers={"X-Request-ID": "audit-4"})
+
+    def lines() -> list[str]:
+        return re.findall(r"meshwright\.audit.*?: (.*request_id=audit-\d)", guarded.agent.log_text())
+
+    wait_for(lambda: len(lines()) >= 3, guarded.agent, limit_s=30)
+    assert lines() == [
+        "caller=token:operateer scope=operate method=POST path=/devices/release status=200 request_id=audit-1",
+        "caller=token:reader scope=read method=POST path=/devices/release status=403 request_id=audit-2",
+        "caller=addr:127.0.0.1 method=POST path=/devices/release status=401 request_id=audit-3",
+    ]
+
+
+def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> None:
+    secret = guarded.secrets["admin"]
+    said = []
+    for headers in (
+        _bearer(secret),
+        _bearer(f"{secret}x"),
+        _bearer(f"{secret} {secret}"),
+        {"Authorization": secret},
+        {"Authorization": f"Token {secret}"},
+        {"Authorization": f"Basic {secret}"},
+    ):
+        for method, path in [
+            ("GET", "/devices"),
+            ("POST", "/mesh/plan"),
+            ("GET", "/nowhere"),
+            ("POST", "/placement/bench"),
+        ]:
+            answer = httpx.request(
+                method, f"{guarded.agent.url}{path}", headers=headers, timeout=60, content=b"{broken"
+            )
+            said.append(answer.text + str(answer.headers))
+    with _connect(guarded.agent) as raw:
+        raw.sendall(
+            f"GET /devices HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\nBroken\r\n\r\n".encode()
+        )
+        said.append(_read_all(raw).decode())
+    said += [guarded.ask("GET", "/metrics", "admin").text, guarded.ask("GET", "/health", "admin").text]
+    said += [guarded.agent.log_text(), *(path.read_text() for path in [guarded.token_file])]
+    assert not [text for text in said if any(known in text for known in guarded.secrets.values())]
+
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _connect(agent: RunningAgent) -> Iterator[socket.socket]:
+    host, _, port = agent.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
+        yield raw
+
+
+def _read_all(raw: socket.socket) -> bytes:
+    """Returns what comes until the other end closes."""
+    chunks = []
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := raw.recv(65536):
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _parse(answer: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("begun", "phase"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", "headers"),
+        (b"G", "headers"),
+        (b"POST /batch-size HTTP/1.1\r\nHost: [::1]\r\nContent-Type: a/b+json\r\nContent-Length: 9\r\n\r\n{", "body"),
+        (b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", None),
+    ],
+)  # fmt: skip
+def test_who_sends_slowly_is_answered_408_and_cut_off(limited: RunningAgent, begun: bytes, phase: str | None) -> None:
+    began_s = time.monotonic()
+    with _connect(limited) as raw:
+        raw.sendall(begun)
+        answer = _read_all(raw)
+    assert 0.9 <= time.monotonic() - began_s < 30
+    if phase is None:  # whose answer does not wait for the body
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        return
+    status, problem = _parse(answer)
+    assert (status, problem["code"]) == (408, "request_timeout")
+    assert phase in problem["detail"]
+
+
+@pytest.mark.parametrize("drip", [b"", b"\r\n", b"X-Drip: 1\r\n"])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_dripping_does_not_prolong_a_connection(limited: RunningAgent, drip: bytes, is_used: bool) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    with _connect(limited) as raw:
+        if is_used:
+            raw.sendall(request + b"\r\n")
+            assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+            raw.sendall(b"\r\n")
+        raw.sendall(request if drip.startswith(b"X") else b"")
+        raw.settimeout(0.2)
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s:
+            try:
+                raw.sendall(drip)
+                if not raw.recv(65536):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            pytest.fail("the connection is open still")
+
+
+def test_a_request_of_the_limit_is_taken_and_a_larger_one_is_refused(limited: RunningAgent) -> None:
+    room = HEADER_LIMIT_BYTES - 300
+    assert httpx.get(f"{limited.url}/healthz", headers={"X-Long": "x" * room}).status_code == 200
+    for headers, path in [({"X-Long": "x" * HEADER_LIMIT_BYTES}, ""), ({}, f"?{'x' * HEADER_LIMIT_BYTES}")]:
+        refused = httpx.get(f"{limited.url}/healthz{path}", headers=headers)
+        assert refused.status_code == 431
+        assert "MESHWRIGHT_HEADER_LIMIT_BYTES" in refused.json()["hint"]
+    many = httpx.get(f"{limited.url}/healthz", headers={f"X-{number}": "" for number in range(120)})
+    assert many.status_code == 431
+
+
+def test_headers_without_an_end_are_cut_off_at_the_limit_not_at_the_time(limited: RunningAgent) -> None:
+    with _connect(limited) as raw, contextlib.suppress(ConnectionError):
+        raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * (2 * HEADER_LIMIT_BYTES))
+        status, problem = _parse(_read_all(raw))
+        assert (status, problem["code"]) == (431, "invalid_request")
+
+
+def test_what_is_not_http_gets_a_problem(limited: RunningAgent) -> None:
+    with _connect(limited) as raw:
+        raw.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n")
+        status, problem = _parse(_read_all(raw))
+    assert (status, problem["code"]) == (400, "invalid_request")
+
+
+def test_connections_beyond_the_limit_get_503_and_the_others_go_on(limited: RunningAgent) -> None:
+    with contextlib.ExitStack() as stack, httpx.Client(base_url=limited.url, timeout=60) as kept:
+        assert kept.get("/healthz").status_code == 200
+        opened = [stack.enter_context(_connect(limited)) for _ in range(CONNECTIONS + 10)]
+        answers = []
+        for raw in opened[-10:]:
+            with contextlib.suppress(ConnectionResetError):
+                answers.append(_read_all(raw))
+        told = [answer for answer in answers if answer]
+        assert told
+        assert {(_parse(answer)[0], _parse(answer)[1]["code"]) for answer in told} == {(503, "too_many_connections")}
+        assert kept.get("/healthz").status_code == 200
+    wait_for(lambda: httpx.get(f"{limited.url}/healthz").status_code == 200, limited, limit_s=30)
+
+
+def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(limited: RunningAgent) -> None:
+    request = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n"
+    request += b'Connection: close\r\n\r\n{"mesh":"x:2"}'
+    with _connect(limited) as whole, _connect(limited) as pieces:
+        pieces.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        whole.sendall(request)
+        for byte in request:
+            pieces.sendall(bytes([byte]))
+        answers = [_read_all(raw).partition(b"\r\n\r\n")[2] for raw in (whole, pieces)]
+    assert [json.loads(answer)["plans"][0]["mesh_shape"] for answer in answers] == [{"x": 2}] * 2
+
+
+def test_pipelined_requests_are_each_answered(limited: RunningAgent) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with _connect(limited) as raw:
+        raw.sendall(request * 19 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert _read_all(raw).count(b"HTTP/1.1 200 OK") == 20

@@ -1,0 +1,216 @@
+"""TLS on real agents and real connections: who is trusted, who is not, and certificates that change underway."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import socket
+import ssl
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from meshwright_agent.access.errors import AccessSettingsError
+from meshwright_agent.access.tls import build_context
+from tests.agents import RunningAgent, start_agent, wait_for
+
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+
+
+def _write(path: Path, pem: bytes) -> None:
+    """Replaces a file as a whole, as a mounted secret is."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(pem)
+    draft.chmod(0o600)
+    draft.rename(path)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where an agent's certificates stand."""
+
+    folder: Path
+
+    @property
+    def cert(self) -> Path:
+        return self.folder / "cert.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "key.pem"
+
+    @property
+    def client_ca(self) -> Path:
+        return self.folder / "client-ca.pem"
+
+    def put_server(self, ca: trustme.CA) -> None:
+        issued = ca.issue_cert("127.0.0.1", "localhost")
+        _write(self.key, issued.private_key_pem.bytes())
+        _write(self.cert, b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "MESHWRIGHT_TLS_CERT_FILE": str(self.cert),
+            "MESHWRIGHT_TLS_KEY_FILE": str(self.key),
+            "MESHWRIGHT_TLS_CLIENT_CA_FILE": str(self.client_ca),
+            "MESHWRIGHT_HEADER_TIMEOUT_S": "2",
+        }
+
+
+def _trust(ca: trustme.CA, shown: trustme.LeafCert | None = None) -> ssl.SSLContext:
+    """Returns a client's context: whom it trusts, and what it shows."""
+    context = ssl.create_default_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    ca.configure_trust(context)
+    if shown is not None:
+        shown.configure_cert(context)
+    return context
+
+
+@dataclass(frozen=True)
+class Secured:
+    """An agent that asks for client certificates, and the CA of both sides."""
+
+    agent: RunningAgent
+    files: Files
+    server_ca: trustme.CA
+    client_ca: trustme.CA
+
+    def get(self, path: str, shown: trustme.LeafCert | None = None, ca: trustme.CA | None = None) -> httpx.Response:
+        return httpx.get(f"{self.agent.url}{path}", verify=_trust(ca or self.server_ca, shown), timeout=60)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    files = Files(tmp_path_factory.mktemp("tls"))
+    server_ca, client_ca = trustme.CA(), trustme.CA()
+    files.put_server(server_ca)
+    _write(files.client_ca, client_ca.cert_pem.bytes())
+    with start_agent(cpu_devices=2, ready=False, **files.settings()) as agent:
+        found = Secured(agent, files, server_ca, client_ca)
+        wait_for(lambda: found.get("/readyz").status_code == 200, agent)
+        yield found
+
+
+def test_a_client_that_trusts_the_ca_and_shows_a_certificate_of_the_other_is_answered(secured: Secured) -> None:
+    answer = secured.get("/devices", secured.client_ca.issue_cert("node7", common_name="node7"))
+    assert answer.status_code == 200
+    assert secured.agent.url.startswith("https://")
+
+
+def test_probes_show_none_and_everybody_else_must(secured: Secured) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert secured.get(path).status_code == 200
+    for path in ("/devices", "/metrics", "/nowhere"):
+        refused = secured.get(path)
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        assert "MESHWRIGHT_CLIENT_CERT_FILE" in refused.json()["hint"]
+
+
+def test_a_certificate_of_another_ca_or_out_of_its_time_ends_the_handshake(secured: Secured) -> None:
+    strange = trustme.CA().issue_cert("node7")
+    expired = secured.client_ca.issue_cert("node7", not_before=NOW - 2 * DAY, not_after=NOW - DAY)
+    early = secured.client_ca.issue_cert("node7", not_before=NOW + DAY, not_after=NOW + 2 * DAY)
+    for shown in (strange, expired, early):
+        with pytest.raises(httpx.TransportError):
+            secured.get("/healthz", shown)
+    assert secured.get("/healthz").status_code == 200
+
+
+def test_a_client_that_does_not_trust_the_ca_sends_nothing(secured: Secured) -> None:
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        secured.get("/healthz", ca=trustme.CA())
+
+
+def test_the_unix_socket_speaks_no_tls_and_asks_for_no_certificate(secured: Secured) -> None:
+    transport = httpx.HTTPTransport(uds=str(secured.agent.uds))
+    with httpx.Client(transport=transport, base_url="http://agent", timeout=60) as client:
+        assert client.get("/runs").status_code == 200
+
+
+def test_the_audit_names_the_certificate(secured: Secured) -> None:
+    shown = secured.client_ca.issue_cert("node9", common_name="node9")
+    url = f"{secured.agent.url}/runs/x"
+    assert httpx.delete(url, verify=_trust(secured.server_ca, shown), timeout=60).status_code == 404
+    wait_for(lambda: "caller=cert:node9 scope=admin method=DELETE" in secured.agent.log_text(), limit_s=30)
+
+
+def test_the_agent_speaks_tls_1_2_and_refuses_what_is_older(secured: Secured) -> None:
+    newer, older = _trust(secured.server_ca), _trust(secured.server_ca)
+    newer.maximum_version = ssl.TLSVersion.TLSv1_2
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        older.minimum_version = ssl.TLSVersion.TLSv1_1
+        older.maximum_version = ssl.TLSVersion.TLSv1_1
+    older.set_ciphers("ALL:@SECLEVEL=0")
+    assert httpx.get(f"{secured.agent.url}/healthz", verify=newer, timeout=60).status_code == 200
+    with pytest.raises(httpx.ConnectError, match=r"(?i)EOF|alert"):  # the other side's refusal
+        httpx.get(f"{secured.agent.url}/healthz", verify=older, timeout=60)
+
+
+def test_who_never_begins_the_handshake_is_cut_off(secured: Secured) -> None:
+    host, _, port = secured.agent.url.removeprefix("https://").partition(":")
+    began_s = time.monotonic()
+    with socket.create_connection((host, int(port)), timeout=60) as raw, contextlib.suppress(ConnectionResetError):
+        assert raw.recv(1) == b""
+    assert 1.5 < time.monotonic() - began_s < 40
+
+
+def test_new_certificates_and_a_new_ca_of_clients_count_for_new_connections(secured: Secured) -> None:
+    old_client, (new_server, new_client) = secured.client_ca.issue_cert("old"), (trustme.CA(), trustme.CA())
+    with httpx.Client(verify=_trust(secured.server_ca, old_client), timeout=60) as kept:
+        assert kept.get(f"{secured.agent.url}/runs").status_code == 200
+        secured.files.put_server(new_server)
+        _write(secured.files.client_ca, new_client.cert_pem.bytes())
+        shown = new_client.issue_cert("new")
+        wait_for(lambda: secured.get("/runs", shown, new_server).status_code == 200, secured.agent, limit_s=60)
+        with pytest.raises(httpx.TransportError):
+            secured.get("/runs", old_client, new_server)
+        assert kept.get(f"{secured.agent.url}/runs").status_code == 200  # the connection of before
+    _write(secured.files.cert, b"nonsense")
+
+    def condition() -> dict[str, str]:
+        parts = secured.get("/health", shown, new_server).json()["components"]
+        found: dict[str, str] = next((part for part in parts if part["name"] == "access"), {})
+        return found
+
+    wait_for(lambda: condition().get("state") == "degraded", secured.agent, limit_s=60)
+    assert "cert.pem" in condition()["reason"]
+    secured.files.put_server(secured.server_ca)
+    _write(secured.files.client_ca, secured.client_ca.cert_pem.bytes())
+    wait_for(lambda: secured.get("/healthz").status_code == 200, secured.agent, limit_s=60)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_no_pair_are_refused_with_words_and_nobody_is_asked_for_a_passphrase(tmp_path: Path) -> None:
+    files, ca = Files(tmp_path), trustme.CA()
+    files.put_server(ca)
+    assert build_context(files.cert, files.key, None).minimum_version is ssl.TLSVersion.TLSv1_2
+    own_key = files.key.read_bytes()
+    _write(files.key, ca.issue_cert("other").private_key_pem.bytes())
+    with pytest.raises(AccessSettingsError, match="key values mismatch"):
+        build_context(files.cert, files.key, None)
+    _write(files.key, own_key)
+    _write(files.client_ca, b"nonsense")
+    with pytest.raises(AccessSettingsError, match="client CA"):
+        build_context(files.cert, files.key, files.client_ca)
+    with pytest.raises(AccessSettingsError, match="No such file"):
+        build_context(files.cert, tmp_path / "none", None)
+    _write(files.key, _encrypt(own_key))
+    with pytest.raises(AccessSettingsError, match="the key is encrypted"):
+        build_context(files.cert, files.key, None)
+
+
+def _encrypt(key: bytes) -> bytes:
+    loaded = serialization.load_pem_private_key(key, None)
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    return loaded.private_bytes(serialization.Encoding.PEM, form, serialization.BestAvailableEncryption(b"word"))

@@ -1,0 +1,181 @@
+"""History of health of a living agent: faults outlive it, an operator's word ends them, and all of it can be followed.
+
+Everything is real but the host: a recorded machine whose kernel log is a file that grows. No driver lists a card there,
+so that XIDs are of cards by their address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.fakes.well import write_record, xid
+from tests.process.living import ask, await_state, parse_events, read_component
+from tests.process.test_agent_health import plant_host, silence
+
+QUICK = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2", "MESHWRIGHT_STALE_AFTER_S": "3600"}
+"""Looks often; and no look that a busy machine makes slow is an event of its own."""
+
+LOST = "0000:1b:00"
+CARD = f"device:{LOST}.0"
+
+
+def host(folder: Path) -> dict[str, str]:
+    """A recorded host with NVIDIA cards on its bus, and its kernel log."""
+    log = folder / "kmsg"
+    log.touch()
+    return {**QUICK, **plant_host("dgx-h100", folder / "host"), "MESHWRIGHT_KERNEL_LOG": str(log)}
+
+
+def events(agent: RunningAgent, **query: Any) -> list[dict[str, Any]]:
+    reply = httpx.get(f"{agent.url}/events", params=query, timeout=30)
+    assert reply.status_code == 200, reply.text
+    found: list[dict[str, Any]] = reply.json()["events"]
+    return found
+
+
+def acknowledge(agent: RunningAgent, component: str, reason: str = "reseated") -> httpx.Response:
+    body = {"component": component, "reason": reason}
+    return httpx.post(f"{agent.url}/health/acknowledge", json=body, timeout=30)
+
+
+@contextlib.contextmanager
+def listening(agent: RunningAgent, **headers: str) -> Iterator[list[dict[str, Any]]]:
+    """Collects what the stream tells, in a thread."""
+    heard: list[dict[str, Any]] = []
+    begun = threading.Event()
+
+    def listen() -> None:
+        text = ""
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("GET", f"{agent.url}/events/stream", headers=headers, timeout=60) as reply,
+        ):
+            begun.set()
+            for chunk in reply.iter_text():
+                text += chunk
+                heard[:] = parse_events(text[: text.rfind("\n\n") + 2])
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    yield heard
+
+
+def test_an_xid_outlives_the_agent_until_an_operator_speaks(tmp_path: Path) -> None:
+    settings, state = host(tmp_path), tmp_path / "state"
+    with start_agent(cpu_devices=2, state_dir=state, **settings) as agent:
+        await_state(agent, "kernel_log", "healthy")
+        write_record(tmp_path / "kmsg", 10, xid(LOST, 79, "pid=7, name=python3, GPU has fallen off the bus."))
+        seen = await_state(agent, CARD, "unhealthy")
+        assert "XID 79" in seen["reason"]
+        assert "reboot" in seen["action"]
+        assert seen["permanence"] == "permanent"
+        assert seen["since"]
+        wait_for(lambda: events(agent, component=CARD), agent)
+        before = events(agent)[-1]["seq"]
+    with start_agent(cpu_devices=2, state_dir=state, **settings) as agent:
+        assert read_component(agent, CARD)["state"] == "unhealthy"  # before anybody has looked again
+        await_state(agent, "kernel_log", "healthy")
+        assert read_component(agent, CARD)["state"] == "unhealthy"
+        assert [e["code"] for e in events(agent, component=CARD) if e["kind"] == "fault"] == ["xid_79"]  # told once
+        answer = acknowledge(agent, CARD)
+        assert answer.status_code == 200
+        assert "XID" not in answer.json()["reason"]
+        wait_for(lambda: events(agent, component=CARD)[-1]["kind"] == "acknowledged", agent)
+        assert events(agent, component=CARD)[-1]["reason"].startswith("reseated")
+        assert events(agent)[0]["seq"] < before < events(agent)[-1]["seq"]
+        write_record(tmp_path / "kmsg", 11, xid(LOST, 48))
+        assert "XID 48" in await_state(agent, CARD, "unhealthy")["reason"]
+        assert "XID 79" not in read_component(agent, CARD)["reason"]
+
+
+def test_the_applications_own_xid_is_an_event_and_no_fault(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=2, **host(tmp_path)) as agent:
+        await_state(agent, "kernel_log", "healthy")
+        write_record(tmp_path / "kmsg", 10, xid(LOST, 31, "pid=7, name=python3, MMU Fault"))
+        (event,) = wait_for(lambda: events(agent, component=CARD), agent)
+        assert (event["kind"], event["code"], event["permanence"]) == ("fault", "xid_31", None)
+        assert not read_component(agent, CARD)
+
+
+def test_a_kernel_log_that_cannot_be_read_is_no_healthy_one(tmp_path: Path) -> None:
+    settings = {**host(tmp_path), "MESHWRIGHT_KERNEL_LOG": str(tmp_path / "nowhere")}
+    with start_agent(cpu_devices=2, **settings) as agent:
+        seen = await_state(agent, "kernel_log", "degraded")
+        assert "No such file" in seen["reason"]
+        assert "MESHWRIGHT_KERNEL_LOG" in seen["action"]
+
+
+def test_the_stream_tells_what_happens_and_resumes_where_it_was_cut(tmp_path: Path) -> None:
+    settings = plant_host("tpu-v5p-4", tmp_path)
+    chip = tmp_path / "sys/bus/pci/devices/0000:86:00.0"
+    with start_agent(cpu_devices=None, **settings, **QUICK) as agent:
+        await_state(agent, "device:0000:86:00.0", "healthy")
+        with listening(agent) as heard:
+            target = chip.readlink()
+            chip.unlink()
+            await_state(agent, "device:0000:86:00.0", "unhealthy")
+            chip.symlink_to(target)
+            await_state(agent, "device:0000:86:00.0", "healthy")
+
+            def told() -> list[dict[str, Any]]:
+                return [event for event in heard if event["data"]["component"] == "device:0000:86:00.0"]
+
+            lost, found = wait_for(lambda: told() if len(told()) >= 2 else [], agent)[:2]
+        assert (lost["event"], lost["data"]["before"], lost["data"]["state"]) == ("state", "healthy", "unhealthy")
+        assert (found["data"]["before"], found["data"]["state"]) == ("unhealthy", "healthy")
+        assert int(lost["id"]) == lost["data"]["seq"]
+        with listening(agent, **{"Last-Event-ID": lost["id"]}) as again:
+            wait_for(lambda: again, agent)
+        assert int(again[0]["id"]) == int(lost["id"]) + 1
+
+
+def test_a_client_that_never_reads_holds_nobody_up(tmp_path: Path) -> None:
+    settings = host(tmp_path)
+    with start_agent(cpu_devices=2, **settings) as agent, contextlib.ExitStack() as kept:
+        url = httpx.URL(agent.url)
+        for _ in range(20):
+            deaf = kept.enter_context(socket.create_connection((url.host, url.port or 80)))
+            deaf.sendall(b"GET /events/stream?after=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await_state(agent, "kernel_log", "healthy")
+        for number in range(1, 201):
+            write_record(tmp_path / "kmsg", number, xid(f"0000:{number % 250:02x}:00", 63))
+        wait_for(lambda: len(events(agent, limit=1000)) >= 400, agent)
+        assert httpx.get(f"{agent.url}/healthz").status_code == 200
+        assert agent.stop() == 0
+
+
+def test_chips_of_a_driver_that_hangs_are_unknown_at_once_and_their_recovery_is_an_event(tmp_path: Path) -> None:
+    settings = plant_host("tpu-v5p-4", tmp_path)
+    name = "device:0000:85:00.0"
+    with start_agent(cpu_devices=None, MESHWRIGHT_PROBE_TIMEOUT_S="5", **settings, **QUICK) as agent:
+        await_state(agent, name, "healthy")
+        mend = silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
+        seen = await_state(agent, name, "unknown", limit_s=90)  # long before an observation is stale
+        assert "driver does not answer" in seen["reason"]
+        assert httpx.get(f"{agent.url}/devices", timeout=5).status_code == 200
+        mend()
+        await_state(agent, name, "healthy", limit_s=120)
+        wait_for(lambda: events(agent, component=name)[-1]["state"] == "healthy", agent)
+        assert [e["state"] for e in events(agent, component=name)][-2:] == ["unknown", "healthy"]
+
+
+def test_what_is_acknowledged_must_exist_and_say_why(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=2, **QUICK) as agent:
+        await_state(agent, "store", "healthy")
+        refused = acknowledge(agent, "stoer")
+        assert (refused.status_code, refused.json()["code"]) == (404, "component_not_found")
+        assert "'store'" in refused.json()["hint"]
+        assert acknowledge(agent, "store", reason="").status_code == 422
+        assert json.loads(acknowledge(agent, "store").text)["state"] == "healthy"
+        health = ask(agent, "/health")
+        assert {part["name"] for part in health["components"]} >= {"disk", "clock"}

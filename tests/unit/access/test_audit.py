@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.access.audit import REFUSALS_PER_MINUTE, Refusals, quote, record
+
+
+def test_a_line_has_each_field_and_the_record_has_them_apart(caplog: pytest.LogCaptureFixture) -> None:
+    record(caller="token:ci", method="POST", path="/devices/release", status=200)
+    (line,) = caplog.records
+    assert line.getMessage() == "caller=token:ci method=POST path=/devices/release status=200"
+    assert vars(line)["audit"]["status"] == 200
+    assert (line.name, line.levelno) == ("meshwright.audit", logging.INFO)
+
+
+@given(st.text(max_size=2000))
+def test_no_value_can_end_its_line_or_begin_another_field(value: str) -> None:
+    quoted = quote(value)
+    assert quoted.isprintable()
+    assert len(quoted.splitlines()) == 1
+    assert (" " not in quoted and "=" not in quoted) or (quoted[0] == quoted[-1] == '"')
+
+
+def test_whoever_knocks_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals(lambda: 0.0)
+    for _ in range(100):
+        refusals.record("addr:10.0.0.7", status=401)
+    refusals.record("addr:10.0.0.8", status=401)
+    assert len(caplog.records) == REFUSALS_PER_MINUTE + 1

@@ -1,0 +1,99 @@
+"""Paths of cgroups as runtimes write them; ids are made up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.facts.cgroups import Placement, parse_cgroup
+
+C = "4f1e" * 16
+D = "ab90" * 16
+UID = "6a3f10d0-5b1e-4c0a-9d6f-0020c1a04711"
+SLICED = UID.replace("-", "_")
+STATIC = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/", Placement()),
+        ("/user.slice/user-1000.slice/session-3.scope", Placement()),
+        (f"/docker/{C}", Placement(C)),
+        (f"/system.slice/docker-{C}.scope", Placement(C)),
+        (f"/../docker-{C}.scope", Placement(C)),
+        (f"/docker/{C}/docker/{D}", Placement(D)),
+        (f"/machine.slice/libpod-{C}.scope", Placement(C)),
+        (f"/machine.slice/libpod-{C}.scope/container", Placement(C)),
+        (f"/user.slice/user-1.slice/user@1.service/user.slice/libpod-{C}.scope/container", Placement(C)),
+        (f"/machine.slice/libpod-conmon-{C}.scope", Placement()),
+        (f"/libpod_parent/libpod-{C}", Placement(C)),
+        (
+            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICED}.slice/cri-containerd-{C}.scope",
+            Placement(C, UID),
+        ),
+        (f"/kubepods.slice/kubepods-pod{SLICED}.slice/crio-{C}.scope", Placement(C, UID)),
+        (f"/kubepods.slice/kubepods-pod{SLICED}.slice/crio-conmon-{C}.scope", Placement(None, UID)),
+        (f"/kubepods/besteffort/pod{UID}/{C}", Placement(C, UID)),
+        (f"/kubepods/pod{UID}/crio-{C}", Placement(C, UID)),
+        (f"/kubepods/burstable/pod{STATIC}/{C}", Placement(C, STATIC)),
+        (
+            f"/system.slice/containerd.service/kubepods-besteffort-pod{SLICED}.slice:cri-containerd:{C}",
+            Placement(C, UID),
+        ),
+        (
+            f"/docker/{D}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICED}.slice/cri-containerd-{C}.scope",
+            Placement(C, UID),
+        ),
+        ("/slurm/uid_1000/job_4711/step_0/task_0", Placement(job="slurm 4711")),
+        ("/slurm_node1/uid_1000/job_4711/step_batch", Placement(job="slurm 4711")),
+        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", Placement(job="slurm 4711")),
+        ("/system.slice/node1_slurmstepd.scope/job_12/step_extern/user", Placement(job="slurm 12")),
+        (f"/system.slice/slurmstepd.scope/job_7/step_0/user/task_0/docker-{C}.scope", Placement(C, None, "slurm 7")),
+        ("/home/job_4711/step_0", Placement()),
+        ("/slurm/uid_1000/job_x", Placement()),
+        (f"/docker/{C[:63]}", Placement()),
+        (f"/docker/{C.upper()}", Placement()),
+        (f"/kubepods/pod{UID[:-1]}/x", Placement()),
+    ],
+)
+def test_a_process_is_placed_by_its_cgroup(path: str, place: Placement) -> None:
+    for form in ("0::{}\n", "12:memory:{}\n11:cpu,cpuacct:{}\n", "0::{} (deleted)\n"):
+        assert parse_cgroup(form.replace("{}", path)) == place
+
+
+def test_the_first_hierarchy_that_says_something_counts() -> None:
+    text = f"13:misc:/\n12:memory:/slurm/uid_0/job_9/step_0\n1:name=systemd:/docker/{C}\n0::/\n"
+    assert parse_cgroup(text) == Placement(C, None, "slurm 9")
+
+
+_NAMES = st.sampled_from(
+    [
+        "",
+        "..",
+        "kubepods",
+        "slurm",
+        "job_1",
+        "job_",
+        C,
+        f"docker-{C}.scope",
+        f"pod{UID}",
+        "a:b:c",
+        f":cri-containerd:{C}",
+    ]
+)
+
+
+@given(
+    st.one_of(st.text(), st.lists(st.one_of(_NAMES, st.text(max_size=8))).map(lambda parts: "0::/" + "/".join(parts)))
+)
+def test_any_text_is_read_without_harm_and_what_is_found_stands_in_it(text: str) -> None:
+    place = parse_cgroup(text)
+    if place.container is not None:
+        assert place.container in text
+        assert len(place.container) == 64
+    if place.pod_uid is not None:
+        assert place.pod_uid in text.replace("_", "-")
+    if place.job is not None:
+        assert f"job_{place.job.removeprefix('slurm ')}" in text

@@ -1,0 +1,157 @@
+"""The kernel log: forms of the line, where reading goes on, what is no log; and that no bytes stop it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.facts import kernel_log
+from meshwright_agent.facts.kernel_log import parse_xid, read_kernel_log
+from tests.fakes.well import write_record, xid
+
+CARD = "0000:3b:00"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "kmsg"
+
+
+FORMS = {
+    "NVRM: Xid (0000:03:00): 14, Channel 00000001": ("0000:03:00.0", 14, None, None, "Channel 00000001"),
+    "NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.": (
+        "0000:2b:00.0",
+        79,
+        None,
+        None,
+        "GPU has fallen off the bus.",
+    ),
+    "NVRM: Xid (PCI:0000:C1:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error": (
+        "0000:c1:00.0",
+        74,
+        None,
+        None,
+        "NVLink: fatal error",
+    ),
+    "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row": (
+        "0000:10:1c.0",
+        63,
+        1896,
+        None,
+        "Row Remapper: New row",
+    ),
+    "NVRM: Xid (PCI:0000:00:06): 31, pid=79749, name=exe, Ch 0000000a, intr 0": (
+        "0000:00:06.0",
+        31,
+        79749,
+        "exe",
+        "Ch 0000000a, intr 0",
+    ),
+    "NVRM: Xid (PCI:0000:c3:00 GPU-I:05): 13, pid=9, name=a": ("0000:c3:00.0", 13, 9, "a", ""),
+    "[ 12.3] NVRM: Xid (PCI:0009:01:00): 119, pid=1, name=x, Timeout": ("0009:01:00.0", 119, 1, "x", "Timeout"),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), FORMS.items())
+def test_each_known_form_of_the_line_is_read(line: str, expected: tuple[object, ...]) -> None:
+    found = parse_xid(line)
+    assert found is not None
+    assert (found.pci_bus_id, found.code, found.pid, found.process, found.text) == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.", "Xid 79", "", "NVRM: Xid (): 3"]
+)
+def test_other_lines_are_no_xid(line: str) -> None:
+    assert parse_xid(line) is None
+
+
+def test_only_what_came_after_the_last_look_is_told(log: Path) -> None:
+    write_record(log, 5, "usb 1-1: new device")
+    write_record(log, 6, xid(CARD, 63), at_s=100.0)
+    first = read_kernel_log(log, now_s=130.0)
+    assert [(x.code, x.sequence, x.age_s) for x in first.xids] == [(63, 6, 30.0)]
+    assert first.last_sequence == 6
+    write_record(log, 7, xid(CARD, 48))
+    write_record(log, 8, "something else")
+    second = read_kernel_log(log, after=first.last_sequence)
+    assert [x.code for x in second.xids] == [48]
+    assert second.last_sequence == 8
+    assert read_kernel_log(log, after=8).xids == ()
+
+
+def test_a_log_that_was_started_anew_is_read_from_its_beginning(log: Path) -> None:
+    write_record(log, 2, xid(CARD, 79))
+    assert [x.code for x in read_kernel_log(log, after=900).xids] == [79]
+
+
+def test_more_xids_than_one_look_takes_are_told_by_the_next(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "MOST_XIDS", 3)
+    for number in range(5):
+        write_record(log, number, xid(CARD, 63 + number))
+    first = read_kernel_log(log)
+    second = read_kernel_log(log, after=first.last_sequence)
+    assert [x.code for x in first.xids + second.xids] == [63, 64, 65, 66, 67]
+
+
+def test_what_follows_the_limit_of_bytes_is_left(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "MOST_BYTES", 1)
+    write_record(log, 1, xid(CARD, 63))
+    write_record(log, 2, "x" * 9000)
+    write_record(log, 3, xid(CARD, 79))
+    assert [x.code for x in read_kernel_log(log).xids] == [63]
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder"])
+def test_a_log_that_cannot_be_read_is_an_error(kind: str, log: Path) -> None:
+    if kind == "folder":
+        log.mkdir()
+    found = read_kernel_log(log)
+    assert str(log) in (found.error or "")
+    assert (found.xids, found.last_sequence) == ((), None)
+
+
+def test_a_file_in_another_format_is_an_error_and_an_empty_one_is_none(log: Path) -> None:
+    log.write_text(f"Nov 22 11:00:00 host kernel: {xid(CARD, 79)}\n")
+    assert "format of /dev/kmsg" in (read_kernel_log(log).error or "")
+    log.write_text("")
+    assert read_kernel_log(log).error is None
+
+
+def test_a_log_that_has_nothing_yet_is_not_waited_for(log: Path) -> None:
+    os.mkfifo(log)
+    done = threading.Thread(target=read_kernel_log, args=(log,), daemon=True)
+    done.start()
+    done.join(30)
+    assert not done.is_alive()
+
+
+def test_this_machines_own_log_reads() -> None:
+    found = read_kernel_log(Path("/dev/kmsg"))
+    assert (found.error is None) == (found.last_sequence is not None)
+
+
+@given(
+    st.binary(max_size=400)
+    | st.lists(
+        st.sampled_from([b"NVRM: Xid (PCI:", b"0000:3b:00", b"): 79, pid=", b"\n", b"4,1,2,-;", b"'", b","])
+    ).map(b"".join)
+)
+def test_no_bytes_stop_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any-bytes"
+    file.write_bytes(content)
+    found = read_kernel_log(file)
+    assert all(0 <= x.code <= 9999 and len(x.text) <= 200 for x in found.xids)
+
+
+@given(st.text(max_size=200))
+def test_no_text_stops_the_parser(text: str) -> None:
+    parse_xid(text)
+    found = parse_xid(f"NVRM: Xid (PCI:0000:3b:00): 7, {text}")
+    assert found is not None
+    assert found.code == 7

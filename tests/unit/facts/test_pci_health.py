@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.facts.health import PciHealth
+from meshwright_agent.facts.pci_health import parse_aer_total, read_pci_health
+from meshwright_agent.facts.synchronised import parse_timex_status, read_synchronised
+
+AER = "Undefined 0\nDLP 1\nPoisonedTLP 2\nTOTAL_ERR_FATAL {}"
+
+
+def plant(folder: Path, *, slot: str = "16", **files: str) -> Path:
+    """A function below its slot, and the link by which the bus names it."""
+    device = folder / "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device.parent / "max_link_width").write_text(slot)
+    for name, text in files.items():
+        (device / name).write_text(f"{text}\n")
+    bus = folder / "sys/bus/pci/devices"
+    bus.mkdir(parents=True)
+    (bus / device.name).symlink_to(device)
+    return bus / device.name
+
+
+def test_width_and_errors_are_read(tmp_path: Path) -> None:
+    path = plant(
+        tmp_path,
+        current_link_width="8",
+        max_link_width="16",
+        aer_dev_fatal=AER.format(3),
+        aer_dev_nonfatal="TOTAL_ERR_NONFATAL 4",
+    )
+    assert read_pci_health(path) == PciHealth(8, 16, 3, 4)
+
+
+def test_a_wide_card_in_a_narrow_slot_can_no_more(tmp_path: Path) -> None:
+    health = read_pci_health(plant(tmp_path, slot="8", current_link_width="8", max_link_width="16"))
+    assert health is not None
+    assert health.most_width == 8
+
+
+@pytest.mark.parametrize("width", ["0", "255", "Unknown", ""])
+def test_a_width_that_is_none_is_null(width: str, tmp_path: Path) -> None:
+    assert read_pci_health(plant(tmp_path, current_link_width=width)) is None
+
+
+def test_a_function_that_is_gone_says_nothing(tmp_path: Path) -> None:
+    assert read_pci_health(tmp_path / "nowhere") is None
+
+
+@given(st.text(max_size=100) | st.none())
+def test_any_text_has_a_total_or_none(text: str | None) -> None:
+    total = parse_aer_total(text)
+    assert total is None or isinstance(total, int)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0x40, False), (0x2041, False), (0x2001, True), (0, True)])
+def test_the_kernels_clock_is_synchronised_unless_it_says_not(status: int, expected: bool) -> None:
+    assert parse_timex_status(struct.pack("=i4xqqqqi", 0, 0, 0, 0, 0, status)) is expected
+
+
+def test_this_machine_answers_or_not_at_all() -> None:
+    assert read_synchronised() in (True, False, None)

@@ -1,0 +1,161 @@
+"""Each state of each part, from the figures that lead to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.facts.health import GpuHealth, PciHealth
+from meshwright_agent.health.board import WORST_FIRST
+from meshwright_agent.health.diagnosis import (
+    FEW_RETRIES,
+    Finding,
+    LinkView,
+    find_worst,
+    judge_link,
+    judge_memory,
+    judge_thermal,
+    judge_word,
+)
+
+COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
+CLEAN = GpuHealth(uncorrectable_count=0, uncorrectable_lifetime_count=0, remap_pending=False, remap_failed=False)
+WIRED = GpuHealth(
+    pcie_width=16,
+    pcie_most_width=16,
+    pcie_generation=5,
+    pcie_most_generation=5,
+    performance_state=0,
+    is_computing=True,
+    nvlinks_active=18,
+    nvlink_errors={"replay": 5, "recovery": 2, "crc": 0},
+)
+
+
+def state(finding: Finding | None) -> str | None:
+    return None if finding is None else finding.state
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"temperature_celsius": 86}, "healthy"),
+        ({"temperature_celsius": 87}, "degraded"),
+        ({"temperature_celsius": 92}, "unhealthy"),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "healthy"),
+        ({"slowdowns": ("hardware power brake",)}, "degraded"),
+        ({"temperature_celsius": None, "slowdowns": None}, None),
+    ],
+)
+def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expected: str | None) -> None:
+    assert state(judge_thermal(replace(COOL, **changes))) == expected  # type: ignore[arg-type]
+
+
+def test_heat_passes_and_says_what_to_look_at() -> None:
+    finding = judge_thermal(replace(COOL, temperature_celsius=88, slowdowns=("hardware power brake",)))
+    assert finding is not None
+    assert "88 °C" in finding.reason
+    assert "87 °C" in finding.reason
+    assert "cooling" in finding.action
+    assert "power supplies" in finding.action
+    assert finding.permanence == "transient"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"uncorrectable_lifetime_count": 9}, "healthy"),
+        ({"uncorrectable_count": 1}, "unhealthy"),
+        ({"remap_pending": True}, "degraded"),
+        ({"remap_failed": True}, "unhealthy"),
+        ({"retirement_pending": True}, "degraded"),
+        ({"remap_pending": True, "remap_failed": True}, "unhealthy"),
+    ],
+)
+def test_memory_is_judged_by_what_could_not_be_corrected(changes: dict[str, object], expected: str) -> None:
+    finding = judge_memory(replace(CLEAN, **changes))  # type: ignore[arg-type]
+    assert state(finding) == expected
+    assert finding is not None
+    assert (finding.permanence == "permanent") == (expected != "healthy")
+
+
+def test_a_card_that_says_nothing_of_its_memory_is_not_called_healthy() -> None:
+    assert judge_memory(GpuHealth()) is None
+
+
+def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_counts_anew() -> None:
+    health = replace(CLEAN, uncorrectable_count=2)
+    assert state(judge_memory(health, acknowledged=2)) == "healthy"
+    assert state(judge_memory(health, acknowledged=1)) == "unhealthy"
+    assert state(judge_memory(health, acknowledged=5)) == "unhealthy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"pcie_width": 8}, "degraded"),
+        ({"pcie_generation": 1}, "degraded"),
+        ({"pcie_generation": 1, "is_computing": False}, "healthy"),
+        ({"pcie_generation": 1, "performance_state": 8}, "healthy"),
+        ({"pcie_width": 8, "is_computing": False, "performance_state": 8}, "degraded"),
+        ({"nvlinks_active": 17}, "degraded"),
+        ({"nvlinks_active": 0}, "unhealthy"),
+        ({"nvlink_errors": {"replay": 5, "recovery": 3, "crc": 0}}, "degraded"),
+        ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
+        ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
+        ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
+    ],
+)
+def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
+    view = LinkView(health=replace(WIRED, **changes), before=WIRED, siblings_nvlinks=18)  # type: ignore[arg-type]
+    assert state(judge_link(view)) == expected
+
+
+def test_a_link_that_is_narrow_is_told_with_both_figures() -> None:
+    finding = judge_link(LinkView(health=replace(WIRED, pcie_width=4)))
+    assert finding is not None
+    assert "4 lanes" in finding.reason
+    assert "have 16" in finding.reason
+    assert "reseat" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("pci", "view", "expected"),
+    [
+        (PciHealth(width=16, most_width=16), LinkView(), "healthy"),
+        (PciHealth(width=4, most_width=16), LinkView(), "degraded"),
+        (PciHealth(fatal_count=3), LinkView(baselines={"fatal": 3}), "healthy"),
+        (PciHealth(fatal_count=4), LinkView(baselines={"fatal": 3}), "unhealthy"),
+        (PciHealth(nonfatal_count=2), LinkView(nonfatal_before=1), "degraded"),
+        (PciHealth(nonfatal_count=2, width=1, most_width=1), LinkView(nonfatal_before=2), "healthy"),
+        (None, LinkView(), None),
+    ],
+)
+def test_sysfs_tells_of_devices_that_nvml_does_not_know(
+    pci: PciHealth | None, view: LinkView, expected: str | None
+) -> None:
+    assert state(judge_link(replace(view, pci=pci))) == expected
+
+
+def test_the_drivers_own_word_is_the_devices() -> None:
+    assert judge_word(GpuHealth()) is None
+    assert judge_word(GpuHealth(recovery="")) is None
+    for health in (GpuHealth(error="GPU is lost"), GpuHealth(recovery="reset the GPU")):
+        assert state(judge_word(health)) == "unhealthy"
+
+
+FINDINGS = st.builds(Finding, st.sampled_from(WORST_FIRST), st.text(min_size=1, max_size=5))
+
+
+@given(st.lists(FINDINGS, min_size=1, max_size=6))
+def test_the_worst_finding_is_none_better_than_any(findings: list[Finding]) -> None:
+    worst = find_worst(findings)
+    assert worst is not None
+    assert worst.state == min((finding.state for finding in findings), key=WORST_FIRST.index)
+    assert all(finding.reason in worst.reason for finding in findings if finding.state != "healthy")

@@ -1,0 +1,220 @@
+"""History on a real store: events are numbered through restarts, wait for a store that is down, and are followed."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.health import HealthEvent
+from meshwright_agent.health import history as module
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
+from meshwright_agent.store.database import Store
+from tests.fakes.stored import ManualClock
+from tests.unit.store.opening import held, opened, run_with_store
+
+
+def build(clock: ManualClock | None = None, **options: Any) -> History:
+    return History(**({"clock": clock or ManualClock(), "keep": 100, "keep_days": 30.0} | options))
+
+
+def tell(history: History, component: str = "device:0", code: str = "xid_79") -> None:
+    at = history._clock.now()
+    history.note_fault(component, code, state="unhealthy", reason="it fell", action="reboot", at=at)
+
+
+async def until(question: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if question():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come")
+
+
+async def read(history: History, **query: Any) -> list[HealthEvent]:
+    return list((await history.list_events(**({"after": 0, "limit": 1000} | query))).events)
+
+
+def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[HealthEvent]:
+        clock = ManualClock()
+        history = build(clock)
+        await history.open(store)
+        board = HealthBoard(stale_after_s=60, on_change=history.note_change)
+        for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
+            board.report("driver", state, f"it is {state}", at=clock.now(), action="look")  # type: ignore[arg-type]
+            clock.advance(1)
+        clock.advance(100)
+        board.settle(clock.now())
+        board.settle(clock.now())
+        await history.flush()
+        return await read(history)
+
+    events = run_with_store(tmp_path / "db", test)
+    states = [(event.before, event.state) for event in events]
+    assert states == [
+        ("initializing", "healthy"),
+        ("healthy", "degraded"),
+        ("degraded", "healthy"),
+        ("healthy", "unknown"),
+    ]
+    assert [event.seq for event in events] == [1, 2, 3, 4]
+    assert "it is degraded" in events[1].reason
+
+
+def test_numbers_and_memory_go_on_after_a_restart_even_when_all_events_are_gone(tmp_path: Path) -> None:
+    async def first(store: Store) -> None:
+        history = build()
+        await history.open(store)
+        tell(history)
+        history.memory.note_boot("boot-1")
+        assert await history.flush()
+
+    async def second(store: Store) -> tuple[int, str | None]:
+        clock = ManualClock()
+        clock.advance(timedelta(days=99).total_seconds())
+        history = build(clock)
+        await history.open(store)
+        history.memory.note_log(5)
+        await history.flush()  # deletes what is too old
+        assert await read(history) == []
+        tell(history)
+        await history.flush()
+        return (await read(history))[0].seq, history.memory.value.boot_id
+
+    run_with_store(tmp_path / "db", first)
+    assert run_with_store(tmp_path / "db", second) == (2, "boot-1")
+
+
+def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        await store.save_health([], memory='{"faults": 3}', keep=1, oldest=ManualClock().now())
+        history = build()
+        await history.open(store)
+        assert history.memory.value.faults == ()
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_events_wait_for_a_store_that_is_down_and_none_is_lost(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "db", timeout_s=0.2) as store:
+            history = build()
+            await history.open(store)
+            with held(tmp_path / "db"):
+                for _ in range(3):
+                    tell(history)
+                assert not await history.flush()
+                assert history.waiting_count == 3
+            for _ in range(300):
+                if await history.flush():
+                    break
+                await asyncio.sleep(0.1)
+            assert [event.seq for event in await read(history)] == [1, 2, 3]
+            assert (history.waiting_count, history.lost_count) == (0, 0)
+
+    asyncio.run(test())
+
+
+def test_events_without_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 5)
+    history = build()
+    for _ in range(8):
+        tell(history)
+    assert (history.waiting_count, history.lost_count, history.last_seq) == (5, 3, 8)
+
+
+def test_only_so_many_events_are_kept(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[int]:
+        history = build(keep=3)
+        await history.open(store)
+        for _ in range(10):
+            tell(history)
+        await history.flush()
+        return [event.seq for event in await read(history)]
+
+    assert run_with_store(tmp_path / "db", test) == [8, 9, 10]
+
+
+def test_events_are_asked_for_by_component_number_and_time(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        clock = ManualClock()
+        history = build(clock)
+        await history.open(store)
+        for number in range(6):
+            tell(history, f"device:{number % 2}")
+            clock.advance(10)
+        await history.flush()
+
+        async def seqs(**query: Any) -> list[int]:
+            return [event.seq for event in await read(history, **query)]
+
+        assert await seqs(component="device:1") == [2, 4, 6]
+        assert await seqs(after=2, limit=2) == [3, 4]
+        assert await seqs(after=None, limit=2) == [5, 6]
+        assert await seqs(since=clock.now() - timedelta(seconds=20)) == [5, 6]
+        assert (await history.list_events(after=99, limit=1)).last_seq == 6
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_listener_hears_what_was_and_what_comes_and_leaves_with_the_agent(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[int]:
+        history = build()
+        await history.open(store)
+        tell(history)
+        await history.flush()
+        heard: list[int] = []
+
+        async def listen() -> None:
+            async for event in history.follow(0):
+                heard.append(event.seq)
+
+        listening = asyncio.create_task(listen())
+        await until(lambda: bool(heard))
+        tell(history)
+        tell(history)
+        await history.flush()
+        history.end_following()
+        await asyncio.wait_for(listening, 30)
+        return heard
+
+    assert run_with_store(tmp_path / "db", test) == [1, 2, 3]
+
+
+def test_before_the_store_is_open_nothing_can_be_read_and_what_was_noted_is_kept(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[int]:
+        history = build()
+        tell(history)
+        with pytest.raises(StoreUnavailableError):
+            history.require_open()
+        await history.open(store)
+        await history.flush()
+        return [event.seq for event in await read(history)]
+
+    assert run_with_store(tmp_path / "db", test) == [1]
+
+
+def test_the_writer_looks_at_the_time_every_second_and_writes_what_comes(tmp_path: Path) -> None:
+    ticks: list[object] = []
+
+    async def test(store: Store) -> None:
+        history = build(on_tick=ticks.append)
+        await history.open(store)
+        writing = asyncio.create_task(history.run())
+        tell(history)
+        await until(lambda: bool(ticks) and not history.waiting_count)
+        writing.cancel()
+        assert len(await read(history)) == 1
+
+    run_with_store(tmp_path / "db", test)
+    with sqlite3.connect(tmp_path / "db") as connection:
+        assert connection.execute("SELECT COUNT(*) FROM health_events").fetchone() == (1,)
+    connection.close()

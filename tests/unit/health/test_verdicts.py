@@ -1,0 +1,353 @@
+"""Verdicts over several looks: parts and devices, faults of the kernel log, who is missing, an operator's word."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.wire.devices import Worker
+from meshwright.wire.health import Component, HealthEvent
+from meshwright_agent.expectation import parse_expectation
+from meshwright_agent.facts.health import KernelLog, PciHealth, Xid
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
+from meshwright_agent.health.verdicts import Verdicts
+from meshwright_agent.view import build_devices
+from tests.fakes.machines import RECORDED, Machine, plant_machine
+from tests.fakes.nvml import FakeNvml
+from tests.fakes.stored import ManualClock
+from tests.fakes.well import WELL
+
+UUID = "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0"
+ADDRESS = "0000:1b:00.0"
+
+
+class Scene:
+    """A host of eight cards that are well, looked at when told; `restart` is an agent that begins anew."""
+
+    def __init__(self, folder: Path, expect: str = "", machine: str = "dgx-h100") -> None:
+        self.machine: Machine = plant_machine(machine, folder)
+        document = json.loads((RECORDED / machine / "nvml.json").read_text())
+        self.nvml = FakeNvml(copy.deepcopy(document))
+        for index in range(len(document["gpus"])):
+            self.nvml.change_gpu(index, **WELL)
+        self.clock = ManualClock()
+        self.expect = expect
+        self.dump: str | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.history = History(clock=self.clock, keep=100, keep_days=1)
+        self.history.memory.load(self.dump)
+        self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change)
+        self.verdicts = Verdicts(self.board, self.history, parse_expectation(self.expect))
+        self.verdicts.recall(self.clock.now())
+        self.before: HostFacts | None = None
+
+    def restart(self) -> None:
+        self.dump = self.history.memory.dump()
+        self.start()
+
+    def read(self) -> HostFacts:
+        return Machine(self.machine.roots, self.nvml).read()
+
+    def look(self, facts: HostFacts | None = None, *xids: Xid, **changes: Any) -> HostFacts:
+        self.clock.advance(30)
+        facts = replace(facts or self.read(), kernel_log=KernelLog(xids, len(xids)), **changes)
+        self.verdicts.report_facts(facts, self.before, self.devices(facts), self.clock.now())
+        self.before = facts
+        return facts
+
+    def devices(self, facts: HostFacts) -> Any:
+        now = self.clock.now()
+        worker = Worker(state="stopped", generation=0, since=now)
+        return build_devices(facts, now, None, worker, now=now, cpu_devices=None)
+
+    def acknowledge(self, name: str) -> None:
+        facts = self.before
+        devices = self.devices(facts) if facts else None
+        self.verdicts.acknowledge(name, self.clock.now(), facts=facts, devices=devices)
+
+    def state(self, name: str) -> str:
+        return self.board.state(name, self.clock.now())
+
+    def component(self, name: str) -> Component:
+        return self.board.component(name, self.clock.now())
+
+    def ill(self) -> set[str]:
+        return {name for name in self.board.names() if self.state(name) not in ("healthy", "initializing")}
+
+    def events(self, name: str) -> list[HealthEvent]:
+        return [event for event in self.history._waiting if event.component == name]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def without(facts: HostFacts, *places: int) -> HostFacts:
+    return replace(facts, gpus=tuple(gpu for place, gpu in enumerate(facts.gpus) if place not in places))
+
+
+def hit(code: int, sequence: int = 1, text: str = "") -> Xid:
+    return Xid(code, ADDRESS, sequence, age_s=5.0, text=text)
+
+
+# ---- parts and devices ----------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scene: Scene) -> None:
+    scene.look()
+    assert scene.ill() == set()
+    for part in ("device", "thermal", "memory", "link"):
+        assert scene.state(f"{part}:{UUID}") == "healthy"
+    assert len(scene.board.names()) == 8 * 4 + 4  # worker, driver, inventory, kernel_log
+    assert scene.state("inventory") == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("fields", "part", "state", "device"),
+    [
+        ({"temperature": 88}, "thermal", "degraded", "healthy"),
+        ({"temperature": 92}, "thermal", "unhealthy", "unhealthy"),
+        ({"clocks": 0x80}, "thermal", "degraded", "healthy"),
+        ({"ecc": [1, 1]}, "memory", "unhealthy", "unhealthy"),
+        ({"remapped": [0, 1, 1, 0]}, "memory", "degraded", "healthy"),
+        ({"remapped": [0, 1, 0, 1]}, "memory", "unhealthy", "unhealthy"),
+        ({"pcie": [8, 16, 5, 5]}, "link", "degraded", "healthy"),
+        ({"nvlinks": ["switch"] * 17 + [None]}, "link", "degraded", "healthy"),
+    ],
+)
+def test_an_unhealthy_part_makes_its_device_so_and_no_other(
+    scene: Scene, fields: dict[str, Any], part: str, state: str, device: str
+) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, **fields)
+    scene.look()
+    assert scene.state(f"{part}:{UUID}") == state
+    assert scene.state(f"device:{UUID}") == device
+    assert scene.ill() == {f"{part}:{UUID}"} | ({f"device:{UUID}"} if device != "healthy" else set())
+    scene.nvml.change_gpu(0, **{**WELL, "nvlinks": ["switch"] * 18})
+    scene.look()
+    assert scene.ill() == set()
+    assert [event.state for event in scene.events(f"{part}:{UUID}")] == ["healthy", state, "healthy"]
+
+
+def test_a_card_that_the_driver_wants_reset_is_unhealthy(scene: Scene) -> None:
+    scene.nvml.change_gpu(0, recovery=4)
+    scene.look()
+    assert "reset the GPU" in scene.component(f"device:{UUID}").action
+
+
+def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -> None:
+    scene.nvml.change_gpu(0, ecc=[1, 1])
+    facts = scene.look()
+    record = {"case": "matmul", "correct": True, "nwrong": 0, "device_indices": [0, 1]}
+    scene.verdicts.report_record(record, scene.devices(facts).devices[:2], scene.clock.now())
+    assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
+
+
+def test_what_a_card_stops_telling_is_taken_off_the_board(scene: Scene) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
+    scene.look()
+    assert f"thermal:{UUID}" not in scene.board.names()
+
+
+def test_the_parts_of_a_divided_card_are_its_instances(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    scene.nvml.change_gpu(0, ecc=[1, 1])
+    scene.look()
+    instances = {f"device:{gpu.key}" for gpu in scene.read().gpus if gpu.mig}
+    assert len(instances) == 3
+    assert scene.ill() >= instances
+    assert sum(name.startswith("memory:") for name in scene.board.names()) == 3  # one a card
+
+
+def test_fatal_errors_on_the_bus_stand_until_acknowledged_but_old_ones_are_no_news(scene: Scene) -> None:
+    def facts(fatal: int) -> HostFacts:
+        first, *rest = scene.read().gpus
+        return replace(scene.read(), gpus=(replace(first, pci=PciHealth(fatal_count=fatal)), *rest))
+
+    scene.look(facts(3))
+    assert scene.ill() == set()
+    scene.look(facts(4))
+    assert scene.ill() == {f"link:{UUID}", f"device:{UUID}"}
+    scene.restart()
+    scene.look(facts(4))
+    assert scene.state(f"link:{UUID}") == "unhealthy"
+    scene.acknowledge(f"link:{UUID}")
+    assert scene.ill() == set()
+
+
+# ---- a driver that hangs --------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_falls_silent_makes_all_that_only_it_knows_unknown_at_once(scene: Scene) -> None:
+    scene.look()
+    scene.verdicts.report_silence("no answer within 10 s", scene.clock.now())
+    assert scene.ill() == set(scene.board.names()) - {"worker", "kernel_log"}
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, "driver does not answer" in seen.reason) == ("unknown", True)
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_after_a_restart_with_a_driver_that_hangs_the_devices_of_before_are_unknown(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    assert scene.state(f"device:{UUID}") == "initializing"
+    scene.verdicts.report_silence("no answer", scene.clock.now())
+    assert scene.state(f"device:{UUID}") == "unknown"
+
+
+# ---- the kernel log -------------------------------------------------------------------------------------------------
+
+
+def test_a_hardware_xid_stands_through_looks_and_restarts_until_a_word(scene: Scene) -> None:
+    scene.look(None, hit(48))
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+    scene.restart()
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    scene.look()
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
+    assert "XID 48" in seen.reason
+    scene.acknowledge(f"device:{UUID}")
+    assert scene.ill() == set()
+    scene.restart()
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_another_boot_ends_the_faults_of_the_one_before(scene: Scene) -> None:
+    facts = scene.look(None, hit(79))
+    assert scene.verdicts.log_place == {"kernel_log_after": 1, "boot_id": facts.machine.boot_id}
+    scene.look(replace(facts, machine=replace(facts.machine, boot_id="another")))
+    assert scene.ill() == set()
+    assert scene.history.memory.value.faults == ()
+
+
+def test_equal_xids_of_one_look_are_one_event_with_their_number(scene: Scene) -> None:
+    scene.look(None, hit(63, 1), hit(63, 2), hit(31, 3))
+    faults = [event for event in scene.events(f"device:{UUID}") if event.kind == "fault"]
+    assert [event.code for event in faults] == ["xid_63", "xid_31"]
+    assert "2 times" in faults[0].reason
+    assert faults[0].at == scene.clock.now() - timedelta(seconds=5)
+    assert scene.state(f"device:{UUID}") == "degraded"
+    assert "2 times" in scene.component(f"device:{UUID}").reason
+
+
+def test_an_xid_of_a_card_that_is_gone_is_that_cards(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0), hit(79))
+    assert "XID 79" in scene.component(f"device:{UUID}").reason
+    assert f"device:{ADDRESS}" not in scene.board.names()
+
+
+def test_a_log_that_cannot_be_read_is_degraded_and_forgets_no_fault(scene: Scene) -> None:
+    scene.look(None, hit(48))
+    facts = replace(scene.read(), kernel_log=KernelLog(error="/dev/kmsg: Permission denied"))
+    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
+    assert "Permission denied" in scene.component("kernel_log").reason
+    assert scene.ill() == {"kernel_log", f"device:{UUID}"}
+    assert scene.verdicts.log_place["kernel_log_after"] == 1  # where the look that read it ended
+
+
+# ---- who is missing -------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_card_is_named_and_stays_so_after_a_restart(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    for _ in range(2):
+        assert scene.state(f"device:{UUID}") == "unhealthy"
+        assert "7 of 8 devices" in scene.component("inventory").reason
+        assert ADDRESS in scene.component("inventory").reason
+        scene.restart()
+        scene.look(without(scene.read(), 0))
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_that_was_taken_out_is_forgotten_on_an_operators_word(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0, 1))
+    scene.acknowledge(f"device:{UUID}")
+    assert f"device:{UUID}" not in scene.board.names()
+    assert scene.state("inventory") == "unhealthy"
+    scene.acknowledge("inventory")
+    assert scene.ill() == set()
+    scene.restart()
+    scene.look(without(scene.read(), 0, 1))
+    assert scene.ill() == set()
+
+
+def test_another_card_in_the_same_slot_is_no_missing_one(scene: Scene) -> None:
+    facts = scene.look()
+    first, *rest = facts.gpus
+    scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
+    assert scene.ill() == set()
+    assert f"device:{UUID}" not in scene.board.names()
+    assert scene.state("device:GPU-new") == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("expect", "state"),
+    [("8", "healthy"), ("8*h100", "healthy"), ("7*H100", "healthy"), ("9", "unhealthy"), ("1*a100", "unhealthy")],
+)
+def test_what_is_declared_is_counted_by_chip(tmp_path: Path, expect: str, state: str) -> None:
+    scene = Scene(tmp_path, expect)
+    scene.look()
+    assert scene.state("inventory") == state
+
+
+def test_with_as_many_as_are_declared_nobody_is_missing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "7")
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    assert scene.ill() == set()
+
+
+def test_a_card_that_was_seen_once_in_an_earlier_life_is_one_that_belongs_here(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.look(without(scene.read(), 0))
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def test_a_chip_whose_device_file_goes_is_unhealthy_and_one_that_never_had_it_is_not(tmp_path: Path) -> None:
+    scene = Scene.__new__(Scene)
+    scene.machine, scene.nvml = plant_machine("tpu-v5e-8", tmp_path), None  # type: ignore[assignment]
+    scene.clock, scene.expect, scene.dump = ManualClock(), "", None
+    scene.start()
+    facts = scene.look()
+    assert scene.ill() == set()
+    chips = tuple(replace(chip, has_file=True) for chip in facts.tpus)
+    scene.look(replace(facts, tpus=chips))
+    scene.look(replace(facts, tpus=(replace(chips[0], has_file=False), *chips[1:])))
+    assert scene.ill() == {f"device:{chips[0].key}"}
+    assert "device file" in scene.component(f"device:{chips[0].key}").reason
+
+
+def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
+    scene.look(replace(scene.read(), gpus=(), links=()))
+    assert "inventory" not in scene.board.names()
+
+
+def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:
+    facts = scene.look()
+    record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
+    scene.verdicts.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
+    assert scene.ill() == {f"device:{UUID}"}
+    scene.acknowledge(f"device:{UUID}")
+    assert scene.ill() == set()

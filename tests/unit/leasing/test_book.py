@@ -1,0 +1,137 @@
+"""Which device a lease covers, also after the host numbers its devices anew; and what /devices says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InvalidRequestError
+from meshwright.wire.devices import Device, Mig
+from meshwright.wire.leases import LeasedDevice, LeaseRequest
+from meshwright_agent.leasing.book import LeaseBook, covers
+from meshwright_agent.leasing.choice import build_leased, choose_devices
+from tests.fakes.stored import ManualClock
+from tests.fakes.topologies import EVIDENCE
+from tests.unit.bench.hosts import build_host
+from tests.unit.leasing.leases import build_lease
+from tests.unit.leasing.scene import ManualBoot
+
+
+def build(**fields: Any) -> Device:
+    known = {"host": "a", "local_index": 0, "position": 0, "platform": "gpu", "kind": "H100", **EVIDENCE}
+    return Device.model_validate(known | fields)
+
+
+MIG = [
+    build(local_index=index, uuid=f"MIG-{index}", pci_bus_id="0000:1b:00.0", mig=Mig(parent_uuid="GPU-a"))
+    for index in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    ("leased", "device", "is_covered"),
+    [
+        ({"local_index": 0}, {"local_index": 0}, True),
+        ({"local_index": 0}, {"local_index": 1}, False),
+        ({"local_index": 0, "uuid": "GPU-a"}, {"local_index": 3, "uuid": "GPU-a"}, True),
+        ({"local_index": 0, "uuid": "GPU-a"}, {"local_index": 0, "uuid": "GPU-b"}, False),
+        ({"local_index": 0, "pci_bus_id": "p"}, {"local_index": 1, "pci_bus_id": "p"}, True),
+        ({"local_index": 0, "pci_bus_id": "p"}, {"local_index": 0, "pci_bus_id": "q"}, False),
+        ({"local_index": 0, "uuid": "GPU-a"}, {"uuid": "MIG-0", "mig": {"parent_uuid": "GPU-a"}}, True),
+        ({"local_index": 0, "uuid": "MIG-0", "pci_bus_id": "p"}, {"uuid": "MIG-1", "pci_bus_id": "p"}, False),
+    ],
+)
+def test_the_strongest_name_that_both_have_counts(leased: Any, device: Any, is_covered: bool) -> None:
+    seen, there = LeasedDevice.model_validate(leased), build(**device)
+    assert covers(seen, there) is is_covered
+    assert (book_with(seen).covering(there) is not None) is is_covered
+
+
+def book_with(*leased: LeasedDevice) -> LeaseBook:
+    book = LeaseBook(ManualClock(), ManualBoot())
+    book.put(book.date(build_lease(devices=leased), 60))
+    return book
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, "u", "v"]), st.sampled_from([None, "p"])), max_size=4),
+    st.tuples(st.integers(0, 3), st.sampled_from([None, "u", "v"]), st.sampled_from([None, "p"])),
+)
+def test_the_index_of_the_book_says_what_the_rule_says(leased: list[Any], device: Any) -> None:
+    there = build(local_index=device[0], uuid=device[1], pci_bus_id=device[2])
+    names = [LeasedDevice(local_index=index, uuid=uuid, pci_bus_id=pci) for index, uuid, pci in leased]
+    assert (book_with(*names).covering(there) is not None) == any(covers(name, there) for name in names)
+
+
+def test_a_lease_of_a_mig_instance_leaves_its_siblings_alone() -> None:
+    (chosen,) = choose_devices(LeaseRequest(devices=("mig-1",), purpose="x"), MIG)
+    book = book_with(build_leased(chosen))
+    assert [book.covering(device) is not None for device in MIG] == [False, True, False]
+
+
+def test_the_uuid_of_a_card_means_all_its_instances() -> None:
+    assert choose_devices(LeaseRequest(devices=("GPU-A",), purpose="x"), MIG) == tuple(MIG)
+
+
+@pytest.mark.parametrize("names", [["GPU-nope"], [9], ["0"]])
+def test_a_name_that_means_nothing_is_refused_with_one_that_does(names: list[Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="this host has 3 \\(0, 1, 2\\)") as caught:
+        choose_devices(LeaseRequest.model_validate({"devices": names, "purpose": "x"}), MIG)
+    assert "'MIG-0'" in caught.value.hint
+    with pytest.raises(InvalidRequestError, match="no device"):
+        choose_devices(LeaseRequest(purpose="x"), [])
+
+
+def test_of_a_simulated_fleet_all_or_nothing_is_leased() -> None:
+    fleet = [build(local_index=0, host=host, position=place) for place, host in enumerate("ab")]
+    assert len(choose_devices(LeaseRequest(purpose="x"), fleet)) == 2
+    with pytest.raises(InvalidRequestError, match="one host") as caught:
+        choose_devices(LeaseRequest(devices=(0,), purpose="x"), fleet)
+    assert '"all"' in caught.value.hint
+
+
+def test_devices_named_twice_are_one() -> None:
+    chosen = choose_devices(LeaseRequest(devices=(2, "MIG-2", 0), purpose="x"), MIG)
+    assert [device.local_index for device in chosen] == [0, 2]
+
+
+def test_a_host_is_shown_with_its_leases_and_without_as_it_is() -> None:
+    host = build_host(3)
+    book = book_with(LeasedDevice(local_index=1))
+    marked = book.mark(host)
+    assert [device.lease.purpose if device.lease else None for device in marked.devices] == [None, "job 7", None]
+    assert LeaseBook(ManualClock(), ManualBoot()).mark(host) is host
+
+
+def test_every_change_is_told_also_the_end_by_time() -> None:
+    changes: list[int] = []
+    boot = ManualBoot()
+    book = LeaseBook(ManualClock(), boot, on_change=lambda: changes.append(1))
+    book.put(book.date(build_lease(), 60))
+    book.active()
+    assert len(changes) == 1
+    boot.now_s += 60
+    assert book.active() == ()
+    assert len(changes) == 2
+    assert book.take_ended() == {"lease-1": "it was not renewed in time"}
+    assert book.take_ended() == {}
+
+
+def test_thousands_of_leased_devices_are_marked_in_little_time() -> None:
+    host = build_host(4096)
+    book = book_with(*map(build_leased, host.devices))
+    lookups = 0
+    original = LeasedDevice.__getattribute__
+
+    def count(self: LeasedDevice, name: str) -> Any:
+        nonlocal lookups
+        lookups += name == "local_index"
+        return original(self, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LeasedDevice, "__getattribute__", count)
+        assert all(device.lease for device in book.mark(host).devices)
+    assert lookups <= 4 * 4096

@@ -1,0 +1,97 @@
+"""Leased devices are left out of plans, unless they are named or the request brings their lease."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.errors import LeaseNotFoundError, PlanInfeasibleError
+from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.selection import ANY_LEASE, select_devices
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import DeviceLease, DeviceProcess
+from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
+from tests.fakes.topologies import build_dgx_h100
+
+OURS, THEIRS = "lease-ours", "lease-theirs"
+EIGHT = build_dgx_h100()
+
+
+def lease(leases: dict[int, str], held: dict[int, Any] | None = None) -> Topology:
+    def change(index: int) -> dict[str, Any]:
+        cover = leases.get(index)
+        changed: dict[str, Any] = {"lease": DeviceLease(id=cover, purpose="job 7", owner="slurm") if cover else None}
+        return changed | (held or {}).get(index, {})
+
+    devices = tuple(device.model_copy(update=change(index)) for index, device in enumerate(EIGHT.devices))
+    return replace(EIGHT, devices=devices)
+
+
+MIXED = lease({0: OURS, 1: OURS, 2: THEIRS})
+TAKEN = {"processes": (DeviceProcess(pid=7, name="train"),), "compute_mode": "exclusive_process"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "chosen"),
+    [
+        (None, None, (3, 4, 5, 6, 7)),
+        (None, OURS, (0, 1)),
+        (None, ANY_LEASE, (0, 1, 2, 3, 4, 5, 6, 7)),
+        (DeviceSelection(count=4), None, (4, 5, 6, 7)),
+        (DeviceSelection(count=2), OURS, (0, 1)),
+        (DeviceSelection(exclude=(7,)), None, (3, 4, 5, 6)),
+        ((2, 3), None, (2, 3)),
+        ((1, 2), OURS, (1, 2)),
+    ],
+)
+def test_what_others_have_reserved_is_not_chosen(asked: Any, own: str | None, chosen: tuple[int, ...]) -> None:
+    found = select_devices(asked, MIXED, {}, own).indices
+    assert len(found) == len(chosen)
+    assert set(found) == set(chosen) or (isinstance(asked, DeviceSelection) and not set(found) & {0, 1, 2})
+
+
+def plan(topology: Topology, **fields: Any) -> Plans:
+    return plan_mesh(PlanRequest(**fields), topology)
+
+
+def test_left_out_is_told_with_purpose_and_owner() -> None:
+    told = [
+        notice.message for notice in plan(MIXED, mesh="x:-1").plans[0].warnings if notice.code == "devices_left_out"
+    ]
+    assert len(told) == 1
+    assert f"device 0, 1 is leased by {OURS} (job 7, slurm); device 2 is leased by {THEIRS}" in told[0]
+
+
+def test_named_is_a_warning_and_the_jobs_own_is_none() -> None:
+    def codes(**fields: Any) -> list[str]:
+        return [notice.code for notice in plan(MIXED, **fields).plans[0].warnings]
+
+    assert "devices_leased" in codes(mesh="x:2", devices=(1, 2))
+    assert "devices_leased" in codes(mesh="x:2", devices=(1, 2), lease=OURS)
+    assert "devices_leased" not in codes(mesh="x:2", devices=(0, 1), lease=OURS)
+    assert "devices_leased" not in codes(mesh="x:-1", lease=OURS)
+
+
+@pytest.mark.parametrize("fields", [{"mesh": "x:6"}, {"mesh": "x:6", "devices": DeviceSelection(count=6)}])
+def test_too_few_left_says_which_leases(fields: dict[str, Any]) -> None:
+    with pytest.raises(PlanInfeasibleError) as caught:
+        plan(MIXED, **fields)
+    assert OURS in caught.value.detail
+    assert THEIRS in caught.value.detail
+
+
+def test_a_lease_that_covers_nothing_is_not_found() -> None:
+    for fields in ({}, {"devices": (0,)}, {"devices": DeviceSelection(count=1)}):
+        with pytest.raises(LeaseNotFoundError, match="covers none of the 8"):
+            plan(MIXED, mesh="x:1", lease="lease-gone", **fields)
+
+
+def test_whoever_holds_the_jobs_own_devices_is_the_job() -> None:
+    held = lease({0: OURS, 1: OURS}, {0: TAKEN, 5: TAKEN})
+    assert select_devices(None, held, {}, OURS).indices == (0, 1)
+    pool = select_devices(None, held, {})
+    assert pool.indices == (2, 3, 4, 6, 7)
+    assert "device 0, 1 is leased" in pool.why_held
+    assert "device 5 is held by train (7)" in pool.why_held

@@ -1,0 +1,234 @@
+"""Benches on hosts with accelerators: who is looked at, when, and what becomes of a bench that may not open a device.
+
+Worker and probe are told; queue, store and book of leases are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, NotReadyError, WorkerTimeoutError
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.devices import Devices
+from meshwright.wire.leases import LeasedDevice
+from meshwright.wire.runs import FINAL_STATES, Run
+from meshwright_agent.benches import Benches
+from meshwright_agent.facts.model import ProcessFacts, build_json
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.runs import RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+from meshwright_agent.watch import HostWatch
+from meshwright_agent.worker.supervisor import CallCancelled
+from tests.fakes.machines import Machine, plant_machine
+from tests.fakes.stored import ManualClock
+from tests.fakes.supervised import FakeSupervisor, Reply, answering
+from tests.unit.leasing.leases import build_lease
+from tests.unit.leasing.scene import ManualBoot
+
+FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
+
+
+@dataclass
+class Scene:
+    benches: Benches
+    watch: HostWatch
+    runs: RunQueue
+    book: LeaseBook
+    probe: FakeSupervisor
+    device: FakeSupervisor
+    clock: ManualClock
+
+    async def submit(self, **fields: Any) -> Run:
+        return await self.benches.submit(BenchRequest.model_validate(fields), None)
+
+    async def finish(self, run: Run) -> Run:
+        async for _ in self.runs.events(run.id):
+            pass
+        ended = await self.runs.get(run.id)
+        assert ended.state in FINAL_STATES
+        return ended
+
+    def lease(self, *indices: int) -> None:
+        named = tuple(LeasedDevice(local_index=index) for index in indices)
+        self.book.put(self.book.date(build_lease(devices=named), 60))
+
+    def count(self, supervisor: FakeSupervisor, op: str) -> int:
+        return sum(call[0] == op for call in supervisor.calls)
+
+
+def run_scene(
+    folder: Path, looks: list[Reply], answers: list[Reply], test: Callable[[Scene], Coroutine[Any, Any, Any]]
+) -> None:
+    async def main() -> None:
+        clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
+        probe, device = answering(*looks), answering(*answers)
+        board, settings = HealthBoard(stale_after_s=60), Settings()
+        watch = HostWatch(probe=probe, device=device, board=board, settings=settings, clock=clock, stays=False)  # type: ignore[arg-type]
+        book = LeaseBook(clock, ManualBoot())
+        store = await Store.open(folder / "runs.sqlite3", clock=clock)
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            task = asyncio.create_task(work)
+            tasks.add(task)
+            return task
+
+        def devices() -> Devices:
+            return book.mark(watch.devices(clock.now()))
+
+        benches = Benches(
+            device,  # type: ignore[arg-type]
+            watch,
+            devices=devices,
+            runs=lambda: runs,
+            book=book,
+            settings=settings,
+            clock=clock,
+            spawn=spawn,
+        )
+        runs = RunQueue(store, benches.execute, clock=clock, cancelled_by=(CallCancelled,))
+        await runs.start()
+        await watch.look_at_facts()
+        try:
+            await test(Scene(benches, watch, runs, book, probe, device, clock))
+        finally:
+            await runs.close("over")
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx"))
+
+
+def look(dgx: Machine, **changes: Any) -> Reply:
+    """Returns one look at a host whose GPU 3 is changed so."""
+    facts = dgx.read()
+    gpus = tuple(replace(gpu, **changes) if place == 3 else gpu for place, gpu in enumerate(facts.gpus))
+    return build_json(replace(facts, gpus=gpus))
+
+
+def test_who_has_a_device_is_looked_at_when_a_bench_is_asked_for(tmp_path: Path, dgx: Machine) -> None:
+    taken = look(dgx, processes=(FOREIGN,), compute_mode="exclusive_process")
+
+    async def test(scene: Scene) -> None:
+        with pytest.raises(DeviceBusyError, match=r"device 3 .* process 4711 \(python train.py\) in slurm 7"):
+            await scene.submit(devices=[0])
+        assert await scene.runs.list() == ()
+
+    run_scene(tmp_path, [look(dgx), taken], [{}], test)
+
+
+def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises(NotReadyError, match="driver did not answer"):
+            await scene.submit()
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx), WorkerTimeoutError("the probe did not answer")], [{}], test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"compute_mode": "prohibited"}, "device 3 .* prohibited"),
+        ({"compute_mode": "exclusive_process", "processes": (FOREIGN,)}, "device 3 .* process 4711"),
+    ],
+)
+def test_what_closes_a_device_while_a_bench_waits_skips_its_cases_and_opens_nothing(
+    tmp_path: Path, dgx: Machine, changes: dict[str, Any], reason: str
+) -> None:
+    async def test(scene: Scene) -> None:
+        scene.clock.advance(100)
+        first = scene.benches.execute
+
+        async def execute_later(run: Run, emit: Any) -> Any:
+            scene.clock.advance(100)  # so that the look at its submission is old
+            return await first(run, emit)
+
+        scene.runs._execute = execute_later
+        run = await scene.finish(await scene.submit(cases=["matmul", "all_reduce"]))
+        assert run.state == "succeeded"
+        assert run.result is not None
+        assert run.result["records"] == []
+        assert [skipped["case"] for skipped in run.result["skipped"]] == ["matmul", "all_reduce"]
+        assert all(re.search(reason, skipped["reason"]) for skipped in run.result["skipped"])
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx), look(dgx), look(dgx, **changes)], [{}], test)
+
+
+def test_a_device_in_prohibited_mode_is_skipped_not_refused(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        run = await scene.finish(await scene.submit(cases=["matmul"]))
+        assert (run.state, run.generation) == ("succeeded", None)
+        assert "prohibited" in (run.result or {})["skipped"][0]["reason"]
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx, compute_mode="prohibited")], [{}], test)
+
+
+def test_on_accelerators_any_lease_is_in_the_way(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        scene.lease(7)
+        with pytest.raises(DeviceLeasedError, match="device 7 by lease-1"):
+            await scene.submit(devices=[0])
+        looked = scene.count(scene.probe, "facts")
+        run = await scene.finish(await scene.submit(tier="passive"))
+        assert run.state == "succeeded"
+        assert scene.count(scene.probe, "facts") == looked + 1
+        passive = (run.result or {})["passive"]
+        assert len(passive["devices"]) == 8
+        assert {link["kind"] for link in passive["links"]} == {"NV18"}
+        assert all(link["bandwidth_bytes_per_s"] for link in passive["links"])
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx)], [{}], test)
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "while JAX starts"])
+def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, moment: str) -> None:
+    async def test(scene: Scene) -> None:
+        work, look_at_jax = scene.benches.execute, scene.watch.look_at_jax
+
+        async def execute(run: Run, emit: Any) -> Any:
+            if moment == "while it waits":
+                scene.lease(0)
+            return await work(run, emit)
+
+        async def start_jax() -> None:
+            await look_at_jax()
+            scene.lease(0)
+
+        scene.runs._execute = execute
+        scene.watch.look_at_jax = start_jax  # type: ignore[method-assign]
+        ended = await scene.finish(await scene.submit())
+        assert ended.state == "cancelled"
+        assert ended.error is not None
+        assert "lease-1" in ended.error.detail
+        assert scene.count(scene.device, "bench") == 0
+        assert scene.count(scene.device, "describe") == (moment == "while JAX starts")
+
+    assert dgx.jax is not None
+    run_scene(tmp_path, [look(dgx)], [dict(dgx.jax)], test)
+
+
+def test_a_passive_bench_of_two_devices_names_only_their_links(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        run = await scene.finish(await scene.submit(tier="passive", devices=[2, 5]))
+        passive = (run.result or {})["passive"]
+        assert [device["local_index"] for device in passive["devices"]] == [2, 5]
+        assert [{link["a"], link["b"]} for link in passive["links"]] == [{2, 5}]
+
+    run_scene(tmp_path, [look(dgx)], [{}], test)

@@ -1,0 +1,207 @@
+"""Labels of a node; the file is read back by a parser that holds node-feature-discovery's own rules."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.wire.health import Component, Health, State
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.labels import (
+    VALUE_CHARACTERS,
+    LabelFile,
+    Sighting,
+    build_labels,
+    fit_value,
+    format_labels,
+    write_labels,
+)
+from meshwright_agent.settings import Settings
+from tests.fakes.machines import NAMES, NOW, plant_machine
+from tests.fakes.node_labels import FeatureFileError, read_feature_file
+from tests.fakes.stored import build_record
+
+PREFIX = Settings().label_prefix
+LATER = NOW + timedelta(seconds=60)
+
+
+def look(folder: Path, name: str, state: State = "healthy") -> Sighting:
+    health = Health(state=state, components=(Component(name="driver", state=state, reason=""),))
+    return Sighting(plant_machine(name, folder).view(), health)
+
+
+# ---- what is said -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_machine_has_labels_that_kubernetes_takes(tmp_path: Path, name: str) -> None:
+    sighting = look(tmp_path, name)
+    labels = read_feature_file(format_labels(PREFIX, build_labels(sighting), LATER), now=NOW)
+    assert labels[f"{PREFIX}/platform"] == sighting.devices.platform
+    assert labels[f"{PREFIX}/device-count"] == str(len(sighting.devices.devices))
+    assert all(key.startswith(f"{PREFIX}/") for key in labels)
+
+
+def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
+    labels = build_labels(look(tmp_path, "dgx-h100", "degraded"))
+    assert labels["device-product"] == "NVIDIA-H100-80GB-HBM3"
+    assert labels["device-count"] == "8"
+    assert labels["device-memory-bytes"] == str(81559 * 2**20)
+    assert labels["driver-version"] == "535.129.03"
+    assert labels["health"] == "degraded"
+    assert "nvlink-domain" not in labels
+    assert "slice-shape" not in labels
+
+
+def test_what_hosts_share_is_a_label(tmp_path: Path) -> None:
+    assert build_labels(look(tmp_path / "a", "gb200-nvl72"))["nvlink-domain"]
+    assert re.fullmatch(r"\d+x\d+(x\d+)?", build_labels(look(tmp_path / "b", "tpu-v5p-4"))["slice-shape"])
+
+
+def test_what_is_not_known_has_no_label(tmp_path: Path) -> None:
+    sighting = look(tmp_path, "dgx-h100")
+    first, *others = sighting.devices.devices
+    mixed = sighting.devices.model_copy(update={"devices": (first.model_copy(update={"kind": "other"}), *others)})
+    labels = build_labels(Sighting(mixed, sighting.health))
+    assert "device-product" not in labels
+    assert labels["device-count"] == "8"
+    assert "all-reduce-busbw-bytes-per-s" not in labels
+
+
+@pytest.mark.parametrize(
+    ("rate", "axis_size", "expected"),
+    [(478.9e9, 8, "470000000000"), (478.9e9, 4, None), (7.9, 8, "7"), (None, 8, None)],
+)
+def test_a_measured_all_reduce_over_all_devices_is_a_class(
+    tmp_path: Path, rate: float | None, axis_size: int, expected: str | None
+) -> None:
+    sighting = look(tmp_path, "dgx-h100")
+    record = build_record(axis_size=axis_size, busbw_bytes_per_s=rate)
+    labels = build_labels(Sighting(sighting.devices, sighting.health, (record,)))
+    assert labels.get("all-reduce-busbw-bytes-per-s") == expected
+
+
+def test_a_wrong_result_is_no_bandwidth(tmp_path: Path) -> None:
+    sighting = look(tmp_path, "dgx-h100")
+    record = build_record(axis_size=8, busbw_bytes_per_s=4e11, correct=False)
+    labels = build_labels(Sighting(sighting.devices, sighting.health, (record,)))
+    assert "all-reduce-busbw-bytes-per-s" not in labels
+
+
+def await_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.02)
+
+
+# ---- values -----------------------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=200))
+def test_every_value_is_made_legal(text: str) -> None:
+    value = fit_value(text)
+    if value:
+        labels = read_feature_file(format_labels(PREFIX, {"name": value}, LATER), now=NOW)
+        assert labels == {f"{PREFIX}/name": value}
+
+
+@given(st.text(alphabet="abcdefghij", min_size=64, max_size=120), st.text(alphabet="abcdefghij", min_size=64))
+def test_long_values_stay_different(one: str, other: str) -> None:
+    assert len(fit_value(one)) == VALUE_CHARACTERS
+    assert (fit_value(one) == fit_value(other)) == (one == other)
+
+
+@pytest.mark.parametrize("value", ["H100", "a_b.c-d", "535.129.03", "x" * 63])
+def test_a_legal_value_stays_as_it_is(value: str) -> None:
+    assert fit_value(value) == value
+
+
+# ---- the file ---------------------------------------------------------------------------------------------------
+
+
+def test_labels_vanish_when_nobody_writes_them_any_more() -> None:
+    text = format_labels(PREFIX, {"health": "healthy"}, LATER)
+    assert read_feature_file(text, now=LATER - timedelta(seconds=1))
+    assert read_feature_file(text, now=LATER + timedelta(seconds=1)) == {}
+
+
+def test_the_file_is_put_there_as_a_whole_and_readable_to_all(tmp_path: Path) -> None:
+    path = tmp_path / "meshwright"
+    write_labels(path, "one\n")
+    with path.open() as reader:
+        write_labels(path, "two\n")
+        assert reader.read() == "one\n"
+    assert path.read_text() == "two\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in tmp_path.iterdir()] == ["meshwright"]
+
+
+def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, sighting = tmp_path / "features.d" / "meshwright", look(tmp_path / "host", "dgx-h100")
+    asked = 0
+
+    def see() -> Sighting | None:
+        nonlocal asked
+        asked += 1
+        if asked == 4:
+            path.parent.mkdir()
+        return None if asked == 1 else sighting
+
+    async def live() -> None:
+        settings = Settings(probe_interval_s=0.02, stale_after_s=60)
+        task = asyncio.create_task(LabelFile(path, settings, SystemClock(), see).run())
+        await asyncio.wait_for(asyncio.to_thread(await_file, path), 60)
+        task.cancel()
+
+    asyncio.run(live())
+    labels = read_feature_file(path.read_text(), now=datetime.now(UTC) + timedelta(seconds=30))
+    assert labels[f"{PREFIX}/device-count"] == "8"
+    assert caplog.text.count("cannot be written") == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "Upper.example.org", "-x.example.org", "a b", "example.org/x", "x" * 254])
+def test_a_prefix_that_kubernetes_would_refuse_is_refused_at_start(prefix: str) -> None:
+    with pytest.raises(ValueError, match="label_prefix"):
+        Settings(label_prefix=prefix)
+
+
+def test_the_default_prefix_needs_nobodys_leave() -> None:
+    assert PREFIX.endswith(".feature.node.kubernetes.io")
+
+
+# ---- the validator itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no-namespace=1\n",
+        "example.org/name=" + "x" * 64 + "\n",
+        "example.org/name=-x\n",
+        "example.org/name=a b\n",
+        "example.org/" + "n" * 64 + "=1\n",
+        "Example.org/name=1\n",
+        "other.kubernetes.io/name=1\n",
+        "# +expiry-time=soon\nexample.org/name=1\n",
+        "example.org/name=1\n" * 4000,
+    ],
+)
+def test_the_validator_refuses_what_node_feature_discovery_does(text: str) -> None:
+    with pytest.raises(FeatureFileError):
+        read_feature_file(text, now=NOW)
+
+
+def test_the_validator_reads_expiry_line_by_line_and_values_as_true_by_default() -> None:
+    text = (
+        "example.org/a\n# a comment\n# +expiry-time=2012-07-28T11:22:33Z\nexample.org/b=1\n"
+        "# +expiry-time=2080-07-28T11:22:33Z\nexample.org/c=2\n"
+    )
+    assert read_feature_file(text, now=NOW) == {"example.org/a": "true", "example.org/c": "2"}

@@ -8,16 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshwright.errors import (
+    AccessError,
     AgentConnectionError,
     AgentTimeoutError,
     BenchTooLargeError,
     ConflictError,
     DeviceBusyError,
+    DeviceLeasedError,
     DevicesUnusedError,
     DoesNotDivideError,
     FleetIncompleteError,
+    ForbiddenError,
     InvalidMeshError,
     InvalidRequestError,
+    LeaseNotFoundError,
     MeshwrightError,
     NotFoundError,
     PlanInfeasibleError,
@@ -25,11 +29,13 @@ from meshwright.errors import (
     PlanNotFoundError,
     ProblemError,
     QueueFullError,
+    RateLimitedError,
     RequestError,
     RunCancelledError,
     RunFailedError,
     RunNotFoundError,
     SettingsError,
+    UnauthorizedError,
     UnavailableError,
     UnknownHardwareError,
 )
@@ -37,11 +43,14 @@ from meshwright.spec import MeshSpec
 
 if TYPE_CHECKING:
     from meshwright._calls.calls import Readiness
+    from meshwright._calls.holding import Held
+    from meshwright._calls.options import PlanOptions
     from meshwright._client import AsyncClient, Client
     from meshwright._reference import load_plan
     from meshwright.fleet import AsyncFleet, Fleet, FleetState
 
 __all__ = [
+    "AccessError",
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
@@ -50,27 +59,34 @@ __all__ = [
     "Client",
     "ConflictError",
     "DeviceBusyError",
+    "DeviceLeasedError",
     "DevicesUnusedError",
     "DoesNotDivideError",
     "Fleet",
     "FleetIncompleteError",
     "FleetState",
+    "ForbiddenError",
+    "Held",
     "InvalidMeshError",
     "InvalidRequestError",
+    "LeaseNotFoundError",
     "MeshSpec",
     "MeshwrightError",
     "NotFoundError",
     "PlanInfeasibleError",
     "PlanMismatchError",
     "PlanNotFoundError",
+    "PlanOptions",
     "ProblemError",
     "QueueFullError",
+    "RateLimitedError",
     "Readiness",
     "RequestError",
     "RunCancelledError",
     "RunFailedError",
     "RunNotFoundError",
     "SettingsError",
+    "UnauthorizedError",
     "UnavailableError",
     "UnknownHardwareError",
     "load_plan",
@@ -82,6 +98,8 @@ _LAZY = {
     "Client": "meshwright._client",
     "Fleet": "meshwright.fleet",
     "FleetState": "meshwright.fleet",
+    "Held": "meshwright._calls.holding",
+    "PlanOptions": "meshwright._calls.options",
     "Readiness": "meshwright._calls.calls",
     "load_plan": "meshwright._reference",
 }

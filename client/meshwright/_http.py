@@ -17,6 +17,7 @@ import httpx
 
 from meshwright._calls.messages import Answer, Failure, FailureKind, Outcome, Request
 from meshwright._calls.settings import Settings
+from meshwright.errors import SettingsError
 
 HttpClient = httpx.Client
 AsyncHttpClient = httpx.AsyncClient
@@ -53,8 +54,45 @@ def _options(settings: Settings, timeout_s: float | None, max_connections: int |
     if max_connections is not None:
         options["limits"] = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
     if settings.address.url.startswith("https:"):
-        options["verify"] = ssl.create_default_context(cafile=settings.ca_file)
+        options["verify"] = _build_tls(settings)
     return options
+
+
+def _build_tls(settings: Settings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error}); name a PEM file"
+        ) from None
+    cert, key = settings.client_cert_file, settings.client_key_file
+    if cert is None:
+        return context
+    try:
+        context.load_cert_chain(cert, key, password=_refuse_password)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(_explain_certificate(cert, key, error)) from None
+    return context
+
+
+def _refuse_password() -> str:
+    raise SettingsError(
+        "the key of MESHWRIGHT_CLIENT_CERT_FILE is encrypted, and nobody is there to be asked for its password; name a "
+        "key without one, readable by its owner only"
+    )
+
+
+def _explain_certificate(cert: str, key: str | None, error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return (
+            f"MESHWRIGHT_CLIENT_KEY_FILE {key or cert!r} is not the key of the certificate in "
+            f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}; name the two that belong together"
+        )
+    named = f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}" + (f" and MESHWRIGHT_CLIENT_KEY_FILE {key!r}" if key else "")
+    works = (
+        "name PEM files of a certificate and its key" if key else "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE"
+    )
+    return f"{named} cannot be used: no certificate, or no private key, in PEM form ({error}); {works}"
 
 
 def _build_timeout(timeout_s: float | None) -> httpx.Timeout:
@@ -73,7 +111,20 @@ def _translate(error: Exception, *, was_answered: bool) -> Failure:
     return Failure(_kind(error, was_answered), message)
 
 
+def _find_tls(error: BaseException) -> ssl.SSLError | None:
+    """Returns the TLS error that an error comes from."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
 def _kind(error: Exception, was_answered: bool) -> FailureKind:
+    match _find_tls(error):
+        case ssl.SSLCertVerificationError():
+            return "untrusted"
+        case ssl.SSLError(reason=reason) if isinstance(error, httpx.ConnectError) or reason not in _TLS_ENDINGS:
+            return "handshake"
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.UnsupportedProtocol():
             return "refused"
@@ -84,7 +135,13 @@ def _kind(error: Exception, was_answered: bool) -> FailureKind:
     return "lost"
 
 
-_ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
+_TLS_ENDINGS: Final = frozenset({"UNEXPECTED_EOF_WHILE_READING", "APPLICATION_DATA_AFTER_CLOSE_NOTIFY"})
+"""OpenSSL's reasons that mean a connection that ended, as it may on any transport."""
+
+_CLOSED: Final = Failure("closed", "this client has been closed")
+
+_ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError)
+"""An alert of TLS gets through the library as it is where anyio reads it. Source: tried with httpx 0.28.1."""
 
 
 class Sender:
@@ -95,11 +152,20 @@ class Sender:
         self._shared = shared
         self._stream = ExitStack()
         self._chunks: Iterator[bytes] = iter(())
+        self._sent: str | None = None
+
+    def refresh_token(self) -> bool:
+        """Returns whether there is another token by now than the one that was sent last."""
+        return self._shared.refresh(self._sent)
 
     def send(self, request: Request, timeout_s: float | None) -> Outcome:
         """Returns the whole reply, or how it failed."""
+        if self._client.is_closed:
+            return _CLOSED
+        settings = self._shared.settings
+        self._sent = settings.token
         try:
-            response = self._client.send(_build(self._client, self._shared, request, timeout_s))
+            response = self._client.send(_build(self._client, settings, request, timeout_s))
         except _ERRORS as error:
             return _translate(error, was_answered=self._shared.was_answered)
         self._shared.was_answered = True
@@ -108,8 +174,12 @@ class Sender:
     def open(self, request: Request, silence_s: float) -> Outcome:
         """Opens a stream, in place of the one before."""
         self.close()
+        if self._client.is_closed:
+            return _CLOSED
+        settings = self._shared.settings
+        self._sent = settings.token
         try:
-            prepared = _build(self._client, self._shared, request, silence_s)
+            prepared = _build(self._client, settings, request, silence_s)
             response = self._client.send(prepared, stream=True)
             self._stream.callback(response.close)
             body = b"" if response.status_code == 200 else response.read()
@@ -139,11 +209,20 @@ class AsyncSender:
         self._shared = shared
         self._stream = AsyncExitStack()
         self._chunks: AsyncGenerator[bytes, None] | None = None
+        self._sent: str | None = None
+
+    def refresh_token(self) -> bool:
+        """Returns whether there is another token by now than the one that was sent last."""
+        return self._shared.refresh(self._sent)
 
     async def send(self, request: Request, timeout_s: float | None) -> Outcome:
         """Returns the whole reply, or how it failed."""
+        if self._client.is_closed:
+            return _CLOSED
+        settings = self._shared.settings
+        self._sent = settings.token
         try:
-            response = await self._client.send(_build(self._client, self._shared, request, timeout_s))
+            response = await self._client.send(_build(self._client, settings, request, timeout_s))
         except _ERRORS as error:
             return _translate(error, was_answered=self._shared.was_answered)
         self._shared.was_answered = True
@@ -152,8 +231,12 @@ class AsyncSender:
     async def open(self, request: Request, silence_s: float) -> Outcome:
         """Opens a stream, in place of the one before."""
         await self.close()
+        if self._client.is_closed:
+            return _CLOSED
+        settings = self._shared.settings
+        self._sent = settings.token
         try:
-            prepared = _build(self._client, self._shared, request, silence_s)
+            prepared = _build(self._client, settings, request, silence_s)
             response = await self._client.send(prepared, stream=True)
             self._stream.push_async_callback(response.aclose)
             body = b"" if response.status_code == 200 else await response.aread()
@@ -189,14 +272,19 @@ class Shared:
     settings: Settings
     was_answered: bool = False
 
+    def refresh(self, sent: str | None) -> bool:
+        """Returns whether there is another token than the one that was sent, as the token file says now."""
+        self.settings = self.settings.read_token_again()
+        return self.settings.token != sent
+
 
 def _build(
-    client: httpx.Client | httpx.AsyncClient, shared: Shared, request: Request, timeout_s: float | None
+    client: httpx.Client | httpx.AsyncClient, settings: Settings, request: Request, timeout_s: float | None
 ) -> httpx.Request:
     return client.build_request(
         request.method,
-        shared.settings.address.url + request.path,
-        headers={**shared.settings.headers, **request.headers},
+        settings.address.url + request.path,
+        headers={**settings.headers, **request.headers},
         content=request.body,
         timeout=httpx.USE_CLIENT_DEFAULT if timeout_s is None else _build_timeout(timeout_s),
     )
@@ -254,13 +342,30 @@ class _Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield chunk
 
 
+def _build_refusal() -> ssl.SSLError:
+    error = ssl.SSLError(1, "the other side does not take the certificate")
+    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    return error
+
+
+_TLS_ERRORS: Final[dict[FailureKind, Callable[[], ssl.SSLError]]] = {
+    "untrusted": lambda: ssl.SSLCertVerificationError(1, "the certificate is not trusted"),
+    "handshake": _build_refusal,
+}
+
+
 def _build_exception(broken: BrokenError, request: httpx.Request) -> httpx.TransportError:
     kinds: dict[FailureKind, type[httpx.TransportError]] = {
         "refused": httpx.ConnectError,
         "timeout": httpx.ReadTimeout,
         "stale": httpx.ReadError,
         "lost": httpx.RemoteProtocolError,
+        "closed": httpx.CloseError,
+        "untrusted": httpx.ConnectError,
+        "handshake": httpx.ReadError,
     }
+    if broken.kind in _TLS_ERRORS:
+        broken.__cause__ = _TLS_ERRORS[broken.kind]()
     return kinds[broken.kind](str(broken), request=request)
 
 

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from meshwright import _http
-from meshwright._calls.calls import AxisTypesLike, DevicesLike, MemoryStrategyName, take_best
+from meshwright._calls.calls import take_best
 from meshwright._calls.flows import Deadline
+from meshwright._calls.options import AxisTypesLike, DevicesLike, MemoryStrategyName
 from meshwright._calls.settings import Settings, read_settings
 from meshwright._client import AsyncClient, Client
 from meshwright._fleet.addresses import read_addresses

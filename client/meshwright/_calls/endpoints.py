@@ -1,8 +1,8 @@
 """Every route of the agent, once: method, path, what it answers, and how a repeated request is taken.
 
 All of them may be repeated: GETs and DELETE by nature, plans and batch sizes because they are functions of
-the request, a release because releasing twice is releasing, a bench because its Idempotency-Key makes it the
-same run.
+the request, a release because releasing twice is releasing, a bench and a lease because their Idempotency-Key makes
+them the same run and the same lease.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
-from meshwright.wire.health import Health
+from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents
+from meshwright.wire.leases import Lease, LeaseRenewal, LeaseRequest, Leases
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
@@ -37,8 +38,8 @@ class Endpoint(Generic[R]):
         request: the model of the body, or None.
         query: the names of the query parameters.
         statuses: those that are answers; all others are errors.
-        is_keyed: true where every request makes a run, so that it carries an Idempotency-Key; a plan and a batch size
-            carry one where the compiler is asked.
+        is_keyed: true where every request makes a run or a lease, so that it carries an Idempotency-Key; a plan and a
+            batch size carry one where the compiler is asked.
         is_retried: false where the question is how things stand right now.
     """
 
@@ -94,6 +95,14 @@ CANCEL_RUN: Final = Endpoint("DELETE", "/runs/{run_id}", Run, statuses=frozenset
 ENVIRONMENT: Final = Endpoint("GET", "/environment", Environment, query=("memory_strategy", "memory_fraction"))
 TARGETS: Final = Endpoint("GET", "/targets", Targets, query=("chip",))
 METRICS: Final = Endpoint("GET", "/metrics", str)
+LEASE: Final = Endpoint("POST", "/leases", Lease, request=LeaseRequest, statuses=frozenset({200, 201}), is_keyed=True)
+LEASES: Final = Endpoint("GET", "/leases", Leases)
+GET_LEASE: Final = Endpoint("GET", "/leases/{lease_id}", Lease)
+RENEW_LEASE: Final = Endpoint("POST", "/leases/{lease_id}/renew", Lease, request=LeaseRenewal)
+END_LEASE: Final = Endpoint("DELETE", "/leases/{lease_id}", Lease)
+EVENTS: Final = Endpoint("GET", "/events", HealthEvents, query=("component", "after", "limit", "since"))
+EVENT_STREAM: Final = Endpoint("GET", "/events/stream", str)
+ACKNOWLEDGE: Final = Endpoint("POST", "/health/acknowledge", Component, request=Acknowledgement)
 
 ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
     ALIVE,
@@ -115,5 +124,13 @@ ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
     ENVIRONMENT,
     TARGETS,
     METRICS,
+    LEASE,
+    LEASES,
+    GET_LEASE,
+    RENEW_LEASE,
+    END_LEASE,
+    EVENTS,
+    EVENT_STREAM,
+    ACKNOWLEDGE,
 )
 """All of them; the fake agent and the contract tests read this table."""

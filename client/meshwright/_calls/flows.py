@@ -11,12 +11,12 @@ import json
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from meshwright._calls import calls
-from meshwright._calls.calls import Call
+from meshwright._calls.building import Call
 from meshwright._calls.messages import Answer, Failure, Outcome, Request
 from meshwright._calls.outcomes import RetryPolicy, build_error, build_problem_error, decide_retry, read_reply
 from meshwright._calls.sse import Frame, SseParser
@@ -30,6 +30,7 @@ SHORTEST_WINDOW_S: Final = 0.2
 CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 ACCEPTED: Final = 202
+UNAUTHORIZED: Final = 401
 MIN_ANSWER_S: Final = 1.0
 """However near the deadline is, a request that is sent is given so long."""
 
@@ -64,7 +65,12 @@ class ReadChunk:
     """Step: the next bytes of the stream; answers bytes, None at its end, or a Failure."""
 
 
-Step = Send | Pause | Open | ReadChunk
+@dataclass(frozen=True)
+class Refresh:
+    """Step: read the token file again; answers whether there is another token now than the one that was sent."""
+
+
+Step = Send | Pause | Open | ReadChunk | Refresh
 Flow = Generator[Step, Any, T]
 
 
@@ -136,10 +142,14 @@ def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flo
 
 
 def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flow[Answer]:
-    """A kept-alive connection that turns out to be dead costs no retry: the request is sent again at once."""
+    """Sends until there is an answer.
+
+    Two things cost no retry, once each: a kept-alive connection that turns out to be dead, and a token that is refused
+    where its file has another one by now.
+    """
     deadline = deadline or Deadline()
     policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
-    retries, stale = 0, 0
+    retries, stale, refreshed = 0, 0, False
     while True:
         outcome: Outcome = yield Send(call.request, _answer_time(deadline))
         if isinstance(outcome, Failure) and outcome.kind == "stale" and not stale:
@@ -147,6 +157,10 @@ def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flo
             continue
         if isinstance(outcome, Answer) and outcome.status in call.statuses:
             return outcome
+        if isinstance(outcome, Answer) and outcome.status == UNAUTHORIZED and not refreshed:
+            refreshed = True
+            if (yield Refresh()):
+                continue
         delay_s, left_s = decide_retry(outcome, retries, policy), deadline.left_s()
         if delay_s is None or (left_s is not None and delay_s >= left_s):
             raise build_error(outcome, call.request, link.host)
@@ -176,10 +190,10 @@ def follow(
     Raises:
         MeshwrightError: the agent no longer answers, does not know the run, or the deadline is over.
     """
-    deadline, reader, fruitless = deadline or Deadline(), _Reader(after, emit), 0
+    deadline, reader, fruitless = deadline or Deadline(), Reader(after, emit, RunEvent, _is_last), 0
     while True:
         seen = reader.last
-        end = yield from _listen(run_id, reader, deadline)
+        end = yield from listen(calls.run_events(run_id, seen).request, reader, deadline)
         if reader.is_final:
             return
         fruitless = 0 if reader.last > seen else fruitless + 1
@@ -193,27 +207,54 @@ def follow(
         yield from _pause(0.0 if end == "silent" else link.policy.delay_s(max(0, fruitless - 1)), run, deadline, link)
 
 
-class _Reader:
-    """What has been read of a run's events, over all streams."""
+def _is_last(event: RunEvent) -> bool:
+    return event.type == "state" and event.state in FINAL_STATES
 
-    def __init__(self, last: int, emit: Callable[[RunEvent], object]) -> None:
+
+class Numbered(Protocol):
+    """An event that counts up."""
+
+    @property
+    def seq(self) -> int:
+        """Its number; the next one's is higher."""
+
+
+E = TypeVar("E", bound=Numbered)
+
+
+class Reader(Generic[E]):
+    """What has been read of events, over all streams.
+
+    Args:
+        last: the number of the last event that is known; those up to it are not told again.
+        emit: told each event, once.
+        model: what an event is read as.
+        is_last: whether no event comes after this one.
+    """
+
+    def __init__(
+        self, last: int, emit: Callable[[E], object], model: type[E], is_last: Callable[[E], bool] = lambda event: False
+    ) -> None:
         self.last = last
         self.is_final = False
         self._emit = emit
+        self._adapter: TypeAdapter[E] = TypeAdapter(model)
+        self._is_last = is_last
 
     def take(self, frame: Frame) -> None:
         """Emits the frame's event, unless it was seen before or is of an unknown kind."""
-        try:
-            event = RunEvent.model_validate_json(frame.data)
-        except ValidationError:
-            return
+        with contextlib.suppress(ValidationError):
+            self.note(self._adapter.validate_json(frame.data))
+
+    def note(self, event: E) -> None:
+        """Emits an event, unless it was seen before."""
         if event.seq > self.last:
             self.last = event.seq
-            self.is_final = event.type == "state" and event.state in FINAL_STATES
+            self.is_final = self._is_last(event)
             self._emit(event)
 
 
-def _listen(run_id: str, reader: _Reader, deadline: Deadline) -> Flow[Literal["ended", "silent", "broken"]]:
+def listen(request: Request, reader: Reader[Any], deadline: Deadline) -> Flow[Literal["ended", "silent", "broken"]]:
     """Reads one stream to its end, and says how it ended.
 
     How long one read may wait can be set only when a stream is opened. To keep a deadline, that is a quarter
@@ -221,7 +262,7 @@ def _listen(run_id: str, reader: _Reader, deadline: Deadline) -> Flow[Literal["e
     """
     left_s = deadline.left_s()
     window_s = SILENCE_S if left_s is None else min(SILENCE_S, left_s, max(left_s / 4, SHORTEST_WINDOW_S))
-    opened: Outcome = yield Open(calls.run_events(run_id, reader.last).request, window_s)
+    opened: Outcome = yield Open(request, window_s)
     if isinstance(opened, Failure) or opened.status != 200 or opened.media_type != "text/event-stream":
         return "broken"
     parser = SseParser()

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FailureKind = Literal["refused", "timeout", "stale", "lost"]
+FailureKind = Literal["refused", "timeout", "stale", "lost", "untrusted", "handshake", "closed"]
 """Nobody listens, or no such host · no answer in time · a kept-alive connection that had been closed ·
-anything else that broke the exchange."""
+anything else that broke the exchange · TLS: we do not trust the agent's certificate · the agent does not take ours, or
+speaks no TLS · this client was closed."""
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,27 @@ MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
 _REPEATABLE: Final = frozenset({408, 429})
+_FUTILE: Final = frozenset({"untrusted", "closed"})
+"""Failures that a repetition does not mend."""
 _HINTS: Final = {
     "refused": "start one with `meshwright-agent serve`, or name its address in MESHWRIGHT_URL",
     "timeout": "give the call a longer `timeout`, or look at the agent's /health",
     "stale": "the agent went away while it was asked: look at its log",
     "lost": "the connection broke: look at the agent's log, and at what stands between",
+    "closed": "make a new client, or close this one later",
+    "untrusted": "name the file of the authority that signed the agent's certificate in MESHWRIGHT_CA_FILE, and ask by "
+    "a name that stands in the certificate",
+    "handshake": "show a certificate that the agent takes (MESHWRIGHT_CLIENT_CERT_FILE, MESHWRIGHT_CLIENT_KEY_FILE); "
+    "an agent without TLS is asked by http://",
 }
+_REFUSAL_HINTS: Final = {
+    401: "set MESHWRIGHT_TOKEN, or MESHWRIGHT_TOKEN_FILE, to a token of this agent; `meshwright-agent token add` on "
+    "its host makes one",
+    403: "use a token with a larger scope: read asks, operate benches, leases and releases, admin acknowledges",
+    421: "ask by the host's own name or address, or add this one to the agent's MESHWRIGHT_ALLOWED_HOSTS",
+    429: "ask less often; `max_retries` says how often a client tries again by itself",
+}
+"""What helps where the answer does not say so itself."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -59,7 +74,7 @@ def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy) -> float |
     if retries >= policy.max_retries:
         return None
     if isinstance(outcome, Failure):
-        return policy.delay_s(retries)
+        return None if outcome.kind in _FUTILE else policy.delay_s(retries)
     if outcome.status < 500 and outcome.status not in _REPEATABLE:
         return None
     asked_s = parse_retry_after(outcome.headers.get("retry-after"), now=datetime.now(UTC))
@@ -107,7 +122,7 @@ def build_problem_error(
     """Returns the exception of a problem document; `headers` are those that it came with, if any."""
     return class_for(problem.code, status or problem.status)(
         problem.detail or problem.title,
-        hint=problem.hint,
+        hint=problem.hint or _REFUSAL_HINTS.get(status or problem.status, ""),
         errors=[error.model_dump() for error in problem.errors],
         log=problem.log,
         retry_after_s=retry_after_s,
@@ -159,6 +174,8 @@ def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
 
 def _build_connection_error(failure: Failure, request: Request, host: str) -> AgentConnectionError:
     hint = _HINTS[failure.kind]
+    if failure.kind == "lost" and host.startswith("https:"):  # a refused certificate may look like this
+        hint = f"{hint}; {_HINTS['handshake']}"
     if failure.kind == "timeout":
         return AgentTimeoutError(f"{request}: {host} did not answer in time: {failure.message}", host=host, hint=hint)
     return AgentConnectionError(f"{request}: no answer from {host}: {failure.message}", host=host, hint=hint)
@@ -168,7 +185,9 @@ def _build_foreign_error(answer: Answer, request: Request, host: str) -> Meshwri
     text = answer.body[:200].decode("utf-8", "replace").strip()
     return class_for("", answer.status)(
         f"{request}: {host} answered {answer.status} without a problem document: {text or '(empty)'}",
-        hint="is there a proxy in between, or something else than a meshwright agent at this address?",
+        hint=_REFUSAL_HINTS.get(
+            answer.status, "is there a proxy in between, or something else than a meshwright agent at this address?"
+        ),
         request_id=answer.headers.get("x-request-id", ""),
         host=host,
         status=answer.status,

@@ -1,13 +1,13 @@
 """Where the agent is and how to speak to it: from arguments, else from the environment.
 
-Reads the token and CA files that are named; knows no HTTP library and opens no connection.
+Reads the token file that is named, again when it was changed; knows no HTTP library and opens no connection.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from meshwright.errors import SettingsError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8790"
+TLS_VARIABLES: Final = ("MESHWRIGHT_CA_FILE", "MESHWRIGHT_CLIENT_CERT_FILE", "MESHWRIGHT_CLIENT_KEY_FILE")
 _EXAMPLE: Final = f"write {DEFAULT_URL}, https://host:8790 or unix:///run/meshwright/agent.sock"
 
 
@@ -42,24 +43,46 @@ class Settings:
     address: Address
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
+    client_cert_file: str | None = None
+    client_key_file: str | None = None
+    token_file: str | None = None
+    """Where the token was read, and may be read anew; None: it was said otherwise."""
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers that every request carries."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
+    def read_token_again(self) -> Settings:
+        """Returns the settings with the token that its file has now; the same settings where none can be read."""
+        if self.token_file is None:
+            return self
+        try:
+            token = _check_token(_read_text(self.token_file, "MESHWRIGHT_TOKEN_FILE"))
+        except SettingsError:
+            return self
+        return replace(self, token=token) if token else self
+
 
 def read_settings(base_url: str | None, token: str | None, environ: Mapping[str, str]) -> Settings:
-    """Returns the settings: arguments first, then MESHWRIGHT_URL, _TOKEN, _TOKEN_FILE and _CA_FILE.
+    """Returns the settings: arguments first, then MESHWRIGHT_URL, _TOKEN, _TOKEN_FILE, and the files for TLS.
 
     Raises:
-        SettingsError: an address that is none, a token that no header can carry, a file that cannot be read.
+        SettingsError: an address that is none, a token that no header can carry, a file that cannot be read, the key of
+            a certificate that is not named.
     """
     address = parse_address(base_url or environ.get("MESHWRIGHT_URL") or DEFAULT_URL)
-    ca_file = environ.get("MESHWRIGHT_CA_FILE") or None
-    if ca_file is not None:
-        _read_text(ca_file, "MESHWRIGHT_CA_FILE")
-    return Settings(address, _check_token(token or _read_token(environ)), ca_file)
+    ca_file, cert_file, key_file = (_check_file(environ, variable) for variable in TLS_VARIABLES)
+    if key_file and not cert_file:
+        raise SettingsError(
+            f"MESHWRIGHT_CLIENT_KEY_FILE names {key_file!r}, the key of no certificate; name the certificate's file in "
+            "MESHWRIGHT_CLIENT_CERT_FILE"
+        )
+    said = token or environ.get("MESHWRIGHT_TOKEN")
+    token_file = None if said else environ.get("MESHWRIGHT_TOKEN_FILE") or None
+    if token_file:
+        said = _read_text(token_file, "MESHWRIGHT_TOKEN_FILE")
+    return Settings(address, _check_token(said), ca_file, cert_file, key_file, token_file)
 
 
 def parse_address(text: str) -> Address:
@@ -95,11 +118,12 @@ def _is_loopback(parts: SplitResult) -> bool:
         return False
 
 
-def _read_token(environ: Mapping[str, str]) -> str | None:
-    if token := environ.get("MESHWRIGHT_TOKEN"):
-        return token
-    path = environ.get("MESHWRIGHT_TOKEN_FILE")
-    return _read_text(path, "MESHWRIGHT_TOKEN_FILE") if path else None
+def _check_file(environ: Mapping[str, str], variable: str) -> str | None:
+    """Returns the path that a variable has, once its file was read."""
+    path = environ.get(variable) or None
+    if path is not None:
+        _read_text(path, variable)
+    return path
 
 
 def _read_text(path: str, variable: str) -> str:

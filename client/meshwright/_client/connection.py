@@ -44,6 +44,11 @@ class Connection:
     def _settings(self) -> Settings:
         return self._shared.settings
 
+    def _warn(self, *texts: str) -> None:
+        """Warns the caller of a context manager, at its end, of each text that is not empty."""
+        for text in filter(None, texts):
+            warnings.warn(text, UserWarning, stacklevel=4)
+
     def _check_version(self, reply: object) -> None:
         newer = find_newer_major(getattr(reply, "schema_version", None))
         if newer is None or self._has_warned:

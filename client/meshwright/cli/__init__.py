@@ -5,7 +5,7 @@ stands in its own module; here stand the commands' names, the options that all s
 
     0    a plan that fits; healthy enough; done
     1    the answer is no: infeasible, does not fit, asked for and not verified, not healthy, failed, cancelled, wrong,
-         or no such run
+         or no such run, lease or component
     2    usage, or no answer: nobody there, not ready, a full queue, a wrong value, an address that is none
     70   a bug in this command: the traceback stands on stderr
     130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
@@ -26,7 +26,21 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from meshwright import errors
-from meshwright.cli import batch_size, bench, check, devices, environment, plan, runs, targets, verify
+from meshwright.cli import (
+    batch_size,
+    bench,
+    check,
+    devices,
+    environment,
+    events,
+    hold,
+    leases,
+    plan,
+    runs,
+    slurm,
+    targets,
+    verify,
+)
 from meshwright.cli.arguments import check_timeout
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Connect, Options, Session, open_client
@@ -43,6 +57,8 @@ EXIT_CODES: Final[tuple[tuple[type[errors.MeshwrightError], int], ...]] = (
     (errors.BenchTooLargeError, FAILED),
     (errors.RunNotFoundError, FAILED),
     (errors.PlanNotFoundError, FAILED),
+    (errors.LeaseNotFoundError, FAILED),
+    (errors.ComponentNotFoundError, FAILED),
     (errors.ConflictError, FAILED),
     (errors.RunFailedError, FAILED),
     (errors.WorkerCrashedError, FAILED),
@@ -65,7 +81,8 @@ Exit codes:
 `check --exit-style` has codes of its own: see `meshwright check --help`.
 
 The agent's address is --url, else MESHWRIGHT_URL, else http://127.0.0.1:8790;
-MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE and MESHWRIGHT_CA_FILE are heeded too."""
+MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE, MESHWRIGHT_CA_FILE and MESHWRIGHT_CLIENT_CERT_FILE
+are heeded too."""
 
 _Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The agent: http://host:port or unix:///path.")]
 _Timeout = Annotated[
@@ -195,6 +212,14 @@ _COMMANDS: Final[dict[str, _Command]] = {
     "runs": runs.show_runs,
     "cancel": runs.cancel_run,
     "release": devices.release_devices,
+    "lease": leases.make_lease,
+    "leases": leases.show_leases,
+    "hold": hold.hold_lease,
+    "events": events.show_events,
+    "acknowledge": events.acknowledge_component,
+    "slurm": slurm.print_slurm,
 }
+_SETTINGS: Final = {"hold": {"allow_interspersed_args": False}}
+"""Of click, where a command has its own: what stands behind the name of a held command belongs to that command."""
 for _name, _run in _COMMANDS.items():
-    app.command(_name)(_bind(_run))
+    app.command(_name, context_settings=_SETTINGS.get(_name))(_bind(_run))

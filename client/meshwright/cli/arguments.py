@@ -88,7 +88,7 @@ def parse_indices(text: str, option: str = "--devices") -> tuple[int, ...]:
     return tuple(device for device in devices if isinstance(device, int))
 
 
-def parse_case(text: str) -> BenchCase:
+def parse_case(text: str, option: str = "--case") -> BenchCase:
     """Returns the bench case that "all_reduce" or "all-reduce" names.
 
     Raises:
@@ -100,7 +100,7 @@ def parse_case(text: str) -> BenchCase:
     if case is None:
         near = difflib.get_close_matches(word, cases, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(cases)}{hint}", param_hint="--case")
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(cases)}{hint}", param_hint=option)
     return case
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from meshwright._calls import calls
-from meshwright._calls.calls import Call
+from meshwright._calls.building import Call
 from meshwright.cli.arguments import (
     AttentionOption,
     MemoryStrategyOption,

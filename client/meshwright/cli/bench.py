@@ -22,7 +22,7 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.wire.bench import BenchRecord, BenchResult, Dtype, LatestBench, Skipped
+from meshwright.wire.bench import BenchRecord, BenchResult, Dtype, LatestBench, Skipped, Tier
 
 if TYPE_CHECKING:
     from meshwright._client import Client
@@ -47,6 +47,13 @@ def run_bench(
     dtype: Annotated[Dtype | None, typer.Option(help="Without: float32 on CPU, bfloat16 elsewhere.")] = None,
     samples: Annotated[int | None, typer.Option(metavar="N", help="Samples of each, at least 3.")] = None,
     max_s: Annotated[float | None, typer.Option("--max-s", metavar="S", help="Limit of the whole run.")] = None,
+    tier: Annotated[
+        Tier | None, typer.Option(help="passive: opens no device; light: seconds and 512 MiB; full: idle devices only.")
+    ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="The caller's own: no obstacle."),
+    ] = None,
     latest: Annotated[bool, typer.Option("--latest", help="Measure nothing; show the newest records.")] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="nccl-tests, nvbandwidth: all newest records as their JSON.")
@@ -75,6 +82,8 @@ def run_bench(
                 "dtype": dtype,
                 "samples": samples,
                 "max_s": max_s,
+                "tier": tier,
+                "lease": lease,
             }
             answer = _measure(session, client, asked)
         _print_answer(session, client, answer, format_)
@@ -119,7 +128,10 @@ def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:
 
 def _describe_run(result: BenchResult) -> Text:
     where = f"{result.device_count} × {result.device_kind} ({result.platform})"
-    return Text(clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.took_s)}"), "bold")
+    return Text(
+        clean(f"{result.suite} suite on {where}, jax {result.jax or 'not opened'}, {format_time(result.took_s)}"),
+        "bold",
+    )
 
 
 def _print_skipped(session: Session, skipped: Iterable[Skipped]) -> None:

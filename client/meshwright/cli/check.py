@@ -1,31 +1,36 @@
 """`meshwright check`: the host's health as an exit code, in the manner of whoever runs the check.
 
-Rule: one table says which state is which code in which style; a host that nobody could ask is a state too.
+Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
+required of it (`requirements`) has a state as its parts have.
 Asks once and briefly, since node checks have a time limit.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Final, Literal, get_args
 
 import typer
 from rich.text import Text
 
-from meshwright.cli.output import Column, build_table, clean, format_time, print_error, style_state
+from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
+from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge, parse_required
 from meshwright.cli.session import Session
 from meshwright.errors import MeshwrightError
 from meshwright.wire.health import Component, Health, State
 
 ExitStyle = Literal["verdict", "nagios", "npd", "slurm"]
-Finding = State | Literal["no_answer"]
+Outcome = State | Literal["no_answer"]
 
 TIMEOUT_S: Final = 10.0
 NPD_BYTES: Final = 80
 """What the node problem detector keeps of a plugin's output. Source: kubernetes/node-problem-detector,
 pkg/custompluginmonitor/types/config.go, defaultMaxOutputLength."""
 
-EXIT_CODES: Final[dict[ExitStyle, dict[Finding, int]]] = {
+EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     # pass, info, warning · critical or unknown · could not run
     "verdict": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 1, "no_answer": 2},
     # OK · WARNING · CRITICAL · UNKNOWN: the monitoring plugins' guidelines
@@ -41,10 +46,28 @@ NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 def check_health(
     session: Session,
     exit_style: Annotated[ExitStyle, typer.Option(help="Whose exit codes and output to use.")] = "verdict",
+    require: Annotated[
+        str | None, typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any.")
+    ] = None,
+    min_hbm: Annotated[
+        str | None, typer.Option(metavar="79GiB", help="Memory that each device has at least; GiB is 2^30, GB 1e9.")
+    ] = None,
+    min_busbw: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="all-reduce=300GB/s",
+            help="Bus bandwidth (nccl-tests' busbw) that was measured over all devices; may stand several times.",
+        ),
+    ] = None,
+    max_age: Annotated[str | None, typer.Option(metavar="24h", help="How old those measurements may be.")] = None,
+    max_health: Annotated[
+        HealthLimit | None, typer.Option(help="The worst health that passes; without: what the exit style says.")
+    ] = None,
 ) -> int:
-    """Check the host's health, part by part, for a person or a script.
+    """Check the host's health, part by part, and what a job requires of it, for a person or a script.
 
-    Nothing is healthy before it was checked, nor when its check is too old.
+    Nothing is healthy before it was checked, nor when its check is too old. A requirement that is not met counts as
+    unhealthy; one that could not be looked at, or was measured too long ago, as unknown.
 
     \b
     Exit codes by --exit-style:
@@ -55,20 +78,33 @@ def check_health(
     Usage errors are 2 in every style. Asks once, for at most 10 s (--timeout).
     """
     codes = EXIT_CODES[exit_style]
+    required = parse_required(require, min_hbm, min_busbw or (), max_age, max_health)
     try:
         with session.open(timeout_s=TIMEOUT_S, max_retries=0) as client:
             health = client.health()
+            findings = judge(required, health, client)
     except MeshwrightError as error:
         _print_no_answer(session, exit_style, error)
         return codes["no_answer"]
+    worst = find_worst(health, findings)
     if session.as_json:
-        session.print_json(health)
+        _print_json(session, health, findings, worst)
     elif exit_style == "verdict":
-        _print_components(session, health)
+        _print_components(session, health, findings, worst)
     else:
-        counts = Counter(component.state for component in health.components)
-        session.print_lines(format_line(exit_style, health.state, summarize(health), counts))
-    return codes[health.state]
+        counts = Counter([*(part.state for part in health.components), *(each.state for each in findings)])
+        session.print_lines(format_line(exit_style, worst, summarize(health, findings), counts))
+    return codes[worst]
+
+
+def _print_json(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:
+    """Prints the agent's health; where something is required, with `requirements`, and `verdict` on all of it."""
+    if not findings:
+        session.print_json(health)
+        return
+    said = health.model_dump(mode="json", exclude_unset=True)
+    told = {**said, "verdict": worst, "requirements": [asdict(finding) for finding in findings]}
+    session.print_lines(json.dumps(told, ensure_ascii=False))
 
 
 def _print_no_answer(session: Session, style: ExitStyle, error: MeshwrightError) -> None:
@@ -79,17 +115,25 @@ def _print_no_answer(session: Session, style: ExitStyle, error: MeshwrightError)
     session.print_lines(format_line(style, "no_answer", f"no answer: {said}", {}))
 
 
-def summarize(health: Health) -> str:
-    """Returns one line: the parts that are as bad as the whole, with their reasons."""
-    worst = [component for component in health.components if component.state == health.state]
-    if health.state == "healthy" or not worst:
-        return f"{len(health.components)} components, {health.state}"
-    return "; ".join(f"{part.name} {part.state}: {_flatten(part.reason)}".rstrip(": ") for part in worst)
+def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
+    """Returns one line: the requirements and parts that are as bad as the whole, with their reasons."""
+    worst = find_worst(health, findings)
+    missed = [f"{_VERDICTS[each.state]}: {_flatten(str(each))}" for each in findings if each.state == worst]
+    parts = [
+        f"{part.name} {part.state}: {_flatten(part.reason)}".rstrip(": ")
+        for part in health.components
+        if part.state == worst
+    ]
+    if worst == "healthy" or not missed + parts:
+        count = len(findings)
+        met = f", {count} requirement{'s' if count > 1 else ''} met" if findings else ""
+        return f"{len(health.components)} components, {worst}{met}"
+    return "; ".join(missed + parts)
 
 
-def format_line(style: ExitStyle, finding: Finding, summary: str, counts: dict[State, int]) -> str:
+def format_line(style: ExitStyle, outcome: Outcome, summary: str, counts: Mapping[State, int]) -> str:
     """Returns the one line that a style prints; `counts` is the parts in each state, {} if not known."""
-    code = EXIT_CODES[style][finding]
+    code = EXIT_CODES[style][outcome]
     match style:
         case "nagios":
             figures = " ".join(f"{state}={counts.get(state, 0)}" for state in get_args(State))
@@ -112,10 +156,25 @@ def _cut(text: str) -> str:
     return plain if len(plain) <= NPD_BYTES else f"{plain[: NPD_BYTES - 3]}..."
 
 
-def _print_components(session: Session, health: Health) -> None:
+def _print_components(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:
     session.out.print(build_table(COLUMNS, health.components))
     session.out.print()
-    session.out.print(Text("host ") + style_state(health.state))
+    if findings:
+        session.out.print(build_table(REQUIREMENT_COLUMNS, findings))
+        session.out.print()
+    session.out.print(Text("host ") + style_state(worst))
+
+
+_VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", "unknown": "unknown"}
+"""The states of a requirement, in words."""
+
+REQUIREMENT_COLUMNS: Final[tuple[Column[Finding], ...]] = (
+    Column("requirement", lambda finding: finding.name),
+    Column("asked", lambda finding: finding.asked),
+    Column("found", lambda finding: finding.found),
+    Column("verdict", lambda finding: Text(_VERDICTS[finding.state], STATE_STYLES[finding.state])),
+    Column("action", lambda finding: finding.action),
+)
 
 
 COLUMNS: Final[tuple[Column[Component], ...]] = (

@@ -57,8 +57,8 @@ def show_fleet(session: Session, hosts: str | None) -> int:
 
     Exit codes: 0 every host answered · 1 some did not, or they make no topology · 2 none did, or no address.
     """
-    with _open(session, hosts) as fleet:
-        state = fleet.devices(timeout_s=_read_limit(session))
+    with open_fleet(session, hosts) as fleet:
+        state = fleet.devices(timeout_s=read_limit(session))
     if session.as_json:
         session.print_lines(_dump(state))
     else:
@@ -82,11 +82,12 @@ def plan_on_fleet(session: Session, mesh: str, arguments: Mapping[str, Any], hos
     for name in ("target", "topology", "local"):
         if given.pop(name, None) not in (None, False):
             raise typer.BadParameter(f"it asks the agents of many hosts, --{name} does not", param_hint="--fleet")
-    with _open(session, hosts) as fleet:
-        return fleet.plans(mesh, timeout_s=_read_limit(session), **given)
+    with open_fleet(session, hosts) as fleet:
+        return fleet.plans(mesh, timeout_s=read_limit(session), **given)
 
 
-def _open(session: Session, hosts: str | None) -> Fleet:
+def open_fleet(session: Session, hosts: str | None) -> Fleet:
+    """Returns the fleet of --hosts, or of MESHWRIGHT_FLEET; close it."""
     from meshwright.fleet import Fleet  # here, so that --help need not wait for the HTTP library
 
     if session.connect is open_client:
@@ -94,7 +95,8 @@ def _open(session: Session, hosts: str | None) -> Fleet:
     return Fleet(hosts, connect=lambda url: session.connect(url, None, 1))
 
 
-def _read_limit(session: Session) -> float:
+def read_limit(session: Session) -> float:
+    """Returns how long all hosts together may take, seconds."""
     from meshwright._fleet.look import DEFAULT_TIMEOUT_S
 
     return DEFAULT_TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s

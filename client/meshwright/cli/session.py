@@ -107,6 +107,16 @@ class Session:
         with _outlive(1):
             typer.echo("\n".join(lines))
 
+    def tell(self, line: str) -> bool:
+        """Prints a line at once; returns whether somebody still reads."""
+        try:
+            typer.echo(line)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _drop(1)
+            return False
+        return True
+
     def flush(self) -> None:
         """Writes out what stands in stdout's buffer."""
         with _outlive(1):

@@ -6,9 +6,8 @@ It checks requests and answers against the same models as a real agent. Sends no
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,39 +16,36 @@ from pydantic import BaseModel
 
 from meshwright._calls.calls import Readiness
 from meshwright._calls.endpoints import ENDPOINTS
-from meshwright._calls.messages import Answer, FailureKind, Request
+from meshwright._calls.messages import Answer, Request
 from meshwright._client import AsyncClient, Client
 from meshwright._http import (
     AsyncHttpClient,
-    BrokenError,
     FakeTransport,
     HttpClient,
     build_fake_async_client,
     build_fake_client,
 )
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
-from meshwright.errors import (
-    InvalidRequestError,
-    NotReadyError,
-    PlanNotFoundError,
-    ProblemError,
-    class_for,
-)
+from meshwright.errors import InvalidRequestError, NotReadyError, PlanNotFoundError, ProblemError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_request import build_unfitted
 from meshwright.planning.request import answer_request
+from meshwright.testing.faults import Faulty
 from meshwright.testing.hardware import build_devices
-from meshwright.testing.routing import Asked, Served, find_route, write, write_events, write_problem
-from meshwright.testing.runs import Outcome, RunBook, build_verification
+from meshwright.testing.history import History, build_health, change_health, find_component
+from meshwright.testing.leases import LeaseBook
+from meshwright.testing.routing import Asked, Served, find_route, write, write_problem, write_stream
+from meshwright.testing.runs import Outcome, RunBook, build_compiled, build_verification
+from meshwright.testing.tokens import Scope, Token, TokenBook
 from meshwright.topology.catalogue import list_targets
 from meshwright.topology.model import Topology
 from meshwright.topology.text import format_devices
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch, ReckonedBatch
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
-from meshwright.wire.health import Component, Health
+from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State
+from meshwright.wire.leases import Lease, Leases
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.runs import Run, RunKind
 from meshwright.wire.targets import Targets
@@ -58,15 +54,7 @@ from meshwright.wire.verification import Verification
 URL: Final = "http://fake-agent"
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """What goes wrong with the next request: on `path` only, unless that is None."""
-
-    path: str | None
-    act: Callable[[], Served]
-
-
-class FakeAgent:
+class FakeAgent(Faulty):
     """An agent for your tests. Give it to a client: `FakeAgent("h100:8").client()`.
 
     Attributes:
@@ -76,6 +64,7 @@ class FakeAgent:
         metrics: what `/metrics` answers.
         exports: what `/placement/bench?format=…` answers, by format.
         runs: its benches and compiles; `runs.outcome` sets what benches end with, `runs.held` leaves all running.
+        leases: who has which devices; `leases.end()` and `leases.create()` do what others would do.
         verification: what its compiler says of each plan; None: a made-up report that it fits. An error: the run fails.
         requests: every request that came, in order.
         pauses_s: the seconds that its clients would have waited between retries.
@@ -84,8 +73,9 @@ class FakeAgent:
     def __init__(
         self, devices: Devices | str = "cpu:8", *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
+        super().__init__()
         self.devices: Devices = build_devices(devices, at=clock()) if isinstance(devices, str) else devices
-        self.health: Health = _build_health(self.devices, clock())
+        self.health: Health = build_health(self.devices, clock())
         self.readiness: Readiness = Readiness(True, "ready")
         self.metrics = "# TYPE meshwright_up gauge\nmeshwright_up 1\n"
         self.exports: dict[str, dict[str, Any]] = {
@@ -93,13 +83,15 @@ class FakeAgent:
             "nvbandwidth": {"testcases": []},
         }
         self.runs: RunBook = RunBook(clock)
+        self.leases: LeaseBook = LeaseBook(clock, self._list_running, self._cancel_runs)
         self.verification: Verification | ProblemError | None = None
         self.requests: list[Request] = []
         self.pauses_s: list[float] = []
+        self._clock = clock
+        self._history = History(clock)
+        self._tokens = TokenBook()
         self._plans: dict[str, Plan] = {}
         self._fixed: dict[tuple[str, str], Callable[[Asked], Any]] = {}
-        self._faults: deque[_Fault] = deque()
-        self._cuts: deque[int] = deque()
 
     def client(self, *, max_retries: int = 2, token: str | None = None) -> Client:
         """Returns a client of this agent that does not wait between retries."""
@@ -126,6 +118,22 @@ class FakeAgent:
         """Returns the httpx transport, sync and async, for a client of your own."""
         return FakeTransport(self._handle)
 
+    def require_token(self, secret: str, scope: Scope = "admin", *, name: str = "test") -> None:
+        """Knows this token from now on, and refuses requests without one: 401, or 403 where the scope is too small."""
+        self._tokens.add(secret, Token(name, scope))
+
+    def revoke_token(self, secret: str) -> None:
+        """Refuses this token from now on."""
+        self._tokens.remove(secret)
+
+    def change_health(self, name: str, state: State, reason: str = "", **fields: Any) -> None:
+        """Brings a component into a state, and notes that in the history; `fields` as of `Component`."""
+        before = next((each.state for each in self.health.components if each.name == name), None)
+        seen = {"observed_at": self._clock(), "age_s": 0.0, "reason": reason}
+        component = Component.model_validate({"name": name, "state": state, **seen, **fields})
+        self.health = change_health(self.health, component)
+        self._history.note("state", component, before)
+
     def answer(self, method: str, path: str, reply: object) -> None:
         """Answers a route with `reply` from now on: a model, a text, a dict, or an error to refuse with.
 
@@ -146,48 +154,16 @@ class FakeAgent:
             reply = endpoint.reply.model_validate(reply)
         self._fixed[method, path] = lambda asked: reply
 
-    def fail_next(
-        self,
-        status: int = 503,
-        code: str = "not_ready",
-        *,
-        detail: str = "a failure that the test asked for",
-        hint: str = "",
-        retry_after_s: float | None = None,
-        times: int = 1,
-        path: str | None = None,
-    ) -> None:
-        """Refuses the next `times` requests (to `path`, if given) with a problem."""
-        error = class_for(code, status)(detail, hint=hint, retry_after_s=retry_after_s, status=status, code=code)
-        self._faults.extend([_Fault(path, lambda: write_problem(error))] * times)
-
-    def answer_next(self, status: int, body: bytes, *, media_type: str = "text/html", path: str | None = None) -> None:
-        """Answers the next request (to `path`, if given) with bytes: a proxy's page, half a JSON."""
-        self._faults.append(_Fault(path, lambda: (Answer(status, {"content-type": media_type}), iter((body,)))))
-
-    def drop_next(self, *, times: int = 1, kind: FailureKind = "lost", path: str | None = None) -> None:
-        """Breaks the connection of the next `times` requests: "refused", "timeout", "stale" or "lost"."""
-
-        def act() -> Served:
-            raise BrokenError(kind, f"{kind}: as the test asked for")
-
-        self._faults.extend([_Fault(path, act)] * times)
-
-    def cut_streams(self, *, after_events: int, times: int = 1) -> None:
-        """Breaks the next `times` event streams after so many events."""
-        self._cuts.extend([after_events] * times)
-
     def _handle(self, request: Request) -> Served:
         self.requests.append(request)
         path = urlsplit(request.path).path
-        for fault in self._faults:
-            if fault.path in (None, path):
-                self._faults.remove(fault)
-                return fault.act()
+        if (fault := self._take_fault(path)) is not None:
+            return fault.act()
         try:
             endpoint, asked = find_route(request)
+            caller = self._tokens.admit(request, endpoint.method, endpoint.path)
             fixed = self._fixed.get((endpoint.method, endpoint.path))
-            reply = (fixed or getattr(self, _ROUTES[endpoint.method, endpoint.path]))(asked)
+            reply = (fixed or getattr(self, _ROUTES[endpoint.method, endpoint.path]))(replace(asked, caller=caller))
             if isinstance(reply, ProblemError):
                 raise reply
             return write(reply)
@@ -206,20 +182,30 @@ class FakeAgent:
 
     def _devices(self, asked: Asked) -> object:
         if asked.query.get("format", "json") == "text":
-            return format_devices(self.devices)
-        return self.devices
+            return format_devices(self._here())
+        return self._here()
+
+    def _here(self) -> Devices:
+        return self.leases.mark(self.devices)
 
     def _release(self, asked: Asked) -> Release:
-        cancelled = tuple(run.id for run in self.runs.list(1000, "running").runs)
-        for run_id in cancelled:
-            self.runs.cancel(run_id, "the devices were released")
+        cancelled = self._cancel_runs("the devices were released")
         worker = self.devices.worker.model_copy(update={"state": "stopped", "pid": None})
         self.devices = self.devices.model_copy(update={"worker": worker})
         return Release(released=True, took_s=0.01, killed=False, cancelled_runs=cancelled, worker=worker)
 
+    def _list_running(self) -> tuple[str, ...]:
+        return tuple(run.id for run in self.runs.list(1000, "running").runs)
+
+    def _cancel_runs(self, why: str) -> tuple[str, ...]:
+        cancelled = self._list_running()
+        for run_id in cancelled:
+            self.runs.cancel(run_id, why)
+        return cancelled
+
     def _plan(self, asked: Asked) -> object:
         request: PlanRequest = asked.body
-        plans = answer_request(request, lambda: Topology.of(self.devices))
+        plans = answer_request(request, lambda: Topology.of(self._here()))
         self._plans.update({plan.fingerprint: plan for plan in plans.plans})
         if request.verify == "none":
             return plans
@@ -242,9 +228,7 @@ class FakeAgent:
                 return _mark_stored(run.result or {})
         if not self.readiness.ready:
             raise NotReadyError(self.readiness.line)
-        return _write_accepted(
-            self.runs.submit_any(kind, request, asked.request.headers.get("idempotency-key"), finish)
-        )
+        return _write_accepted(self.runs.submit_any(kind, request, asked.key, finish))
 
     def _stored_plan(self, asked: Asked) -> Plans:
         return Plans(plans=(self._find_plan(asked.parts["fingerprint"]),))
@@ -269,34 +253,21 @@ class FakeAgent:
 
     def _reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
         stored = None if request.plan is None else self._find_plan(request.plan)
-        return reckon_request(request, lambda: Topology.of(self.devices), stored=stored)
+        return reckon_request(request, lambda: Topology.of(self._here()), stored=stored)
 
     def _fit(self, request: BatchSizeRequest, reply: BatchSize) -> Outcome:
-        """Makes up the answer of a few compiles: 8 sequences fit on each part, on whatever mesh."""
         if isinstance(self.verification, ProblemError):
             return self.verification
-        parts = self.devices.devices
-        verification = self.verification or Verification(
-            status="verified", peak_memory_bytes=10 * 2**30, capacity_bytes=15 * 2**30, target=request.target
-        )
-        compiled = CompiledBatch(
-            batch_per_device=8,
-            global_batch=8 * len(parts),
-            data_parallel_size=len(parts),
-            compile_count=3,
-            margin_bytes=5 * 2**30,
-            limit="memory",
-            verification=verification,
-        )
-        if verification.status != "verified":
-            compiled = build_unfitted(len(parts), verification)
+        compiled = build_compiled(len(self.devices.devices), self.verification, request.target)
         return reply.model_copy(update={"compiled": compiled})
 
     def _submit_bench(self, asked: Asked) -> object:
         request: BenchRequest = asked.body
         if not self.readiness.ready:
             raise NotReadyError(self.readiness.line)
-        return _write_accepted(self.runs.submit(request, asked.request.headers.get("idempotency-key"), self.devices))
+        named = request.devices if self.devices.platform == "cpu" and request.devices else None
+        self.leases.require(named or [each.local_index for each in self.devices.devices], request.lease)
+        return _write_accepted(self.runs.submit(request, asked.key, self.devices))
 
     def _latest_bench(self, asked: Asked) -> object:
         format_ = asked.query.get("format", "json")
@@ -319,10 +290,44 @@ class FakeAgent:
         return self.runs.cancel(asked.parts["run_id"])
 
     def _run_events(self, asked: Asked) -> object:
-        after = asked.request.headers.get("last-event-id") or asked.query.get("after", "0")
-        events = self.runs.events(asked.parts["run_id"], int(after))
-        cut = self._cuts.popleft() if self._cuts else None
-        return Answer(200, {"content-type": "text/event-stream; charset=utf-8"}), write_events(events, cut)
+        return write_stream(self.runs.events(asked.parts["run_id"], asked.after or 0), self._take_cut())
+
+    def _events(self, asked: Asked) -> HealthEvents:
+        since = asked.query.get("since")
+        return self._history.list(
+            asked.query.get("component"),
+            asked.after,
+            int(asked.query.get("limit", "100")),
+            None if since is None else datetime.fromisoformat(since),
+        )
+
+    def _event_stream(self, asked: Asked) -> object:
+        return write_stream(self._history.follow(asked.after), self._take_cut())
+
+    def _acknowledge(self, asked: Asked) -> Component:
+        request: Acknowledgement = asked.body
+        before = find_component(self.health, request.component)
+        cleared = Component(name=before.name, state="healthy", observed_at=self._clock(), age_s=0.0)
+        self.health = change_health(self.health, cleared)
+        self._history.note("acknowledged", cleared, before.state, reason=request.reason)
+        return cleared
+
+    def _lease(self, asked: Asked) -> Answer:
+        lease, is_new = self.leases.create(asked.body, asked.key, self.devices, asked.caller)
+        headers = {"content-type": "application/json", "location": f"/leases/{lease.id}"}
+        return Answer(201 if is_new else 200, headers, lease.model_dump_json().encode())
+
+    def _list_leases(self, asked: Asked) -> Leases:
+        return self.leases.list()
+
+    def _get_lease(self, asked: Asked) -> Lease:
+        return self.leases.get(asked.parts["lease_id"])
+
+    def _renew_lease(self, asked: Asked) -> Lease:
+        return self.leases.renew(asked.parts["lease_id"], asked.body.ttl_s)
+
+    def _end_lease(self, asked: Asked) -> Lease:
+        return self.leases.end(asked.parts["lease_id"])
 
     def _environment(self, asked: Asked) -> Environment:
         strategy, fraction = (
@@ -366,6 +371,14 @@ _ROUTES: Final = {
     ("GET", "/environment"): "_environment",
     ("GET", "/targets"): "_targets",
     ("GET", "/metrics"): "_metrics",
+    ("POST", "/leases"): "_lease",
+    ("GET", "/leases"): "_list_leases",
+    ("GET", "/leases/{lease_id}"): "_get_lease",
+    ("POST", "/leases/{lease_id}/renew"): "_renew_lease",
+    ("DELETE", "/leases/{lease_id}"): "_end_lease",
+    ("GET", "/events"): "_events",
+    ("GET", "/events/stream"): "_event_stream",
+    ("POST", "/health/acknowledge"): "_acknowledge",
 }
 
 
@@ -381,9 +394,3 @@ def _mark_stored(result: dict[str, Any]) -> dict[str, Any]:
         return {**result, "compiled": {**compiled, "verification": {**compiled["verification"], "stored": True}}}
     plans = [{**plan, "verification": {**plan["verification"], "stored": True}} for plan in result["plans"]]
     return {**result, "plans": plans}
-
-
-def _build_health(devices: Devices, at: datetime) -> Health:
-    names = ["store", "worker", *(f"device:{device.local_index}" for device in devices.devices)]
-    seen = {"state": "healthy", "observed_at": at, "age_s": 0.0}
-    return Health(state="healthy", components=tuple(Component.model_validate({"name": n, **seen}) for n in names))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,6 +18,7 @@ from meshwright._calls.endpoints import ENDPOINTS, Endpoint
 from meshwright._calls.messages import Answer, Request
 from meshwright._http import BrokenError
 from meshwright.errors import MethodNotAllowedError, ProblemError, RouteNotFoundError
+from meshwright.wire.health import HealthEvent
 from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import RunEvent
 
@@ -27,12 +28,24 @@ Served = tuple[Answer, Iterator[bytes]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as a route sees it: parts of the path and query by name, the body as its model."""
+    """A request as a route sees it: parts of the path and query by name, the body as its model, who asks."""
 
     request: Request
     parts: dict[str, str]
     query: dict[str, str]
     body: Any = None
+    caller: str = ""
+
+    @property
+    def key(self) -> str | None:
+        """The Idempotency-Key."""
+        return self.request.headers.get("idempotency-key")
+
+    @property
+    def after(self) -> int | None:
+        """The number of the last event that is known; None: none was said."""
+        said = self.request.headers.get("last-event-id") or self.query.get("after")
+        return None if said is None else int(said)
 
 
 def find_route(request: Request) -> tuple[Endpoint[Any], Asked]:
@@ -89,12 +102,17 @@ def write_problem(error: ProblemError) -> Served:
     return Answer(error.status, headers), iter((body.encode(),))
 
 
-def write_events(events: tuple[RunEvent, ...], cut: int | None) -> Iterator[bytes]:
-    """Yields events as server-sent events; breaks after `cut` of them, if that is not None."""
+def write_stream(events: Sequence[RunEvent | HealthEvent], cut: int | None) -> Served:
+    """Returns events as a stream of server-sent events, which breaks after `cut` of them, if that is not None."""
+    return Answer(200, {"content-type": "text/event-stream; charset=utf-8"}), _write_events(events, cut)
+
+
+def _write_events(events: Sequence[RunEvent | HealthEvent], cut: int | None) -> Iterator[bytes]:
     yield b": the agent's sign of life\n\n"
     for count, event in enumerate(events):
         if count == cut:
             raise BrokenError("lost", "the stream was cut, as the test asked for")
-        yield f"id: {event.seq}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n".encode()
+        kind = event.type if isinstance(event, RunEvent) else event.kind
+        yield f"id: {event.seq}\nevent: {kind}\ndata: {event.model_dump_json()}\n\n".encode()
     if cut is not None and cut >= len(events):
         raise BrokenError("lost", "the stream was cut, as the test asked for")

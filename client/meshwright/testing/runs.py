@@ -12,6 +12,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel
 
 from meshwright.errors import IdempotencyConflictError, ProblemError, RunCancelledError, RunNotFoundError
+from meshwright.planning.compile_request import build_unfitted
+from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, LatestBench
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import Plan
@@ -101,6 +103,24 @@ def build_verification(plan: Plan) -> Verification:
         parameter_count=plan.model.parameter_count if plan.model else None,
         compile_s=1.0,
         versions={"jax": "0"},
+    )
+
+
+def build_compiled(count: int, verification: Verification | None, target: str | None) -> CompiledBatch:
+    """Returns a made-up answer of a few compiles: 8 sequences fit on each of `count` parts, on whatever mesh."""
+    verification = verification or Verification(
+        status="verified", peak_memory_bytes=10 * 2**30, capacity_bytes=15 * 2**30, target=target
+    )
+    if verification.status != "verified":
+        return build_unfitted(count, verification)
+    return CompiledBatch(
+        batch_per_device=8,
+        global_batch=8 * count,
+        data_parallel_size=count,
+        compile_count=3,
+        margin_bytes=5 * 2**30,
+        limit="memory",
+        verification=verification,
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -178,3 +179,16 @@ def test_the_progress_bar_is_for_terminals_and_goes_to_stderr(
     assert "1/1" in printed.err
     assert "1/1" not in printed.out
     assert meshwright("bench", "--case", "permute", "--json").err == ""
+
+
+def test_the_lease_of_a_held_command_is_no_obstacle_to_its_bench(
+    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with meshwright.fake.client() as other:
+        lease = other.lease(purpose="job 7")
+    assert meshwright("bench", "--case", "matmul").code == 1
+    assert meshwright("bench", "--case", "matmul", "--lease", lease.id, "--tier", "light").code == 0
+    sent = [json.loads(request.body or b"{}") for request in meshwright.fake.requests if request.method == "POST"]
+    assert (sent[-1]["tier"], sent[-1]["lease"]) == ("light", lease.id)
+    monkeypatch.setenv("MESHWRIGHT_LEASE", lease.id)
+    assert meshwright("bench", "--case", "matmul").code == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cli.check import EXIT_CODES, NPD_BYTES, ExitStyle, Finding, format_line, summarize
+from meshwright.cli.check import EXIT_CODES, NPD_BYTES, ExitStyle, Outcome, format_line, summarize
 from meshwright.wire.health import Component, Health, State
 from tests.unit.cli.conftest import CommandLine
 
@@ -38,7 +38,7 @@ def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, 
 
 
 def test_the_table_is_what_the_four_worlds_expect() -> None:
-    wanted: dict[ExitStyle, dict[int, set[Finding]]] = {
+    wanted: dict[ExitStyle, dict[int, set[Outcome]]] = {
         "verdict": {
             0: {"healthy", "degraded"},
             1: {"unhealthy", "unknown", "initializing"},

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright._calls import calls
-from meshwright._calls.calls import Call, Readiness
+from meshwright._calls.building import Call
+from meshwright._calls.calls import Readiness
 from meshwright._calls.endpoints import ENDPOINTS, RUN
 from meshwright._calls.messages import Answer
 from meshwright.errors import AgentConnectionError, InvalidMeshError, InvalidRequestError, PlanInfeasibleError

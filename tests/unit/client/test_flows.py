@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -12,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright._calls import calls, flows
-from meshwright._calls.flows import Flow, Link, Observer, Open, Pause, ReadChunk, Send, Step
-from meshwright._calls.messages import Answer, Failure, Outcome
-from meshwright._calls.outcomes import RetryPolicy
+from meshwright._calls.flows import Observer, Open, Send
+from meshwright._calls.messages import Answer, Failure
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
@@ -28,23 +26,15 @@ from meshwright.errors import (
 from meshwright.wire.health import Health
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunState
+from tests.unit.client.script import Script, refuse, say
 
 T = TypeVar("T")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HEALTHY = Answer(200, {}, Health(state="healthy", components=()).model_dump_json().encode())
-STREAM = Answer(200, {"content-type": "text/event-stream; charset=utf-8"})
-
-
-def _refuse(error: Any) -> Answer:
-    return Answer(error.status, {}, build_problem(error).model_dump_json().encode())
 
 
 def _run(state: RunState = "running", **fields: Any) -> Run:
     return Run(id="r", kind="bench", state=state, created_at=NOW, request={}, **fields)
-
-
-def _answer(run: Run) -> Answer:
-    return Answer(200, {}, run.model_dump_json().encode())
 
 
 def _event(seq: int, state: RunState = "running", **fields: Any) -> bytes:
@@ -53,80 +43,24 @@ def _event(seq: int, state: RunState = "running", **fields: Any) -> bytes:
     return f"id: {seq}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
-@dataclass
-class Script:
-    """An agent that answers from lists, and a clock that moves as long as its steps take."""
-
-    sends: list[Outcome | BaseException] = field(default_factory=list)
-    streams: list[list[Any]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    now_s: float = 0.0
-    ping_s: float | None = None  # set: streams never end, and say "I live" so often
-
-    def link(self, max_retries: int = 2) -> Link:
-        return Link("http://a", RetryPolicy(max_retries, jitter=lambda: 0.0), clock=lambda: self.now_s)
-
-    def run(self, flow: Flow[T]) -> T:
-        chunks: list[Any] = []
-        outcome: Any = None
-        interruption: BaseException | None = None
-        while True:
-            try:
-                step = flow.throw(interruption) if interruption else flow.send(outcome)
-            except StopIteration as stop:
-                value: T = stop.value
-                return value
-            self.steps.append(step)
-            interruption = None
-            match step:
-                case Send():
-                    outcome = self.sends.pop(0)
-                case Pause(delay_s):
-                    self.now_s += delay_s
-                    outcome = None
-                case Open():
-                    chunks = list(self.streams.pop(0)) if self.streams else []
-                    outcome = chunks.pop(0) if chunks and isinstance(chunks[0], Answer) else STREAM
-                case ReadChunk():
-                    outcome = self._read(chunks)
-            if isinstance(outcome, BaseException):
-                interruption, outcome = outcome, None
-
-    def _read(self, chunks: list[Any]) -> Any:
-        window_s = next(step.silence_s for step in reversed(self.steps) if isinstance(step, Open))
-        if self.ping_s is not None:
-            self.now_s += min(window_s, self.ping_s)
-            return b": sign of life\n\n" if self.ping_s < window_s else Failure("timeout", "silence")
-        outcome = chunks.pop(0) if chunks else None
-        self.now_s += window_s if isinstance(outcome, Failure) and outcome.kind == "timeout" else 0.0
-        return outcome
-
-    def sent(self, kind: type[Step]) -> list[Any]:
-        return [step for step in self.steps if isinstance(step, kind)]
-
-    @property
-    def pauses_s(self) -> list[float]:
-        return [step.delay_s for step in self.sent(Pause)]
-
-
 # ---- exchange
 
 
 def test_a_busy_agent_is_asked_again_with_the_same_request_and_growing_pauses() -> None:
-    script = Script(sends=[_refuse(NotReadyError("starting")), Failure("refused", "no"), HEALTHY])
+    script = Script(sends=[refuse(NotReadyError("starting")), Failure("refused", "no"), HEALTHY])
     assert script.run(flows.exchange(calls.health(), script.link())).state == "healthy"
     assert script.pauses_s == [0.5, 1.0]
     assert len({id(step.request) for step in script.sent(Send)}) == 1
 
 
 def test_after_the_last_retry_the_last_answer_is_the_error() -> None:
-    script = Script(sends=[Failure("refused", "no"), Failure("lost", "no"), _refuse(QueueFullError("full"))])
+    script = Script(sends=[Failure("refused", "no"), Failure("lost", "no"), refuse(QueueFullError("full"))])
     with pytest.raises(QueueFullError, match="full"):
         script.run(flows.exchange(calls.health(), script.link()))
 
 
 def test_without_retries_the_first_answer_counts() -> None:
-    script = Script(sends=[_refuse(NotReadyError("starting"))])
+    script = Script(sends=[refuse(NotReadyError("starting"))])
     with pytest.raises(NotReadyError):
         script.run(flows.exchange(calls.health(), script.link(max_retries=0)))
 
@@ -143,7 +77,7 @@ def test_a_connection_that_dies_twice_counts_as_any_other_failure() -> None:
         script.run(flows.exchange(calls.health(), script.link(max_retries=0)))
 
 
-def test_readiness_is_asked_once_and_not_ready_is_an_answer() -> None:
+def test_readiness_is_asked_once_and_not_ready_is_ansay() -> None:
     script = Script(sends=[Answer(503, {}, b"starting\n")])
     assert script.run(flows.exchange(calls.ready(), script.link())).line == "starting"
     script = Script(sends=[Failure("refused", "no")])
@@ -152,7 +86,7 @@ def test_readiness_is_asked_once_and_not_ready_is_an_answer() -> None:
 
 
 def test_a_bench_is_submitted_again_under_the_same_key() -> None:
-    script = Script(sends=[Failure("lost", "no"), Answer(202, {}, _answer(_run("queued")).body)])
+    script = Script(sends=[Failure("lost", "no"), Answer(202, {}, say(_run("queued")).body)])
     script.run(flows.exchange(calls.submit_bench(mesh=None), script.link()))
     keys = [step.request.headers["Idempotency-Key"] for step in script.sent(Send)]
     assert len(keys) == 2
@@ -187,7 +121,7 @@ def test_a_stream_that_breaks_goes_on_after_the_last_event_and_repeats_none() ->
 def test_wherever_streams_are_cut_every_event_comes_once(cuts: list[int]) -> None:
     history = [_event(seq) for seq in range(1, 9)] + [_event(9, "succeeded")]
     streams = [[*history[:cut], Failure("lost", "cut")] for cut in cuts]
-    script = Script(sends=[_answer(_run())] * 99, streams=[*streams, history])
+    script = Script(sends=[say(_run())] * 99, streams=[*streams, history])
     assert _follow(script) == list(range(1, 10))
 
 
@@ -200,26 +134,26 @@ def test_streams_that_never_get_through_become_polling_until_the_run_is_over() -
     polled: list[Run] = []
     runs = [_run(progress=Progress(done=done, total=3)) for done in range(3)] + [_run("succeeded")]
     proxy = Answer(200, {"content-type": "text/html"})
-    script = Script(sends=[_answer(run) for run in runs], streams=[[proxy]] * 4)
+    script = Script(sends=[say(run) for run in runs], streams=[[proxy]] * 4)
     assert _follow(script, poll=polled.append) == []
     assert [run.progress.done for run in polled if run.progress] == [0, 1, 2]
     assert script.pauses_s == [0.5, 1.0, 2.0]
 
 
 def test_a_stream_that_ends_empty_for_a_finished_run_is_the_end() -> None:
-    script = Script(sends=[_answer(_run("succeeded"))], streams=[[]])
+    script = Script(sends=[say(_run("succeeded"))], streams=[[]])
     assert _follow(script, after=7) == []
 
 
 def test_the_last_events_are_fetched_although_the_run_is_over_when_its_stream_broke() -> None:
     broken = [Failure("lost", "cut")]
-    script = Script(sends=[_answer(_run("succeeded"))], streams=[broken, [_event(1, "succeeded")]])
+    script = Script(sends=[say(_run("succeeded"))], streams=[broken, [_event(1, "succeeded")]])
     assert _follow(script) == [1]
 
 
 def test_a_run_that_is_not_there_and_an_agent_that_is_gone_end_the_following() -> None:
     with pytest.raises(RunNotFoundError):
-        _follow(Script(sends=[_refuse(RunNotFoundError("no"))], streams=[[Answer(404)]]))
+        _follow(Script(sends=[refuse(RunNotFoundError("no"))], streams=[[Answer(404)]]))
     with pytest.raises(AgentConnectionError):
         _follow(Script(sends=[Failure("refused", "no")] * 3))
 
@@ -228,7 +162,7 @@ def test_a_run_that_is_not_there_and_an_agent_that_is_gone_end_the_following() -
 
 
 def test_waiting_ends_when_its_time_is_over_and_says_how_the_run_stands() -> None:
-    script = Script(sends=[_answer(_run("queued"))] * 99, streams=[[Failure("timeout", "silence")]] * 99)
+    script = Script(sends=[say(_run("queued"))] * 99, streams=[[Failure("timeout", "silence")]] * 99)
     with pytest.raises(AgentTimeoutError, match="still queued"):
         script.run(flows.wait("r", script.link(), Observer(), timeout_s=100.0))
     assert script.now_s == pytest.approx(100.0, abs=0.5)
@@ -237,14 +171,14 @@ def test_waiting_ends_when_its_time_is_over_and_says_how_the_run_stands() -> Non
 @settings(deadline=None, max_examples=40)
 @given(timeout_s=st.floats(0.5, 300), ping_s=st.floats(1, 44))
 def test_a_talkative_run_cannot_keep_anybody_waiting_longer_than_asked(timeout_s: float, ping_s: float) -> None:
-    script = Script(sends=[_answer(_run())] * 9999, ping_s=ping_s)
+    script = Script(sends=[say(_run())] * 9999, ping_s=ping_s)
     with pytest.raises(AgentTimeoutError):
         script.run(flows.wait("r", script.link(), Observer(), timeout_s=timeout_s))
     assert script.now_s == pytest.approx(timeout_s, abs=1e-6)
 
 
 def test_a_final_event_that_overtakes_the_store_is_waited_for() -> None:
-    sends = [_answer(_run()), _answer(_run("succeeded"))]
+    sends = [say(_run()), say(_run("succeeded"))]
     script = Script(sends=[*sends], streams=[[_event(1, "succeeded")]])
     assert script.run(flows.wait("r", script.link(), Observer(), None)).state == "succeeded"
 
@@ -254,7 +188,7 @@ def _bench(script: Script, observer: Observer | None = None, timeout_s: float | 
 
 
 def _finished(run: Run) -> Script:
-    return Script(sends=[_answer(_run("queued")), _answer(run)], streams=[[_event(1, run.state)]])
+    return Script(sends=[say(_run("queued")), say(run)], streams=[[_event(1, run.state)]])
 
 
 def test_a_run_that_failed_is_raised_as_its_own_error_with_the_workers_log() -> None:
@@ -283,7 +217,7 @@ def test_a_result_that_cannot_be_read_is_a_failed_run() -> None:
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(1)])
 def test_a_bench_that_is_interrupted_is_cancelled_on_the_agent(interruption: BaseException) -> None:
-    script = Script(sends=[_answer(_run("queued")), _answer(_run("cancelled"))], streams=[[_event(1), interruption]])
+    script = Script(sends=[say(_run("queued")), say(_run("cancelled"))], streams=[[_event(1), interruption]])
     with pytest.raises(type(interruption)):
         _bench(script)
     last = script.sent(Send)[-1]
@@ -295,21 +229,21 @@ def test_an_error_of_a_callback_cancels_the_bench_and_comes_out() -> None:
         raise ZeroDivisionError
 
     progress = _event(1, type="progress", progress=Progress(done=1, total=2))
-    script = Script(sends=[_answer(_run("queued")), Failure("lost", "even then")], streams=[[progress]])
+    script = Script(sends=[say(_run("queued")), Failure("lost", "even then")], streams=[[progress]])
     with pytest.raises(ZeroDivisionError):
         _bench(script, Observer(on_progress=fail))
     assert script.sent(Send)[-1].request.method == "DELETE"
 
 
 def test_a_bench_that_takes_too_long_is_cancelled() -> None:
-    script = Script(sends=[_answer(_run("queued")), *[_answer(_run())] * 99], streams=[[Failure("timeout", "")]] * 99)
+    script = Script(sends=[say(_run("queued")), *[say(_run())] * 99], streams=[[Failure("timeout", "")]] * 99)
     with pytest.raises(AgentTimeoutError):
         _bench(script, timeout_s=10.0)
     assert script.sent(Send)[-1].request.method == "DELETE"
 
 
 def test_a_bench_that_was_never_submitted_is_not_cancelled() -> None:
-    script = Script(sends=[_refuse(QueueFullError("full"))] * 3)
+    script = Script(sends=[refuse(QueueFullError("full"))] * 3)
     with pytest.raises(QueueFullError):
         _bench(script)
     assert [step.request.method for step in script.sent(Send)] == ["POST"] * 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import contextlib
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 import httpx
@@ -13,16 +14,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from meshwright._calls.endpoints import ENDPOINTS
-from meshwright.errors import BY_CODE, IdempotencyConflictError, InvalidMeshError
+from meshwright.errors import BY_CODE, DeviceLeasedError, IdempotencyConflictError, InvalidMeshError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.testing.agent import _ROUTES
 from meshwright.testing.hardware import MODELS
+from meshwright.testing.leases import LeaseBook
 from meshwright.testing.runs import RunBook, build_result
 from meshwright.topology.chips import find_chip_by_kind
 from meshwright.topology.model import Topology
 from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Devices
+from meshwright.wire.leases import LeaseRequest
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import Problem
 from meshwright.wire.runs import FINAL_STATES
@@ -68,10 +71,11 @@ def test_answers_have_the_shape_that_the_routes_promise() -> None:
     with fake.http_client() as http:
         run_id = http.post("/placement/bench", json={}).json()["id"]
         fingerprint = http.post("/mesh/plan", json={"mesh": "dp:4"}).json()["plans"][0]["fingerprint"]
+        lease_id = http.post("/leases", json={"purpose": "x"}).json()["id"]
         for endpoint in ENDPOINTS:
             if not issubclass(endpoint.reply, BaseModel) or endpoint.request is not None:
                 continue
-            path = endpoint.path.format(run_id=run_id, fingerprint=fingerprint)
+            path = endpoint.path.format(run_id=run_id, fingerprint=fingerprint, lease_id=lease_id)
             response = http.request(endpoint.method, path)
             assert response.headers["content-type"] == "application/json"
             assert response.status_code in endpoint.statuses, path
@@ -97,6 +101,12 @@ def test_a_bench_is_accepted_with_its_location() -> None:
         ("GET", "/mesh/plan/none", None, "plan_not_found"),
         ("GET", "/placement/bench?format=csv", None, "invalid_request"),
         ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
+        ("POST", "/leases", {"purpose": ""}, "invalid_request"),
+        ("POST", "/leases", {"purpose": "x", "devices": [99]}, "invalid_request"),
+        ("GET", "/leases/none", None, "lease_not_found"),
+        ("DELETE", "/leases/none", None, "lease_not_found"),
+        ("POST", "/leases/none/renew", {"ttl_s": 60}, "lease_not_found"),
+        ("POST", "/health/acknowledge", {"component": "none", "reason": "x"}, "component_not_found"),
     ],
 )
 def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, body: Any, code: str) -> None:
@@ -175,6 +185,62 @@ def test_a_key_makes_one_run_and_is_refused_for_another_request() -> None:
     with pytest.raises(IdempotencyConflictError):
         book.submit(BenchRequest(suite="full"), "k", devices)
     assert book.submit(BenchRequest(), None, devices).id != first.id
+
+
+def _lease(**fields: Any) -> LeaseRequest:
+    return LeaseRequest.model_validate({"purpose": "job", **fields})
+
+
+def _build_leases(now: list[datetime]) -> LeaseBook:
+    return LeaseBook(lambda: now[0], lambda: (), lambda why: ())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.just("all"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
+            st.booleans(),
+            st.floats(1, 100),
+            st.floats(0, 60),
+        ),
+        max_size=12,
+    )
+)
+def test_a_device_never_has_two_leases_and_a_lease_that_stays_gives_way_to_nobody(asked: list[Any]) -> None:
+    now, here = [NOW], build_devices("h100:4", at=NOW)
+    book = _build_leases(now)
+    for devices, preemptible, ttl_s, wait_s in asked:
+        before = {lease.id: lease for lease in book.list().leases}
+        with contextlib.suppress(DeviceLeasedError):
+            book.create(_lease(devices=devices, preemptible=preemptible, ttl_s=ttl_s), None, here)
+        after = book.list().leases
+        indices = [device.local_index for lease in after for device in lease.devices]
+        assert len(indices) == len(set(indices))
+        gone = set(before) - {lease.id for lease in after}
+        assert all(before[lease_id].preemptible for lease_id in gone)
+        assert not gone or not preemptible
+        now[0] += timedelta(seconds=wait_s)
+        assert all(lease.expires_in_s > 0 for lease in book.list().leases)
+
+
+def test_a_key_makes_one_lease_and_is_spent_when_it_has_ended() -> None:
+    book, here = _build_leases([NOW]), build_devices("h100:4", at=NOW)
+    first, is_new = book.create(_lease(), "k", here)
+    assert (is_new, book.create(_lease(), "k", here)) == (True, (first, False))
+    with pytest.raises(IdempotencyConflictError):
+        book.create(_lease(preemptible=True), "k", here)
+    book.end(first.id)
+    with pytest.raises(IdempotencyConflictError):
+        book.create(_lease(), "k", here)
+
+
+def test_a_lease_by_uuid_is_one_of_the_device_and_is_shown_on_it() -> None:
+    fake = FakeAgent("h100:4")
+    with fake.client() as client:
+        lease = client.lease([fake.devices.devices[2].uuid or "", 2], purpose="job 7")
+        assert [device.local_index for device in lease.devices] == [2]
+        shown = [device.lease and device.lease.id for device in client.devices().devices]
+    assert shown == [None, None, lease.id, None]
 
 
 def test_events_count_from_one_and_end_with_the_final_state() -> None:

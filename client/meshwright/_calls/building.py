@@ -1,0 +1,139 @@
+"""One request and how its answer is read: built from an endpoint and a caller's arguments. Pure: sends nothing."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from meshwright._calls.endpoints import Endpoint
+from meshwright._calls.messages import Answer, Request
+from meshwright._calls.outcomes import build_request_model, read_reply
+from meshwright.errors import AgentConnectionError
+from meshwright.spec import MeshLike, MeshSpec
+from meshwright.wire.base import SCHEMA_VERSION
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request, and how its answer is read: `read(answer, host)`."""
+
+    endpoint: Endpoint[Any]
+    request: Request
+    read: Callable[[Answer, str], T]
+
+    @property
+    def statuses(self) -> frozenset[int]:
+        """The statuses that are answers."""
+        return self.endpoint.statuses
+
+
+def build(
+    endpoint: Endpoint[Any],
+    read: Callable[[Answer, str], T],
+    *,
+    parts: dict[str, str] | None = None,
+    query: Mapping[str, object] | None = None,
+    accept: str = "application/json",
+) -> Call[T]:
+    """Returns a call whose answer `read` reads."""
+    path = endpoint.build_path(parts or {}, query or {})
+    return Call(endpoint, Request(endpoint.method, path, {"Accept": accept}), read)
+
+
+def build_model(
+    endpoint: Endpoint[R],
+    *,
+    fields: Mapping[str, Any] | None = None,
+    parts: dict[str, str] | None = None,
+    query: Mapping[str, object] | None = None,
+    is_keyed: bool = False,
+) -> Call[R]:
+    """Returns a call whose answer is the endpoint's model.
+
+    Raises:
+        InvalidRequestError: the fields are not those of the endpoint's request, or a part of the path is none.
+    """
+    model: Any = endpoint.reply
+    path = endpoint.build_path(parts or {}, query or {})
+    headers = {"Accept": "application/json"}
+    body = None
+    if endpoint.request is not None:
+        headers["Content-Type"] = "application/json"
+        body = _write_body(build_request_model(endpoint.request, fields or {}))
+    if endpoint.is_keyed or is_keyed:
+        headers["Idempotency-Key"] = uuid.uuid4().hex
+    request = Request(endpoint.method, path, headers, body)
+    return Call(endpoint, request, lambda answer, host: read_reply(model, answer, request, host))
+
+
+def _write_body(request: BaseModel) -> bytes:
+    """Only what differs from the defaults: an older agent is not sent fields that nobody asked for."""
+    said = request.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"schema_version": SCHEMA_VERSION, **said}, ensure_ascii=False).encode()
+
+
+def write_mesh(mesh: MeshLike | MeshSpec) -> object:
+    """Returns a mesh as a request's field."""
+    return str(mesh) if isinstance(mesh, MeshSpec) else write_sequence(mesh)
+
+
+def print_mesh(mesh: MeshLike | MeshSpec | None) -> str | None:
+    """Returns a mesh as text.
+
+    Raises:
+        InvalidMeshError: it is none.
+    """
+    if mesh is None or isinstance(mesh, str):
+        return mesh
+    return str(mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(mesh))
+
+
+def write_model(value: object) -> object:
+    """Returns a model or a training as JSON says it: only what differs from the defaults."""
+    return (
+        value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else write_sequence(value)
+    )
+
+
+def write_sequence(value: object) -> object:
+    """Returns sequences as the tuples that the wire models take, mappings as plain dicts."""
+    match value:
+        case str() | bytes() | BaseModel():
+            return value
+        case Mapping():
+            return dict(value)
+        case Sequence():
+            return tuple(value)
+    return value
+
+
+def read_text(answer: Answer, host: str) -> str:
+    """Returns an answer's body as text."""
+    return answer.body.decode("utf-8", "replace")
+
+
+def read_json_object(answer: Answer, host: str) -> dict[str, Any]:
+    """Returns an answer's JSON object.
+
+    Raises:
+        AgentConnectionError: it is none.
+    """
+    try:
+        document = json.loads(answer.body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise AgentConnectionError(
+            f"what {host} answered is not a JSON object",
+            host=host,
+            hint="is the address that of a meshwright agent?",
+        )
+    return document

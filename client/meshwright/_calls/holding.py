@@ -1,0 +1,145 @@
+"""Holding a lease: taken, renewed while it is needed, given back; and known to be lost when it is. No I/O, no thread.
+
+Rule: a lease is held until the agent says that it is not, or until its time is over without a renewal that came
+through: an agent that restarts, or cannot be reached for a while, costs no lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from meshwright._calls import calls
+from meshwright._calls.building import Call
+from meshwright._calls.flows import CANCEL_TIMEOUT_S, Deadline, Flow, Link, Pause, exchange
+from meshwright.errors import DeviceLeasedError, LeaseNotFoundError, MeshwrightError
+from meshwright.wire.leases import Lease
+
+DEFAULT_TTL_S: Final = 3600.0
+HOLD_TTL_S: Final = 600.0
+"""A lease whose holder died ends within this time."""
+RENEWALS: Final = 3
+"""A lease is renewed so often within its time."""
+RENEW_TIMEOUT_S: Final = 10.0
+"""How long one renewal may take."""
+AGAIN_S: Final = 2.0
+"""Between two tries to get or renew a lease."""
+
+
+class Held:
+    """A lease that is being held; `Client.hold` gives it, and keeps it renewed.
+
+    Attributes:
+        lease: as it stood at the last renewal.
+    """
+
+    def __init__(self, lease: Lease, on_lost: Callable[[MeshwrightError], object] | None = None) -> None:
+        self.lease = lease
+        self._lost: MeshwrightError | None = None
+        self._on_lost = on_lost
+        self._is_told = False
+        self._is_over = False
+
+    @property
+    def lost(self) -> MeshwrightError | None:
+        """Why the lease is no longer held: LeaseNotFoundError where it ended, else why no renewal came through."""
+        self._is_told = self._is_told or self._lost is not None
+        return self._lost
+
+    def check(self) -> None:
+        """Does nothing while the lease is held.
+
+        Raises:
+            LeaseNotFoundError: it was taken over, ended, or not renewed in time.
+            MeshwrightError: no renewal came through before its end; says why.
+        """
+        if self.lost is not None:
+            raise self.lost
+
+    def lose(self, why: MeshwrightError) -> bool:
+        """Notes that the lease is lost, and tells whoever wants to hear it; returns whether that is news."""
+        if self._lost is not None or self._is_over:
+            return False
+        self._lost = why
+        if self._on_lost is not None:
+            self._is_told = True
+            self._on_lost(why)
+        return True
+
+    def finish(self) -> None:
+        """Notes that the block has ended, so that nothing is lost any more."""
+        self._is_over = True
+
+    @property
+    def unsaid(self) -> str:
+        """What nobody was told about a lease that was lost; "" where there is nothing."""
+        if self._lost is None or self._is_told:
+            return ""
+        return (
+            f"the lease {self.lease.id} ({self.lease.purpose}) was lost before its block ended, so others may have "
+            f"used the devices meanwhile: {self._lost}"
+        )
+
+
+def take(call: Call[Lease], link: Link, wait_s: float) -> Flow[Lease]:
+    """Returns the lease; waits up to `wait_s` for devices that somebody else has leased.
+
+    Raises:
+        DeviceLeasedError: somebody still has.
+        MeshwrightError: as `exchange`.
+    """
+    deadline = link.build_deadline(wait_s)
+    while True:
+        try:
+            lease = yield from exchange(call, link)
+        except DeviceLeasedError as error:
+            left_s = deadline.left_s() or 0.0
+            if not left_s:
+                raise
+            yield Pause(min(error.retry_after_s or AGAIN_S, AGAIN_S, left_s))
+        else:
+            return lease
+
+
+def keep(held: Held, link: Link, ttl_s: float) -> Flow[None]:
+    """Renews the lease at a third of its time, until it is lost; whoever drives this ends it before.
+
+    A renewal that does not come through is tried again until the time that the agent granted last is over.
+    """
+    end: Deadline | None = link.build_deadline(held.lease.expires_in_s)
+    while end is not None:
+        yield Pause(min(ttl_s, end.left_s() or 0.0) / RENEWALS)
+        end = yield from _renew(held, link, ttl_s, end)
+
+
+def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline | None]:
+    """Returns when the lease ends after this renewal; None where it is lost."""
+    while True:
+        asked_at = link.build_deadline(0.0).at or 0.0
+        try:
+            within = link.build_deadline(min(RENEW_TIMEOUT_S, end.left_s() or 0.0))
+            held.lease = yield from exchange(calls.renew_lease(held.lease, ttl_s), link, within)
+        except LeaseNotFoundError as error:
+            held.lose(error)
+            return None
+        except MeshwrightError as error:
+            left_s = end.left_s() or 0.0
+            if not left_s:
+                held.lose(error)
+                return None
+            yield Pause(min(AGAIN_S, left_s))
+        else:
+            return Deadline(asked_at + held.lease.expires_in_s, link.clock)
+
+
+def give_back(held: Held, link: Link) -> Flow[str]:
+    """Ends the lease; returns "", or why it stays until its time is over. One that has ended is ended."""
+    if isinstance(held.lost, LeaseNotFoundError):
+        return ""
+    try:
+        yield from exchange(calls.end_lease(held.lease), link, link.build_deadline(CANCEL_TIMEOUT_S))
+    except LeaseNotFoundError:
+        return ""
+    except MeshwrightError as error:
+        return f"the lease {held.lease.id} could not be ended, and ends by itself at {held.lease.expires_at}: {error}"
+    return ""

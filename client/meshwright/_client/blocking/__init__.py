@@ -1,0 +1,31 @@
+"""Client: asks, waits, and returns the answer. Its twin is `awaiting`; a test holds their signatures equal."""
+
+from __future__ import annotations
+
+from meshwright._client.blocking.host import HostCalls
+from meshwright._client.blocking.leases import LeaseCalls
+from meshwright._client.blocking.plans import PlanCalls
+from meshwright._client.blocking.runs import RunCalls
+
+__all__ = ["Client"]
+
+
+class Client(HostCalls, PlanCalls, RunCalls, LeaseCalls):
+    """An agent, for code that waits for answers. Threads may share one.
+
+    Args:
+        base_url: "http://host:8790", "https://…" or "unix:///path"; None: MESHWRIGHT_URL, else the default
+            port of this host.
+        token: sent as a bearer token; None: MESHWRIGHT_TOKEN, else the content of MESHWRIGHT_TOKEN_FILE.
+        timeout: seconds that one answer may take; None waits for ever. A `http_client` keeps its own.
+        max_retries: how often a request is sent again when the agent does not answer, is busy or fails.
+        http_client: a pool to send with, such as `meshwright.testing.FakeAgent().http_client()`; it is
+            not closed.
+        pause: waits between retries, given seconds; None: `time.sleep`.
+
+    Raises:
+        SettingsError: the address, the token or a file that the environment names cannot be used.
+
+    Every method raises AgentConnectionError when nobody answers, AgentTimeoutError when the answer takes too
+    long, and the class of `meshwright.errors` that the agent's problem names.
+    """

@@ -1,0 +1,137 @@
+"""Leases: made, renewed, ended; and held for a block."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+from meshwright._calls import calls, holding
+from meshwright._calls.holding import DEFAULT_TTL_S, HOLD_TTL_S, Held
+from meshwright._calls.options import DeviceNames
+from meshwright._client.blocking.driving import Driver
+from meshwright.errors import MeshwrightError
+from meshwright.wire.leases import Lease, Leases
+
+JOIN_S: Final = holding.RENEW_TIMEOUT_S + 1.0
+"""How long a renewal that is under way is waited for, at the end of a block."""
+
+
+class LeaseCalls(Driver):
+    """Who has which devices."""
+
+    def lease(
+        self,
+        devices: Literal["all"] | DeviceNames = "all",
+        *,
+        purpose: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        preemptible: bool = False,
+    ) -> Lease:
+        """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
+
+        Args:
+            devices: local indices or uuids; "all": every device of the host.
+            purpose: what for, as others shall read it: "slurm job 4711".
+            ttl_s: seconds until the lease ends by itself.
+            preemptible: a lease that is not preemptible may take the devices over.
+
+        Raises:
+            DeviceLeasedError: somebody else has one of the devices; says who, and for how long.
+            InvalidRequestError: no such device, or an argument that is out of range.
+        """
+        return self._ask(calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible))
+
+    def leases(self) -> Leases:
+        """Returns the leases that there are, oldest first."""
+        return self._ask(calls.leases())
+
+    def get_lease(self, lease: Lease | str) -> Lease:
+        """Returns a lease, or one with this id, as it stands now.
+
+        Raises:
+            LeaseNotFoundError: it has ended, or never was.
+        """
+        return self._ask(calls.get_lease(lease))
+
+    def renew_lease(self, lease: Lease | str, ttl_s: float) -> Lease:
+        """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
+
+        Raises:
+            LeaseNotFoundError: it has ended, or never was.
+        """
+        return self._ask(calls.renew_lease(lease, ttl_s))
+
+    def end_lease(self, lease: Lease | str) -> Lease:
+        """Ends a lease, and returns it as it was.
+
+        Raises:
+            LeaseNotFoundError: it has ended, or never was.
+        """
+        return self._ask(calls.end_lease(lease))
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        devices: Literal["all"] | DeviceNames = "all",
+        *,
+        purpose: str,
+        ttl_s: float = HOLD_TTL_S,
+        preemptible: bool = False,
+        wait_s: float = 0.0,
+        on_lost: Callable[[MeshwrightError], object] | None = None,
+    ) -> Iterator[Held]:
+        """Leases devices for a block, keeps the lease renewed while it runs, and ends it afterwards.
+
+        A lease that is lost meanwhile (taken over, ended by somebody, not renewed in time) does not end the block: ask
+        `held.lost`, call `held.check()` where it may end, or give `on_lost`. Who does none of these gets a UserWarning
+        at the end.
+
+        Args:
+            devices: local indices or uuids; "all": every device of the host.
+            purpose: what for, as others shall read it.
+            ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
+            preemptible: a lease that is not preemptible may take the devices over.
+            wait_s: seconds to wait for devices that somebody else has leased.
+            on_lost: called with why, as soon as it is known: from a thread of the client, or by the event loop.
+
+        Raises:
+            DeviceLeasedError: somebody else has one of the devices, and has not ended after `wait_s`.
+            InvalidRequestError: no such device, or an argument that is out of range.
+        """
+        call = calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
+        held = Held(self._drive(holding.take(call, self._link, wait_s)), on_lost)
+        ended = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep, args=(held, ttl_s, ended), name=f"meshwright-{held.lease.id}", daemon=True
+        )
+        keeper.start()
+        try:
+            yield held
+        finally:
+            held.finish()
+            ended.set()
+            unsaid = held.unsaid
+            left = self._drive(holding.give_back(held, self._link))
+            keeper.join(JOIN_S)
+            self._warn(unsaid, left)
+
+    def _keep(self, held: Held, ttl_s: float, ended: threading.Event) -> None:
+        """Runs in a thread of its own, until `ended`."""
+
+        def pause(delay_s: float) -> None:
+            if ended.wait(delay_s):
+                raise _EndedError
+
+        try:
+            self._drive(holding.keep(held, self._link, ttl_s), pause)
+        except _EndedError:
+            pass
+        except Exception as error:  # whatever it is, nobody renews the lease any more
+            if not held.lose(MeshwrightError(f"the lease is not renewed any more: {type(error).__name__}: {error}")):
+                raise  # what was wrong was `on_lost`
+
+
+class _EndedError(Exception):
+    """The block has ended: stop renewing."""

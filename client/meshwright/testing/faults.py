@@ -1,0 +1,71 @@
+"""What goes wrong with a fake agent: refusals, broken connections, foreign answers, cut streams, as a test asks for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright._calls.messages import Answer, FailureKind
+from meshwright._http import BrokenError
+from meshwright.errors import class_for
+from meshwright.testing.routing import Served, write_problem
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What goes wrong with the next request: on `path` only, unless that is None."""
+
+    path: str | None
+    act: Callable[[], Served]
+
+
+class Faulty:
+    """What can be made to fail: in order, each once."""
+
+    def __init__(self) -> None:
+        self._faults: deque[_Fault] = deque()
+        self._cuts: deque[int] = deque()
+
+    def fail_next(
+        self,
+        status: int = 503,
+        code: str = "not_ready",
+        *,
+        detail: str = "a failure that the test asked for",
+        hint: str = "",
+        retry_after_s: float | None = None,
+        times: int = 1,
+        path: str | None = None,
+    ) -> None:
+        """Refuses the next `times` requests (to `path`, if given) with a problem."""
+        error = class_for(code, status)(detail, hint=hint, retry_after_s=retry_after_s, status=status, code=code)
+        self._faults.extend([_Fault(path, lambda: write_problem(error))] * times)
+
+    def answer_next(self, status: int, body: bytes, *, media_type: str = "text/html", path: str | None = None) -> None:
+        """Answers the next request (to `path`, if given) with bytes: a proxy's page, half a JSON."""
+        self._faults.append(_Fault(path, lambda: (Answer(status, {"content-type": media_type}), iter((body,)))))
+
+    def drop_next(self, *, times: int = 1, kind: FailureKind = "lost", path: str | None = None) -> None:
+        """Breaks the connection of the next `times` requests: "refused", "timeout", "stale", "lost",
+        and of TLS "untrusted" and "handshake".
+        """
+
+        def act() -> Served:
+            raise BrokenError(kind, f"{kind}: as the test asked for")
+
+        self._faults.extend([_Fault(path, act)] * times)
+
+    def cut_streams(self, *, after_events: int, times: int = 1) -> None:
+        """Breaks the next `times` event streams after so many events."""
+        self._cuts.extend([after_events] * times)
+
+    def _take_fault(self, path: str) -> _Fault | None:
+        for fault in self._faults:
+            if fault.path in (None, path):
+                self._faults.remove(fault)
+                return fault
+        return None
+
+    def _take_cut(self) -> int | None:
+        return self._cuts.popleft() if self._cuts else None

@@ -1,0 +1,88 @@
+"""The health of a fake agent, and what happened to it: set by a test, told as a real agent tells it. Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+from meshwright.errors import ComponentNotFoundError
+from meshwright.wire.devices import Devices
+from meshwright.wire.health import Component, EventKind, Health, HealthEvent, HealthEvents, State
+
+Clock = Callable[[], datetime]
+
+WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
+LIMIT: Final = 100
+
+
+def build_health(devices: Devices, at: datetime) -> Health:
+    """Returns a host of these devices with nothing wrong."""
+    names = ["store", "worker", *(f"device:{device.local_index}" for device in devices.devices)]
+    seen = {"state": "healthy", "observed_at": at, "age_s": 0.0}
+    return Health(state="healthy", components=tuple(Component.model_validate({"name": n, **seen}) for n in names))
+
+
+def change_health(health: Health, component: Component) -> Health:
+    """Returns the health with this component in place of the one of its name, or beside the others."""
+    others = {each.name: each for each in health.components} | {component.name: component}
+    states = {each.state for each in others.values()}
+    worst = next(state for state in WORST_FIRST if state in states)
+    return Health(state=worst, components=tuple(others.values()))
+
+
+class History:
+    """The events of one fake agent, oldest first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._events: list[HealthEvent] = []
+
+    def note(self, kind: EventKind, component: Component, before: State | None = None, **said: Any) -> HealthEvent:
+        """Adds an event that leaves a component as it is given; returns it."""
+        fields = {"reason": component.reason, "action": component.action, "permanence": component.permanence, **said}
+        seq = len(self._events) + 1
+        event = HealthEvent(
+            seq=seq,
+            at=self._clock(),
+            component=component.name,
+            kind=kind,
+            state=component.state,
+            before=before,
+            **fields,
+        )
+        self._events.append(event)
+        return event
+
+    def list(
+        self,
+        component: str | None = None,
+        after: int | None = None,
+        limit: int = LIMIT,
+        since: datetime | None = None,
+    ) -> HealthEvents:
+        """Returns the events that are asked for: with `after` the first that follow it, else the newest."""
+        found = [
+            event
+            for event in self.follow(after or 0)
+            if component in (None, event.component) and (since is None or event.at >= since)
+        ]
+        chosen = found[-limit:] if after is None else found[:limit]
+        return HealthEvents(events=tuple(chosen), last_seq=len(self._events))
+
+    def follow(self, after: int | None) -> tuple[HealthEvent, ...]:
+        """Returns the events that a stream begins with: those after `after`; without a number it begins with news."""
+        return () if after is None else tuple(event for event in self._events if event.seq > after)
+
+
+def find_component(health: Health, name: str) -> Component:
+    """Returns the component of this name.
+
+    Raises:
+        ComponentNotFoundError: there is none.
+    """
+    found = next((each for each in health.components if each.name == name), None)
+    if found is None:
+        there = ", ".join(each.name for each in health.components)
+        raise ComponentNotFoundError(f"no component is called {name!r}", hint=f"there are {there}")
+    return found

@@ -1,0 +1,185 @@
+"""The leases of a fake agent: one a device, with the rules of a real one on who gives way. Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from meshwright.errors import (
+    DeviceBusyError,
+    DeviceLeasedError,
+    IdempotencyConflictError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+)
+from meshwright.wire.devices import Device, DeviceLease, Devices
+from meshwright.wire.leases import Lease, LeasedDevice, LeaseRequest, Leases
+
+Clock = Callable[[], datetime]
+
+
+class LeaseBook:
+    """All leases of one fake agent, by the agent's clock."""
+
+    def __init__(
+        self, clock: Clock, list_runs: Callable[[], tuple[str, ...]], cancel_runs: Callable[[str], tuple[str, ...]]
+    ) -> None:
+        self._clock = clock
+        self._list_runs = list_runs
+        self._cancel_runs = cancel_runs
+        self._leases: dict[str, Lease] = {}
+        self._keys: dict[str, tuple[LeaseRequest, str]] = {}
+        self._made = 0
+
+    def create(self, request: LeaseRequest, key: str | None, devices: Devices, owner: str = "") -> tuple[Lease, bool]:
+        """Returns the new lease and true, or the one that this key made before and false.
+
+        Raises:
+            DeviceLeasedError: somebody else has one of the devices.
+            DeviceBusyError: a bench runs, and the lease is preemptible.
+            IdempotencyConflictError: the key was used for another request.
+            InvalidRequestError: there is no such device.
+        """
+        if key in self._keys:
+            before, lease_id = self._keys[key]
+            if before != request or lease_id not in self._current():
+                raise IdempotencyConflictError(
+                    f"key {key!r} was used for another lease, or for one that has ended", hint="use a new key"
+                )
+            return self.get(lease_id), False
+        chosen = _choose(request, devices)
+        preempted = self._preempt({device.local_index for device in chosen}, request)
+        cancelled = self._make_room(request)
+        lease = self._add(request, chosen, owner).model_copy(
+            update={"preempted_leases": preempted, "cancelled_runs": cancelled}
+        )
+        self._leases[lease.id] = lease
+        if key is not None:
+            self._keys[key] = (request, lease.id)
+        return lease, True
+
+    def list(self) -> Leases:
+        """Returns the leases that there are, oldest first."""
+        return Leases(leases=tuple(self.get(lease_id) for lease_id in self._current()))
+
+    def get(self, lease_id: str) -> Lease:
+        """Returns a lease, with the time that it has left.
+
+        Raises:
+            LeaseNotFoundError: it has ended, or never was.
+        """
+        if lease_id not in self._current():
+            raise LeaseNotFoundError(f"no lease has the id {lease_id!r}, or it has ended", hint="GET /leases")
+        lease = self._leases[lease_id]
+        return lease.model_copy(update={"expires_in_s": (lease.expires_at - self._clock()).total_seconds()})
+
+    def renew(self, lease_id: str, ttl_s: float) -> Lease:
+        """Makes a lease end `ttl_s` from now; returns it.
+
+        Raises:
+            LeaseNotFoundError: it has ended, or never was.
+        """
+        expires_at = self._clock() + timedelta(seconds=ttl_s)
+        self._leases[lease_id] = self.get(lease_id).model_copy(update={"expires_at": expires_at})
+        return self.get(lease_id)
+
+    def end(self, lease_id: str) -> Lease:
+        """Ends a lease; returns it as it was.
+
+        Raises:
+            LeaseNotFoundError: it has ended, or never was.
+        """
+        ended = self.get(lease_id)
+        del self._leases[lease_id]
+        return ended
+
+    def require(self, indices: Sequence[int], own: str | None) -> None:
+        """Does nothing where no other lease than `own` covers one of the devices.
+
+        Raises:
+            DeviceLeasedError: one does.
+        """
+        for lease in self.list().leases:
+            if lease.id != own and {device.local_index for device in lease.devices} & set(indices):
+                raise _refuse(lease)
+
+    def mark(self, devices: Devices) -> Devices:
+        """Returns the devices, with the leases that cover them."""
+        covered = {
+            device.local_index: DeviceLease(
+                id=lease.id, purpose=lease.purpose, owner=lease.owner, preemptible=lease.preemptible
+            )
+            for lease in self.list().leases
+            for device in lease.devices
+        }
+        if not covered:
+            return devices
+        marked = (each.model_copy(update={"lease": covered.get(each.local_index)}) for each in devices.devices)
+        return devices.model_copy(update={"devices": tuple(marked)})
+
+    def _current(self) -> dict[str, Lease]:
+        now = self._clock()
+        self._leases = {name: lease for name, lease in self._leases.items() if lease.expires_at > now}
+        return self._leases
+
+    def _make_room(self, request: LeaseRequest) -> tuple[str, ...]:
+        """Cancels the benches in the way; returns their ids."""
+        running = self._list_runs()
+        if running and request.preemptible:
+            raise DeviceBusyError(
+                f"{', '.join(running)} runs, and a preemptible lease does not pre-empt",
+                hint="wait for it, or cancel it",
+            )
+        return self._cancel_runs(f"pre-empted by a lease: {request.purpose}")
+
+    def _preempt(self, indices: set[int], request: LeaseRequest) -> tuple[str, ...]:
+        """Ends the leases that give way to the request; returns their ids."""
+        in_the_way = [
+            lease for lease in self.list().leases if {device.local_index for device in lease.devices} & indices
+        ]
+        for lease in in_the_way:
+            if request.preemptible or not lease.preemptible:
+                raise _refuse(lease)
+        for lease in in_the_way:
+            self.end(lease.id)
+        return tuple(lease.id for lease in in_the_way)
+
+    def _add(self, request: LeaseRequest, chosen: Sequence[Device], owner: str) -> Lease:
+        now = self._clock()
+        self._made += 1
+        return Lease(
+            id=f"lease-{self._made:08x}",
+            devices=tuple(
+                LeasedDevice(local_index=each.local_index, uuid=each.uuid, pci_bus_id=each.pci_bus_id)
+                for each in chosen
+            ),
+            purpose=request.purpose,
+            preemptible=request.preemptible,
+            owner=owner,
+            created_at=now,
+            expires_at=now + timedelta(seconds=request.ttl_s),
+            expires_in_s=request.ttl_s,
+        )
+
+
+def _choose(request: LeaseRequest, devices: Devices) -> tuple[Device, ...]:
+    if request.devices == "all":
+        return devices.devices
+    by_name: dict[int | str, Device] = {device.local_index: device for device in devices.devices}
+    by_name |= {device.uuid: device for device in devices.devices if device.uuid}
+    absent = [name for name in request.devices if name not in by_name]
+    if absent:
+        message = f"device {absent[0]!r} is not here; host {devices.host.name} has 0 to {len(devices.devices) - 1}"
+        raise InvalidRequestError(
+            message, hint='name local indices or uuids, or "all"', errors=[{"field": "devices", "message": message}]
+        )
+    return tuple({by_name[name].local_index: by_name[name] for name in request.devices}.values())
+
+
+def _refuse(lease: Lease) -> DeviceLeasedError:
+    devices = ", ".join(str(device.local_index) for device in lease.devices)
+    by = f" by {lease.owner}" if lease.owner else ""
+    return DeviceLeasedError(
+        f"lease {lease.id} ({lease.purpose}){by} has device {devices} for another {lease.expires_in_s:.0f} s",
+        hint="wait until it ends, or ask its owner to end it",
+    )

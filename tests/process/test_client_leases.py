@@ -1,0 +1,230 @@
+"""Leases, health's history and requirements: the client and its command against a real agent."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from meshwright import AsyncClient, Client
+from meshwright.errors import (
+    ComponentNotFoundError,
+    DeviceLeasedError,
+    IdempotencyConflictError,
+    LeaseNotFoundError,
+    MeshwrightError,
+)
+from meshwright.testing import FakeAgent
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.unit.client.both import Kind, ask_async, ask_sync
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+LIMIT_S = 120.0
+COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    """An agent of our own: its devices are reserved here."""
+    with start_agent() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_leases(host: RunningAgent) -> Iterator[None]:
+    yield
+    with Client(host.url) as client:
+        for lease in client.leases().leases:
+            client.end_lease(lease)
+
+
+def _ask(host: RunningAgent, kind: Kind, question: Any) -> Any:
+    if kind == "sync":
+        with Client(host.url, timeout=LIMIT_S) as client:
+            return ask_sync(client, question)
+
+    async def ask() -> Any:
+        return await ask_async(AsyncClient(host.url, timeout=LIMIT_S), question)
+
+    return asyncio.run(ask())
+
+
+def _run(host: RunningAgent, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env={**os.environ, "MESHWRIGHT_URL": host.url},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+@both
+def test_a_lease_lives_from_its_making_to_its_end(host: RunningAgent, kind: Kind) -> None:
+    lease = _ask(host, kind, lambda c: c.lease([0, 1], purpose="job 7", ttl_s=600))
+    assert [device.local_index for device in lease.devices] == [0, 1]
+    assert 590 < _ask(host, kind, lambda c: c.get_lease(lease)).expires_in_s <= 600
+    assert 3590 < _ask(host, kind, lambda c: c.renew_lease(lease, 3600)).expires_in_s <= 3600
+    assert [each.id for each in _ask(host, kind, lambda c: c.leases()).leases] == [lease.id]
+    with pytest.raises(DeviceLeasedError, match="job 7"):
+        _ask(host, kind, lambda c: c.lease([1, 2], purpose="job 8"))
+    assert _ask(host, kind, lambda c: c.end_lease(lease)).id == lease.id
+    with pytest.raises(LeaseNotFoundError):
+        _ask(host, kind, lambda c: c.end_lease(lease))
+
+
+def _behave(client: Client) -> list[Any]:
+    """What a caller sees of leases: the same from an agent and from its fake."""
+    seen: list[Any] = []
+
+    def note(question: Any) -> Any:
+        try:
+            answer = question()
+        except MeshwrightError as error:
+            seen.append(type(error).__name__)
+            return None
+        seen.append(type(answer).__name__)
+        return answer
+
+    first = note(lambda: client.lease([0, 1], purpose="a", preemptible=True))
+    note(lambda: client.lease([1], purpose="b", preemptible=True))
+    second = note(lambda: client.lease([1, 2], purpose="c"))
+    seen.append(second.preempted_leases == (first.id,))
+    note(lambda: client.get_lease(first))
+    note(lambda: client.lease([2], purpose="d"))
+    third = note(lambda: client.lease([3], purpose="e"))
+    seen.append([device.local_index for lease in client.leases().leases for device in lease.devices])
+    seen.append([device.lease is not None for device in client.devices().devices])
+    note(lambda: client.lease([99], purpose="f"))
+    note(lambda: client.renew_lease(third, 10))
+    note(lambda: client.bench(cases=["matmul"], devices=[3], matmul_size=64, samples=3))
+    note(lambda: client.bench(cases=["matmul"], devices=[3], matmul_size=64, samples=3, lease=third))
+    for lease in client.leases().leases:
+        note(lambda lease=lease: client.end_lease(lease))
+    seen.append(len(client.leases().leases))
+    return seen
+
+
+def test_the_fake_agent_leases_as_the_real_one_does(host: RunningAgent) -> None:
+    with Client(host.url, timeout=LIMIT_S) as real, FakeAgent("cpu:8").client() as fake:
+        assert _behave(real) == _behave(fake)
+
+
+def test_a_key_that_was_used_for_another_lease_is_refused_by_both(host: RunningAgent) -> None:
+    fake = FakeAgent("cpu:8")
+    codes = []
+    for http in (httpx.Client(base_url=host.url), fake.http_client()):
+        with http:
+            for purpose in ("a", "a", "b"):
+                reply = http.post("/leases", json={"purpose": purpose}, headers={"Idempotency-Key": "k-1"})
+                codes.append((reply.status_code, reply.json().get("code")))
+    refused = (409, IdempotencyConflictError.code)
+    assert codes == [(201, None), (200, None), refused] * 2
+
+
+def test_a_held_lease_outlives_its_time_and_ends_with_its_block(host: RunningAgent) -> None:
+    with Client(host.url, timeout=LIMIT_S) as client:
+        with client.hold(purpose="train", ttl_s=1.5) as held:
+            started = time.monotonic()
+            wait_for(lambda: time.monotonic() - started > 4)
+            held.check()
+            assert [lease.id for lease in client.leases().leases] == [held.lease.id]
+        assert client.leases().leases == ()
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*socket")  # httpcore 1.0.9 leaves one to the collector
+def test_a_held_lease_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
+    """Same state, same socket, another process: the holder does not notice."""
+    state, socket = tmp_path / "state", tmp_path / "agent.sock"
+    with start_agent(state_dir=state, uds=socket) as before:
+        client = Client(f"unix://{socket}", timeout=LIMIT_S)
+        held_by = client.hold(purpose="train", ttl_s=20)
+        held = held_by.__enter__()
+        before.stop()
+    with start_agent(state_dir=state, uds=socket):
+        renewed = held.lease
+        wait_for(lambda: held.lease is not renewed or held.lost is not None)
+        held.check()
+        assert [lease.id for lease in client.leases().leases] == [renewed.id]
+        held_by.__exit__(None, None, None)
+        assert client.leases().leases == ()
+        client.close()
+    gc.collect()
+
+
+def test_a_command_is_held_and_a_signal_ends_its_lease(host: RunningAgent, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
+    process = subprocess.Popen(
+        [*COMMAND, "hold", "--purpose", "train", "--", sys.executable, "-c", code],
+        env={**os.environ, "MESHWRIGHT_URL": host.url},
+    )
+    with Client(host.url, timeout=LIMIT_S) as client:
+        wait_for(up.exists)
+        assert [lease.purpose for lease in client.leases().leases] == ["train"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+        assert client.leases().leases == ()
+
+
+def test_what_a_prolog_and_an_epilog_do_with_the_command(host: RunningAgent) -> None:
+    lease_id = _run(host, "lease", "all", "--purpose", "slurm job 7", "--ttl", "1h", "--id-only").stdout.strip()
+    refused = _run(host, "lease", "0", "--purpose", "slurm job 8")
+    assert (refused.returncode, lease_id in refused.stderr) == (1, True)
+    assert lease_id in _run(host, "leases").stdout
+    assert _run(host, "leases", "end", lease_id).returncode == 0
+    assert _run(host, "leases", "end", lease_id).returncode == 1
+
+
+# ---- health's history
+
+
+@both
+def test_the_history_can_be_asked_and_followed(host: RunningAgent, kind: Kind) -> None:
+    history = _ask(host, kind, lambda c: c.events(limit=1000))
+    assert [event.seq for event in history.events] == sorted({event.seq for event in history.events})
+    assert history.events, "an agent that started has come into some state"
+    first = history.events[0]
+    named = _ask(host, kind, lambda c: c.events(first.component, limit=1000))
+    assert {event.component for event in named.events} == {first.component}
+    if kind == "sync":
+        with Client(host.url, timeout=LIMIT_S) as client:
+            followed = client.follow_events(after=first.seq - 1)
+            assert next(followed) == first
+            followed.close()  # type: ignore[attr-defined]
+
+
+@both
+def test_only_a_component_that_there_is_can_be_acknowledged(host: RunningAgent, kind: Kind) -> None:
+    with pytest.raises(ComponentNotFoundError):
+        _ask(host, kind, lambda c: c.acknowledge("device:99", "looked"))
+    name = _ask(host, kind, lambda c: c.health()).components[0].name
+    assert _ask(host, kind, lambda c: c.acknowledge(name, "looked")).name == name
+
+
+# ---- requirements
+
+
+def test_requirements_are_held_against_what_was_seen_and_measured(host: RunningAgent) -> None:
+    assert _run(host, "check", "--require", "8*cpu").returncode == 0
+    assert _run(host, "check", "--require", "9*cpu").returncode == 1
+    assert _run(host, "check", "--require", "8*h100").returncode == 1
+    assert _run(host, "check", "--min-hbm", "1MiB").returncode == 0  # a virtual CPU device: its part of the host's
+    assert _run(host, "check", "--min-hbm", "900TiB").returncode == 1
+    asked = ("check", "--min-busbw", "all-gather=1kB/s", "--max-age", "1h")
+    assert _run(host, *asked).returncode == 1
+    with Client(host.url, timeout=LIMIT_S) as client:
+        client.bench(cases=["all_gather"], sizes_bytes=[1 << 20], samples=3)
+    met = _run(host, *asked)
+    assert met.returncode == 0, met.stdout + met.stderr
+    assert _run(host, "check", "--min-busbw", "all-gather=900TB/s", "--exit-style", "nagios").returncode == 2

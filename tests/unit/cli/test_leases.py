@@ -1,0 +1,192 @@
+"""`meshwright lease`, `leases` and `hold`: what is asked, what is printed, which exit code; real commands are held."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshwright.testing import FakeAgent
+from meshwright.wire.leases import LeaseRequest
+from tests.unit.cli.conftest import CommandLine
+
+
+@pytest.fixture
+def h100(meshwright: CommandLine) -> CommandLine:
+    meshwright.fake = FakeAgent("h100:8")
+    return meshwright
+
+
+def _lease_away(line: CommandLine, **fields: object) -> str:
+    """Somebody else's lease of everything; returns its id."""
+    request = LeaseRequest.model_validate({"purpose": "job 9", **fields})
+    return line.fake.leases.create(request, None, line.fake.devices)[0].id
+
+
+def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None:
+    printed = h100("lease", "0,1", "--purpose", "slurm job 7", "--ttl", "30min", "--preemptible")
+    assert (printed.code, printed.out) == (0, "lease-00000001 has device 0, 1 for 30 min: slurm job 7\n")
+    assert {**h100.body(), "schema_version": ""} == {
+        "schema_version": "",
+        "devices": [0, 1],
+        "purpose": "slurm job 7",
+        "ttl_s": 1800.0,
+        "preemptible": True,
+    }
+
+
+def test_a_script_gets_the_id_alone_or_the_whole_as_json(h100: CommandLine) -> None:
+    lease_id = h100("lease", "0", "--purpose", "x", "--id-only").out.strip()
+    assert h100.fake.leases.get(lease_id).purpose == "x"
+    reply = h100("--json", "lease", "1", "--purpose", "y").json
+    assert (reply["purpose"], reply["devices"][0]["local_index"]) == ("y", 1)
+
+
+def test_all_devices_are_meant_unless_some_are_named(h100: CommandLine) -> None:
+    h100("lease", "all", "--purpose", "x")
+    assert len(h100.fake.leases.list().leases[0].devices) == 8
+
+
+def test_what_gave_way_is_named(h100: CommandLine) -> None:
+    given_way = _lease_away(h100, preemptible=True)
+    assert f"lease {given_way} gave way" in h100("lease", "--purpose", "job 7").out
+
+
+def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: CommandLine) -> None:
+    lease_id = _lease_away(h100)
+    printed = h100("lease", "3", "--purpose", "x")
+    assert (printed.code, printed.out) == (1, "")
+    assert lease_id in printed.err
+    assert "job 9" in printed.err
+    assert "hint: wait until it ends" in printed.err
+
+
+def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:
+    assert h100("leases").out == "no leases\n"
+    lease_id = _lease_away(h100, devices=[2, 3], preemptible=True)
+    row = next(line.split() for line in h100("leases").out.splitlines() if line.startswith("lease-"))
+    assert row[:2] == [lease_id, "2,3"]
+    assert row[-3:] == ["yes", "job", "9"]
+    assert h100("leases", "renew", lease_id, "--ttl", "2h").out == f"{lease_id} has device 2, 3 for 2 h: job 9\n"
+    assert h100("leases", "end", lease_id).out == f"{lease_id} no longer has device 2, 3: job 9\n"
+    assert h100("leases", "end", lease_id).code == 1
+    assert h100("--json", "leases").json["leases"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lease",), "--purpose"),
+        (("lease", "--purpose", "x", "--ttl", "60"), "30min"),
+        (("lease", "0,,1", "--purpose", "x"), "0,1"),
+        (("leases", "end"), "id"),
+        (("leases", "list", "lease-1"), "list"),
+        (("leases", "drop", "lease-1"), "renew"),
+        (("hold", "--purpose", "x"), "COMMAND"),
+        (("hold", "--purpose", "x", "--wait", "5", "--", "true"), "30min"),
+    ],
+)
+def test_a_wrong_argument_is_2_with_what_works_and_asks_nobody(
+    h100: CommandLine, arguments: tuple[str, ...], said: str
+) -> None:
+    printed = h100(*arguments)
+    assert (printed.code, h100.fake.requests) == (2, [])
+    assert said in printed.err
+
+
+# ---- hold
+
+
+def _hold(line: CommandLine, code: str, *options: str) -> int:
+    return line("hold", "--purpose", "train", *options, "--", sys.executable, "-c", code).code
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_the_exit_code_is_the_commands_and_the_lease_is_ended(h100: CommandLine, code: int) -> None:
+    assert _hold(h100, f"raise SystemExit({code})") == code
+    assert h100.fake.leases.list().leases == ()
+    assert [request.method for request in h100.fake.requests] == ["POST", "DELETE"]
+
+
+def test_a_command_that_a_signal_ended_is_128_and_its_number(h100: CommandLine) -> None:
+    assert _hold(h100, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)") == 128 + signal.SIGKILL
+
+
+def test_the_command_knows_its_lease_and_has_it_while_it_runs(h100: CommandLine, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    assert _hold(h100, f"import os; open({str(seen)!r}, 'w').write(os.environ['MESHWRIGHT_LEASE'])") == 0
+    assert seen.read_text() == "lease-00000001"
+    assert "MESHWRIGHT_LEASE" not in os.environ
+
+
+def test_what_stands_behind_the_command_is_the_commands(h100: CommandLine, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    script = f"import sys; open({str(seen)!r}, 'w').write(' '.join(sys.argv[1:]))"
+    assert h100("hold", "--purpose", "x", sys.executable, "-c", script, "--json", "--purpose", "-v").code == 0
+    assert seen.read_text() == "--json --purpose -v"
+
+
+def test_a_command_that_is_not_there_is_127_and_one_that_cannot_run_126(h100: CommandLine, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    for command, code in ((str(tmp_path / "absent"), 127), (str(plain), 126)):
+        printed = h100("hold", "--purpose", "x", "--", command)
+        assert printed.code == code
+        assert command in printed.err
+        assert h100.fake.leases.list().leases == ()
+
+
+def test_without_the_lease_the_command_does_not_run(h100: CommandLine, tmp_path: Path) -> None:
+    _lease_away(h100)
+    assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 1
+    h100.fake.drop_next(kind="refused", times=9)
+    assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_devices_are_waited_for(h100: CommandLine) -> None:
+    _lease_away(h100, ttl_s=0.3)
+    assert _hold(h100, "", "--wait", "30s") == 0
+
+
+def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine) -> None:
+    """The command ends by itself when it is told to: with its own code."""
+    wait = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True)\n"
+    wait += "time.sleep(60)"
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    timer.start()
+    try:
+        assert _hold(h100, wait) == 7
+    finally:
+        timer.cancel()
+    assert h100.fake.leases.list().leases == ()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_preemptible_command_is_ended_when_its_lease_is_taken_over(h100: CommandLine) -> None:
+    timer = threading.Timer(0.5, lambda: _lease_away(h100))
+    timer.start()
+    printed = h100(
+        *("hold", "--purpose", "x", "--ttl", "0.6s", "--preemptible", "--"),
+        *(sys.executable, "-c", "import time; time.sleep(60)"),
+    )
+    timer.join()
+    assert printed.code == 128 + signal.SIGTERM
+    assert "the lease is lost, the command is ended: no lease has the id 'lease-00000001'" in printed.err
+    assert [lease.purpose for lease in h100.fake.leases.list().leases] == ["job 9"]
+
+
+def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLine) -> None:
+    timer = threading.Timer(0.5, lambda: h100.fake.leases.end("lease-00000001"))
+    timer.start()
+    printed = h100(
+        *("hold", "--purpose", "x", "--ttl", "0.6s", "--"), *(sys.executable, "-c", "import time; time.sleep(2)")
+    )
+    timer.join()
+    assert printed.code == 0
+    assert "the lease is lost, the command goes on without it" in printed.err

@@ -1,0 +1,169 @@
+"""Holding a lease, step by step: when it is renewed, what a failure costs, and when it is lost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from meshwright._calls import calls, holding
+from meshwright._calls.flows import Pause, Send
+from meshwright._calls.holding import AGAIN_S, Held
+from meshwright._calls.messages import Failure
+from meshwright.errors import (
+    AgentConnectionError,
+    DeviceLeasedError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    MeshwrightError,
+    UnauthorizedError,
+)
+from meshwright.wire.leases import Lease
+from tests.unit.client.script import Script, refuse, say
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GONE = refuse(LeaseNotFoundError("it was pre-empted by a job"))
+NOBODY = Failure("refused", "no")
+
+
+def _lease(left_s: float = 60.0, **fields: Any) -> Lease:
+    named = {"id": "lease-1", "devices": (), "purpose": "train", "preemptible": False, **fields}
+    return Lease(**named, created_at=NOW, expires_at=NOW + timedelta(seconds=left_s), expires_in_s=left_s)
+
+
+def _take(script: Script, wait_s: float) -> Lease:
+    call = calls.lease("all", purpose="train", ttl_s=60.0, preemptible=False)
+    return script.run(holding.take(call, script.link(), wait_s))
+
+
+def _keep(script: Script, held: Held, ttl_s: float = 60.0) -> None:
+    script.run(holding.keep(held, script.link(), ttl_s))
+
+
+def test_a_lease_is_renewed_at_a_third_of_its_time_and_the_newest_is_told() -> None:
+    script = Script(sends=[say(_lease(60)), say(_lease(57)), GONE])
+    held = Held(_lease(60))
+    _keep(script, held)
+    assert script.pauses_s == [20.0, 20.0, 19.0]
+    assert held.lease.expires_in_s == 57
+    assert {step.request.path for step in script.sent(Send)} == {"/leases/lease-1/renew"}
+
+
+def test_a_lease_that_the_agent_no_longer_knows_is_lost_at_once_with_the_agents_reason() -> None:
+    told: list[MeshwrightError] = []
+    held = Held(_lease(), told.append)
+    _keep(Script(sends=[GONE]), held)
+    assert isinstance(held.lost, LeaseNotFoundError)
+    assert "pre-empted by a job" in str(held.lost)
+    assert told == [held.lost]
+    with pytest.raises(LeaseNotFoundError, match="pre-empted by a job"):
+        held.check()
+
+
+def test_an_agent_that_is_away_for_less_than_the_lease_costs_nothing() -> None:
+    script = Script(sends=[*[NOBODY] * 9, say(_lease()), GONE])
+    held = Held(_lease(60))
+    _keep(script, held)
+    assert isinstance(held.lost, LeaseNotFoundError)  # the tenth answer's renewal came through
+
+
+def test_an_agent_that_is_away_until_the_end_loses_the_lease_when_its_time_is_over_and_not_before() -> None:
+    script = Script(sends=[NOBODY] * 99)
+    held = Held(_lease(60))
+    _keep(script, held)
+    assert isinstance(held.lost, AgentConnectionError)
+    assert 60.0 <= script.now_s < 60.0 + AGAIN_S
+
+
+def test_a_token_that_was_revoked_loses_the_lease_only_when_its_time_is_over() -> None:
+    script = Script(sends=[refuse(UnauthorizedError("no"))] * 99)
+    held = Held(_lease(30))
+    _keep(script, held, ttl_s=30)
+    assert isinstance(held.lost, UnauthorizedError)
+    assert script.now_s == pytest.approx(30, abs=AGAIN_S)
+
+
+def test_the_time_that_a_renewal_took_is_taken_off_the_lease() -> None:
+    """The agent may have granted it when it heard of it: a slow answer does not make the lease longer."""
+    script = Script(sends=[NOBODY, say(_lease(60)), *[NOBODY] * 99])
+    held = Held(_lease(60))
+    _keep(script, held)
+    assert isinstance(held.lost, AgentConnectionError)
+    assert script.now_s == pytest.approx(20 + 60, abs=AGAIN_S)
+
+
+def test_what_was_lost_stays_lost_and_is_told_once() -> None:
+    told: list[MeshwrightError] = []
+    held = Held(_lease(), told.append)
+    assert held.lose(LeaseNotFoundError("first"))
+    assert not held.lose(LeaseNotFoundError("second"))
+    assert [str(error) for error in told] == ["first"]
+
+
+def test_after_the_end_of_its_block_nothing_is_lost() -> None:
+    told: list[MeshwrightError] = []
+    held = Held(_lease(), told.append)
+    held.finish()
+    assert not held.lose(LeaseNotFoundError("ended by its own holder"))
+    assert (held.lost, told, held.unsaid) == (None, [], "")
+    held.check()
+
+
+def test_a_loss_that_nobody_asked_about_is_left_to_be_said() -> None:
+    held = Held(_lease())
+    assert held.unsaid == ""
+    held.lose(LeaseNotFoundError("it was pre-empted"))
+    assert "lease-1 (train) was lost" in held.unsaid
+    assert held.lost is not None
+    assert held.unsaid == ""  # whoever asked knows
+
+
+def test_devices_that_somebody_has_are_refused_at_once_unless_waited_for() -> None:
+    script = Script(sends=[refuse(DeviceLeasedError("job 7 has them"))])
+    with pytest.raises(DeviceLeasedError):
+        _take(script, 0.0)
+    assert script.pauses_s == []
+
+
+def test_devices_that_become_free_in_time_are_got_by_waiting() -> None:
+    script = Script(sends=[refuse(DeviceLeasedError("job 7 has them"))] * 2 + [say(_lease())])
+    assert _take(script, 30.0).id == "lease-1"
+    assert script.pauses_s == [AGAIN_S, AGAIN_S]
+    keys = {step.request.headers["Idempotency-Key"] for step in script.sent(Send)}
+    assert len(keys) == 1  # a lost answer and a repetition make one lease
+
+
+def test_waiting_ends_when_its_time_is_over() -> None:
+    script = Script(sends=[refuse(DeviceLeasedError("job 7 has them"))] * 9)
+    with pytest.raises(DeviceLeasedError):
+        _take(script, 5.0)
+    assert script.pauses_s == [2.0, 2.0, 1.0]
+
+
+def test_only_a_lease_in_the_way_is_waited_for() -> None:
+    script = Script(sends=[refuse(InvalidRequestError("no device 9"))])
+    with pytest.raises(InvalidRequestError):
+        _take(script, 30.0)
+    assert script.sent(Pause) == []
+
+
+def test_a_lease_is_given_back_and_one_that_has_ended_is_no_trouble() -> None:
+    script = Script(sends=[say(_lease())])
+    assert script.run(holding.give_back(Held(_lease()), script.link())) == ""
+    assert [str(step.request) for step in script.sent(Send)] == ["DELETE /leases/lease-1"]
+    assert Script(sends=[GONE]).run(holding.give_back(Held(_lease()), Script().link())) == ""
+
+
+def test_a_lease_that_is_lost_is_not_ended_again() -> None:
+    held, script = Held(_lease()), Script()
+    held.lose(LeaseNotFoundError("gone"))
+    assert script.run(holding.give_back(held, script.link())) == ""
+    assert script.steps == []
+
+
+def test_a_lease_that_cannot_be_ended_is_told_with_its_own_end() -> None:
+    script = Script(sends=[NOBODY] * 9)
+    told = script.run(holding.give_back(Held(_lease()), script.link()))
+    assert "lease-1 could not be ended, and ends by itself at 2026-01-01" in told
+    assert script.now_s <= holding.CANCEL_TIMEOUT_S

@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEVICES ?= 8
 PORT ?= 8790
+JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table accuracy snapshot browsers clean
+.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,7 +32,7 @@ $(VENV)/.opponents: $(VENV)/.compilers
 run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint browsers unit ## lint, types, import rules, all tests
+test: lint browsers promtool boxes unit ## lint, types, import rules, all tests
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
 	$(BIN)/ruff check client service tests
@@ -40,8 +41,8 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 	$(BIN)/lint-imports --no-cache
 	PATH=$(abspath $(BIN)):$$PATH VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/pyright --verifytypes meshwright --ignoreexternal >.pyright.log || (cat .pyright.log; exit 1)
 
-unit: $(VENV)/.compilers ## the tests alone (ARGS="-k mesh")
-	$(BIN)/python -m pytest $(ARGS)
+unit: $(VENV)/.compilers ## the tests alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-compile-cuda: $(VENV)/.cuda ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
 	$(BIN)/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
@@ -64,11 +65,24 @@ step-table: $(VENV)/.compilers ## compiled step times beside published ones (ARG
 accuracy: $(VENV)/.installed ## predictions beside published runs that they have not seen (ARGS="--write", "--set bloom --rows")
 	$(BIN)/python -m tests.accuracy $(ARGS)
 
+soak: $(VENV)/.installed ## a real agent under mixed load, workers killed at random: does anything grow? (ARGS="--minutes 5 --write")
+	$(BIN)/python -m tests.soak $(ARGS)
+
+fuzz: $(VENV)/.installed ## 100,000 inputs and more: parsers, protocol, hosts, sockets, the contract; about an hour (FUZZ_EXAMPLES=)
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),1000) $(BIN)/python -m pytest -q -p no:cacheprovider tests/fuzz $(ARGS)
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),500) $(BIN)/python -m pytest -q -p no:cacheprovider --timeout=7200 tests/contract/test_fuzz.py $(ARGS)
+
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write
 
 browsers: ## install the browser of the page's tests: Debian's Chromium (as root)
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+
+promtool: ## install what checks metrics, alerts and dashboard: promtool, of Debian's prometheus (as root)
+	@command -v promtool >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; }
+
+boxes: ## install what checks the systemd unit, and boots it: systemd-analyze, systemd-nspawn (as root)
+	@command -v systemd-nspawn >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd systemd-container; }
 
 clean: ## remove what was installed and kept
 	rm -rf $(VENV) .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis

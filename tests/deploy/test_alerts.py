@@ -1,0 +1,87 @@
+"""Alert rules: made of metrics that there are; each fires when it should, and not when it should not.
+
+Promtool judges them. Each has its row in the runbook.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.promql import check_rules, find_unknown, list_metrics, run_promtool
+from tests.documents import ROOT, Document
+
+FOLDER = ROOT / "deploy" / "monitoring"
+RULES: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
+TESTS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts_test.yaml").read_text())["tests"]
+NAMES = [rule["alert"] for rule in RULES]
+
+
+def test_promtool_takes_the_rules() -> None:
+    run_promtool("check", "rules", "alerts.yaml", cwd=FOLDER)
+
+
+def test_each_alert_fires_and_does_not_as_its_cases_say() -> None:
+    run_promtool("test", "rules", "alerts_test.yaml", cwd=FOLDER)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(name: str) -> None:
+    cases = [case for test in TESTS for case in test["alert_rule_test"] if case["alertname"] == name]
+    assert {bool(case["exp_alerts"]) for case in cases} == {True, False}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_an_alert_is_made_of_our_metrics_and_says_what_an_operator_needs(rule: dict[str, Any]) -> None:
+    assert find_unknown(rule["expr"], list_metrics()) == []
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert rule["annotations"]["runbook"] == "deploy/RUNBOOK.md#alerts"
+
+
+def test_the_runbook_says_of_each_alert_what_to_do() -> None:
+    rows = Document.read("deploy/RUNBOOK.md").table("Alerts", "alert")
+    assert [row[0] for row in rows] == NAMES
+    assert all(row[1] for row in rows)
+
+
+def test_no_two_alerts_have_one_name() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_labels_that_a_text_shows_are_those_of_the_alert() -> None:
+    known = list_metrics()
+    for rule in RULES:
+        there = {"job", "instance"}.union(*(known[name] for name in known if re.search(rf"\b{name}\b", rule["expr"])))
+        shown = re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))
+        assert set(shown) <= there, rule["alert"]
+
+
+# ---- the tests' own reading of expressions ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [
+        ("meshwright_ready == 0", []),
+        ("rate(meshwright_run_wait_seconds_bucket[5m])", []),
+        ('sum by (le, kind) (rate(meshwright_run_wait_seconds_bucket{job="a", kind="b"}[5m]))', []),
+        ("meshwright_redy == 0", ["meshwright_redy"]),
+        ("meshwright_run_wait_seconds", ["meshwright_run_wait_seconds"]),
+        ('meshwright_ready{state="x"}', ["meshwright_ready{state}"]),
+        ("sum by (gpu) (meshwright_ready)", ["(gpu)"]),
+        ("1 + 1", ["no metric in '1 + 1'"]),
+    ],
+)
+def test_a_name_or_label_that_is_none_is_found(expression: str, wrong: list[str]) -> None:
+    assert find_unknown(expression, list_metrics()) == wrong
+
+
+def test_promtool_refuses_what_is_no_expression(tmp_path: Path) -> None:
+    check_rules(["up == 0", "sum(up)"], tmp_path)
+    with pytest.raises(AssertionError, match="parse error"):
+        check_rules(["sum(up"], tmp_path)

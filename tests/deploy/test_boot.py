@@ -1,0 +1,184 @@
+"""The unit in a systemd that boots: this machine's files under an overlay, in a container of systemd-nspawn.
+
+The container has a network of its own, and leaves nothing behind. Skipped, with the reason, where it cannot boot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.charts import DEPLOY
+from tests.documents import ROOT
+
+SYSTEMD = DEPLOY / "systemd"
+BOOT_LIMIT_S = 240.0
+READY = "READY"
+
+INSPECT = """#!/bin/bash
+# Runs once the agent has said READY=1. Each line is a finding.
+tell() { echo "$1: ${*:2}"; }
+unit=meshwright-agent.service
+show() { systemctl show "$unit" --property "$1" --value; }
+ask() { curl -s --max-time 20 --unix-socket /run/meshwright/agent.sock "http://agent$1" "${@:2}"; }
+await() { for _ in $(seq 150); do [[ $(eval "$1") == "$2" ]] && return; sleep 0.2; done; echo "no $2 from: $1"; }
+
+tell active "$(show ActiveState)" "$(show SubState)" "$(show NRestarts)"
+tell user "$(ps -o user:20= -p "$(show MainPID)")"
+tell healthz "$(ask /healthz)"
+await 'ask /readyz' ready
+tell readyz "$(ask /readyz)"
+await 'show StatusText' ready
+tell status "$(show StatusText)"
+tell tcp "$(curl -s --max-time 20 http://127.0.0.1:8790/healthz)"
+tell state "$(stat -c '%U %a' /var/lib/meshwright)" "$(ls /var/lib/meshwright | tr '\\n' ' ')"
+tell socket "$(stat -c '%U %G %a' /run/meshwright/agent.sock)"
+tell capabilities "$(grep CapEff /proc/"$(show MainPID)"/status | cut -f2)"
+ask /placement/bench --json '{"cases":["matmul"],"matmul_size":64,"samples":3}' >/dev/null
+states() { ask /runs | grep -o '"state":"[a-z]*"' | head -1; }
+await states '"state":"succeeded"'
+tell ran "$(states)"
+
+before=$(show MainPID)
+kill -STOP "$before"
+await 'show NRestarts' 1
+tell watchdog "restarts $(show NRestarts)"
+await 'show ActiveState' active
+await 'ask /readyz' ready
+tell again "$(ask /readyz)" "$([[ $(show MainPID) != "$before" ]] && echo another process)"
+systemctl stop "$unit"
+tell stopped "$(show ActiveState)" "$(show Result)" "$(show ExecMainStatus)" "$(ls /run/meshwright 2>&1 | tail -1)"
+journalctl -u "$unit" --no-pager -o cat | tail -40 | sed 's/^/journal: /'
+echo "done: yes"
+"""
+
+INSPECT_UNIT = """[Unit]
+Wants=meshwright-agent.service
+After=meshwright-agent.service
+[Service]
+Type=oneshot
+ExecStart=/bin/bash -c '/opt/inspect >/findings 2>&1; systemctl --no-block poweroff --force'
+"""
+
+FOR_THIS_MACHINE = """[Service]
+# Python stands elsewhere here, and the watchdog shall not take long. Everything else is the unit's own.
+ProtectHome=read-only
+WatchdogSec=10
+Environment=PYTHONPATH=/opt/source/client:/opt/source/service MESHWRIGHT_CPU_DEVICES=2
+ExecStart=
+ExecStart=/opt/meshwright/bin/python -m meshwright_agent serve --uds /run/meshwright/agent.sock
+"""
+
+TARGET = """[Unit]
+Requires=basic.target inspect.service
+After=basic.target
+AllowIsolate=yes
+"""
+
+
+@contextlib.contextmanager
+def overlaid() -> Iterator[Path]:
+    """Yields a root that is this machine's until it is written to; all that is written is memory, and goes."""
+    base = Path("/run") / f"meshwright-boot-{uuid.uuid4().hex[:8]}"
+    base.mkdir()
+    mounts: list[Path] = []
+    try:
+        run(["mount", "-t", "tmpfs", "none", str(base)])
+        mounts.append(base)
+        parts = {name: base / name for name in ("upper", "work", "root")}
+        for part in parts.values():
+            part.mkdir()
+        options = f"lowerdir=/,upperdir={parts['upper']},workdir={parts['work']}"
+        run(["mount", "-t", "overlay", "overlay", "-o", options, str(parts["root"])])
+        mounts.append(parts["root"])
+        yield parts["root"]
+    finally:
+        for mount in reversed(mounts):
+            subprocess.run(["umount", "--lazy", str(mount)], check=False)
+        base.rmdir()
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this machine cannot boot a container: {' '.join(command)}: {done.stderr.strip()}")
+
+
+def furnish(root: Path) -> None:
+    """Installs the unit as the runbook says, and what looks at it."""
+    units = root / "etc/systemd/system"
+    (units / "meshwright-agent.service.d").mkdir(parents=True, exist_ok=True)
+    shutil.copy(SYSTEMD / "meshwright-agent.service", units)
+    (units / "meshwright-agent.service.d" / "here.conf").write_text(FOR_THIS_MACHINE)
+    (units / "inspect.service").write_text(INSPECT_UNIT)
+    (units / "inspect.target").write_text(TARGET)
+    (root / "usr/lib/sysusers.d").mkdir(parents=True, exist_ok=True)
+    shutil.copy(SYSTEMD / "meshwright.sysusers", root / "usr/lib/sysusers.d/meshwright.conf")
+    (root / "opt/inspect").write_text(INSPECT)
+    (root / "opt/inspect").chmod(0o755)
+    for folder in ("opt/meshwright", "opt/source"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "etc/machine-id").write_text("")
+    (root / "findings").write_text("")
+    if (root / "root").is_dir():
+        (root / "root").chmod(0o711)  # where Python may stand here; the account of the agent must reach it
+
+
+def boot(root: Path) -> dict[str, str]:
+    """Returns the findings of one boot."""
+    python = Path(sys.base_prefix)
+    command = ["systemd-nspawn", "--quiet", "--directory", str(root), "--boot", "--register=no", "--keep-unit"]
+    command += ["--private-network", f"--machine=meshwright-{os.getpid()}", "--console=pipe"]
+    command += [f"--bind-ro={sys.prefix}:/opt/meshwright", f"--bind-ro={ROOT}:/opt/source"]
+    command += [] if python.is_relative_to("/usr") else [f"--bind-ro={python}"]
+    command += ["systemd.unit=inspect.target", "systemd.show_status=no"]
+    console = root.parent / "console"
+    with console.open("w") as output:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            child.wait(BOOT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            child.wait(30)
+    text = (root / "findings").read_text(errors="replace")
+    if not text:
+        pytest.skip(f"systemd did not boot here: {console.read_text(errors='replace')[-1500:]}")
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, colon, value = line.partition(": ")
+        found[name] = f"{found[name]}\n{value}" if name in found else (value if colon else line)
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can boot a container")
+@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make boxes")
+def test_the_unit_starts_serves_is_watched_and_stops_under_a_real_systemd() -> None:
+    with overlaid() as root:
+        furnish(root)
+        began = time.monotonic()
+        found = boot(root)
+        took_s = time.monotonic() - began
+    told = "\n".join(f"{name}: {value}" for name, value in found.items())
+    assert found.get("done") == "yes", f"after {took_s:.0f} s:\n{told}"
+    assert found["active"] == "active running 0", told
+    assert found["user"] == "meshwright", told
+    assert found["healthz"] == found["tcp"] == "ok", told
+    assert found["readyz"] == found["status"] == "ready", told
+    assert found["state"].startswith("meshwright 700 "), told
+    assert "meshwright.sqlite3" in found["state"], told
+    assert found["socket"] == "meshwright meshwright 660", told
+    assert int(found["capabilities"], 16) == 0, told
+    assert found["ran"] == '"state":"succeeded"', told
+    assert found["watchdog"] == "restarts 1", told
+    assert found["again"] == "ready another process", told
+    assert found["stopped"].startswith("inactive success 0"), told

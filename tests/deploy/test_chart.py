@@ -1,0 +1,284 @@
+"""The chart and the static manifests: equal, valid for Kubernetes, and no right without the value that asks for it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+
+from meshwright_agent.settings import Settings
+from tests.deploy.charts import CHART, DEPLOY, MANIFESTS, read_values, render
+
+KUBERNETES = ("1.29", "1.37")
+EVERYTHING: dict[str, Any] = {
+    "features": {
+        "hostPID": {"enabled": True, "ofOthers": True},
+        "nodeLabels": {"enabled": True, "prefix": "example.org"},
+        "nvidiaRuntime": {"enabled": True},
+        "hostPort": {"enabled": True},
+        "hostSocket": {"enabled": True},
+    },
+    "tls": {"secretName": "meshwright-tls", "clientCertificates": True},
+    "state": {"hostPath": "/var/lib/meshwright"},
+    "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": [{"name": "registry"}]},
+    "networkPolicy": {"from": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 4318}]}]},
+    "nodeSelector": {"pool": "gpu"},
+    "podLabels": {"team": "infra"},
+    "podAnnotations": {"note": "1"},
+    "affinity": {"nodeAffinity": {}},
+}
+FEATURES = tuple(read_values()["features"])
+
+
+def read_pod(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = render(values)["DaemonSet"]["spec"]["template"]["spec"]
+    return spec
+
+
+def read_container(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    (container,) = read_pod(values)["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def read_environment(values: dict[str, Any] | None = None) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in read_container(values)["env"]}
+
+
+def switch_on(feature: str, **more: Any) -> dict[str, Any]:
+    return {"features": {feature: {"enabled": True, **more}}}
+
+
+# ---- valid, and equal -------------------------------------------------------------------------------------------
+
+
+def test_the_static_manifests_are_what_the_chart_makes_of_its_defaults() -> None:
+    documents = [document for document in yaml.safe_load_all(MANIFESTS.read_text()) if document]
+    assert {document["kind"]: document for document in documents} == render()
+    assert len(documents) == 3
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", [{}, EVERYTHING, *(switch_on(feature) for feature in FEATURES)])
+def test_what_the_chart_makes_is_valid(values: dict[str, Any], version: str) -> None:
+    for manifest in render(values).values():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("name", ["namespace.yaml", "job-example.yaml", "meshwright.yaml"])
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_static_files_are_valid(name: str, version: str) -> None:
+    for document in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_validator_refuses_a_field_that_kubernetes_does_not_know() -> None:
+    manifest = render()["DaemonSet"]
+    manifest["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest, KUBERNETES[-1], strict=True)
+
+
+def test_helm_has_nothing_to_say_against_the_chart() -> None:
+    report = helm_python.lint(str(CHART))
+    assert report["total_charts_linted"] == 1
+    assert not report["errors"]
+    assert not [message for message in report["messages"] or () if "icon is recommended" not in str(message)]
+
+
+# ---- values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prot": 8790}, "prot"),
+        ({"features": {"kernelog": {"enabled": True}}}, "kernelog"),
+        ({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}, "cpu"),
+        ({"resources": {"limits": {"memory": None}}}, "memory"),
+        ({"runAsUser": 0}, "runAsUser"),
+        ({"token": {"secretName": ""}}, "secretName"),
+        ({"tls": {"clientCertificates": True}}, "secretName"),
+        ({"settings": {"PATH": "/x"}}, "PATH"),
+        ({"image": {"digest": "latest"}}, "digest"),
+    ],
+)
+def test_a_value_that_is_wrong_is_refused_by_the_schema(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(values)
+
+
+def test_a_setting_that_the_chart_makes_itself_is_refused() -> None:
+    with pytest.raises(helm_python.HelmError, match="the chart sets it itself"):
+        render({"settings": {"MESHWRIGHT_INSECURE": "true"}})
+
+
+def test_prometheus_finds_nothing_without_a_service() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"needs service\.enabled"):
+        render({"service": {"enabled": False}, "serviceMonitor": {"enabled": True}})
+
+
+def test_every_value_has_a_place_in_the_schema_and_a_word_of_explanation() -> None:
+    with helm_python.Chart.load(str(CHART)) as chart:
+        schema = chart.schema
+    assert schema is not None
+    assert set(read_values()) == set(schema["required"])
+    for feature in FEATURES:
+        text = (CHART / "values.yaml").read_text()
+        assert re.search(rf"  # [^\n]+\n  {feature}:\n", text), f"{feature} does not say why"
+
+
+def test_the_settings_that_the_chart_gives_are_settings_of_the_agent() -> None:
+    known = {f"MESHWRIGHT_{name.upper()}" for name in Settings.model_fields}
+    for values in ({}, EVERYTHING):
+        named = {name for name in read_environment(values) if name.startswith("MESHWRIGHT_")}
+        assert named <= known
+    own = set(re.findall(r'"(MESHWRIGHT_\w+)"', (CHART / "templates" / "daemonset.yaml").read_text()))
+    assert set(read_environment(EVERYTHING)) & known - set(read_values()["settings"]) <= own <= known
+
+
+# ---- rights -----------------------------------------------------------------------------------------------------
+
+
+def test_the_default_pod_asks_for_nothing() -> None:
+    pod, container = read_pod(), read_container()
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert not {"hostPID", "hostNetwork", "hostIPC", "runtimeClassName", "initContainers"} & set(pod)
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+    assert "hostPort" not in container["ports"][0]
+
+
+@pytest.mark.parametrize(
+    ("feature", "given"),
+    [
+        ("hostPID", {"hostPID"}),
+        ("kernelLog", {"privileged", "root", "hostPath"}),
+        ("nodeLabels", {"hostPath", "initContainers"}),
+        ("nvidiaRuntime", {"runtimeClassName"}),
+        ("privileged", {"privileged", "root"}),
+        ("hostPort", {"hostPort"}),
+        ("hostSocket", {"hostPath", "initContainers"}),
+    ],
+)
+def test_each_feature_brings_its_own_rights_and_no_others(feature: str, given: set[str]) -> None:
+    assert list_rights(read_pod(switch_on(feature))) == given
+
+
+def test_every_feature_has_its_rights_told() -> None:
+    rights = {feature: list_rights(read_pod(switch_on(feature))) for feature in FEATURES}
+    assert all(rights.values()), "a feature without a right is no feature of this table"
+
+
+def list_rights(pod: dict[str, Any]) -> set[str]:
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    found = {
+        "privileged": security["privileged"],
+        "root": not pod["securityContext"].get("runAsNonRoot"),
+        "capabilities": security.get("capabilities", {}).get("add"),
+        "hostPath": any("hostPath" in volume for volume in pod["volumes"]),
+        "hostPort": "hostPort" in container["ports"][0],
+        **{name: pod.get(name) for name in ("hostPID", "hostNetwork", "hostIPC", "runtimeClassName", "initContainers")},
+    }
+    return {name for name, has in found.items() if has}
+
+
+def test_holders_of_other_users_need_root_with_two_capabilities_and_no_more() -> None:
+    values = switch_on("hostPID", ofOthers=True)
+    assert list_rights(read_pod(values)) == {"hostPID", "root", "capabilities"}
+    assert read_container(values)["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["SYS_PTRACE", "DAC_READ_SEARCH"],
+    }
+
+
+def test_folders_of_the_host_are_handed_over_by_a_container_that_ends() -> None:
+    (first,) = read_pod(EVERYTHING)["initContainers"]
+    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    (script,) = first["args"]
+    assert {mount["mountPath"] for mount in first["volumeMounts"]} == set(re.findall(r" (/[\w./]+)$", script, re.M))
+    assert "initContainers" not in read_pod({**EVERYTHING, "prepareHostFolders": False})
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, *(switch_on(feature) for feature in FEATURES)])
+def test_no_device_is_requested_and_no_cpu_limited(values: dict[str, Any]) -> None:
+    resources = read_container(values)["resources"]
+    assert set(resources["requests"]) == {"cpu", "memory"}
+    assert set(resources["limits"]) == {"memory"}
+
+
+# ---- life -------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_agent_a_node_on_every_node_with_accelerators() -> None:
+    spec = render()["DaemonSet"]["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    pod = spec["template"]["spec"]
+    assert pod["priorityClassName"] == "system-node-critical"
+    taints = {toleration["key"] for toleration in pod["tolerations"]}
+    assert taints == {"nvidia.com/gpu", "google.com/tpu", "amd.com/gpu"}
+    assert pod["terminationGracePeriodSeconds"] > Settings().drain_timeout_s
+
+
+def test_the_agent_is_bound_to_the_pods_address_with_a_token() -> None:
+    environment = read_environment()
+    assert environment["MESHWRIGHT_HOST"] == "$(POD_IP)"
+    mounts = {mount["name"]: mount["mountPath"] for mount in read_container()["volumeMounts"]}
+    assert environment["MESHWRIGHT_TOKENS_FILE"] == f"{mounts['tokens']}/tokens"
+    (secret,) = [volume["secret"] for volume in read_pod()["volumes"] if volume["name"] == "tokens"]
+    assert secret["secretName"] == "meshwright-tokens"
+    assert secret["defaultMode"] == 0o440
+    assert "MESHWRIGHT_INSECURE" not in environment
+
+
+@pytest.mark.parametrize(("values", "scheme"), [({}, None), (EVERYTHING, "HTTPS")])
+def test_probes_ask_what_needs_no_token_and_no_driver(values: dict[str, Any], scheme: str | None) -> None:
+    container = read_container(values)
+    probes = {kind: container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")}
+    assert {kind: probe["httpGet"]["path"] for kind, probe in probes.items()} == {
+        "startup": "/healthz",
+        "liveness": "/healthz",
+        "readiness": "/readyz",
+    }
+    assert {probe["httpGet"].get("scheme") for probe in probes.values()} == {scheme}
+
+
+def test_every_mount_has_its_volume() -> None:
+    for values in ({}, EVERYTHING, switch_on("kernelLog")):
+        pod = read_pod(values)
+        parts = (*pod["containers"], *pod.get("initContainers", ()))
+        mounted = {mount["name"] for part in parts for mount in part["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_second_release_does_not_take_the_firsts_pods() -> None:
+    one, other = render(name="one"), render(name="other")
+    for kind in ("Service", "NetworkPolicy", "DaemonSet"):
+        assert one[kind]["metadata"]["name"] == "one"
+        assert one[kind]["spec"] != other[kind]["spec"]
+
+
+def test_prometheus_scrapes_the_service_when_asked_to() -> None:
+    monitor = render({"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}})["ServiceMonitor"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= render()["Service"]["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] == render()["Service"]["spec"]["ports"][0]["name"]
+
+
+def test_names_that_clients_use_are_answered_to() -> None:
+    assert read_environment()["MESHWRIGHT_ALLOWED_HOSTS"] == "$(NODE_IP),meshwright.meshwright.svc"
+    more = read_environment({"allowedHosts": ["a.example.org", "*.example.org"]})["MESHWRIGHT_ALLOWED_HOSTS"]
+    assert more.endswith(".svc,a.example.org,*.example.org")

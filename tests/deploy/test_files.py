@@ -1,0 +1,143 @@
+"""What all files of deploy/ have in common, and the image."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright_agent.settings import Settings
+from tests.deploy.charts import DEPLOY
+from tests.documents import ROOT, Document
+
+DOCKERFILE = ROOT / "Dockerfile"
+OF_SCRIPTS = {"MESHWRIGHT_STRICT", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"}
+"""Variables of Slurm's scripts, each told at the top of the script that reads it."""
+
+
+def list_texts() -> list[Path]:
+    return sorted(path for path in (*DEPLOY.rglob("*"), DOCKERFILE) if path.is_file() and path.suffix != ".json")
+
+
+def find_tool(name: str) -> str:
+    here = Path(sys.executable).with_name(name)
+    return str(here) if here.exists() else name
+
+
+def list_variables(path: Path) -> set[str]:
+    return set(re.findall(r"\bMESHWRIGHT_[A-Z][A-Z_]*[A-Z]\b", path.read_text()))
+
+
+def test_every_variable_that_is_named_is_one_that_somebody_reads() -> None:
+    agent = {f"MESHWRIGHT_{name.upper()}" for name in Settings.model_fields}
+    client = {row[0] for row in Document.read("client/README.md").table("Variables")}
+    for path in list_texts():
+        unknown = list_variables(path) - agent - client - OF_SCRIPTS
+        assert not unknown, f"{path.relative_to(ROOT)} names {unknown}"
+
+
+def test_variables_of_the_scripts_are_read_by_them() -> None:
+    scripts = "".join(path.read_text() for path in (DEPLOY / "slurm").glob("*.sh"))
+    read = set(re.findall(r"\$\{(MESHWRIGHT_\w+):-", scripts))
+    assert read >= OF_SCRIPTS
+
+
+def test_every_alert_has_a_line_in_the_runbook() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (DEPLOY / "monitoring" / "alerts.yaml").read_text())
+    rows = {row[0]: row[1] for row in Document.read("deploy/RUNBOOK.md").table("Alerts")}
+    assert set(rows) == set(alerts)
+    assert all(rows.values())
+
+
+def test_every_drop_in_and_every_feature_has_a_line_in_the_runbook() -> None:
+    rights = Document.read("deploy/RUNBOOK.md").section("Rights")
+    for path in (DEPLOY / "systemd" / "drop-ins").glob("*.conf"):
+        assert f"`{path.name}`" in rights
+    values = (DEPLOY / "helm" / "meshwright" / "values.yaml").read_text()
+    features = values.partition("\nfeatures:\n")[2].partition("\n\n")[0]
+    for name in re.findall(r"^  (\w+):$", features, re.M):
+        assert f"`features.{name}`" in rights
+
+
+def test_every_label_is_in_the_runbook() -> None:
+    source = (ROOT / "service" / "meshwright_agent" / "labels.py").read_text()
+    names = re.findall(r'^        "([a-z-]+)": ', source, re.M)
+    documented = "\n".join(row[0] for row in Document.read("deploy/RUNBOOK.md").table("Labels of nodes"))
+    assert len(names) >= 8
+    assert all(f"{name}" in documented for name in names)
+
+
+@pytest.mark.parametrize("name", ["RUNBOOK.md", "README.md"])
+def test_links_of_the_runbook_lead_somewhere(name: str) -> None:
+    document = Document.read(f"deploy/{name}")
+    for link in document.links():
+        path, _, anchor = link.partition("#")
+        target = (DEPLOY / path).resolve() if path else DEPLOY / name
+        assert target.exists(), f"{name} links to {link}"
+        if anchor:
+            assert anchor in Document.read(str(target.relative_to(ROOT.resolve()))).anchors(), f"{name} links to {link}"
+
+
+def test_yaml_is_as_yamllint_wants_it() -> None:
+    files = [DEPLOY / "kubernetes", DEPLOY / "helm/meshwright/values.yaml", DEPLOY / "helm/meshwright/Chart.yaml"]
+    command = [find_tool("yamllint"), "--strict", "-c", str(DEPLOY / ".yamllint.yaml"), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+# ---- the image --------------------------------------------------------------------------------------------------
+
+
+def test_the_dockerfile_is_as_hadolint_wants_it() -> None:
+    done = subprocess.run([find_tool("hadolint"), str(DOCKERFILE)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_hadolint_would_find_something(tmp_path: Path) -> None:
+    bad = tmp_path / "Dockerfile"
+    bad.write_text("FROM python\nRUN cd / && apt-get install curl\n")
+    assert subprocess.run([find_tool("hadolint"), str(bad)], capture_output=True).returncode != 0
+
+
+def test_the_image_runs_as_the_user_of_the_chart_and_under_an_init() -> None:
+    text = DOCKERFILE.read_text()
+    values = (DEPLOY / "helm" / "meshwright" / "values.yaml").read_text()
+    user = re.search(r"^runAsUser: (\d+)$", values, re.M)
+    assert user is not None
+    assert f"USER {user[1]}:{user[1]}" in text
+    assert 'ENTRYPOINT ["tini", "-s", "--", "meshwright-agent"]' in text
+    assert text.index("ARG BASE_IMAGE") < text.index("FROM ${BASE_IMAGE}")
+
+
+def test_only_what_the_image_needs_is_sent_to_the_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split()
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    copies = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE.read_text(), re.M)
+    copied = {name for line in copies for name in line.split()[:-1]}
+    assert lines[0] == "*"
+    assert copied == sent
+
+
+def can_build() -> str:
+    """Returns why no image can be built here; "" where it can."""
+    if not shutil.which("docker"):
+        return "docker is not here"
+    done = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=60)
+    return "" if done.returncode == 0 else f"docker has no daemon here: {done.stderr.strip()[:200]}"
+
+
+@pytest.mark.timeout(1800)
+def test_the_image_is_built_and_says_its_version() -> None:
+    if why := can_build():
+        pytest.skip(why)
+    pulled = subprocess.run(["docker", "pull", "python:3.13-slim"], capture_output=True, text=True)
+    if pulled.returncode:
+        pytest.skip(f"the base image is not to be had here: {pulled.stderr.strip()[:200]}")
+    subprocess.run(["docker", "build", "--tag", "meshwright:test", str(ROOT)], check=True, timeout=1500)
+    command = ["docker", "run", "--rm", "--read-only", "meshwright:test", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("meshwright-agent ")

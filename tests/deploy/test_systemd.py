@@ -1,0 +1,113 @@
+"""The systemd unit and its drop-ins, by systemd's own verifier and security review; booted in test_boot.py."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright_agent.settings import Settings
+from tests.deploy.charts import DEPLOY
+
+SYSTEMD = DEPLOY / "systemd"
+UNIT = SYSTEMD / "meshwright-agent.service"
+DROP_INS = sorted((SYSTEMD / "drop-ins").glob("*.conf"))
+EXPOSURE_MOST = 1.7
+"""Of 10, as systemd-analyze security of systemd 252 measures it; below, what each drop-in makes of it."""
+EXPOSURES = {
+    "device-groups": 1.8,
+    "kernel-log": 2.1,
+    "labels": 1.7,
+    "network": 1.9,
+    "owners": 2.3,
+    "tpu": 1.9,
+}
+
+pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")
+
+
+def install(folder: Path, *drop_ins: Path) -> Path:
+    """Returns the unit as it would stand on a host where this interpreter is the agent's."""
+    unit = folder / UNIT.name
+    here = f"{sys.executable} -m meshwright_agent"
+    unit.write_text(UNIT.read_text().replace("/opt/meshwright/bin/meshwright-agent", here))
+    more = folder / f"{UNIT.name}.d"
+    more.mkdir()
+    for drop_in in drop_ins:
+        shutil.copy(drop_in, more)
+    return unit
+
+
+def read_unit(path: Path = UNIT) -> dict[str, list[str]]:
+    """Returns each directive with its values."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if line and line[0] not in "#[":
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def read_exposure(unit: Path) -> float:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(unit)], capture_output=True, text=True, check=True
+    )
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert match is not None, done.stdout
+    return float(match[1])
+
+
+@pytest.mark.parametrize("drop_ins", [[], *([path] for path in DROP_INS), DROP_INS], ids=lambda each: f"{len(each)}")
+def test_systemd_has_nothing_to_say_against_the_unit(tmp_path: Path, drop_ins: list[Path]) -> None:
+    unit = install(tmp_path, *drop_ins)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_directive_that_systemd_does_not_know_would_be_found(tmp_path: Path) -> None:
+    unit = install(tmp_path)
+    unit.write_text(unit.read_text().replace("[Service]\n", "[Service]\nProtectHme=yes\n"))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True)
+    assert "ProtectHme" in done.stderr
+
+
+def test_the_sandbox_is_as_narrow_as_it_was(tmp_path: Path) -> None:
+    assert read_exposure(install(tmp_path)) <= EXPOSURE_MOST
+
+
+@pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.stem)
+def test_each_drop_in_opens_no_more_than_is_known_of_it(tmp_path: Path, drop_in: Path) -> None:
+    assert read_exposure(install(tmp_path, drop_in)) <= EXPOSURES[drop_in.stem]
+    reason = drop_in.read_text().splitlines()[0]
+    assert reason.startswith("# ")
+
+
+def test_the_manager_hears_from_the_agent_and_stops_it_gently() -> None:
+    unit = {name: values[-1] for name, values in read_unit().items()}
+    assert unit["Type"] == "notify"
+    assert unit["Restart"] == "on-failure"
+    assert unit["KillMode"] == "mixed"
+    assert unit["OOMPolicy"] == "continue"
+    assert float(unit["WatchdogSec"]) > 0
+    assert float(unit["TimeoutStopSec"]) > 2 * Settings().drain_timeout_s
+    assert unit["StateDirectory"] == unit["RuntimeDirectory"] == "meshwright"
+
+
+@pytest.mark.parametrize("path", [UNIT, *DROP_INS], ids=lambda path: path.stem)
+def test_the_settings_of_the_units_are_settings_of_the_agent(path: Path) -> None:
+    known = {f"MESHWRIGHT_{name.upper()}" for name in Settings.model_fields}
+    assert set(re.findall(r"\bMESHWRIGHT_[A-Z_]*[A-Z]\b", path.read_text())) <= known
+
+
+def test_the_account_is_one_that_sysusers_makes() -> None:
+    (line,) = [line for line in (SYSTEMD / "meshwright.sysusers").read_text().splitlines() if line[:1] == "u"]
+    assert line.split()[1] == read_unit()["User"][0] == read_unit()["Group"][0]
+    done = subprocess.run(
+        ["systemd-sysusers", "--dry-run", str(SYSTEMD / "meshwright.sysusers")], capture_output=True, text=True
+    )
+    if "unrecognized option" not in done.stderr:
+        assert done.returncode == 0, done.stderr

@@ -28,7 +28,8 @@ from meshwright.wire.health import State
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import METRICS
-from meshwright_agent.health import WORST_FIRST
+from meshwright_agent.health.board import WORST_FIRST
+from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.process import ChildSpec
 from meshwright_agent.worker.states import TABLE
@@ -347,6 +348,11 @@ def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAg
     assert f"worst component: {', '.join(WORST_FIRST)}" in SERVICE.section("Health")
 
 
+def test_the_parts_of_accelerators_are_those_that_a_look_can_make() -> None:
+    rows = {row[0].removesuffix(":N") for row in SERVICE.table("Health", "part")}
+    assert rows == set(COMPONENTS) - {DRIVER, WORKER}
+
+
 def test_the_kinds_of_evidence_are_those_of_the_wire() -> None:
     assert [row[0] for row in SERVICE.table("Facts and evidence")] == list(get_args(Basis))
 
@@ -387,8 +393,8 @@ def test_the_tutorial_says_what_to_do_about_every_error() -> None:
 
 
 def test_the_tutorial_names_everything_that_is_public() -> None:
-    methods = [name for name in vars(Client) if not name.startswith("_")]
-    fake = [name for name in vars(testing.FakeAgent) if not name.startswith("_")]
+    methods = [name for name in dir(Client) if not name.startswith("_")]
+    fake = [name for name in dir(testing.FakeAgent) if not name.startswith("_")]
     public = {*meshwright.__all__, "build_mesh", "mesh_fingerprint", *testing.__all__, *methods, *fake}
     missing = {name for name in public if not re.search(rf"\b{name}\b", CLIENT.text)}
     assert not missing, f"client/README.md does not mention {', '.join(sorted(missing))}"

@@ -1,0 +1,125 @@
+"""How faults are caused: a disk without room, files without a right to grow, too few descriptors, a clock that jumps.
+
+Rule: each is the real thing, made by the kernel; nothing of the agent is replaced but the clock that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from tests.agents import RunningAgent
+
+WATCHFUL: Final = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.5"}
+"""An agent that looks at its store, its driver and its worker twice a second."""
+
+HOLD: Final = """
+import sqlite3, sys
+held = sqlite3.connect(sys.argv[1], isolation_level=None)
+held.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def mount_small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
+    """Makes `folder` a disk of its own with so much room, for the length of the block; skips who may not mount."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk needs root; the limit on file sizes stands in for it")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def fill_disk(folder: Path) -> Iterator[None]:
+    """Leaves no room on the disk of `folder` for the length of the block."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert os.statvfs(folder).f_bavail == 0
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextlib.contextmanager
+def forbid_growth(agent: RunningAgent) -> Iterator[None]:
+    """Refuses the agent every write (EFBIG, and SIGXFSZ) for the length of the block: no file may have a byte."""
+    before = resource.prlimit(agent.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def limit_descriptors(agent: RunningAgent, spare: int) -> Iterator[None]:
+    """Lets the agent open at most `spare` more descriptors for the length of the block."""
+    before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+    most = 1 + max(int(name.name) for name in Path(f"/proc/{agent.pid}/fd").iterdir())
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (most + spare, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def hold_database(path: Path) -> Iterator[None]:
+    """Locks a database (BEGIN EXCLUSIVE) from another process for the length of the block."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        try:
+            yield
+        finally:
+            other.communicate(timeout=30)
+
+
+@contextlib.contextmanager
+def connect_many(agent: RunningAgent, count: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Yields so many TCP connections to the agent, on each of which `first` was sent."""
+    address = httpx.URL(agent.url)
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(count):
+            connection = stack.enter_context(socket.create_connection((address.host, address.port or 0), timeout=30))
+            connection.sendall(first)
+            connections.append(connection)
+        yield connections
+
+
+def count_descriptors(agent: RunningAgent) -> int:
+    """Returns how many descriptors the agent has open."""
+    return len(list(Path(f"/proc/{agent.pid}/fd").iterdir()))
+
+
+def read_cpu_s(pid: int) -> float:
+    """Returns the processor time that a process has used (user and system)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def serve_and_leave(state_dir: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Returns how an agent ended that is expected to refuse its start."""
+    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--state-dir", str(state_dir), *flags]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)

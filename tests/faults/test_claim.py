@@ -1,0 +1,51 @@
+"""Two agents on one host: the second refuses and names the first, also with a state directory and a port of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright_agent.serving.claim import HostTakenError, claim_host
+from tests.agents import start_agent
+from tests.faults.causing import serve_and_leave
+from tests.process.living import ask, stopped
+from tests.process.test_agent_health import plant_host
+
+
+def test_a_second_agent_on_a_hosts_devices_leaves_and_names_process_and_address_of_the_first(tmp_path: Path) -> None:
+    host = plant_host("tpu-v5p-4", tmp_path / "host")
+    with start_agent(cpu_devices=None, ready=False, state_dir=tmp_path / "first", **host) as first:
+        second = serve_and_leave(tmp_path / "second", **host)
+        assert second.returncode == 1
+        assert f"another agent (process {first.pid}, which answers on {first.url}, unix://{first.uds})" in second.stderr
+        assert "--cpu-devices" in second.stderr
+        assert "Traceback" not in second.stderr
+        with stopped(first.pid):  # one that hangs is still the owner
+            hung = serve_and_leave(tmp_path / "second", **host)
+        assert (hung.returncode, f"(process {first.pid}" in hung.stderr) == (1, True)
+        assert ask(first, "/health")["components"]
+        with start_agent(cpu_devices=1, **host) as virtual:  # it owns no device
+            assert ask(virtual, "/devices")["platform"] == "cpu"
+        first.process.kill()
+        first.process.wait()
+    with start_agent(cpu_devices=None, ready=False, state_dir=tmp_path / "first", **host) as again:
+        assert ask(again, "/health")["components"]
+
+
+def test_a_claim_ends_with_its_release_and_another_host_is_not_concerned(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    claim = claim_host(here)
+    claim.tell(["http://127.0.0.1:1"])
+    claim_host(there).release()
+    with pytest.raises(HostTakenError, match=r"which answers on http://127\.0\.0\.1:1"):
+        claim_host(here)
+    claim.release()
+    claim_host(here).release()
+
+
+def test_without_sysfs_nothing_can_be_claimed_and_the_reason_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HostTakenError, match=r"No such file or directory.*mount sysfs"):
+        claim_host(tmp_path / "nowhere")

@@ -1,0 +1,49 @@
+"""SIGKILL at random moments of a bench: after each restart no run is under way, and no child has survived."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import FINAL, ask, do_bench, is_alive, list_children, read_run, submit
+
+MOMENTS = int(os.environ.get("FAULT_KILLS", "5"))
+SPREAD_S = 1.2
+"""From a submission to beyond the end of most of these benches: queue, first case, records, end."""
+BENCH = {"cases": ["host_to_device", "all_reduce"], "sizes_bytes": [65536, 1 << 20], "samples": 20, "max_s": 30}
+
+
+def kill_in_a_bench(agent: RunningAgent, after_s: float) -> str:
+    """Returns the run during which the agent was killed; its children must go with it."""
+    run_id = submit(agent, BENCH)
+    time.sleep(after_s)
+    children = list_children(agent.pid)
+    agent.process.kill()
+    agent.process.wait()
+    wait_for(lambda: not any(map(is_alive, children)), limit_s=30)
+    return run_id
+
+
+@pytest.mark.timeout(1800)
+def test_a_kill_at_any_moment_of_a_bench_leaves_no_run_under_way_and_no_child(tmp_path: Path) -> None:
+    moments = random.Random(None if "FAULT_KILLS" in os.environ else 20261122)
+    killed: list[str] = []
+    for _ in range(MOMENTS):
+        with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
+            for state in ("queued", "running"):
+                assert ask(agent, f"/runs?state={state}")["runs"] == []
+            killed.append(kill_in_a_bench(agent, moments.uniform(0, SPREAD_S)))
+    with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
+        runs = [read_run(agent, run_id) for run_id in killed]
+        assert {run["state"] for run in runs} <= FINAL
+        cancelled = [run for run in runs if run["state"] == "cancelled"]
+        assert cancelled, "no kill met a bench: the moments are spread too far"
+        assert all("the agent stopped while this run was under way" in run["error"]["detail"] for run in cancelled)
+        assert len(ask(agent, "/runs?limit=1000")["runs"]) == MOMENTS
+        assert not list(tmp_path.glob("*.damaged-*"))
+        assert do_bench(agent)

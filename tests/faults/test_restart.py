@@ -1,0 +1,113 @@
+"""The agent is restarted under load, and upgraded while it works: clients see no error, runs end with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from meshwright import Client
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import (
+    ask,
+    await_end,
+    await_state,
+    is_alive,
+    list_children,
+    read_run,
+    start_long_bench,
+    stopped,
+)
+from tests.process.test_verified_plans import await_compiler, build_request, submit, verification_of
+
+Told = tuple[list[object], list[Exception]]
+"""What was answered, and what was raised."""
+
+RETRIES = 30
+"""An agent that starts says `Retry-After: 1` until it has seen its devices, which takes JAX's start."""
+
+
+@contextlib.contextmanager
+def asking(uds: Path, question: Callable[[Client], object]) -> Iterator[Told]:
+    """Asks again and again for the length of the block; yields the answers and the errors, as they come."""
+    answered: list[object] = []
+    errors: list[Exception] = []
+    ended = threading.Event()
+
+    def ask_on() -> None:
+        with Client(f"unix://{uds}", max_retries=RETRIES) as client:
+            while not ended.is_set():
+                try:
+                    answered.append(question(client))
+                except Exception as error:
+                    errors.append(error)
+
+    asker = threading.Thread(target=ask_on)
+    asker.start()
+    try:
+        yield answered, errors
+    finally:
+        ended.set()
+        asker.join(timeout=120)
+
+
+QUESTIONS: dict[str, Callable[[Client], object]] = {
+    "devices": lambda client: client.devices(),
+    "plan": lambda client: client.plan("dp:2"),
+    "health": lambda client: client.health(),
+}
+
+
+def await_answers(agent: RunningAgent, told: Sequence[Told]) -> None:
+    """Waits until each who asks has been answered ten times by this agent."""
+    before = [len(answered) for answered, _ in told]
+    wait_for(
+        lambda: all(len(answered) >= count + 10 for (answered, _), count in zip(told, before, strict=True)),
+        agent,
+        limit_s=120,
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # httpcore leaves closing to the collector
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(how: str, tmp_path: Path) -> None:
+    uds, state_dir = tmp_path / "agent.sock", tmp_path / "state"
+    with contextlib.ExitStack() as askers:
+        told = []
+        for number in range(3):
+            with start_agent(cpu_devices=2, state_dir=state_dir, uds=uds) as agent:
+                if number == 0:
+                    told = [askers.enter_context(asking(uds, question)) for question in QUESTIONS.values()]
+                await_answers(agent, told)
+                if how == "killed":
+                    agent.process.kill()
+                    agent.process.wait()
+                else:
+                    assert agent.stop() == 0
+        with start_agent(cpu_devices=2, state_dir=state_dir, uds=uds) as agent:
+            await_answers(agent, told)
+            askers.close()
+            assert [errors for _, errors in told] == [[], [], []]
+
+
+def test_an_upgrade_in_a_bench_and_a_compile_ends_both_as_cancelled_with_the_reason(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=2, state_dir=tmp_path) as before:
+        await_state(before, "driver", "healthy")  # until then the host's memory is not known, and a bench is small
+        compiling = submit(before, build_request(2))
+        with stopped(await_compiler(before, compiling)):  # it does not end by itself meanwhile
+            running = [start_long_bench(before), compiling]
+            children = list_children(before.pid)
+            assert before.stop() == 0
+        wait_for(lambda: not any(map(is_alive, children)), limit_s=10)
+    with start_agent(cpu_devices=2, state_dir=tmp_path) as after:
+        for run in (read_run(after, run_id) for run_id in running):
+            assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
+            assert "the agent is shutting down" in run["error"]["detail"]
+        assert ask(after, "/runs?state=running")["runs"] == []
+        assert verification_of(await_end(after, submit(after, build_request(2)), limit_s=200))["status"] == "verified"

@@ -1,0 +1,35 @@
+"""The table of docs/robustness.md names tests that exist, and every test of a fault stands in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.documents import ROOT, Document
+
+PAGE = Document.read("docs/robustness.md")
+SPARE = {
+    "test_table.py",  # this one
+}
+NAMED = {row[-1] for row in PAGE.table("Faults")}
+
+
+def has_test(name: str) -> bool:
+    path, _, function = name.partition("::")
+    return (ROOT / path).is_file() and re.search(
+        rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE
+    ) is not None
+
+
+def test_every_named_test_exists() -> None:
+    assert [name for name in sorted(NAMED) if not has_test(name)] == []
+
+
+def test_every_module_of_faults_stands_in_the_table() -> None:
+    modules = {path.name for path in Path(__file__).parent.glob("test_*.py")} - SPARE
+    assert modules <= {name.partition("::")[0].rpartition("/")[2] for name in NAMED}
+
+
+def test_a_name_of_no_test_is_told() -> None:
+    assert not has_test("tests/faults/test_table.py::test_that_is_not_there")
+    assert not has_test("tests/faults/nowhere.py::test_every_named_test_exists")

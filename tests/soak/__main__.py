@@ -1,0 +1,135 @@
+"""`python -m tests.soak --minutes 30 [--write]`: the load, the samples, the table, and a verdict as the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.documents import ROOT
+from tests.process.living import RELEASE_LIMIT_S, await_state, do_bench
+from tests.soak.load import Load
+from tests.soak.samples import Sample, count_zombies, take_sample
+from tests.soak.verdict import WARM_UP, Row, format_table, judge
+
+PAGE: Final = ROOT / "docs/robustness.md"
+BEGIN, END = "<!-- soak: written by python -m tests.soak --write -->", "<!-- /soak -->"
+SAMPLE_EVERY_S: Final = 2.0
+SETTINGS: Final = {
+    "MESHWRIGHT_CRASH_BUDGET": "1000000",  # the kills are ours
+    "MESHWRIGHT_KEEP_RUNS": "100",
+    "MESHWRIGHT_KEEP_PLANS": "100",
+    "MESHWRIGHT_PROBE_INTERVAL_S": "5",
+    "MESHWRIGHT_LOG_LEVEL": "warning",
+}
+"""Kept rows are few, so that their bound is met early and growth beyond it shows."""
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """What a soak found."""
+
+    minutes: float
+    load: Load
+    samples: list[Sample]
+    left: str
+    """What was still there in the end and should not be; empty: nothing."""
+
+    @property
+    def rows(self) -> list[Row]:
+        return judge(self.samples)
+
+    @property
+    def faults(self) -> list[str]:
+        """Returns what is wrong, in words; nothing is what one wants."""
+        grown = [f"{row.name} grew by {row.growth:.1f} {row.unit}" for row in self.rows if row.is_leak]
+        return [*grown, *self.load.findings[:20], *([self.left] if self.left else [])]
+
+
+def soak(minutes: float, seed: int = 0) -> Soaked:
+    """Returns what so many minutes of load did to an agent of its own."""
+    with start_agent(cpu_devices=4, **SETTINGS) as agent:
+        await_state(agent, "driver", "healthy")
+        load, samples, began_s = Load(agent, seed), list[Sample](), time.monotonic()
+        load.start()
+        try:
+            while time.monotonic() - began_s < minutes * 60:
+                samples.append(take_sample(agent, began_s))
+                time.sleep(min(SAMPLE_EVERY_S, minutes * 60 / 40))
+        finally:
+            load.stop()
+        return Soaked(minutes, load, samples, _find_left(agent))
+
+
+def _find_left(agent: RunningAgent) -> str:
+    """Returns what does not go away when the load does; and proves that the agent works still."""
+    do_bench(agent)
+    try:
+        wait_for(lambda: count_zombies(agent.pid) == 0, agent, limit_s=10)
+    except AssertionError:
+        return f"{count_zombies(agent.pid)} zombies"
+    trace = agent.log_text().find("Traceback")
+    return "" if trace < 0 else f"a traceback in the log: {agent.log_text()[trace : trace + 1500]}"
+
+
+def format_report(soaked: Soaked) -> str:
+    """Returns the report as Markdown."""
+    counts, load = soaked.load.counts, soaked.load
+    asked = ", ".join(f"{_count(load, actor):,} {actor}" for actor in dict.fromkeys(name for name, _ in sorted(counts)))
+    refused = sum(count for (_, outcome), count in counts.items() if outcome not in {"answered", "left"})
+    verdict = (
+        "Verdict: nothing grows, every answer was expected."
+        if not soaked.faults
+        else "Verdict: " + "; ".join(soaked.faults)
+    )
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    return (
+        f"{soaked.minutes:g} minutes on {datetime.now(UTC):%Y-%m-%d}, {machine}, 4 virtual CPU devices. "
+        f"Answers: {asked}; {refused:,} of them refusals that the load itself causes. Workers killed: {load.killed}. "
+        f"{_describe_releases(load.releases_s)} "
+        f"{len(soaked.samples)} samples, of which the first {WARM_UP:.0%} do not count.\n\n"
+        f"{format_table(soaked.rows)}\n\n{verdict}\n"
+    )
+
+
+def _describe_releases(releases_s: Sequence[float]) -> str:
+    late = sum(took_s > RELEASE_LIMIT_S for took_s in releases_s)
+    worst = max(releases_s, default=0.0)
+    return f"{late} of {len(releases_s)} releases took more than {RELEASE_LIMIT_S:g} s, the worst {worst:.2f} s."
+
+
+def _count(load: Load, actor: str) -> int:
+    return sum(count for (name, _), count in load.counts.items() if name == actor)
+
+
+def write_report(report: str) -> None:
+    """Puts the report in its place in docs/robustness.md."""
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\n\n{report}\n{END}{tail}")
+
+
+def main() -> int:
+    """Soaks, prints the report; returns 1 where something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
+    options = parser.parse_args()
+    soaked = soak(options.minutes, options.seed)
+    report = format_report(soaked)
+    print(report)
+    if options.write:
+        write_report(report)
+    return 1 if soaked.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

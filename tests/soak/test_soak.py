@@ -1,0 +1,79 @@
+"""The soak's verdict can fail, and the soak itself runs: some seconds of it, with every actor at work."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.soak.__main__ import format_report, soak
+from tests.soak.load import ACTORS
+from tests.soak.samples import Sample
+from tests.soak.verdict import WATCHED, format_table, judge, measure_slope
+
+STILL = Sample(0, 60_000_000, 30, 4, 2, 0, 400, 2_000_000)
+
+
+def build_samples(**growth_a_sample: float) -> list[Sample]:
+    """300 noisy samples, two seconds apart, in which some figures grow."""
+    chance = random.Random(1)
+    samples = []
+    for number in range(300):
+        noisy = replace(STILL, at_s=2.0 * number, rss_bytes=STILL.rss_bytes + chance.randrange(2_000_000))
+        grown = {name: getattr(noisy, name) + int(number * rate) for name, rate in growth_a_sample.items()}
+        samples.append(replace(noisy, **grown))
+    return samples
+
+
+def test_noise_and_a_peak_are_no_leak() -> None:
+    samples = build_samples()
+    samples[250] = replace(samples[250], rss_bytes=200_000_000, descriptors=900)
+    assert [row.name for row in judge(samples) if row.is_leak] == []
+
+
+def test_growth_in_the_warm_up_does_not_count() -> None:
+    samples = build_samples()
+    early = [replace(sample, rss_bytes=30_000_000 + 300_000 * number) for number, sample in enumerate(samples[:99])]
+    assert not any(row.is_leak for row in judge(early + samples[99:]))
+
+
+@pytest.mark.parametrize(
+    ("field", "rate", "name"),
+    [
+        ("rss_bytes", 20_000, "memory (RSS)"),
+        ("descriptors", 0.02, "descriptors"),
+        ("threads", 0.02, "threads"),
+        ("children", 0.02, "child processes"),
+        ("zombies", 0.02, "zombies"),
+        ("rows", 0.5, "rows"),
+        ("store_bytes", 5_000, "database and its log"),
+    ],
+)
+def test_what_grows_slowly_and_steadily_is_a_leak(field: str, rate: float, name: str) -> None:
+    rows = judge(build_samples(**{field: rate}))
+    assert [row.name for row in rows if row.is_leak] == [name]
+    assert "grows" in format_table(rows)
+
+
+def test_every_figure_of_a_sample_is_watched() -> None:
+    assert len(WATCHED) == len(Sample.__dataclass_fields__) - 1
+
+
+def test_the_slope_is_that_of_most_points() -> None:
+    assert measure_slope([0, 1, 2, 3, 4], [0, 2, 4, 99, 8]) == 2
+
+
+def test_too_few_samples_are_no_verdict() -> None:
+    with pytest.raises(ValueError, match="soak for longer"):
+        judge(build_samples()[:12])
+
+
+@pytest.mark.timeout(600)
+def test_some_seconds_of_it_leave_nothing_behind_and_no_answer_unexplained() -> None:
+    soaked = soak(minutes=0.4)
+    assert soaked.load.findings == []
+    assert soaked.left == ""
+    assert {actor for actor, _ in soaked.load.counts} == set(ACTORS)
+    assert soaked.load.killed >= 1
+    assert "Workers killed" in format_report(soaked)

@@ -12,12 +12,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
+from meshwright.topology.counted import parse_chip_count
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices, Worker
 from meshwright_agent.baseline import MemoryBaseline
 from meshwright_agent.children import may_touch, read_roots
 from meshwright_agent.clock import Clock
-from meshwright_agent.expectation import parse_expectation
 from meshwright_agent.facts.memory import count_unowned
 from meshwright_agent.facts.model import parse_host_facts
 from meshwright_agent.health.board import HealthBoard
@@ -56,7 +56,7 @@ class HostWatch:
     ) -> None:
         self._probe = probe
         self._device = device
-        self._verdicts = Verdicts(board, history, parse_expectation(settings.expect))
+        self._verdicts = Verdicts(board, history, parse_chip_count(settings.expect) if settings.expect else None)
         self._settings = settings
         self._clock = clock
         self._stays = stays

@@ -6,17 +6,14 @@ A text that could mean two things is a usage error that names the option and val
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
-if TYPE_CHECKING:
-    from meshwright.wire.devices import Device
+from meshwright.topology.counted import ChipCount, parse_chip_count
 
 BYTE_UNITS: Final = {
     "B": 1,
@@ -30,10 +27,8 @@ BYTE_UNITS: Final = {
     "TB": 10**12,
 }
 TIME_UNITS_S: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-CPU: Final = "cpu"
 
 _QUANTITY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*(?:/s)?)", re.ASCII)
-_COUNT: Final = re.compile(r"([0-9]{1,6})(?:\*([A-Za-z0-9._-]{1,64}))?")
 
 
 def parse_memory(text: str, option: str) -> int:
@@ -105,53 +100,13 @@ def _read(text: str, units: dict[str, int]) -> Fraction | None:
     return Fraction(match[1]) * units[match[2]]
 
 
-@dataclass(frozen=True)
-class ChipCount:
-    """So many devices, of one chip where it is named."""
-
-    count: int
-    chip: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.count}*{self.chip}" if self.chip else str(self.count)
-
-    def counts(self, device: Device) -> bool:
-        """Returns whether a device is meant: "NVIDIA H100 80GB HBM3" is an h100, a MIG instance of it is none."""
-        from meshwright.topology.chips import find_chip, find_chip_by_kind  # here, so that others do not read the table
-
-        if self.chip is None:
-            return True
-        if self.chip.lower() == CPU:
-            return device.platform == CPU
-        if device.mig is not None:
-            return False
-        found = find_chip_by_kind(device.kind)
-        return self.chip.lower() in device.kind.lower().split() or (found is not None and found == find_chip(self.chip))
-
-
-def parse_chip_count(text: str, option: str) -> ChipCount:
+def parse_devices(text: str, option: str) -> ChipCount:
     """Returns what "8*h100" or "8" says.
 
     Raises:
         typer.BadParameter: it is no count, or names a chip that no table knows.
     """
-    match = _COUNT.fullmatch(text.strip())
-    if match is None or not int(match[1]):
-        raise typer.BadParameter(
-            f"{text!r} is no number of devices; write 8*h100, or 8 for devices of any kind", param_hint=option
-        )
-    if match[2] is not None:
-        _check_chip(match[2], option)
-    return ChipCount(int(match[1]), match[2])
-
-
-def _check_chip(name: str, option: str) -> None:
-    from meshwright.topology.chips import find_chip, read_chips
-
-    if name.lower() == CPU or find_chip(name) is not None:
-        return
-    known = [CPU, *(alias for chip in read_chips() for alias in chip.aliases)]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or ["h100", "v5p"]
-    raise typer.BadParameter(
-        f"no table knows a chip {name!r}; near: {', '.join(near)}; `meshwright targets` lists them", param_hint=option
-    )
+    try:
+        return parse_chip_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

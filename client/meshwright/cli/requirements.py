@@ -15,8 +15,9 @@ import typer
 
 from meshwright.cli.arguments import parse_case
 from meshwright.cli.output import format_bytes, format_rate, format_time
-from meshwright.cli.quantities import ChipCount, parse_chip_count, parse_duration, parse_memory, parse_rate
+from meshwright.cli.quantities import parse_devices, parse_duration, parse_memory, parse_rate
 from meshwright.errors import MeshwrightError
+from meshwright.topology.counted import ChipCount
 from meshwright.wire.bench import BenchCase, BenchRecord, LatestBench
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import Health, State
@@ -78,7 +79,7 @@ def parse_required(
             param_hint="--max-age",
         )
     return Required(
-        None if require is None else parse_chip_count(require, "--require"),
+        None if require is None else parse_devices(require, "--require"),
         None if min_hbm is None else parse_memory(min_hbm, "--min-hbm"),
         dict(_parse_bandwidth(text) for text in min_busbw),
         None if max_age is None else parse_duration(max_age, "--max-age"),
@@ -140,8 +141,10 @@ def _apply(name: str, asked: str, seen: T | str, judge_seen: Callable[[T], Findi
 
 
 def _choose(wanted: ChipCount | None, seen: Devices) -> tuple[Device, ...]:
-    """Returns the devices that requirements are about: those that are counted."""
-    return tuple(device for device in seen.devices if wanted is None or wanted.counts(device))
+    """Returns the devices that requirements are about; a part of a card is none of the chips that are named."""
+    if wanted is None or wanted.chip is None:
+        return seen.devices
+    return tuple(device for device in seen.devices if device.mig is None and wanted.is_of(device.kind))
 
 
 def judge_health(limit: HealthLimit, health: Health) -> Finding:

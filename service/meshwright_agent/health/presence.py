@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright_agent.expectation import Expectation
+from meshwright.topology.counted import ChipCount
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.devices import Card, list_cards
 from meshwright_agent.health.diagnosis import Finding
@@ -40,7 +40,7 @@ class Roll:
         expected: what an operator has declared; None: nothing.
     """
 
-    def __init__(self, memory: HealthMemory, expected: Expectation | None) -> None:
+    def __init__(self, memory: HealthMemory, expected: ChipCount | None) -> None:
         self._memory = memory
         self._expected = expected
         self._seen_here: set[str] = set()
@@ -70,7 +70,7 @@ class Roll:
         self._seen_here -= set(keys)
 
     def _count(self, cards: tuple[Card, ...]) -> int:
-        return sum(self._expected is None or self._expected.is_met_by(card.kind) for card in cards)
+        return sum(self._expected is None or self._expected.is_of(card.kind.partition(" MIG ")[0]) for card in cards)
 
     def _is_complete(self, cards: tuple[Card, ...]) -> bool:
         """With as many as an operator declares nobody is missing, whoever was here before."""

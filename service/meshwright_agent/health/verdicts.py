@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from meshwright.topology.counted import ChipCount
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import State
-from meshwright_agent.expectation import Expectation
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.devices import DeviceHealth
@@ -44,7 +44,7 @@ class Verdicts:
         expected: the devices that an operator declares; None: those that were seen.
     """
 
-    def __init__(self, board: HealthBoard, history: History | None = None, expected: Expectation | None = None) -> None:
+    def __init__(self, board: HealthBoard, history: History | None = None, expected: ChipCount | None = None) -> None:
         self._board = board
         self._history = history
         self._memory = history.memory if history else HealthMemory()

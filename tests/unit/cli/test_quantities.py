@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 
 from meshwright.cli.quantities import (
     BYTE_UNITS,
-    ChipCount,
-    parse_chip_count,
+    parse_devices,
     parse_duration,
     parse_memory,
     parse_moment,
     parse_rate,
 )
-from meshwright.testing import build_devices
-from meshwright.wire.devices import Mig
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -82,64 +79,14 @@ def test_parsing_what_was_printed_gives_the_same(number: int, unit: str) -> None
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_quantity_or_a_usage_error(text: str) -> None:
-    for parse in (parse_memory, parse_rate, parse_duration, parse_chip_count):
+    for parse in (parse_memory, parse_rate, parse_duration, parse_devices):
         try:
             assert parse(text, "x")
         except typer.BadParameter:
             continue
 
 
-# ---- chips
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("8", ChipCount(8)),
-        ("8*h100", ChipCount(8, "h100")),
-        ("4*v5p", ChipCount(4, "v5p")),
-        ("2*cpu", ChipCount(2, "cpu")),
-    ],
-)
-def test_a_count_of_chips_is_written_as_in_targets(text: str, count: ChipCount) -> None:
-    assert parse_chip_count(text, "--require") == count
-    assert str(count) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["h100", "0", "0*h100", "8h100", "h100:8", "8*", "*h100", "8 * h100", "8*h100*2", "-1", ""]
-)
-def test_what_is_no_count_is_refused_with_one_that_works(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match=r"8\*h100"):
-        parse_chip_count(text, "--require")
-
-
-def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
-    with pytest.raises(typer.BadParameter, match=r"near: .*h100"):
-        parse_chip_count("8*h1000", "--require")
-
-
-@pytest.mark.parametrize(
-    ("chip", "host", "counted"),
-    [
-        (None, "h100:2", True),
-        ("h100", "h100:2", True),
-        ("H100", "h100:2", True),
-        ("v5e", "v5e:4", True),
-        ("v5litepod", "v5e:4", True),
-        ("cpu", "cpu:8", True),
-        ("a100", "h100:2", False),
-        ("v5p", "v5e:4", False),
-        ("cpu", "h100:2", False),
-        ("h100", "cpu:8", False),
-    ],
-)
-def test_devices_are_counted_by_any_name_of_their_chip(chip: str | None, host: str, counted: bool) -> None:
-    assert {ChipCount(1, chip).counts(device) for device in build_devices(host).devices} == {counted}
-
-
-def test_a_part_of_a_card_is_no_card() -> None:
-    device = build_devices("h100:1").devices[0]
-    part = device.model_copy(update={"kind": f"{device.kind} MIG 1g.10gb", "mig": Mig(parent_uuid="GPU-1")})
-    assert not ChipCount(1, "h100").counts(part)
-    assert ChipCount(1).counts(part)
+def test_a_count_of_chips_that_is_none_is_a_usage_error_of_its_option() -> None:
+    with pytest.raises(typer.BadParameter, match=r"8\*h100") as caught:
+        parse_devices("h100:8", "--require")
+    assert caught.value.param_hint == "--require"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cli.check import EXIT_CODES, NPD_BYTES, ExitStyle
-from meshwright.cli.quantities import ChipCount
 from meshwright.cli.requirements import (
     COLLECTIVES,
     WORST_FIRST,
@@ -22,7 +21,9 @@ from meshwright.cli.requirements import (
 )
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.testing.runs import build_record
+from meshwright.topology.counted import ChipCount
 from meshwright.wire.bench import BenchRecord, LatestBench
+from meshwright.wire.devices import Mig
 from meshwright.wire.health import Component, Health, State
 from tests.unit.cli.conftest import CommandLine
 
@@ -56,6 +57,14 @@ def test_so_many_devices_or_more_are_there(count: int, state: State) -> None:
 def test_devices_of_another_chip_do_not_count_and_are_named() -> None:
     finding = judge_devices(ChipCount(8, "a100"), EIGHT)
     assert (finding.state, finding.found) == ("unhealthy", "0 of 8 (NVIDIA H100 80GB HBM3)")
+
+
+def test_a_part_of_a_card_is_none_of_the_chips_that_are_asked_for() -> None:
+    card, *others = EIGHT.devices
+    part = card.model_copy(update={"kind": f"{card.kind} MIG 1g.10gb", "mig": Mig(parent_uuid="GPU-1")})
+    divided = EIGHT.model_copy(update={"devices": (part, *others)})
+    assert judge_devices(ChipCount(8, "h100"), divided).state == "unhealthy"
+    assert judge_devices(ChipCount(8), divided).state == "healthy"
 
 
 def _change(index: int, **fields: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from meshwright.topology.counted import parse_chip_count
 from meshwright.wire.devices import Worker
 from meshwright.wire.health import Component, HealthEvent
-from meshwright_agent.expectation import parse_expectation
 from meshwright_agent.facts.health import KernelLog, PciHealth, Xid
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard
@@ -47,7 +47,7 @@ class Scene:
         self.history = History(clock=self.clock, keep=100, keep_days=1)
         self.history.memory.load(self.dump)
         self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change)
-        self.verdicts = Verdicts(self.board, self.history, parse_expectation(self.expect))
+        self.verdicts = Verdicts(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
         self.verdicts.recall(self.clock.now())
         self.before: HostFacts | None = None
 

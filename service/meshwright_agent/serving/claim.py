@@ -35,7 +35,8 @@ class HostClaim:
     def __init__(self, name: socket.socket) -> None:
         self._name = name
         self._words = b""
-        threading.Thread(target=self._answer, name="meshwright-claim", daemon=True).start()
+        self._thread = threading.Thread(target=self._answer, name="meshwright-claim", daemon=True)
+        self._thread.start()
 
     def tell(self, addresses: Sequence[str]) -> None:
         """Says from now on to who asks where this agent answers."""
@@ -45,6 +46,7 @@ class HostClaim:
         """Lets another agent have the devices. May be repeated."""
         with contextlib.suppress(OSError):
             self._name.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread
+        self._thread.join(2 * _ANSWER_S)  # while it accepts, the kernel keeps the name
         self._name.close()
 
     def _answer(self) -> None:

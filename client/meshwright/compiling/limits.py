@@ -6,6 +6,7 @@ on, and whoever waits can tell this end from an abort. Linux only; elsewhere not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
@@ -105,8 +106,23 @@ def watch_memory(limit_bytes: int) -> None:
     threading.Thread(target=look, name="memory", daemon=True).start()
 
 
+def give_way(niceness: int) -> None:
+    """Lets other processes go first, by 0 to 19; before threads are started, which take it over.
+
+    Where the kernel shares the cores out among sessions, niceness counts inside a session alone, and the session's own
+    is set as well; only where this process leads it, so that nobody's terminal goes behind.
+
+    Source: sched(7), "The autogroup feature".
+    """
+    os.nice(niceness)
+    if os.getsid(0) != os.getpid():
+        return
+    with contextlib.suppress(OSError):  # a kernel without it, or a /proc that is not writable
+        (_PROC / "self/autogroup").write_text(str(niceness))
+
+
 def _step_back() -> None:
-    os.nice(NICENESS)
+    give_way(NICENESS)
     try:
         (_PROC / "self/oom_score_adj").write_text(str(OOM_SCORE))
     except OSError:  # not Linux, or a sandbox without a writable /proc: the order of victims stays the kernel's

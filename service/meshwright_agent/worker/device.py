@@ -12,17 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from meshwright.compiling.limits import give_way
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.worker.child import CallContext, serve
 
 KIND: Final = "device"
 
+NICENESS: Final = 5
+"""So that where cores are few, the agent answers, and jobs run, before a bench goes on."""
 PULSE_S: Final = 10.0
 """Well below the age at which the agent calls a health check stale."""
 
 
 def read_hello() -> dict[str, Any]:
     """Returns versions, platform and device count; imports JAX and takes the devices."""
+    give_way(NICENESS)
     import jax
 
     devices = jax.local_devices()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from meshwright.compiling.limits import give_way
 from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
@@ -80,7 +80,7 @@ def read_hello() -> dict[str, Any]:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    os.nice(NICENESS)
+    give_way(NICENESS)
     return {}
 
 

@@ -133,6 +133,20 @@ def test_a_process_within_its_limit_goes_on_behind_all_others() -> None:
     assert (int(niceness), int(score)) == (os.nice(0) + NICENESS, OOM_SCORE)
 
 
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
+@pytest.mark.parametrize(("leads", "group"), [(True, "7"), (False, "0")])
+def test_a_session_goes_behind_others_where_its_leader_does(leads: bool, group: str) -> None:
+    code = "from meshwright.compiling.limits import give_way; give_way(7); print(open('/proc/self/autogroup').read())"
+    whole = code if leads else f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", whole], start_new_session=True, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split()[-1] == group
+
+
 def test_the_words_for_a_limit_name_it() -> None:
     assert "more than 5 bytes" in describe_limit(5)
     assert "its limit" in describe_limit(None)

@@ -12,8 +12,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.agent: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[agent,cpu]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.agent
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -29,7 +33,7 @@ $(VENV)/.opponents: $(VENV)/.compilers
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda,bench]'
 	@touch $@
 
-run: $(VENV)/.installed ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
+run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
 test: lint browsers promtool boxes unit ## lint, types, import rules, all tests

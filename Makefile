@@ -25,12 +25,14 @@ $(VENV)/.compilers: $(VENV)/.installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu]'
 	@touch $@
 
-$(VENV)/.cuda: $(VENV)/.compilers
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda]'
+# Beside it, since the plugin is there for every JAX of its environment, and complains where no card is.
+$(VENV)-cuda/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-cuda
+	$(VENV)-cuda/bin/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda]'
 	@touch $@
 
-$(VENV)/.opponents: $(VENV)/.compilers
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda,bench]'
+$(VENV)-cuda/.opponents: $(VENV)-cuda/.installed
+	$(VENV)-cuda/bin/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda,bench]'
 	@touch $@
 
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
@@ -48,11 +50,11 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 unit: $(VENV)/.compilers ## the tests alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-compile-cuda: $(VENV)/.cuda ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
-	$(BIN)/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
+test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
+	$(VENV)-cuda/bin/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
 
-bench: $(VENV)/.opponents ## the budgets of the design, measured in one run
-	$(BIN)/python -m tests.bench $(ARGS)
+bench: $(VENV)-cuda/.opponents ## the budgets of the design, measured in one run
+	$(VENV)-cuda/bin/python -m tests.bench $(ARGS)
 
 verify-order: $(VENV)/.compilers ## our device order and JAX's, by XLA's TPU compiler (ARGS=--write)
 	$(BIN)/python -m tests.compiler $(ARGS)
@@ -89,4 +91,4 @@ boxes: ## install what checks the systemd unit, and boots it: systemd-analyze, s
 	@command -v systemd-nspawn >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd systemd-container; }
 
 clean: ## remove what was installed and kept
-	rm -rf $(VENV) .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-cuda .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis

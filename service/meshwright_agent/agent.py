@@ -1,4 +1,4 @@
-"""The agent: the one place where its parts are made and joined. Routes call these verbs and know nothing behind them.
+"""The agent: the one place where its parts are made and joined. Routes call its verbs, and its parts', by name.
 
 Rule: this process touches no device and imports no jax; whatever may block runs in a child or in the store's thread.
 """
@@ -8,25 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
-from meshwright.errors import InvalidRequestError, StoreUnavailableError
-from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
-from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.request import tell_ignored
+from meshwright.errors import StoreUnavailableError
 from meshwright.topology.model import Topology
-from meshwright.wire.base import Basis
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
-from meshwright.wire.runs import Run, RunEvent, RunState
+from meshwright.wire.runs import Run
 from meshwright_agent.access.doorkeeper import Doorkeeper
+from meshwright_agent.batch_sizes import BatchSizes
 from meshwright_agent.benches import Benches
 from meshwright_agent.children import (
     build_compiler_spec,
@@ -42,6 +36,7 @@ from meshwright_agent.health.board import HealthBoard, build_unknown_component
 from meshwright_agent.health.history import History
 from meshwright_agent.health.own import OwnHealth
 from meshwright_agent.health.verdicts import name_component
+from meshwright_agent.job_environment import describe_job_environment
 from meshwright_agent.labels import LabelFile, Sighting
 from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.leasing.desk import LeaseDesk
@@ -120,6 +115,7 @@ class Agent:
         self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
         self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store, clock=self.clock)
         self._evidence = Evidence(self.compiles, self.plans, lambda: self.runs)
+        self.batch_sizes = BatchSizes(self.plans, self._evidence, self.topology)
         self._store: Store | None = None
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -364,7 +360,7 @@ class Agent:
     def _see_labels(self) -> Sighting | None:
         if not self.host.knows_topology:
             return None
-        return Sighting(self.devices(), self.health(), self.newest_records())
+        return Sighting(self.devices(), self.health(), self.benches.newest_records())
 
     def snapshot_key(self) -> object:
         """Returns what tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
@@ -420,7 +416,7 @@ class Agent:
         answering = self.plans.answer_body(request) if isinstance(request, bytes) else self.plans.answer(request)
         return await self._evidence.settle_plans(await answering, key)
 
-    # ---- batch sizes, and what plans need to know -----------------------------------------------------------------
+    # ---- what plans and jobs need to know -------------------------------------------------------------------------
 
     def here(self) -> Here:
         """Returns this host as plans see it."""
@@ -439,97 +435,7 @@ class Agent:
         measured = self.benches.measurements.tell(self.clock.now())
         return {**known, "leased": leased, "health": here.health, "notices": notices, "measured": measured}
 
-    def batch_size(self, request: BatchSizeRequest) -> BatchSize:
-        """Returns the table, the roofline and the verdict for the named hardware or target, else for this host's.
-
-        Raises:
-            RequestError: a name or target is none, or a field is about a model and none is given.
-            UnavailableError: this host's devices are not known.
-        """
-        check_batch_fields(request)
-        request = name_batch_hardware(request)
-        named: tuple[None, None, Basis] = (None, None, "declared")
-        platform, kind, basis = self._hardware() if request.hardware is None else named
-        answer = answer_batch_size(request, platform=platform, kind=kind, basis=basis)
-        return answer.model_copy(update={"warnings": (*answer.warnings, *tell_ignored(request))})
-
-    async def batch_size_of_model(self, request: BatchSizeRequest) -> BatchSize:
-        """Returns the same with the batch of the request's model, reckoned; without a model the same alone.
-
-        Raises:
-            ProblemError: as `batch_size`; see `PlanMaker.reckon`.
-        """
-        if request.model is None:
-            return self.batch_size(request)
-        reckoned = await self.plans.reckon(request)
-        advice = self.batch_size(request.model_copy(update={"target": reckoned.target}))
-        return advice.model_copy(update={"reckoned": reckoned})
-
-    async def batch_size_by_compile(self, request: BatchSizeRequest, key: str | None = None) -> BatchSize | Run:
-        """Returns the same with the largest batch that the compiler says fits, or the run that will say so.
-
-        Raises:
-            ProblemError: see `PlanMaker.build_fit_task` and `Evidence.settle_batch`.
-        """
-        task = await self.plans.build_fit_task(request)
-        advice = self.batch_size(request.model_copy(update={"hardware": request.hardware or task.chip}))
-        return await self._evidence.settle_batch(advice, request, task, key)
-
-    def _hardware(self) -> tuple[str, str, Basis]:
-        first = self.topology().devices[0]
-        return first.platform, first.kind, first.jax.basis if first.jax else first.basis
-
     def environment(self, strategy: str, fraction: float | None) -> Environment:
-        """Returns the variables that a job here should start with.
-
-        Raises:
-            InvalidRequestError: a strategy or fraction that is none.
-        """
-        try:
-            config = DeviceConfiguration(memory_strategy=MemoryStrategy(strategy), memory_fraction=fraction)
-            variables = build_environment(config, self._environ)
-        except ValueError as error:
-            message = str(error)
-            raise InvalidRequestError(
-                message,
-                hint="custom needs a memory_fraction in (0, 1]: ?memory_strategy=custom&memory_fraction=0.8",
-                errors=[{"field": "memory_fraction", "message": message}],
-            ) from error
-        if self.settings.cpu_devices:
-            variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.settings.cpu_devices)}
-        return Environment(
-            memory_strategy=strategy,
-            memory_fraction=config.resolve_memory_fraction(),
-            variables=variables,
-            exports=format_exports(variables),
-        )
-
-    # ---- runs --------------------------------------------------------------------------------------------------
-
-    async def submit_bench(self, request: BenchRequest, key: str | None) -> Run:
-        """Queues a bench after checking that it can be done here; the same key gives the same run."""
-        return await self.benches.submit(request, key)
-
-    async def latest_bench(self) -> LatestBench:
-        """Returns the newest record of each case."""
-        return await self.store.latest_bench()
-
-    def newest_records(self) -> tuple[BenchRecord, ...]:
-        """Returns the newest records that the agent has in memory: what a scrape may see without asking the store."""
-        return self.benches.newest_records()
-
-    async def run(self, run_id: str) -> Run:
-        """Returns one run; RunNotFoundError if there is none."""
-        return await self.runs.get(run_id)
-
-    async def run_list(self, limit: int, state: RunState | None) -> tuple[Run, ...]:
-        """Returns runs, newest first."""
-        return await self.runs.list(limit=limit, state=state)
-
-    async def cancel_run(self, run_id: str) -> Run:
-        """Cancels a run; one that has ended is returned as it is."""
-        return await self.runs.cancel(run_id, "cancelled by request (DELETE)")
-
-    def run_events(self, run_id: str, after: int) -> AsyncIterator[RunEvent]:
-        """Returns a run's events, from the first after `after` to its end."""
-        return self.runs.events(run_id, after)
+        """Returns the variables that a job here should start with; InvalidRequestError as of the function."""
+        cpu_devices = self.settings.cpu_devices
+        return describe_job_environment(strategy, fraction, base=self._environ, cpu_devices=cpu_devices)

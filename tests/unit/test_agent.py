@@ -74,4 +74,4 @@ def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) ->
     agent = build_agent(tmp_path)
     for nwrong in (0, 5):
         agent.benches.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
-    assert [record.nwrong for record in agent.newest_records()] == [5]
+    assert [record.nwrong for record in agent.benches.newest_records()] == [5]

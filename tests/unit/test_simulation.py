@@ -65,7 +65,7 @@ def test_it_is_ready_and_says_what_it_is(tmp_path: Path) -> None:
 def test_what_needs_hardware_is_refused_and_no_child_is_started(tmp_path: Path) -> None:
     agent = build(tmp_path)
     with pytest.raises(InvalidRequestError, match=r"simulates 2\*h100:8") as caught:
-        asyncio.run(agent.submit_bench(BenchRequest(), None))
+        asyncio.run(agent.benches.submit(BenchRequest(), None))
     assert caught.value.hint
     answer = asyncio.run(agent.release())
     assert (answer.released, answer.held, answer.killed) == (True, (), False)

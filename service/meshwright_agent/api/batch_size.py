@@ -47,9 +47,9 @@ async def advise_by_post(
     stored, else by a run.
     """
     if request.verify == "none":
-        return _reply(await agent.batch_size_of_model(request))
+        return _reply(await agent.batch_sizes.answer(request))
     spend(sent)
-    answer = await agent.batch_size_by_compile(request, idempotency_key)
+    answer = await agent.batch_sizes.answer_by_compile(request, idempotency_key)
     return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer)
 
 
@@ -69,6 +69,6 @@ async def advise_by_get(
 ) -> BatchSize:
     """The same by query: `?hardware=h100&batch=256`, `?model=llama3-8b&target=v5e:4x4&seq=8192`."""
     training = None if seq is None else BatchTraining(sequence_length=seq)
-    return await agent.batch_size_of_model(
+    return await agent.batch_sizes.answer(
         BatchSizeRequest(hardware=hardware, batch=batch, model=model, training=training, target=target, mesh=mesh)
     )

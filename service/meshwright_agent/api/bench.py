@@ -53,7 +53,7 @@ async def start_bench(
     agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Queues a bench: `{}` is the quick suite on all devices, within 20 s. Follow `Location` for the run."""
-    return answer_run(await agent.submit_bench(request, idempotency_key), agent.clock.now())
+    return answer_run(await agent.benches.submit(request, idempotency_key), agent.clock.now())
 
 
 @router.get(
@@ -67,7 +67,7 @@ async def read_bench(
     form: Annotated[Literal["json", "nccl-tests", "nvbandwidth"], Query(alias="format")] = "json",
 ) -> Response:
     """The newest record of each case, axis, size, dtype and set of devices."""
-    latest = await agent.latest_bench()
+    latest = await agent.store.latest_bench()
     match form:
         case "nccl-tests":
             return _reply(format_nccl_tests(latest.records))

@@ -190,7 +190,7 @@ class AgentCollector(Collector):
         flops = build_gauges("meshwright_bench_flops_per_second", names)
         age = build_gauges("meshwright_bench_age_seconds", names)
         now = self._agent.clock.now()
-        for record in self._agent.newest_records():
+        for record in self._agent.benches.newest_records():
             labels = [
                 record.case,
                 record.axis or "",

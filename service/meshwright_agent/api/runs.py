@@ -30,14 +30,14 @@ async def list_runs(
     state: Annotated[RunState | None, Query()] = None,
 ) -> RunList:
     """The newest runs, of one state if asked; without their results, which `GET /runs/{id}` has."""
-    runs = await agent.run_list(limit, state)
+    runs = await agent.runs.list(limit=limit, state=state)
     return RunList(runs=tuple(run.model_copy(update={"result": None}) for run in runs))
 
 
 @router.get("/runs/{run_id}", summary="A run", responses=_REFUSALS)
 async def read_run(agent: AgentHere, run_id: RunId) -> Run:
     """The run's state, progress, and in the end its result or error; `age_s` of its records is as of now."""
-    return age_records(await agent.run(run_id), agent.clock.now())
+    return age_records(await agent.runs.get(run_id), agent.clock.now())
 
 
 @router.delete(
@@ -49,7 +49,7 @@ async def read_run(agent: AgentHere, run_id: RunId) -> Run:
 )
 async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
     """Cancels a run that waits or runs; one that has ended is returned as it is (200), else 202."""
-    run = age_records(await agent.cancel_run(run_id), agent.clock.now())
+    run = age_records(await agent.runs.cancel(run_id, "cancelled by request (DELETE)"), agent.clock.now())
     status = 200 if run.state in FINAL_STATES else 202
     return Response(run.model_dump_json(), status_code=status, media_type="application/json")
 
@@ -80,7 +80,7 @@ ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 async def _find_run(agent: AgentHere, run_id: RunId) -> Run:
-    return await agent.run(run_id)
+    return await agent.runs.get(run_id)
 
 
 @router.get(
@@ -97,5 +97,5 @@ async def stream_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events: `id` is seq, `event` is state, progress or record, `data` is RunEvent. Ends with the run."""
     seen = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else 0
-    async for event in agent.run_events(run.id, max(after, seen)):
+    async for event in agent.runs.events(run.id, max(after, seen)):
         yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq))

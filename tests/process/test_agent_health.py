@@ -86,7 +86,7 @@ def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
             await_state(agent, name, "healthy")
         with stopped(worker_pid(agent)):
             for name in ("worker", "device:0", "device:1"):
-                seen = await_state(agent, name, "unknown", limit_s=10)
+                seen = await_state(agent, name, "unknown", limit_s=30)
                 assert "last seen healthy" in seen["reason"]
                 assert seen["age_s"] > STALE_S
             assert states(agent)["store"] == "healthy"
@@ -95,7 +95,7 @@ def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
             series = httpx.get(f"{agent.url}/metrics").text
             assert 'component="worker"' in series
         for name in ("worker", "device:0", "device:1"):
-            await_state(agent, name, "healthy", limit_s=10)
+            await_state(agent, name, "healthy", limit_s=30)
 
 
 def test_driver_and_store_are_looked_at_while_a_long_bench_runs() -> None:
@@ -137,15 +137,15 @@ def test_no_component_is_healthy_before_it_was_looked_at(tmp_path: Path) -> None
 
 def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path)
-    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="1", **settings, **WATCHFUL) as agent:
+    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="3", **settings, **WATCHFUL) as agent:
         await_state(agent, "driver", "healthy")
         mend = silence(tmp_path / "proc/cpuinfo")
-        seen = await_state(agent, "driver", "unknown", limit_s=10)
+        seen = await_state(agent, "driver", "unknown", limit_s=30)
         assert seen["reason"]
         assert httpx.get(f"{agent.url}/readyz").status_code == 200
         assert ask(agent, "/devices")["cpu"]  # what was read before, with its age
         mend()
-        await_state(agent, "driver", "healthy", limit_s=20)
+        await_state(agent, "driver", "healthy", limit_s=30)
 
 
 def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked(tmp_path: Path) -> None:
@@ -163,9 +163,12 @@ def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked
             await watch.look_at_facts()
             seen.append(board.state("driver", clock.now()))
         mend()
-        await watch.look_at_facts()
+        for _ in range(5):  # a busy machine may take longer than the limit, which the first loop needs short
+            await watch.look_at_facts()
+            if (last := board.state("driver", clock.now())) == "healthy":
+                break
         await probe.close()
-        return seen, board.state("driver", clock.now())
+        return seen, last
 
     hung, mended = asyncio.run(look())
     assert set(hung) == {"unknown"}
@@ -177,7 +180,7 @@ def test_a_release_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None
     with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="60", **settings, **WATCHFUL) as agent:
         run_id = start_long_bench(agent)
         silence(tmp_path / "proc/cpuinfo")
-        await_state(agent, "driver", "unknown", limit_s=10)
+        await_state(agent, "driver", "unknown", limit_s=30)
         answer = release(agent)
         assert answer["released"]
         assert answer["held"] is None  # nobody could look
@@ -197,13 +200,13 @@ def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back(tmp_path: Path) ->
             assert "is listed" in await_state(agent, name, "healthy")["reason"]
         target = chip.readlink()
         chip.unlink()
-        lost = await_state(agent, "device:0000:86:00.0", "unhealthy", limit_s=10)
+        lost = await_state(agent, "device:0000:86:00.0", "unhealthy", limit_s=30)
         assert lost["action"]
         assert sorted(chips(agent).values()) == ["healthy"] * 3 + ["unhealthy"]
         for _ in range(3):  # it was not said once, to grow old and be forgotten
             assert await_newer_look(agent, "device:0000:86:00.0")["reason"] == lost["reason"]
         chip.symlink_to(target)
-        await_state(agent, "device:0000:86:00.0", "healthy", limit_s=10)
+        await_state(agent, "device:0000:86:00.0", "healthy", limit_s=30)
         assert len(chips(agent)) == 4
 
 
@@ -225,7 +228,7 @@ def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
         wait_for(lambda: len(chips(agent)) == 4, agent)
         silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
         for name in ("driver", *chips(agent)):
-            await_state(agent, name, "unknown", limit_s=10)
+            await_state(agent, name, "unknown", limit_s=30)
 
 
 # ---- store ----------------------------------------------------------------------------------------------------------
@@ -236,12 +239,12 @@ def test_a_store_that_does_not_answer_is_unknown_then_unhealthy_then_healthy_aga
         await_state(agent, "store", "healthy")
         other = sqlite3.connect(tmp_path / "meshwright.sqlite3", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")  # the one writer's lock
-        assert "last seen healthy" in await_state(agent, "store", "unknown", limit_s=10)["reason"]
-        assert "locked" in await_state(agent, "store", "unhealthy", limit_s=20)["reason"]
+        assert "last seen healthy" in await_state(agent, "store", "unknown", limit_s=30)["reason"]
+        assert "locked" in await_state(agent, "store", "unhealthy", limit_s=30)["reason"]
         assert httpx.get(f"{agent.url}/healthz").status_code == 200
         other.execute("ROLLBACK")
         other.close()
-        await_state(agent, "store", "healthy", limit_s=20)
+        await_state(agent, "store", "healthy", limit_s=30)
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
@@ -254,7 +257,7 @@ def test_a_store_whose_file_is_gone_is_unhealthy_and_plans_are_still_made(how: s
         else:
             (state_dir / "meshwright.sqlite3").rename(tmp_path / "elsewhere")
             (state_dir / "meshwright.sqlite3").write_bytes(b"")
-        seen = await_state(agent, "store", "unhealthy", limit_s=10)
+        seen = await_state(agent, "store", "unhealthy", limit_s=30)
         assert "removed or replaced" in seen["reason"]
         assert str(state_dir) in seen["action"]
         assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").status_code == 200

@@ -15,49 +15,12 @@ import typer
 
 from meshwright._calls import calls
 from meshwright.cli import EXIT_CODES
-from meshwright.cli.arguments import (
-    AllowUnusedOption,
-    AttentionOption,
-    AxisTypesOption,
-    CodeOption,
-    CountOption,
-    DcnOption,
-    DevicesOption,
-    ExcludeOption,
-    GlobalBatchOption,
-    ImportanceOption,
-    MemoryStrategyOption,
-    MeshOption,
-    ModelOption,
-    OptimizerOption,
-    OrderOption,
-    OutputOption,
-    PolicyOption,
-    RematOption,
-    SequenceOption,
-    TargetOption,
-    TopologyOption,
-    TrainingOption,
-    VerifyOption,
-    WeightDtypeOption,
-    build_plan_arguments,
-    build_step_arguments,
-    check_timeout,
-    take_mesh,
-)
+from meshwright.cli.arguments import check_timeout, take_mesh
+from meshwright.cli.option_groups import spread_options
 from meshwright.cli.output import print_error
-from meshwright.cli.plan import PlanOutput, answer_here, check_output, print_plans
-from meshwright.cli.search import (
-    AuditOption,
-    ExplainOption,
-    ExportOption,
-    FallbackOption,
-    PriceOption,
-    SearchOption,
-    TargetsOption,
-    TopOption,
-    build_search_arguments,
-)
+from meshwright.cli.plan import answer_here
+from meshwright.cli.plan_options import AskedPlan
+from meshwright.cli.plan_output import PlanOutput, check_output, print_plans
 from meshwright.cli.session import Options, Session, open_client
 from meshwright.errors import MeshwrightError
 from meshwright.topology.assemble import build_target
@@ -72,44 +35,14 @@ app: Final = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exc
 
 
 @app.command()
+@spread_options
 def plan(
-    mesh: MeshOption = None,
-    target: TargetOption = None,
-    topology: TopologyOption = None,
-    devices: DevicesOption = None,
-    count: CountOption = None,
-    policy: PolicyOption = None,
-    exclude: ExcludeOption = None,
-    order: OrderOption = "planned",
-    axis_types: AxisTypesOption = None,
-    allow_unused: AllowUnusedOption = False,
-    memory_strategy: MemoryStrategyOption = "balanced",
-    dcn: DcnOption = None,
-    importance: ImportanceOption = None,
-    model: ModelOption = None,
-    seq: SequenceOption = None,
-    batch: GlobalBatchOption = None,
-    remat: RematOption = None,
-    attention: AttentionOption = None,
-    weight_dtype: WeightDtypeOption = None,
-    optimizer: OptimizerOption = None,
-    training: TrainingOption = None,
-    verify: VerifyOption = "none",
-    search: SearchOption = None,
-    top: TopOption = 3,
-    explain: ExplainOption = False,
-    targets: TargetsOption = None,
-    price: PriceOption = None,
-    audit: AuditOption = False,
-    fallback: FallbackOption = False,
-    export: ExportOption = None,
+    asked: AskedPlan,
     timeout_s: Annotated[
         float | None,
         typer.Option("--timeout", metavar="S", callback=check_timeout, help="Seconds that a compile may take."),
     ] = None,
     cpu_devices: Annotated[int | None, typer.Option(help="Plan as an agent with N virtual CPU devices.")] = None,
-    output: OutputOption = None,
-    code: CodeOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what POST /mesh/plan answers, and no more.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR does the same.")] = False,
 ) -> None:
@@ -121,49 +54,11 @@ def plan(
     usage, or no answer.
     """
     session = Session(Options(timeout_s=timeout_s, as_json=as_json, no_color=no_color), open_client)
-    check_output(session, code, export)
-    asked = take_mesh(None, mesh, is_searched=model is not None)
+    check_output(session, asked)
+    mesh = take_mesh(None, asked.mesh_option, is_searched=asked.model is not None)
     try:
-        step = build_step_arguments(
-            model=model,
-            training=training,
-            verify=verify,
-            sequence_length=seq,
-            global_batch=batch,
-            remat=remat,
-            attention=attention,
-            weight_dtype=weight_dtype,
-            optimizer=optimizer,
-        )
-        arguments = build_plan_arguments(
-            devices=devices,
-            count=count,
-            policy=policy,
-            exclude=exclude,
-            order=order,
-            axis_types=axis_types,
-            allow_unused=allow_unused,
-            memory_strategy=memory_strategy,
-            target=target,
-            topology=topology,
-            dcn=dcn,
-            importance=importance,
-        )
-        arguments |= build_search_arguments(
-            search=search,
-            top=top,
-            targets=targets,
-            price=price,
-            audit=audit,
-            fallback=fallback,
-            export=export,
-            is_searched=asked is None,
-        )
-        plans = _answer(session, asked, {**arguments, **step}, cpu_devices)
-        say = PlanOutput(
-            asked, output=output, code=code, is_verified=verify != "none", is_explained=explain, export=export
-        )
-        status = print_plans(session, plans, say)
+        plans = _answer(session, mesh, asked.build_arguments(mesh), cpu_devices)
+        status = print_plans(session, plans, PlanOutput(mesh, asked))
     except MeshwrightError as error:
         print_error(session, error)
         status = next(code for kind, code in EXIT_CODES if isinstance(error, kind))

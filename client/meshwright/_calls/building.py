@@ -55,8 +55,17 @@ def build_model(
     parts: dict[str, str] | None = None,
     query: Mapping[str, object] | None = None,
     is_keyed: bool = False,
+    key: str | None = None,
 ) -> Call[R]:
     """Returns a call whose answer is the endpoint's model.
+
+    Args:
+        endpoint: what is asked.
+        fields: of its request.
+        parts: of its path.
+        query: behind its path.
+        is_keyed: carries an Idempotency-Key where the endpoint does not always.
+        key: the caller's own Idempotency-Key; None: one made here, where one is carried.
 
     Raises:
         InvalidRequestError: the fields are not those of the endpoint's request, or a part of the path is none.
@@ -69,7 +78,7 @@ def build_model(
         headers["Content-Type"] = "application/json"
         body = _write_body(build_request_model(endpoint.request, fields or {}))
     if endpoint.is_keyed or is_keyed:
-        headers["Idempotency-Key"] = uuid.uuid4().hex
+        headers["Idempotency-Key"] = uuid.uuid4().hex if key is None else key
     request = Request(endpoint.method, path, headers, body)
     return Call(endpoint, request, lambda answer, host: read_reply(model, answer, request, host))
 

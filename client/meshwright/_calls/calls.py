@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Unpack
 
 from meshwright._calls import endpoints
 from meshwright._calls.building import (
@@ -23,7 +23,6 @@ from meshwright._calls.building import (
 )
 from meshwright._calls.messages import Answer, Request
 from meshwright._calls.options import (
-    DeviceNames,
     EnvironmentStrategy,
     ExportFormat,
     MemoryStrategyName,
@@ -39,7 +38,7 @@ from meshwright.wire.bench import LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Component, Health, HealthEvents
-from meshwright.wire.leases import Lease, Leases
+from meshwright.wire.leases import Lease
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
@@ -226,44 +225,6 @@ def _build_stream(call: Call[str], after: int | None) -> Call[str]:
     resumed = {} if after is None else {"Last-Event-ID": str(after)}
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", **resumed}
     return Call(call.endpoint, Request("GET", call.request.path, headers), call.read)
-
-
-def lease(devices: Literal["all"] | DeviceNames, *, purpose: str, ttl_s: float, preemptible: bool) -> Call[Lease]:
-    """`POST /leases`, with an Idempotency-Key made here, once per call.
-
-    Raises:
-        InvalidRequestError: an argument has the wrong type or is out of range.
-    """
-    fields = {"purpose": purpose, "ttl_s": ttl_s, "preemptible": preemptible}
-    return build_model(endpoints.LEASE, fields={"devices": write_sequence(devices), **fields})
-
-
-def leases() -> Call[Leases]:
-    """`GET /leases`."""
-    return build_model(endpoints.LEASES)
-
-
-def get_lease(lease: Lease | str) -> Call[Lease]:
-    """`GET /leases/{id}`."""
-    return build_model(endpoints.GET_LEASE, parts={"lease_id": _name_lease(lease)})
-
-
-def renew_lease(lease: Lease | str, ttl_s: float) -> Call[Lease]:
-    """`POST /leases/{id}/renew`.
-
-    Raises:
-        InvalidRequestError: a time that is out of range.
-    """
-    return build_model(endpoints.RENEW_LEASE, parts={"lease_id": _name_lease(lease)}, fields={"ttl_s": ttl_s})
-
-
-def end_lease(lease: Lease | str) -> Call[Lease]:
-    """`DELETE /leases/{id}`."""
-    return build_model(endpoints.END_LEASE, parts={"lease_id": _name_lease(lease)})
-
-
-def _name_lease(lease: Lease | str) -> str:
-    return lease.id if isinstance(lease, Lease) else lease
 
 
 def events(

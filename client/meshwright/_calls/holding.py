@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from meshwright._calls import calls
+from meshwright._calls import leases
 from meshwright._calls.building import Call
 from meshwright._calls.flows import CANCEL_TIMEOUT_S, Deadline, Flow, Link, Pause, exchange
 from meshwright.errors import DeviceLeasedError, LeaseNotFoundError, MeshwrightError
@@ -118,7 +118,7 @@ def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline
         asked_at = link.build_deadline(0.0).at or 0.0
         try:
             within = link.build_deadline(min(RENEW_TIMEOUT_S, end.left_s() or 0.0))
-            held.lease = yield from exchange(calls.renew_lease(held.lease, ttl_s), link, within)
+            held.lease = yield from exchange(leases.renew_lease(held.lease, ttl_s), link, within)
         except LeaseNotFoundError as error:
             held.lose(error)
             return None
@@ -137,7 +137,7 @@ def give_back(held: Held, link: Link) -> Flow[str]:
     if isinstance(held.lost, LeaseNotFoundError):
         return ""
     try:
-        yield from exchange(calls.end_lease(held.lease), link, link.build_deadline(CANCEL_TIMEOUT_S))
+        yield from exchange(leases.end_lease(held.lease), link, link.build_deadline(CANCEL_TIMEOUT_S))
     except LeaseNotFoundError:
         return ""
     except MeshwrightError as error:

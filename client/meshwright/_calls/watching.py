@@ -29,6 +29,9 @@ def follow_health(link: Link, *, emit: Callable[[HealthEvent], object], after: i
         if not fruitless:
             continue
         history = yield from exchange(calls.events(None, reader.last, None), link)
+        if history.last_seq < reader.last:  # another history has begun, whose first events have lower numbers
+            reader.last = 0
+            history = yield from exchange(calls.events(None, 0, None), link)
         for event in history.events:
             reader.note(event)
         if end != "silent":

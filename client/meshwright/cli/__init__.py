@@ -5,8 +5,9 @@ stands in its own module; here stand the commands' names, the options that all s
 
     0    a plan that fits; healthy enough; done
     1    the answer is no: infeasible, does not fit, asked for and not verified, not healthy, failed, cancelled, wrong,
-         or no such run, lease or component
-    2    usage, or no answer: nobody there, not ready, a full queue, a wrong value, an address that is none
+         no such run, lease or component, or somebody else has the devices
+    2    usage, or no answer: nobody there, not allowed, not ready, a full queue, a wrong value, an address that is
+         none, a stdout that cannot be written
     70   a bug in this command: the traceback stands on stderr
     130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
 
@@ -20,10 +21,12 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Annotated, Any, Final, cast
 
 import typer
+from typer.core import TyperCommand
 
 from meshwright import errors
 from meshwright.cli import (
@@ -42,8 +45,20 @@ from meshwright.cli import (
     verify,
 )
 from meshwright.cli.arguments import check_timeout
+from meshwright.cli.check import CheckCommand
 from meshwright.cli.output import print_error, print_warning
-from meshwright.cli.session import FAILED, NO_ANSWER, OK, Connect, Options, Session, open_client
+from meshwright.cli.session import (
+    FAILED,
+    NO_ANSWER,
+    OK,
+    UNWRITABLE,
+    Connect,
+    Options,
+    Session,
+    drop_stdout,
+    open_client,
+    open_missing_streams,
+)
 
 BUG: Final = 70
 """EX_SOFTWARE of sysexits.h."""
@@ -74,11 +89,12 @@ _EPILOG: Final = f"""\
 Exit codes:
   {OK}    a plan that fits; healthy enough; done
   {FAILED}    infeasible, does not fit, asked for and not verified, not healthy, failed,
-       cancelled, wrong, no such run
-  {NO_ANSWER}    usage, or no answer
+       cancelled, wrong, no such run, lease or component; or somebody else
+       has the devices
+  {NO_ANSWER}    usage, or no answer; not allowed; not ready
   {BUG}   a bug in this command
   {INTERRUPTED}  interrupted
-`check --exit-style` has codes of its own: see `meshwright check --help`.
+`check --exit-style` has codes of its own, `hold` its command's: see their --help.
 
 The agent's address is --url, else MESHWRIGHT_URL, else http://127.0.0.1:8790;
 MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE, MESHWRIGHT_CA_FILE and MESHWRIGHT_CLIENT_CERT_FILE
@@ -117,6 +133,7 @@ def main(arguments: Sequence[str] | None = None, *, connect: Connect = open_clie
     Raises:
         SystemExit: always, with the exit code.
     """
+    open_missing_streams()
     app(args=arguments, prog_name="meshwright", obj=_Start(connect))
 
 
@@ -160,10 +177,16 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = functools.partial(_show_warning, session)
             code = run(session, **arguments)
+        session.flush()
     except errors.MeshwrightError as error:
         print_error(session, error)
         code = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
-    session.flush()
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        drop_stdout()
+        print_error(session, errors.SettingsError(f"stdout cannot be written: {error.strerror}; free some room"))
+        code = NO_ANSWER
     return code
 
 
@@ -200,26 +223,35 @@ def _bind(run: _Command) -> Callable[..., None]:
     return command
 
 
-_COMMANDS: Final[dict[str, _Command]] = {
-    "devices": devices.show_devices,
-    "plan": plan.show_plan,
-    "batch-size": batch_size.show_batch_size,
-    "verify": verify.verify_step,
-    "bench": bench.run_bench,
-    "check": check.check_health,
-    "environment": environment.show_environment,
-    "targets": targets.show_targets,
-    "runs": runs.show_runs,
-    "cancel": runs.cancel_run,
-    "release": devices.release_devices,
-    "lease": leases.make_lease,
-    "leases": leases.show_leases,
-    "hold": hold.hold_lease,
-    "events": events.show_events,
-    "acknowledge": events.acknowledge_component,
-    "slurm": slurm.print_slurm,
+@dataclass(frozen=True)
+class _Entry:
+    """A command: what it runs, and what the list of commands says of it (a line of 80 columns cuts nothing)."""
+
+    run: _Command
+    short: str
+    cls: type[TyperCommand] | None = None
+    is_interspersed: bool = True  # False: what stands behind the first word belongs to another command
+
+
+_COMMANDS: Final[dict[str, _Entry]] = {
+    "devices": _Entry(devices.show_devices, "What is here: memory, place, who holds it; --fleet: many hosts."),
+    "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target; find the best; reserve it."),
+    "batch-size": _Entry(batch_size.show_batch_size, "How large a batch should be, and why."),
+    "verify": _Entry(verify.verify_step, "Compile a step of your own for a kept plan's hardware."),
+    "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),
+    "check": _Entry(check.check_health, "The host's health, and what a job requires, as exit code.", CheckCommand),
+    "environment": _Entry(environment.show_environment, "The variables that a job should start with."),
+    "targets": _Entry(targets.show_targets, "Chips, hosts and TPU slices that can be planned on."),
+    "runs": _Entry(runs.show_runs, "The agent's runs, newest first."),
+    "cancel": _Entry(runs.cancel_run, "Cancel a run."),
+    "release": _Entry(devices.release_devices, "Make the agent let go of the devices."),
+    "lease": _Entry(leases.make_lease, "Reserve devices."),
+    "leases": _Entry(leases.show_leases, "Who has reserved which devices; renew, end."),
+    "hold": _Entry(hold.hold_lease, "Run a command while devices are reserved for it.", is_interspersed=False),
+    "events": _Entry(events.show_events, "What happened to the host's health."),
+    "acknowledge": _Entry(events.acknowledge_component, "Say that a component's faults are dealt with."),
+    "slurm": _Entry(slurm.print_slurm, "Lines for Slurm's configuration, from what is seen."),
 }
-_SETTINGS: Final = {"hold": {"allow_interspersed_args": False}}
-"""Of click, where a command has its own: what stands behind the name of a held command belongs to that command."""
-for _name, _run in _COMMANDS.items():
-    app.command(_name, context_settings=_SETTINGS.get(_name))(_bind(_run))
+for _name, _entry in _COMMANDS.items():
+    _settings = {"allow_interspersed_args": _entry.is_interspersed}
+    app.command(_name, cls=_entry.cls, short_help=_entry.short, context_settings=_settings)(_bind(_entry.run))

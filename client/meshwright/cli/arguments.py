@@ -1,27 +1,20 @@
-"""Arguments: the small languages of the command line, sizes and lists, as values; and the options of a plan.
+"""Arguments: the small languages of the command line, sizes and lists, as values.
 
 Rule: a text that is none is a usage error that names the option and a value that works. Meshes are not read
-here: the agent reads them, so that there is one grammar. `meshwright plan` and `meshwright-agent plan` take the same
-options, from here.
+here: the agent reads them, so that there is one grammar. Quantities with units stand in `quantities`.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import typer
-from pydantic import ValidationError
 
-from meshwright.errors import SettingsError
 from meshwright.wire.bench import BenchCase
-from meshwright.wire.devices import Devices
-from meshwright.wire.model import Attention, Remat, WeightDtype
 
 MAX_TIMEOUT_S: Final = 86400.0
 _UNITS: Final = {
@@ -156,108 +149,6 @@ def build_selection(
     return parse_devices(devices)
 
 
-# ---- the options of a plan ----
-
-DevicesOption = Annotated[
-    str | None, typer.Option("--devices", metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
-]
-CountOption = Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them.")]
-PolicyOption = Annotated[
-    Literal["packed", "spread"] | None, typer.Option("--policy", help="How to choose them: near to each other, or far.")
-]
-ExcludeOption = Annotated[str | None, typer.Option("--exclude", metavar="0,1", help="Not these.")]
-OrderOption = Annotated[
-    Literal["planned", "given"], typer.Option("--order", help="The best order, or the one of --devices, row-major.")
-]
-AxisTypesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--axis-types", metavar="TYPES", help="auto, explicit or manual: for all, a list, or dp:auto,tp:explicit."
-    ),
-]
-AllowUnusedOption = Annotated[bool, typer.Option("--allow-unused", help="The mesh may leave devices out.")]
-MemoryStrategyOption = Annotated[
-    Literal["conservative", "balanced", "aggressive"],
-    typer.Option("--memory-strategy", help="How much memory the job may take."),
-]
-TargetOption = Annotated[
-    str | None,
-    typer.Option("--target", metavar="TARGET", help="On hardware that need not be here: v5p:4x4x28, 64*h100:8."),
-]
-TopologyOption = Annotated[
-    list[Path] | None,
-    typer.Option("--topology", metavar="FILE", help="On these hosts: kept replies of GET /devices; may be repeated."),
-]
-DcnOption = Annotated[
-    str | None, typer.Option("--dcn", metavar="dp:4", help="How axes are split over slices, or hosts.")
-]
-ImportanceOption = Annotated[
-    str | None, typer.Option("--importance", metavar="tp:8,dp:1", help="How much traffic each axis has.")
-]
-MeshOption = Annotated[
-    str | None, typer.Option("--mesh", metavar="MESH", help='The axes, outermost first: "dp:2,tp:-1".')
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
-]
-SequenceOption = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")]
-GlobalBatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences in one optimizer step.")]
-RematOption = Annotated[Remat | None, typer.Option("--remat", help="What the backward pass computes again.")]
-AttentionOption = Annotated[
-    Attention | None, typer.Option("--attention", help="In blocks, or as the whole matrix of scores.")
-]
-WeightDtypeOption = Annotated[WeightDtype | None, typer.Option("--weight-dtype", help="Of the weights.")]
-OptimizerOption = Annotated[Literal["adamw", "sgd"] | None, typer.Option("--optimizer", help="Which one.")]
-TrainingOption = Annotated[
-    Path | None,
-    typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; the options above win over it."),
-]
-VerifyOption = Annotated[
-    Literal["none", "compile"],
-    typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
-]
-OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
-]
-CodeOption = Annotated[bool, typer.Option("--code", help="Print only the Python that makes the mesh.")]
-
-
-def build_plan_arguments(
-    *,
-    devices: str | None,
-    count: int | None,
-    policy: str | None,
-    exclude: str | None,
-    order: str,
-    axis_types: str | None,
-    allow_unused: bool,
-    memory_strategy: str,
-    target: str | None,
-    topology: list[Path] | None = None,
-    dcn: str | None,
-    importance: str | None,
-) -> dict[str, Any]:
-    """Returns the keyword arguments of `Client.plans` that these options say.
-
-    Raises:
-        typer.BadParameter: an option is none of its language, or stands beside one that excludes it.
-        InvalidRequestError: the weights are none.
-        SettingsError: a file cannot be read.
-    """
-    return {
-        "devices": build_selection(devices, count, policy, exclude),
-        "device_order": order,
-        "axis_types": None if axis_types is None else parse_axis_types(axis_types),
-        "allow_unused": allow_unused,
-        "memory_strategy": memory_strategy,
-        "target": target,
-        "topology": read_topology(topology) if topology else None,
-        "dcn": dcn,
-        "importance": None if importance is None else _parse_importance(importance),
-    }
-
-
 def take_mesh(argument: str | None, option: str | None, *, is_searched: bool) -> str | None:
     """Returns the mesh, which stands as an argument or behind --mesh; None where one is searched for.
 
@@ -275,97 +166,3 @@ def take_mesh(argument: str | None, option: str | None, *, is_searched: bool) ->
         said = "it stands as an argument too" if given else "a plan needs a mesh, or a model to find one for"
         raise typer.BadParameter(f"{said}; write --mesh dp:2,tp:-1", param_hint="--mesh")
     return given[0]
-
-
-def build_step_arguments(
-    *,
-    model: str | None,
-    training: Path | None,
-    verify: str,
-    sequence_length: int | None = None,
-    global_batch: int | None = None,
-    **fields: str | None,
-) -> dict[str, Any]:
-    """Returns the arguments `model`, `training` and `verify` of `Client.plans` that these options say.
-
-    Raises:
-        SettingsError: a file cannot be read, or holds no JSON object.
-        typer.BadParameter: they say how something is trained, and no model.
-    """
-    said = {"sequence_length": sequence_length, "global_batch": global_batch, **fields}
-    kept = {name: value for name, value in said.items() if value is not None}
-    trained = {**(_read_object(training, "--training") if training else {}), **kept}
-    if model is None and (trained or verify != "none"):
-        raise typer.BadParameter(
-            "the other options say how it is trained; write --model llama3-8b", param_hint="--model"
-        )
-    return {"model": None if model is None else parse_model(model), "training": trained or None, "verify": verify}
-
-
-def parse_model(text: str) -> str | dict[str, Any]:
-    """Returns the model of --model: the content of a file or of inline JSON; else the text, which names a preset.
-
-    Raises:
-        SettingsError: a file cannot be read, or holds no JSON object.
-        typer.BadParameter: the inline JSON is none.
-    """
-    if text.lstrip().startswith("{"):
-        try:
-            found: dict[str, Any] = json.loads(text)
-        except ValueError as error:
-            raise typer.BadParameter(
-                f"no JSON: {error}; name a preset such as llama3-8b", param_hint="--model"
-            ) from None
-        return found
-    return _read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text
-
-
-def _read_object(path: Path, option: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
-    except ValueError as error:
-        raise SettingsError(f"{option} {path}: no JSON: {error}; it holds one object, such as {{…}}") from None
-    if not isinstance(found, dict):
-        raise SettingsError(
-            f"{option} {path}: its JSON is a {type(found).__name__}; it holds one object, such as {{…}}"
-        )
-    return found
-
-
-def _parse_importance(text: str) -> dict[str, float]:
-    from meshwright.planning.request import parse_importance  # here, so that other commands do not wait for it
-
-    return parse_importance(text)
-
-
-def read_topology(paths: list[Path]) -> tuple[dict[str, Any], ...]:
-    """Returns the replies of `GET /devices` that files hold: one each, or a list of them.
-
-    Raises:
-        SettingsError: a file cannot be read, or holds neither.
-    """
-    return tuple(reply for path in paths for reply in _read_replies(path))
-
-
-def _read_replies(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"--topology {path}: cannot be read: {error.strerror}; name a file that is there") from None
-    except ValueError as error:
-        raise SettingsError(f"--topology {path}: no JSON: {error}; keep one with `curl …/devices > {path}`") from None
-    replies = found if isinstance(found, list) else [found]
-    try:
-        for reply in replies:
-            Devices.model_validate(reply)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        wrong = f"{where}: {first['msg']}" if where else first["msg"]
-        raise SettingsError(
-            f"--topology {path}: no reply of GET /devices, nor a list of them ({wrong}); keep what `curl …/devices` "
-            f"prints"
-        ) from None
-    return replies

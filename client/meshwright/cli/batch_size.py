@@ -10,24 +10,22 @@ from rich.text import Text
 
 from meshwright._calls import calls
 from meshwright._calls.building import Call
-from meshwright.cli.arguments import (
+from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
+from meshwright.cli.plan_options import MemoryStrategyOption, MeshOption, TargetOption
+from meshwright.cli.progress import follow_compile, show_progress
+from meshwright.cli.reckoning import print_reckoned
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.cli.step_options import (
     AttentionOption,
-    MemoryStrategyOption,
-    MeshOption,
     ModelOption,
     OptimizerOption,
     RematOption,
     SequenceOption,
-    TargetOption,
     TrainingOption,
     VerifyOption,
     WeightDtypeOption,
     build_step_arguments,
 )
-from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
-from meshwright.cli.progress import follow_compile, show_progress
-from meshwright.cli.reckoning import print_reckoned
-from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_batch
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
 from meshwright.wire.runs import Progress

@@ -7,17 +7,20 @@ Asks once and briefly, since node checks have a time limit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Final, Literal, get_args
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import typer
 from rich.text import Text
+from typer.core import TyperCommand
 
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
-from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge, parse_required
+from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge, parse_required, take_one
 from meshwright.cli.session import Session
 from meshwright.errors import MeshwrightError
 from meshwright.wire.health import Component, Health, State
@@ -41,25 +44,30 @@ EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 0, "initializing": 0, "no_answer": 0},
 }
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "npd": 2, "slurm": 2}
+"""A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
+guidelines, "UNKNOWN: invalid command line arguments"; Slurm's script drains for 1 alone."""
+_ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x", "·": "-", "µ": "u", "…": "..."})
 
 
 def check_health(
     session: Session,
     exit_style: Annotated[ExitStyle, typer.Option(help="Whose exit codes and output to use.")] = "verdict",
     require: Annotated[
-        str | None, typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any.")
+        list[str] | None, typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any.")
     ] = None,
     min_hbm: Annotated[
-        str | None, typer.Option(metavar="79GiB", help="Memory that each device has at least; GiB is 2^30, GB 1e9.")
+        list[str] | None,
+        typer.Option(metavar="79GiB", help="Memory that each device has at least; GiB is 2^30, GB 1e9."),
     ] = None,
     min_busbw: Annotated[
         list[str] | None,
         typer.Option(
             metavar="all-reduce=300GB/s",
-            help="Bus bandwidth (nccl-tests' busbw) that was measured over all devices; may stand several times.",
+            help="Bus bandwidth (nccl-tests' busbw) that was measured over all devices; once each collective.",
         ),
     ] = None,
-    max_age: Annotated[str | None, typer.Option(metavar="24h", help="How old those measurements may be.")] = None,
+    max_age: Annotated[list[str] | None, typer.Option(metavar="24h", help="How old those measurements may be.")] = None,
     max_health: Annotated[
         HealthLimit | None, typer.Option(help="The worst health that passes; without: what the exit style says.")
     ] = None,
@@ -75,10 +83,16 @@ def check_health(
       nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
       npd      0 OK · 1 problem (degraded, unhealthy) · 2 unknown; at most 80 bytes
       slurm    1 the node must be drained (unhealthy) · 0 otherwise; one line
-    Usage errors are 2 in every style. Asks once, for at most 10 s (--timeout).
+    Usage errors are 2, of nagios 3. Asks once, for at most 10 s (--timeout).
     """
     codes = EXIT_CODES[exit_style]
-    required = parse_required(require, min_hbm, min_busbw or (), max_age, max_health)
+    required = parse_required(
+        take_one(require, "--require"),
+        take_one(min_hbm, "--min-hbm"),
+        min_busbw or (),
+        take_one(max_age, "--max-age"),
+        max_health,
+    )
     try:
         with session.open(timeout_s=TIMEOUT_S, max_retries=0) as client:
             health = client.health()
@@ -111,8 +125,47 @@ def _print_no_answer(session: Session, style: ExitStyle, error: MeshwrightError)
     if style == "verdict" or session.as_json:
         print_error(session, error)
         return
-    said = _flatten(str(error).partition("\n")[0])
-    session.print_lines(format_line(style, "no_answer", f"no answer: {said}", {}))
+    session.print_lines(format_line(style, "no_answer", tell_no_answer(error), {}))
+
+
+def tell_no_answer(error: MeshwrightError) -> str:
+    """Returns why there is no verdict, in a line that begins with what matters: little of it may be kept."""
+    said = _flatten(str(error).partition("\n")[0]).removeprefix("GET /health: ")
+    return said if said.startswith("no answer") else f"no verdict: {said}"
+
+
+class CheckCommand(TyperCommand):
+    """`meshwright check` as typer runs it: a usage error has the code of the style that was asked for."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Reads the arguments."""
+        with _giving_usage_code(find_style(args)):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        with _giving_usage_code(ctx.params.get("exit_style", "verdict")):
+            return super().invoke(ctx)
+
+
+_UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
+"""Of click, which typer carries in itself and does not name."""
+
+
+@contextlib.contextmanager
+def _giving_usage_code(style: ExitStyle) -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        cast(Any, error).exit_code = USAGE_CODES[style]
+        raise
+
+
+def find_style(arguments: Sequence[str]) -> ExitStyle:
+    """Returns the exit style that arguments ask for, though some of them may be wrong."""
+    words = " ".join(arguments).replace("=", " ").split()
+    last = next((value for name, value in reversed([*pairwise(words)]) if name == "--exit-style"), "")
+    return next((style for style in USAGE_CODES if style == last), "verdict")
 
 
 def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
@@ -152,7 +205,7 @@ def _flatten(text: str) -> str:
 
 def _cut(text: str) -> str:
     """Returns the text within the limit, in plain ASCII, since the limit counts bytes."""
-    plain = text.encode("ascii", "replace").decode()
+    plain = text.translate(_ASCII).encode("ascii", "replace").decode()
     return plain if len(plain) <= NPD_BYTES else f"{plain[: NPD_BYTES - 3]}..."
 
 

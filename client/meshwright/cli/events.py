@@ -52,7 +52,8 @@ def show_events(
     elif reply.events:
         session.out.print(build_table(COLUMNS, reply.events))
     else:
-        session.out.print("no events")
+        of = "" if component is None else f" of {clean(component)}; `meshwright check` names the components"
+        session.print_lines(f"no events{of}")
     return OK
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from meshwright.cli.leases import ALL, PreemptibleOption, PurposeOption, parse_leased
+from meshwright.cli.leases import ALL, LEASE_VARIABLE, PreemptibleOption, PurposeOption, parse_leased
 from meshwright.cli.output import print_warning
 from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import Session
@@ -30,7 +30,6 @@ NOT_FOUND: Final = 127
 SIGNALLED: Final = 128
 """As a shell says them. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
 
-LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 

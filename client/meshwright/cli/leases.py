@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
-from rich.text import Text
 
 from meshwright.cli.arguments import parse_devices
 from meshwright.cli.output import Column, build_table, clean, format_time
 from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import OK, Session
+from meshwright.errors import MeshwrightError
 from meshwright.wire.leases import Lease
 
+if TYPE_CHECKING:
+    from meshwright._client import Client
+
 ALL: Final = "all"
+LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
+"""Holds the id of the lease that a command runs under."""
 
 PurposeOption = Annotated[
     str, typer.Option("--purpose", metavar="TEXT", help='What for, as others shall read it: "slurm job 4711".')
@@ -42,6 +49,9 @@ def make_lease(
     devices: Annotated[str, typer.Argument(metavar="DEVICES", help="all, or local indices or uuids: 0,1.")] = ALL,
     ttl: TtlOption = "1h",
     preemptible: PreemptibleOption = False,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Asked again with this key, the lease is the same.")
+    ] = None,
     id_only: Annotated[bool, typer.Option("--id-only", help="Print its id, and nothing else.")] = False,
 ) -> int:
     """Reserve devices: no bench of the agent takes them, and nobody else gets a lease on them.
@@ -53,18 +63,31 @@ def make_lease(
     """
     ttl_s = parse_duration(ttl, "--ttl")
     with session.open() as client:
-        lease = client.lease(parse_leased(devices), purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
-    if id_only:
-        session.print_lines(lease.id)
-    else:
-        _print_lease(session, lease, "has")
+        named = parse_leased(devices)
+        lease = client.lease(named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key)
+        with ending_untold(client, lease):
+            if id_only:
+                session.print_lines(lease.id)
+            else:
+                _print_lease(session, lease, "has")
     return OK
+
+
+@contextlib.contextmanager
+def ending_untold(client: Client, lease: Lease) -> Iterator[None]:
+    """Ends a lease where the block, which tells its id, fails: nobody would know which one to end."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(MeshwrightError):
+            client.end_lease(lease)
+        raise
 
 
 def show_leases(
     session: Session,
-    action: Annotated[Action, typer.Argument(metavar="[list|renew|end]", help="What to do.")] = "list",
-    lease_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Of renew and end: which one.")] = None,
+    action: Annotated[Action, typer.Argument(metavar="list|renew|end", help="What to do.")] = "list",
+    lease_id: Annotated[str | None, typer.Argument(metavar="ID", help="Of renew and end: which one.")] = None,
     ttl: TtlOption = "1h",
 ) -> int:
     """List the leases of the host; `renew ID` lets one last --ttl from now, `end ID` ends it.
@@ -96,13 +119,16 @@ def show_leases(
 def _print_lease(session: Session, lease: Lease, verb: str) -> None:
     if session.as_json:
         session.print_json(lease)
-        return
+    else:
+        session.print_lines(*write_lease(lease, verb))
+
+
+def write_lease(lease: Lease, verb: str = "has") -> list[str]:
+    """Returns a lease in a line, and what gave way to it."""
     left = f" for {format_time(lease.expires_in_s)}" if verb == "has" else ""
-    told = f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}"
-    session.out.print(Text(clean(told)), soft_wrap=True)
-    for word, gone in (("lease", lease.preempted_leases), ("run", lease.cancelled_runs)):
-        if gone:
-            session.out.print(Text(clean(f"{word} {', '.join(gone)} gave way")), soft_wrap=True)
+    given_way = (("lease", lease.preempted_leases), ("run", lease.cancelled_runs))
+    gone = [f"{word} {', '.join(ids)} gave way" for word, ids in given_way if ids]
+    return [clean(line) for line in (f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}", *gone)]
 
 
 def _describe_devices(lease: Lease) -> str:

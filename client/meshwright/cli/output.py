@@ -103,12 +103,12 @@ class Column(Generic[T]):
 
 
 def build_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> Table:
-    """Returns a table of the rows, without the columns in which no row has anything to show."""
+    """Returns a table of the rows, without the columns in which no row has anything to show; nothing is cut off."""
     lines = [[_build_cell(column.read(row)) for column in columns] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     shown = [index for index in range(len(columns)) if any(line[index] for line in lines)]
     for index in shown:
-        table.add_column(columns[index].heading, justify=columns[index].justify)
+        table.add_column(columns[index].heading, justify=columns[index].justify, overflow="fold")
     for line in lines:
         table.add_row(*(line[index] for index in shown))
     return table

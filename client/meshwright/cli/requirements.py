@@ -78,13 +78,28 @@ def parse_required(
             "it is the age of measurements, and none is asked for; write --min-busbw all-reduce=300GB/s too",
             param_hint="--max-age",
         )
+    rates = [_parse_bandwidth(text) for text in min_busbw]
+    for place, (case, _) in enumerate(rates):
+        if case in dict(rates[:place]):
+            raise typer.BadParameter(f"{case} stands twice; give one rate of each collective", param_hint="--min-busbw")
     return Required(
         None if require is None else parse_devices(require, "--require"),
         None if min_hbm is None else parse_memory(min_hbm, "--min-hbm"),
-        dict(_parse_bandwidth(text) for text in min_busbw),
+        dict(rates),
         None if max_age is None else parse_duration(max_age, "--max-age"),
         max_health,
     )
+
+
+def take_one(given: Sequence[str] | None, option: str) -> str | None:
+    """Returns what an option says; None where it says nothing.
+
+    Raises:
+        typer.BadParameter: it says two things, of which a check would drop one in silence.
+    """
+    if given and len(given) > 1:
+        raise typer.BadParameter(f"it stands {len(given)} times: {', '.join(given)}; give it once", param_hint=option)
+    return given[0] if given else None
 
 
 def _parse_bandwidth(text: str) -> tuple[BenchCase, float]:

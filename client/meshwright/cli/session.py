@@ -6,11 +6,13 @@ Opens no connection until a command asks for the client. Knows no command.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import typer
@@ -121,6 +123,23 @@ class Session:
         """Writes out what stands in stdout's buffer."""
         with _outlive(1):
             sys.stdout.flush()
+
+
+def open_missing_streams() -> None:
+    """Gives stdout and stderr that were closed (`>&-`) to nobody, as a reader that went away is nobody."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+
+
+UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write to stdout says where there is no room, or the medium fails."""
+
+
+def drop_stdout() -> None:
+    """Lets what is still in stdout's buffer go: it could not be written, and would be tried again at the end."""
+    _drop(1)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine
 def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> None:
     meshwright.fake.drop_next(kind="refused")
     out = meshwright("check", "--exit-style", "nagios").out
-    assert out.startswith("MESHWRIGHT UNKNOWN - no answer: GET /health")
+    assert out.startswith("MESHWRIGHT UNKNOWN - no answer from http://fake-agent: ")
     assert "|" not in out
 
 
@@ -143,3 +143,40 @@ def test_a_verdict_that_could_not_be_had_is_2_whatever_the_error(meshwright: Com
 
 def test_an_unknown_style_is_a_usage_error(meshwright: CommandLine) -> None:
     assert meshwright("check", "--exit-style", "zabbix").code == 2
+
+
+def test_a_refusal_is_no_verdict_and_says_why_first(meshwright: CommandLine) -> None:
+    meshwright.fake.require_token("mw_secret", scope="read")
+    printed = meshwright("check", "--exit-style", "nagios")
+    assert printed.code == 3
+    assert printed.out.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
+
+
+def test_npd_gets_signs_that_ascii_has_not_in_letters_that_it_has() -> None:
+    assert format_line("npd", "unknown", "all_reduce ≥ 300 GB/s: 5 µs", {}) == "all_reduce >= 300 GB/s: 5 us"
+
+
+@pytest.mark.parametrize("wrong", [("--nope",), ("--min-hbm", "79"), ("--require", "1", "--require", "9"), ("x",)])
+@pytest.mark.parametrize(("style", "code"), [("verdict", 2), ("nagios", 3), ("npd", 2), ("slurm", 2)])
+def test_a_wrong_argument_is_no_verdict_on_the_host_in_any_style(
+    meshwright: CommandLine, style: ExitStyle, code: int, wrong: tuple[str, ...]
+) -> None:
+    """Nagios' 2 is CRITICAL, npd's and slurm's 1 a broken node."""
+    assert meshwright("check", f"--exit-style={style}", *wrong).code == code
+    assert meshwright("check", *wrong, "--exit-style", style).code == code
+    assert meshwright.fake.requests == []
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        ("--require", "8*cpu", "--require", "9"),
+        ("--min-hbm", "1GiB", "--min-hbm", "2GiB"),
+        ("--min-busbw", "all-reduce=1GB/s", "--max-age", "1h", "--max-age", "24h"),
+        ("--min-busbw", "all-reduce=300GB/s", "--min-busbw", "all_reduce=1GB/s"),
+    ],
+)
+def test_no_requirement_is_dropped_in_silence(meshwright: CommandLine, twice: tuple[str, ...]) -> None:
+    printed = meshwright("check", *twice)
+    assert (printed.code, meshwright.fake.requests) == (2, [])
+    assert twice[-2] in printed.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer
 
 from meshwright.testing import FakeAgent
 from meshwright.wire.leases import LeaseRequest
@@ -44,6 +46,26 @@ def test_a_script_gets_the_id_alone_or_the_whole_as_json(h100: CommandLine) -> N
     assert h100.fake.leases.get(lease_id).purpose == "x"
     reply = h100("--json", "lease", "1", "--purpose", "y").json
     assert (reply["purpose"], reply["devices"][0]["local_index"]) == ("y", 1)
+
+
+def test_asked_again_with_its_key_a_lease_is_the_same(h100: CommandLine) -> None:
+    ids = {h100("lease", "0", "--purpose", "x", "--key", "job-7", "--id-only").out for _ in range(2)}
+    assert len(ids) == len(h100.fake.leases.list().leases) == 1
+    assert h100("lease", "1", "--purpose", "x", "--key", "job-7").code == 1
+
+
+@pytest.mark.parametrize("options", [("--id-only",), ("--json",), ()])
+def test_a_lease_whose_id_could_not_be_written_is_ended(
+    h100: CommandLine, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(typer, "echo", fail)
+    monkeypatch.setattr("meshwright.cli.print_error", lambda *_: None)
+    monkeypatch.setattr("meshwright.cli.drop_stdout", lambda: None)
+    assert h100("lease", "0", "--purpose", "x", *options).code == 2
+    assert [request.method for request in h100.fake.requests] == ["POST", "DELETE"]
 
 
 def test_all_devices_are_meant_unless_some_are_named(h100: CommandLine) -> None:

@@ -6,16 +6,17 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright import errors
-from meshwright.cli import EXIT_CODES, main
+from meshwright.cli import EXIT_CODES, app, main
 from meshwright.cli.session import FAILED, NO_ANSWER
 from tests.unit.cli.conftest import CommandLine
 
-COMMANDS = ("devices", "plan", "batch-size", "bench", "check", "environment", "runs", "cancel", "release")
+COMMANDS = tuple(str(command.name) for command in app.registered_commands)
 
 
 def _leaves(kind: type[errors.MeshwrightError]) -> set[type[errors.MeshwrightError]]:
@@ -258,3 +259,32 @@ def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(arguments: tuple[st
     finally:
         os.close(writing)
     assert run_into(subprocess.DEVNULL, arguments, start) == (code, "")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_stdout_that_was_closed_leaves_the_verdict_as_it_is(options: tuple[str, ...]) -> None:
+    """As under cron or a supervisor that closes descriptors."""
+    for arguments, code in ((("plan", "dp:2", "--target", "cpu:2"), 0), (("plan", "dp:3", "--target", "cpu:2"), 1)):
+        command = [*options, *arguments, "--local"]
+        start = f"import sys; sys.argv[1:] = {command!r}; from meshwright.cli import main; main()"
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, start], stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_stdout_without_room_is_2_and_no_bug(options: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        asked = (*options, "plan", "dp:2", "--local", "--target", "cpu:2")
+        code, said = run_into(full.fileno(), asked, "meshwright.cli")
+    assert code == 2
+    assert "stdout cannot be written: No space left on device" in said
+    assert "Traceback" not in said
+
+
+def test_the_list_of_commands_cuts_no_line(meshwright: CommandLine) -> None:
+    listed = meshwright("--help").out.partition("Commands:")[2].partition("Exit codes:")[0]
+    assert listed.count("\n  ") == len(COMMANDS) + 1  # and the exit codes' own heading
+    assert "..." not in listed

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time
+from tests.unit.cli.conftest import CommandLine
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,10 @@ def test_cells_are_not_read_as_markup_and_cannot_steer_the_terminal() -> None:
 def test_a_styled_cell_keeps_its_style() -> None:
     table = build_table([Column[int]("state", lambda row: Text("ok", "green"))], [1])
     assert [cell.style for cell in table.columns[0].cells if isinstance(cell, Text)] == ["green"]
+
+
+def test_a_narrow_terminal_folds_words_and_cuts_none(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    out = meshwright("check").out
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 24

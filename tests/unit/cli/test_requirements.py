@@ -232,7 +232,7 @@ def test_the_table_has_each_requirement_with_what_was_asked_and_found(h100: Comm
 
 
 def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
-    printed = h100("check", "--json", *ALL, "--require", "9*h100")
+    printed = h100("check", "--json", *("9*h100" if each == "8*h100" else each for each in ALL))
     assert printed.json["state"] == "healthy"
     assert printed.json["verdict"] == "unhealthy"
     assert len(printed.json["components"]) == 10

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright._calls import calls, holding
+from meshwright._calls import holding, leases
 from meshwright._calls.flows import Pause, Send
 from meshwright._calls.holding import AGAIN_S, Held
 from meshwright._calls.messages import Failure
@@ -33,7 +33,7 @@ def _lease(left_s: float = 60.0, **fields: Any) -> Lease:
 
 
 def _take(script: Script, wait_s: float) -> Lease:
-    call = calls.lease("all", purpose="train", ttl_s=60.0, preemptible=False)
+    call = leases.lease("all", purpose="train", ttl_s=60.0, preemptible=False)
     return script.run(holding.take(call, script.link(), wait_s))
 
 

@@ -16,11 +16,12 @@ from meshwright.errors import (
     AgentConnectionError,
     ComponentNotFoundError,
     DeviceLeasedError,
+    IdempotencyConflictError,
     InvalidRequestError,
     LeaseNotFoundError,
     MeshwrightError,
 )
-from meshwright.testing import FakeAgent
+from meshwright.testing import FakeAgent, build_devices
 from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -50,6 +51,62 @@ def test_a_device_has_one_lease_and_the_refusal_names_it(kind: Kind) -> None:
     ask(kind, fake, lambda c: c.lease([4, 5], purpose="job 8"))
     with pytest.raises(DeviceLeasedError, match=rf"{first.id} \(job 7\).*device 3"):
         ask(kind, fake, lambda c: c.lease(purpose="job 9"))
+
+
+@both
+def test_a_plan_is_leased_and_held_in_one_line(kind: Kind) -> None:
+    fake = FakeAgent("h100:8")
+    plan = ask(kind, fake, lambda c: c.plan("dp:2,tp:2", devices=[3, 1, 5, 7]))
+    lease = ask(kind, fake, lambda c: c.lease(plan, purpose="job 7"))
+    assert [device.local_index for device in lease.devices] == [1, 3, 5, 7]
+    with pytest.raises(DeviceLeasedError, match="job 7"):
+        ask(kind, fake, lambda c: c.lease(plan, purpose="job 8"))
+    assert ask(kind, fake, lambda c: c.plan("dp:2,tp:2", lease=lease)).fingerprint == plan.fingerprint
+
+
+def test_a_block_holds_the_devices_of_a_plan() -> None:
+    with FakeAgent("cpu:8").client() as client, client.hold(client.plan("dp:2", devices=[2, 6]), purpose="x") as held:
+        assert [device.local_index for device in held.lease.devices] == [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "h100:8"}, "target h100:8"),
+        ({"include_devices": False}, "does not list its devices"),
+        (
+            {"topology": [build_devices("cpu:4", host="a"), build_devices("cpu:4", host="b")]},
+            r"2 hosts \(a, b",
+        ),
+    ],
+)
+def test_a_plan_whose_devices_are_not_one_hosts_cannot_be_leased(options: dict[str, Any], said: str) -> None:
+    fake = FakeAgent("cpu:8")
+    with fake.client() as client:
+        plan = client.plan("dp:8", **options)
+        asked = len(fake.requests)
+        with pytest.raises(InvalidRequestError, match=said) as refused:
+            client.lease(plan, purpose="x")
+        assert refused.value.hint
+        assert len(fake.requests) == asked
+
+
+@both
+def test_asked_again_with_its_key_a_lease_is_the_same_in_any_client(kind: Kind) -> None:
+    fake = FakeAgent("h100:8")
+    made = [ask(kind, fake, lambda c: c.lease([0], purpose="x", key="slurm-4711")) for _ in range(2)]
+    assert made[0].id == made[1].id
+    assert fake.requests[-1].headers["idempotency-key"] == "slurm-4711"
+    with pytest.raises(IdempotencyConflictError):
+        ask(kind, fake, lambda c: c.lease([1], purpose="x", key="slurm-4711"))
+
+
+@pytest.mark.parametrize("key", ["", "ä", "a\nb", "k" * 256])
+def test_a_key_that_no_header_can_carry_is_refused_before_anything_is_sent(key: str) -> None:
+    fake = FakeAgent()
+    with fake.client() as client, pytest.raises(InvalidRequestError, match="255 printable ASCII"):
+        client.lease(purpose="x", key=key)
+    assert fake.requests == []
 
 
 @both

@@ -64,6 +64,12 @@ def test_without_a_number_only_what_is_new_is_told() -> None:
     assert script.sent(Open)[0].request.headers["Last-Event-ID"] == "41"
 
 
+def test_a_history_that_begins_anew_is_told_from_its_first_event() -> None:
+    """The agent's database was set aside: numbers are lower now, and what has them is news all the same."""
+    script = Script(sends=[_history(1, 2), _history(1, 2), *DEAD], streams=[[_frame(1), _frame(2)], [_frame(3)], []])
+    assert _follow(script, after=41) == [1, 2, 3]
+
+
 def test_a_silent_stream_is_opened_again_without_a_pause() -> None:
     script = Script(
         sends=[_history(last=1), *DEAD], streams=[[_frame(1)], [Failure("timeout", "silence")], [_frame(2)], []]

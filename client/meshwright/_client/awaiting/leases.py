@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
 
-from meshwright._calls import calls, holding
+from meshwright._calls import holding
+from meshwright._calls import leases as calls
 from meshwright._calls.holding import DEFAULT_TTL_S, HOLD_TTL_S, Held
-from meshwright._calls.options import DeviceNames
+from meshwright._calls.leases import LeasedLike
 from meshwright._client.awaiting.driving import AsyncDriver
 from meshwright.errors import MeshwrightError
 from meshwright.wire.leases import Lease, Leases
@@ -20,25 +20,30 @@ class AsyncLeaseCalls(AsyncDriver):
 
     async def lease(
         self,
-        devices: Literal["all"] | DeviceNames = "all",
+        devices: LeasedLike = "all",
         *,
         purpose: str,
         ttl_s: float = DEFAULT_TTL_S,
         preemptible: bool = False,
+        key: str | None = None,
     ) -> Lease:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host.
+            devices: local indices or uuids; "all": every device of the host; a plan: those that it uses.
             purpose: what for, as others shall read it: "slurm job 4711".
             ttl_s: seconds until the lease ends by itself.
             preemptible: a lease that is not preemptible may take the devices over.
+            key: names the reservation, such as "slurm-4711": asked again with it, the same lease is returned. None:
+                each call is a reservation of its own.
 
         Raises:
             DeviceLeasedError: somebody else has one of the devices; says who, and for how long.
-            InvalidRequestError: no such device, or an argument that is out of range.
+            IdempotencyConflictError: the key was used for something else, or its lease has ended.
+            InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
+                range.
         """
-        return await self._ask(calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible))
+        return await self._ask(calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key))
 
     async def leases(self) -> Leases:
         """Returns the leases that there are, oldest first."""
@@ -71,7 +76,7 @@ class AsyncLeaseCalls(AsyncDriver):
     @contextlib.asynccontextmanager
     async def hold(
         self,
-        devices: Literal["all"] | DeviceNames = "all",
+        devices: LeasedLike = "all",
         *,
         purpose: str,
         ttl_s: float = HOLD_TTL_S,
@@ -86,7 +91,7 @@ class AsyncLeaseCalls(AsyncDriver):
         at the end.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host.
+            devices: local indices or uuids; "all": every device of the host; a plan: those that it uses.
             purpose: what for, as others shall read it.
             ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
             preemptible: a lease that is not preemptible may take the devices over.
@@ -95,7 +100,8 @@ class AsyncLeaseCalls(AsyncDriver):
 
         Raises:
             DeviceLeasedError: somebody else has one of the devices, and has not ended after `wait_s`.
-            InvalidRequestError: no such device, or an argument that is out of range.
+            InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
+                range.
         """
         call = calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
         held = Held(await self._drive(holding.take(call, self._link, wait_s)), on_lost)

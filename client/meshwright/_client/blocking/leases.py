@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, Literal
+from typing import Final
 
-from meshwright._calls import calls, holding
+from meshwright._calls import holding
+from meshwright._calls import leases as calls
 from meshwright._calls.holding import DEFAULT_TTL_S, HOLD_TTL_S, Held
-from meshwright._calls.options import DeviceNames
+from meshwright._calls.leases import LeasedLike
 from meshwright._client.blocking.driving import Driver
 from meshwright.errors import MeshwrightError
 from meshwright.wire.leases import Lease, Leases
@@ -23,25 +24,30 @@ class LeaseCalls(Driver):
 
     def lease(
         self,
-        devices: Literal["all"] | DeviceNames = "all",
+        devices: LeasedLike = "all",
         *,
         purpose: str,
         ttl_s: float = DEFAULT_TTL_S,
         preemptible: bool = False,
+        key: str | None = None,
     ) -> Lease:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host.
+            devices: local indices or uuids; "all": every device of the host; a plan: those that it uses.
             purpose: what for, as others shall read it: "slurm job 4711".
             ttl_s: seconds until the lease ends by itself.
             preemptible: a lease that is not preemptible may take the devices over.
+            key: names the reservation, such as "slurm-4711": asked again with it, the same lease is returned. None:
+                each call is a reservation of its own.
 
         Raises:
             DeviceLeasedError: somebody else has one of the devices; says who, and for how long.
-            InvalidRequestError: no such device, or an argument that is out of range.
+            IdempotencyConflictError: the key was used for something else, or its lease has ended.
+            InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
+                range.
         """
-        return self._ask(calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible))
+        return self._ask(calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key))
 
     def leases(self) -> Leases:
         """Returns the leases that there are, oldest first."""
@@ -74,7 +80,7 @@ class LeaseCalls(Driver):
     @contextlib.contextmanager
     def hold(
         self,
-        devices: Literal["all"] | DeviceNames = "all",
+        devices: LeasedLike = "all",
         *,
         purpose: str,
         ttl_s: float = HOLD_TTL_S,
@@ -89,7 +95,7 @@ class LeaseCalls(Driver):
         at the end.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host.
+            devices: local indices or uuids; "all": every device of the host; a plan: those that it uses.
             purpose: what for, as others shall read it.
             ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
             preemptible: a lease that is not preemptible may take the devices over.
@@ -98,7 +104,8 @@ class LeaseCalls(Driver):
 
         Raises:
             DeviceLeasedError: somebody else has one of the devices, and has not ended after `wait_s`.
-            InvalidRequestError: no such device, or an argument that is out of range.
+            InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
+                range.
         """
         call = calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
         held = Held(self._drive(holding.take(call, self._link, wait_s)), on_lost)

@@ -1,0 +1,234 @@
+"""A plan as a person, a script or a file gets it: drawn, as JSON, as Python, kept; and its exit code.
+
+Rule: figures are the plan's own; the exit code is 0 only for a plan that nothing says no to.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.text import Text
+
+from meshwright._calls.calls import take_best
+from meshwright._calls.settings import DEFAULT_URL
+from meshwright.cli.audit import write_audit
+from meshwright.cli.drawing import draw_mesh
+from meshwright.cli.leases import LEASE_VARIABLE, write_lease
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
+from meshwright.cli.plan_options import AskedPlan
+from meshwright.cli.search import print_ranking, write_costs, write_fallback
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.cli.verification import judge, print_refusal, print_verification
+from meshwright.environment import format_exports
+from meshwright.errors import SettingsError
+from meshwright.wire.leases import Lease
+from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, Plans, PlanScore
+
+MAX_DRAWN: Final = 256
+"""Devices beyond which a drawing helps nobody."""
+
+
+@dataclass(frozen=True)
+class PlanOutput:
+    """How plans are printed.
+
+    Attributes:
+        mesh: as it was asked for; None: the best for a model.
+        asked: the options.
+        url: the agent that answered; None: the plan was made in this process, and no agent knows it.
+        lease: which the best plan's devices have got; None: none was asked for.
+    """
+
+    mesh: str | None
+    asked: AskedPlan
+    url: str | None = None
+    lease: Lease | None = None
+
+
+def check_output(session: Session, asked: AskedPlan) -> None:
+    """Passes if what shall be printed is one thing.
+
+    Raises:
+        typer.BadParameter: --code stands beside --json or --export.
+    """
+    if asked.code and session.as_json:
+        raise typer.BadParameter("it prints Python, --json prints JSON; give one of them", param_hint="--code")
+    if asked.code and asked.export is not None:
+        raise typer.BadParameter(
+            f"it prints the mesh alone, --export {asked.export} more; give one", param_hint="--code"
+        )
+
+
+def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
+    """Prints an answer as the options want it, keeps it in a file where they name one, and returns the exit code."""
+    is_sent = say.url is not None
+    text = plans.model_dump_json(exclude_unset=is_sent)  # what an agent sent: no field more, no field less
+    if session.as_json:
+        session.print_lines(text if say.lease is None else _add_lease(text, say.lease))
+        return _keep(plans, text, say)
+    if (say.mesh is None or plans.comparison) and not say.asked.code and say.asked.export is None:
+        print_ranking(session, plans, is_explained=say.asked.explain)
+        if not plans.plans:
+            print_notices(session, plans.warnings)
+            return FAILED
+    best = take_best(plans, asked=f"mesh {say.mesh}" if say.mesh else "the search", host=say.url or "")
+    if say.asked.code or say.asked.export is not None:
+        session.print_lines((best.exports[say.asked.export] if say.asked.export else best.code).rstrip("\n"))
+        if best.verification is not None:
+            print_refusal(session, best.verification)
+        if say.lease is not None:
+            session.err.print("\n".join(write_lease(say.lease)), soft_wrap=True)
+    else:
+        _print_plan(session, best, say)
+        if plans.fallback is not None:
+            session.print_lines("", *write_fallback(plans.fallback))
+    print_notices(session, best.warnings)
+    return _keep(plans, text, say)
+
+
+def _add_lease(text: str, lease: Lease) -> str:
+    """Returns the agent's answer with the lease beside it."""
+    told = {**json.loads(text), "lease": json.loads(lease.model_dump_json(exclude_unset=True))}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
+    """Writes the plan where one is wanted and there, and returns the exit code."""
+    if plans.plans and say.asked.output is not None:
+        _write(text, say.asked.output)
+    return judge_plans(plans, say.asked)
+
+
+def judge_plans(plans: Plans, asked: AskedPlan) -> int:
+    """Returns the exit code: whether there is a plan that fits, and where a compile was asked for that it said yes."""
+    if not plans.plans:
+        return FAILED
+    best = plans.plans[0]
+    if asked.verify != "none" and judge([best.verification]) != OK:
+        return FAILED
+    return OK if _fits(best) else FAILED
+
+
+def _fits(plan: Plan) -> bool:
+    """False only where the plan says so: without a model nothing is known of its memory."""
+    if plan.verification is not None and plan.verification.status == "does_not_fit":
+        return False
+    return plan.memory is None or plan.memory.fits is not False
+
+
+def _write(text: str, path: Path) -> None:
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"-o {path}: cannot be written: {error.strerror}; name a file in a folder that exists"
+        ) from None
+
+
+def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
+    size = " × ".join(f"{clean(name)}:{size}" for name, size in plan.mesh_shape.items())
+    session.out.print(Text.assemble((size, "bold"), f"  {plan.platform}  ", (clean(plan.fingerprint), "cyan")))
+    session.out.print()
+    if plan.verification is not None:
+        print_verification(session, plan.verification)
+    _print_memory(session, plan)
+    if audit := write_audit(plan):
+        session.print_lines(*audit, "")
+    session.out.print(build_table(_build_columns(plan), plan.axes))
+    session.out.print()
+    if told := _tell_score(plan.score):
+        session.print_lines(told, "")
+    if plan.devices is not None:
+        session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
+    if say.lease is not None:
+        session.print_lines(*write_lease(say.lease), "")
+    exports = build_exports(plan, say.asked.output, say.url, say.lease)
+    session.print_lines("start the job with", *(f"  {line}" for line in exports), "")
+    if say.asked.output is None and say.url is None:
+        session.print_lines("no agent knows this plan: keep it with -o FILE, and set MESHWRIGHT_PLAN to it", "")
+    session.print_lines("and in it", "  from meshwright import load_plan", "  from meshwright.mesh import build_mesh")
+    session.print_lines("  mesh = build_mesh(load_plan())")
+
+
+def _tell_score(score: PlanScore | None) -> str:
+    """Returns what the order costs beside JAX's own; "" where one is not known, or order does not matter."""
+    if score is None or score.cost is None or score.jax_cost is None:
+        return ""
+    parts = [f"cost {score.cost:.3g} (JAX's own order {score.jax_cost:.3g})"]
+    if score.hops_max is not None:
+        parts.append(f"longest step {score.hops_max} (JAX's {score.jax_hops_max})")
+    if score.crossing:
+        parts.append(f"between granules {score.crossing:.3g} (JAX's {score.jax_crossing:.3g})")
+    return ", ".join(parts)
+
+
+def _print_memory(session: Session, plan: Plan) -> None:
+    if plan.memory is None:
+        return
+    verdict = Text("fits", "green") if plan.memory.fits is not False else Text("does not fit", "bold red")
+    needed, there = format_bytes(plan.memory.per_device_bytes), format_bytes(plan.memory.capacity_bytes)
+    session.out.print(Text(f"memory a device, as reckoned: {needed} of {there or '?'}: ") + verdict)
+    session.print_lines(*write_costs(plan), "")
+
+
+def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:
+    return (
+        Column("axis", lambda axis: axis.name),
+        Column("size", lambda axis: str(axis.size), "right"),
+        Column("type", lambda axis: plan.axis_types.get(axis.name, "")),
+        Column("link", lambda axis: f"{axis.link} ×{axis.dcn_size}" if axis.dcn_size > 1 else axis.link or ""),
+        Column("group", lambda axis: "×".join(map(str, axis.group_shape or ()))),
+        Column(
+            "hops",
+            lambda axis: "" if axis.neighbour_hops_max is None else str(axis.neighbour_hops_max),
+            "right",
+        ),
+        Column("rings", lambda axis: "" if axis.rings is None else str(axis.rings), "right"),
+        Column("bandwidth", lambda axis: format_rate(axis.bandwidth_bytes_per_s, "B/s"), "right"),
+        Column("basis", lambda axis: axis.basis or ""),
+    )
+
+
+def _draw(plan: Plan, devices: tuple[DeviceRef, ...], width: int) -> tuple[str, ...]:
+    if len(devices) > MAX_DRAWN:
+        return (f"{len(devices)} devices: too many to draw; --json lists them",)
+    return draw_mesh({clean(name): size for name, size in plan.mesh_shape.items()}, build_labels(devices), width=width)
+
+
+def build_labels(devices: tuple[DeviceRef, ...]) -> list[str]:
+    """Returns a short name for each device: its local index; where there are several hosts with its host, or as a chip
+    of a slice by its coordinates."""
+    if len({device.host for device in devices}) == 1:
+        return [clean(device.local_index) for device in devices]
+    if any(device.coords is None for device in devices):
+        return [clean(f"{device.host}/{device.local_index}") for device in devices]
+    slices = len({device.granule for device in devices}) > 1
+    cores = len({device.core_on_chip or 0 for device in devices}) > 1
+    return [_name_chip(device, slices=slices, cores=cores) for device in devices]
+
+
+def _name_chip(device: DeviceRef, *, slices: bool, cores: bool) -> str:
+    """Returns "3,0,1", of several slices "s1:3,0,1", of several cores "3,0,1.0"."""
+    place = ",".join(map(str, device.coords or ()))
+    return (f"s{device.granule}:" if slices else "") + place + (f".{device.core_on_chip or 0}" if cores else "")
+
+
+def build_exports(plan: Plan, output: Path | None, url: str | None, lease: Lease | None = None) -> tuple[str, ...]:
+    """Returns the lines that a job is started with: the plan's environment, and where to find the plan.
+
+    Args:
+        plan: the plan.
+        output: the file that keeps it; None: the job asks the agent for it.
+        url: the agent's address; left out where the job would ask there anyway; None: no agent knows the plan.
+        lease: the one that its devices have; None: none.
+    """
+    found = dict(plan.environment)
+    if output is not None:
+        found["MESHWRIGHT_PLAN"] = str(output.absolute())
+    elif url is not None:
+        found |= ({} if url == DEFAULT_URL else {"MESHWRIGHT_URL": url}) | {"MESHWRIGHT_PLAN": plan.fingerprint}
+    return format_exports(found if lease is None else {**found, LEASE_VARIABLE: lease.id})

@@ -1,0 +1,78 @@
+"""What is trained, and how, on the command line: the options of `plan` and `batch-size` that say it.
+
+Rule: what is not said is left to the agent's defaults; the options win over the file of --training.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from meshwright.cli.files import read_object
+from meshwright.wire.model import Attention, Remat, WeightDtype
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
+]
+SequenceOption = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")]
+RematOption = Annotated[Remat | None, typer.Option("--remat", help="What the backward pass computes again.")]
+AttentionOption = Annotated[
+    Attention | None, typer.Option("--attention", help="In blocks, or as the whole matrix of scores.")
+]
+WeightDtypeOption = Annotated[WeightDtype | None, typer.Option("--weight-dtype", help="Of the weights.")]
+OptimizerOption = Annotated[Literal["adamw", "sgd"] | None, typer.Option("--optimizer", help="Which one.")]
+TrainingOption = Annotated[
+    Path | None,
+    typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; the options above win over it."),
+]
+VerifyOption = Annotated[
+    Literal["none", "compile"],
+    typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
+]
+
+
+def build_step_arguments(
+    *,
+    model: str | None,
+    training: Path | None,
+    verify: str,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
+    **fields: str | None,
+) -> dict[str, Any]:
+    """Returns the arguments `model`, `training` and `verify` of `Client.plans` that these options say.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds no JSON object.
+        typer.BadParameter: they say how something is trained, and no model.
+    """
+    said = {"sequence_length": sequence_length, "global_batch": global_batch, **fields}
+    kept = {name: value for name, value in said.items() if value is not None}
+    trained = {**(read_object(training, "--training") if training else {}), **kept}
+    if model is None and (trained or verify != "none"):
+        raise typer.BadParameter(
+            "the other options say how it is trained; write --model llama3-8b", param_hint="--model"
+        )
+    return {"model": None if model is None else parse_model(model), "training": trained or None, "verify": verify}
+
+
+def parse_model(text: str) -> str | dict[str, Any]:
+    """Returns the model of --model: the content of a file or of inline JSON; else the text, which names a preset.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds no JSON object.
+        typer.BadParameter: the inline JSON is none.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"no JSON: {error}; name a preset such as llama3-8b", param_hint="--model"
+            ) from None
+        return found
+    return read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text

@@ -1,0 +1,240 @@
+"""Exit codes of `meshwright` that scripts rely on, each caused against a real agent; the documents list no others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshwright import Client
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.documents import Document
+
+LIMIT_S = 120.0
+COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
+FAR = ("--url", "http://127.0.0.1:9")
+INDIVISIBLE_MODEL = (
+    "--model",
+    '{"vocab_size": 64, "hidden_size": 60, "intermediate_size": 60, "num_hidden_layers": 1, "num_attention_heads": 3}',
+    "--batch",
+    "8",
+    "--seq",
+    "64",
+)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    with start_agent() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_leases(host: RunningAgent) -> Iterator[None]:
+    yield
+    with Client(host.url) as client:
+        for lease in client.leases().leases:
+            client.end_lease(lease)
+
+
+def _run(host: RunningAgent, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MESHWRIGHT_")}
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env={**environment, "MESHWRIGHT_URL": host.url},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def _lease_away(host: RunningAgent, *devices: int) -> str:
+    with Client(host.url) as client:
+        return client.lease(list(devices), purpose="job 9").id
+
+
+@contextlib.contextmanager
+def _running(host: RunningAgent, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Yields a command that goes on; SIGINT reaches it as from a terminal's Ctrl-C."""
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        env={**os.environ, "MESHWRIGHT_URL": host.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _interrupt_follow(host: RunningAgent) -> int:
+    with _running(host, "events", "--follow", "--after", "0") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        return process.wait(LIMIT_S)
+
+
+def _end_hold(host: RunningAgent, script: str) -> int:
+    return _run(host, "hold", "--purpose", "x", "--", "sh", "-c", script).returncode
+
+
+def _hold_away(host: RunningAgent) -> int:
+    _lease_away(host, 0)
+    return _run(host, "hold", "--purpose", "x", "--", "true").returncode
+
+
+def _hold_plain_file(host: RunningAgent) -> int:
+    return _run(host, "hold", "--purpose", "x", "--", str(Path(__file__))).returncode
+
+
+def _plan_away(host: RunningAgent) -> int:
+    lease_id = _lease_away(host, 0)
+    done = _run(host, "plan", "dp:2", "--devices", "0,1", "--lease", "x")
+    assert lease_id in done.stderr
+    assert "job 9" in done.stderr
+    assert done.stdout == ""
+    return done.returncode
+
+
+def _lease_twice(host: RunningAgent) -> int:
+    _lease_away(host, 0)
+    return _run(host, "lease", "0", "--purpose", "x").returncode
+
+
+def _code(*arguments: str) -> Callable[[RunningAgent], int]:
+    return lambda host: _run(host, *arguments).returncode
+
+
+CAUSES: dict[str, dict[str, list[Callable[[RunningAgent], int]]]] = {
+    "plan": {
+        "0": [_code("plan", "dp:8"), _code("plan", "dp:2,tp:2", "--count", "4", "--lease", "x")],
+        "1": [
+            _code("plan", "dp:9"),
+            _code("plan", "dp:3"),
+            _code("plan", "tp:8", *INDIVISIBLE_MODEL, "--lease", "x"),
+            _plan_away,
+            _code("plan", "dp:8", "--in-lease", "lease-0123456789abcdef"),
+        ],
+        "2": [
+            _code("plan"),
+            _code("plan", "dp:x"),
+            _code("plan", "dp:8", "--target", "cpu:8", "--lease", "x"),
+            _code("plan", "dp:8", *FAR),
+        ],
+    },
+    "check": {
+        "0": [_code("check", "--require", "8*cpu")],
+        "1": [_code("check", "--require", "9*cpu")],
+        "2": [_code("check", *FAR), _code("check", "--nope")],
+    },
+    "lease": {
+        "0": [_code("lease", "0", "--purpose", "x")],
+        "1": [_lease_twice],
+        "2": [
+            _code("lease", "99", "--purpose", "x"),
+            _code("lease"),
+            _code("lease", "--purpose", "x", *FAR),
+        ],
+    },
+    "leases": {
+        "0": [_code("leases")],
+        "1": [_code("leases", "end", "lease-0123456789abcdef"), _code("leases", "renew", "lease-0123456789abcdef")],
+        "2": [_code("leases", "end"), _code("leases", *FAR)],
+    },
+    "hold": {
+        "the command's": [lambda host: _end_hold(host, "exit 7")],
+        "128 + n": [lambda host: _end_hold(host, "kill -TERM $$")],
+        "1": [_hold_away],
+        "2": [_code("hold", "--purpose", "x"), _code("hold", "--purpose", "x", *FAR, "--", "true")],
+        "126": [_hold_plain_file],
+        "127": [_code("hold", "--purpose", "x", "--", "/no/such/command")],
+    },
+    "events": {
+        "0": [_code("events"), _code("events", "--component", "none")],
+        "2": [_code("events", "--since", "5"), _code("events", *FAR)],
+        "130": [_interrupt_follow],
+    },
+    "acknowledge": {
+        "0": [_code("acknowledge", "driver", "--reason", "looked")],
+        "1": [_code("acknowledge", "device:99", "--reason", "looked")],
+        "2": [_code("acknowledge", "driver"), _code("acknowledge", "driver", "--reason", "x", *FAR)],
+    },
+}
+WANTED = {"the command's": 7, "128 + n": 128 + signal.SIGTERM}
+
+
+@pytest.mark.parametrize(("command", "code"), [(command, code) for command, codes in CAUSES.items() for code in codes])
+def test_each_exit_code_that_is_documented_happens(host: RunningAgent, command: str, code: str) -> None:
+    for cause in CAUSES[command][code]:
+        assert cause(host) == (WANTED[code] if code in WANTED else int(code))
+
+
+def test_the_tutorial_lists_the_exit_codes_that_happen_and_no_others() -> None:
+    rows = Document.read("client/README.md").table("Exit codes", "command")
+    documented = {row[0]: [code for code, said in zip(HEADS, row[1:], strict=True) if said] for row in rows}
+    assert documented == {command: sorted(codes, key=HEADS.index) for command, codes in CAUSES.items()}
+
+
+HEADS = ["0", "1", "2", "126", "127", "130", "the command's", "128 + n"]
+
+
+@pytest.mark.parametrize("command", list(CAUSES))
+def test_help_names_the_exit_codes_that_happen(host: RunningAgent, command: str) -> None:
+    said = " ".join(_run(host, command, "--help").stdout.split()).partition("Exit codes")[2]
+    for code in CAUSES[command]:
+        assert re.search(rf"(?<!\d){re.escape(code)}\b", said), (command, code)
+
+
+def test_where_a_plan_is_refused_or_infeasible_nothing_is_reserved(host: RunningAgent) -> None:
+    for asked in (("dp:9",), ("tp:8", *INDIVISIBLE_MODEL), ("dp:8", "--target", "cpu:8")):
+        assert _run(host, "plan", *asked, "--lease", "x").returncode in (1, 2)
+    assert json.loads(_run(host, "leases", "--json").stdout)["leases"] == []
+
+
+def test_a_plan_asked_again_with_its_key_has_its_lease_and_its_fingerprint(host: RunningAgent) -> None:
+    asked = ("--json", "plan", "dp:2,tp:2", "--count", "4", "--exclude", "0", "--lease", "job 7", "--key", "job-7")
+    first, again = (json.loads(_run(host, *asked).stdout) for _ in range(2))
+    assert first["lease"]["id"] == again["lease"]["id"]
+    assert [device["local_index"] for device in first["lease"]["devices"]] == [1, 2, 3, 4]
+    assert first["plans"][0]["fingerprint"] == again["plans"][0]["fingerprint"]
+    with Client(host.url) as client:
+        assert len(client.leases().leases) == 1
+
+
+def test_under_a_held_lease_a_plan_is_made_on_its_devices(host: RunningAgent) -> None:
+    inner = (*COMMAND, "--json", "plan", "dp:2")
+    done = _run(host, "hold", "--purpose", "x", "--devices", "5,6", "--", *inner)
+    assert [device["local_index"] for device in json.loads(done.stdout)["plans"][0]["devices"]] == [5, 6]
+
+
+def test_a_check_is_done_well_within_a_node_checks_limit(host: RunningAgent) -> None:
+    started = time.monotonic()
+    assert _run(host, "check", "--exit-style", "slurm").returncode == 0
+    assert time.monotonic() - started < 30
+
+
+def test_who_shows_no_token_is_2_and_no_verdict(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    made = [sys.executable, "-m", "meshwright_agent", "token", "add", "prolog", "--file", str(tokens)]
+    secret = subprocess.run(made, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
+    with start_agent(ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as guarded:
+        wait_for(lambda: _run(guarded, "check", "--exit-style", "nagios").stdout, guarded)
+        for command in (("leases",), ("events",), ("check",), ("plan", "dp:8", "--lease", "x")):
+            assert _run(guarded, *command).returncode == 2
+        assert _run(guarded, "check", "--exit-style", "nagios").stdout.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
+        with Client(guarded.url, token=secret) as client:
+            wait_for(lambda: client.ready().ready, guarded)
+            assert client.leases().leases == ()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from meshwright.cli.option_groups import spread_options
+from meshwright.cli.plan import show_plan
+from meshwright_agent import plan_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    is_option_group: ClassVar[bool] = True
+
+    width: Annotated[int, "columns"] = 80
+    name: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """No group: an ordinary value."""
+
+    row: int = 0
+
+
+@spread_options
+def draw(place: Place, size: Size, mark: str = "x") -> tuple[Place, Size, str]:
+    """Draws."""
+    return place, size, mark
+
+
+def test_the_fields_of_a_group_stand_in_its_place_with_their_annotations_and_defaults() -> None:
+    parameters = inspect.signature(draw).parameters
+    assert list(parameters) == ["place", "width", "name", "mark"]
+    assert parameters["width"].annotation == Annotated[int, "columns"]
+    assert (parameters["width"].default, parameters["name"].default) == (80, inspect.Parameter.empty)
+    assert (draw.__name__, draw.__doc__) == ("draw", "Draws.")
+
+
+def test_the_command_gets_the_group_that_the_options_say() -> None:
+    assert draw(Place(3), name="a", mark="o") == (Place(3), Size(width=80, name="a"), "o")
+    assert draw(Place(3), width=7, name="a")[1] == Size(width=7, name="a")
+
+
+def test_the_agents_plan_has_every_option_of_a_plan_that_needs_no_agent() -> None:
+    of_client = set(inspect.signature(show_plan).parameters)
+    of_agent = set(inspect.signature(plan_command.plan).parameters)
+    assert of_client - of_agent == {"session", "mesh", "local", "fleet", "hosts", "lease", "ttl", "key", "in_lease"}

@@ -23,6 +23,7 @@ from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import Health
 from meshwright_agent.clock import Clock
+from meshwright_agent.label_keys import resolve_keys
 from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -82,10 +83,10 @@ def fit_value(value: object) -> str:
     return f"{fitted[: VALUE_CHARACTERS - _DIGEST_CHARACTERS - 1]}-{digest}"
 
 
-def format_labels(prefix: str, labels: Mapping[str, str], expires_at: datetime) -> str:
-    """Returns the text of the file; all its labels end at `expires_at`."""
+def format_labels(keys: Mapping[str, str], labels: Mapping[str, str], expires_at: datetime) -> str:
+    """Returns the text of the file; all its labels end at `expires_at`, and those that have no key are not in it."""
     moment = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    lines = [f"{prefix}/{name}={value}" for name, value in sorted(labels.items())]
+    lines = sorted(f"{keys[name]}={value}" for name, value in labels.items() if name in keys)
     return "\n".join([f"# +expiry-time={moment}", *lines, ""])
 
 
@@ -112,7 +113,7 @@ class LabelFile:
 
     def __init__(self, path: Path, settings: Settings, clock: Clock, see: See) -> None:
         self._path = path
-        self._prefix = settings.label_prefix
+        self._keys = resolve_keys(settings.label_prefix, settings.label_keys)
         self._interval_s = settings.probe_interval_s
         self._lifetime = timedelta(seconds=max(settings.stale_after_s, 2 * settings.probe_interval_s))
         self._clock = clock
@@ -128,7 +129,7 @@ class LabelFile:
             await asyncio.sleep(self._interval_s if sighting else min(FIRST_LOOK_S, self._interval_s))
 
     async def _refresh(self, sighting: Sighting) -> None:
-        text = format_labels(self._prefix, build_labels(sighting), self._clock.now() + self._lifetime)
+        text = format_labels(self._keys, build_labels(sighting), self._clock.now() + self._lifetime)
         try:
             await asyncio.to_thread(write_labels, self._path, text)
             problem = ""

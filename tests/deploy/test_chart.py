@@ -17,7 +17,7 @@ KUBERNETES = ("1.29", "1.37")
 EVERYTHING: dict[str, Any] = {
     "features": {
         "hostPID": {"enabled": True, "ofOthers": True},
-        "nodeLabels": {"enabled": True, "prefix": "example.org"},
+        "nodeLabels": {"enabled": True, "prefix": "example.org", "keys": {"health": "", "device-count": "a.org/gpus"}},
         "nvidiaRuntime": {"enabled": True},
         "hostPort": {"enabled": True},
         "hostSocket": {"enabled": True},
@@ -105,6 +105,7 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
         ({"tls": {"clientCertificates": True}}, "secretName"),
         ({"settings": {"PATH": "/x"}}, "PATH"),
         ({"image": {"digest": "latest"}}, "digest"),
+        ({"features": {"nodeLabels": {"keys": {"health": "a,b"}}}}, "health"),
     ],
 )
 def test_a_value_that_is_wrong_is_refused_by_the_schema(values: dict[str, Any], words: str) -> None:
@@ -207,7 +208,7 @@ def test_holders_of_other_users_need_root_with_two_capabilities_and_no_more() ->
 
 def test_folders_of_the_host_are_handed_over_by_a_container_that_ends() -> None:
     (first,) = read_pod(EVERYTHING)["initContainers"]
-    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER", "DAC_READ_SEARCH"]}
     (script,) = first["args"]
     assert {mount["mountPath"] for mount in first["volumeMounts"]} == set(re.findall(r" (/[\w./]+)$", script, re.M))
     assert "initContainers" not in read_pod({**EVERYTHING, "prepareHostFolders": False})

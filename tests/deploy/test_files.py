@@ -1,9 +1,8 @@
-"""What all files of deploy/ have in common, and the image."""
+"""What all files of deploy/ have in common, and the Dockerfile; the image is built in test_image.py."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,24 +119,3 @@ def test_only_what_the_image_needs_is_sent_to_the_builder() -> None:
     copied = {name for line in copies for name in line.split()[:-1]}
     assert lines[0] == "*"
     assert copied == sent
-
-
-def can_build() -> str:
-    """Returns why no image can be built here; "" where it can."""
-    if not shutil.which("docker"):
-        return "docker is not here"
-    done = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=60)
-    return "" if done.returncode == 0 else f"docker has no daemon here: {done.stderr.strip()[:200]}"
-
-
-@pytest.mark.timeout(1800)
-def test_the_image_is_built_and_says_its_version() -> None:
-    if why := can_build():
-        pytest.skip(why)
-    pulled = subprocess.run(["docker", "pull", "python:3.13-slim"], capture_output=True, text=True)
-    if pulled.returncode:
-        pytest.skip(f"the base image is not to be had here: {pulled.stderr.strip()[:200]}")
-    subprocess.run(["docker", "build", "--tag", "meshwright:test", str(ROOT)], check=True, timeout=1500)
-    command = ["docker", "run", "--rm", "--read-only", "meshwright:test", "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("meshwright-agent ")

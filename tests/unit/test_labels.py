@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshwright.wire.health import Component, Health, State
 from meshwright_agent.clock import SystemClock
+from meshwright_agent.label_keys import resolve_keys
 from meshwright_agent.labels import (
     VALUE_CHARACTERS,
     LabelFile,
@@ -29,6 +30,7 @@ from tests.fakes.node_labels import FeatureFileError, read_feature_file
 from tests.fakes.stored import build_record
 
 PREFIX = Settings().label_prefix
+KEYS = resolve_keys(PREFIX)
 LATER = NOW + timedelta(seconds=60)
 
 
@@ -43,7 +45,7 @@ def look(folder: Path, name: str, state: State = "healthy") -> Sighting:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_has_labels_that_kubernetes_takes(tmp_path: Path, name: str) -> None:
     sighting = look(tmp_path, name)
-    labels = read_feature_file(format_labels(PREFIX, build_labels(sighting), LATER), now=NOW)
+    labels = read_feature_file(format_labels(KEYS, build_labels(sighting), LATER), now=NOW)
     assert labels[f"{PREFIX}/platform"] == sighting.devices.platform
     assert labels[f"{PREFIX}/device-count"] == str(len(sighting.devices.devices))
     assert all(key.startswith(f"{PREFIX}/") for key in labels)
@@ -107,7 +109,7 @@ def await_file(path: Path) -> None:
 def test_every_value_is_made_legal(text: str) -> None:
     value = fit_value(text)
     if value:
-        labels = read_feature_file(format_labels(PREFIX, {"name": value}, LATER), now=NOW)
+        labels = read_feature_file(format_labels({"name": f"{PREFIX}/name"}, {"name": value}, LATER), now=NOW)
         assert labels == {f"{PREFIX}/name": value}
 
 
@@ -126,7 +128,7 @@ def test_a_legal_value_stays_as_it_is(value: str) -> None:
 
 
 def test_labels_vanish_when_nobody_writes_them_any_more() -> None:
-    text = format_labels(PREFIX, {"health": "healthy"}, LATER)
+    text = format_labels(KEYS, {"health": "healthy"}, LATER)
     assert read_feature_file(text, now=LATER - timedelta(seconds=1))
     assert read_feature_file(text, now=LATER + timedelta(seconds=1)) == {}
 
@@ -156,7 +158,9 @@ def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
         return None if asked == 1 else sighting
 
     async def live() -> None:
-        settings = Settings(probe_interval_s=0.02, stale_after_s=60)
+        settings = Settings(
+            probe_interval_s=0.02, stale_after_s=60, label_keys="device-product=example.com/card, health="
+        )
         task = asyncio.create_task(LabelFile(path, settings, SystemClock(), see).run())
         await asyncio.wait_for(asyncio.to_thread(await_file, path), 60)
         task.cancel()
@@ -164,10 +168,25 @@ def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
     asyncio.run(live())
     labels = read_feature_file(path.read_text(), now=datetime.now(UTC) + timedelta(seconds=30))
     assert labels[f"{PREFIX}/device-count"] == "8"
+    assert labels["example.com/card"] == "NVIDIA-H100-80GB-HBM3"
+    assert not {f"{PREFIX}/device-product", f"{PREFIX}/health"} & set(labels)
     assert caplog.text.count("cannot be written") == 1
 
 
-@pytest.mark.parametrize("prefix", ["", "Upper.example.org", "-x.example.org", "a b", "example.org/x", "x" * 254])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "Upper.example.org",
+        "-x.example.org",
+        "a b",
+        "example.org/x",
+        "x" * 254,
+        "x" * 64,
+        "kubernetes.io",
+        "a.k8s.io",
+    ],
+)
 def test_a_prefix_that_kubernetes_would_refuse_is_refused_at_start(prefix: str) -> None:
     with pytest.raises(ValueError, match="label_prefix"):
         Settings(label_prefix=prefix)

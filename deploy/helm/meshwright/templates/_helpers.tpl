@@ -31,6 +31,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and .Values.prepareHostFolders (or .Values.state.hostPath .Values.features.hostSocket.enabled .Values.features.nodeLabels.enabled) }}true{{ end -}}
 {{- end }}
 
+{{- /* Numbers of YAML are floating: 16777216 would be told as 1.6777216e+07, which is no whole number to the agent. */}}
+{{- define "meshwright.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end }}
+
+{{- define "meshwright.pairs" -}}
+{{- $pairs := list }}
+{{- range $name, $key := . }}
+{{- $pairs = append $pairs (printf "%s=%s" $name $key) }}
+{{- end }}
+{{- join "," $pairs -}}
+{{- end }}
+
 {{- define "meshwright.probe" -}}
 httpGet:
   path: {{ .path }}

@@ -1,0 +1,272 @@
+"""Who is on the card, and whether it is given back: at rest, by a release, a lease, a kill; beside others."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from meshwright_agent.baseline import TOLERANCE_BYTES
+from meshwright_agent.bench.limits import CONTEXT_BYTES, LIGHT_BYTES
+from tests.agents import RunningAgent, wait_for
+from tests.device.bed import (
+    IDLE_S,
+    Bed,
+    PeakOfCards,
+    await_baseline,
+    await_looked,
+    await_stopped,
+    count_used,
+    hold_card,
+    list_pids,
+    release,
+    start_bench,
+)
+from tests.device.gil import forget, is_deaf, is_granted, plant_hang, wish_hang
+from tests.device.record import Finding
+from tests.process.living import (
+    RELEASE_LIMIT_S,
+    ask,
+    await_end,
+    do_bench,
+    is_alive,
+    list_children,
+    list_mapped_files,
+    list_open_files,
+    post_bench,
+    read_run,
+    read_worker,
+    submit,
+    worker_pid,
+)
+
+FEW_BYTES: Final = 2 << 20
+"""In which nvidia-smi rounds."""
+GONE_S: Final = 5.0
+_LIGHT: Final[dict[str, Any]] = {"tier": "light", "cases": ["matmul", "memory_bandwidth", "host_to_device"]}
+_SMALL: Final[dict[str, Any]] = {"sizes_bytes": [1 << 20], "matmul_size": 128, "samples": 3}
+
+
+def check_rest(bed: Bed) -> Iterator[Finding]:
+    """An agent whose worker is away: no device file, no library of the driver, no context, no memory."""
+    before = bed.read_cards()
+    began_s = time.monotonic()
+    with bed.start_agent(idle_release_s="1") as agent:
+        yield Finding("start to ready", time.monotonic() - began_s, unit="s")
+        if bed.is_gpu:
+            await_looked(agent)
+            yield Finding("worker gone by itself after", await_stopped(agent), unit="s", note="it took JAX's view once")
+        files = [file for file in list_open_files(agent.pid) if file.startswith(("/dev/nvidia", "/dev/dri"))]
+        yield Finding("device files open in the agent", len(files), not files, rule="0", note=", ".join(files))
+        maps = [file for file in list_mapped_files(agent.pid) if "libcuda" in file or "libnvidia" in file]
+        yield Finding("driver libraries in the agent", len(maps), not maps, rule="0", note=", ".join(maps))
+        if bed.is_gpu:
+            _, more = await_baseline(bed, before)
+            own = {agent.pid, *list_children(agent.pid)} & list_pids(bed.read_cards())
+            yield Finding("contexts of agent and children", len(own), not own, rule="0", note="by nvidia-smi")
+            rule = "0, as nvidia-smi rounds"
+            yield Finding("memory of the card, against before the agent", more, abs(more) <= FEW_BYTES, "B", rule)
+
+
+def check_light(bed: Bed) -> Iterator[Finding]:
+    """A worker on demand for a light bench, and what that takes of the card."""
+    before = bed.read_cards()
+    with bed.start_agent(idle_release_s="60") as agent:
+        release(agent)
+        began_s = time.monotonic()
+        do_bench(agent)
+        yield Finding("first bench, with the worker's start", time.monotonic() - began_s, unit="s")
+        with PeakOfCards(bed) as peak:
+            body = _LIGHT if bed.is_gpu else {**_LIGHT, **_SMALL}
+            run = await_end(agent, submit(agent, body), limit_s=90)
+        yield Finding(
+            "light bench", run["state"], run["state"] == "succeeded", rule="succeeded", note=str(run["error"] or "")
+        )
+        if bed.is_gpu:
+            time.sleep(2.0)  # the next look has JAX's figures
+        stats = (ask(agent, "/devices")["devices"][0]["jax"] or {}).get("memory_stats") or {}
+        arrays = stats.get("peak_bytes_in_use")
+        if bed.is_gpu:
+            near = arrays is not None and arrays <= LIGHT_BYTES
+            yield Finding("arrays at most", arrays, near, "B", "512 MiB", "JAX's peak_bytes_in_use")
+            more, rule = peak.bytes - count_used(before), "512 MiB and a context's 400 MiB"
+            yield Finding("memory of the card at most", more, more <= LIGHT_BYTES + CONTEXT_BYTES, "B", rule, "by NVML")
+
+
+def check_release(bed: Bed) -> Iterator[Finding]:
+    """Releases at random moments of a bench."""
+    chance, before = random.Random(0), bed.read_cards()
+    with bed.start_agent() as agent:
+        for number in range(1, bed.tries + 1):
+            start_bench(agent, bed.long_bench)
+            time.sleep(chance.uniform(0.0, 2.0))
+            yield from _release(bed, agent, before, f"release {number} in a bench")
+        yield from _release(bed, agent, before, "release of nothing")
+
+
+def check_release_from_gil(bed: Bed) -> Iterator[Finding]:
+    """Releases of a worker that holds the GIL, ignores SIGTERM, and has a bench under way."""
+    before = bed.read_cards()
+    with tempfile.TemporaryDirectory(prefix="mw-") as name:
+        folder = Path(name)
+        with _start_hanging(bed, folder) as agent:
+            for number in range(1, max(2, bed.tries // 2) + 1):
+                start_bench(agent, bed.long_bench)
+                pid = worker_pid(agent)
+                wish_hang(folder)
+                wait_for(lambda: is_granted(folder), agent, limit_s=20)
+                deaf = is_deaf(pid)
+                yield Finding(f"worker {number} ignores SIGTERM", deaf, deaf, rule="True")
+                forget(folder)
+                yield from _release(bed, agent, before, f"release {number} from the GIL", killed=True)
+
+
+def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool | None = None) -> Iterator[Finding]:
+    pid = read_worker(agent)["pid"]
+    answer, took_s = release(agent)
+    note = f"killed: {answer['killed']}"
+    yield Finding(name, took_s, took_s <= RELEASE_LIMIT_S and answer["released"], "s", f"≤ {RELEASE_LIMIT_S:g} s", note)
+    if killed is not None:
+        yield Finding(f"{name}: it had to be killed", answer["killed"], answer["killed"] is killed, rule=str(killed))
+    if pid is not None:
+        yield Finding(f"{name}: process gone", not is_alive(pid), not is_alive(pid), rule="True")
+    if bed.is_gpu:
+        told = answer["memory"]
+        back = bool(told) and all(each["is_back"] for each in told)
+        yield Finding(f"{name}: memory is back, as the agent tells", back, back, rule="True", note=str(told))
+        late_s, more = await_baseline(bed, before)
+        yield Finding(
+            f"{name}: memory against before", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"
+        )
+
+
+def check_owners(bed: Bed) -> Iterator[Finding]:
+    """A foreign process with a context is named, keeps full benches off, and not light ones."""
+    with bed.start_agent() as agent:
+        await_looked(agent)
+        release(agent)
+        with hold_card() as (pid, command):
+            reply = post_bench(agent, {"tier": "full", "suite": "full"})
+            problem = reply.json()
+            rule = "409 device_busy"
+            found = f"{reply.status_code} {problem.get('code')}"
+            yield Finding("full bench beside it", found, found == rule, rule=rule, note=str(problem.get("detail")))
+            named = str(pid) in str(problem.get("detail")) and command in str(problem.get("detail"))
+            yield Finding("… names process and command", named, named, rule="True")
+            time.sleep(2.0)
+            listed = [each for device in ask(agent, "/devices")["devices"] for each in device["processes"] or ()]
+            seen: dict[str, Any] = next((each for each in listed if each["pid"] == pid), {})
+            yield Finding(
+                "/devices: command of the holder",
+                seen.get("command"),
+                command in str(seen.get("command")),
+                rule=command,
+            )
+            yield Finding("/devices: its memory", seen.get("used_bytes"), bool(seen.get("used_bytes")), "B", "told")
+            yield Finding("/devices: its container", seen.get("container"), note="none is right outside one")
+            yield Finding("/devices: it is not ours", seen.get("own") is False, seen.get("own") is False, rule="True")
+            answer, took_s = release(agent)
+            held = any(each["pid"] == pid for each in answer["held"] or ())
+            yield Finding("a release names it", held, held, rule="True", note=f"{took_s:.2f} s")
+            run = await_end(
+                agent, submit(agent, {"tier": "light", "cases": ["memory_bandwidth"], "samples": 3}), limit_s=90
+            )
+            yield Finding(
+                "light bench beside it",
+                run["state"],
+                run["state"] == "succeeded",
+                rule="succeeded",
+                note=str(run["error"] or ""),
+            )
+
+
+def check_lease(bed: Bed) -> Iterator[Finding]:
+    """A lease ends a bench and the worker within the bound of a release."""
+    before = bed.read_cards()
+    with bed.start_agent() as agent:
+        for number in range(1, max(2, bed.tries // 2) + 1):
+            run_id, pid = start_bench(agent, bed.long_bench), worker_pid(agent)
+            began_s = time.monotonic()
+            reply = httpx.post(f"{agent.url}/leases", json={"purpose": "a job", "ttl_s": 120}, timeout=30)
+            took_s = time.monotonic() - began_s
+            assert reply.status_code in {200, 201}, reply.text
+            lease = reply.json()
+            gone = lease["cancelled_runs"] == [run_id] and read_run(agent, run_id)["state"] == "cancelled"
+            yield Finding(f"lease {number} in a bench", took_s, took_s <= RELEASE_LIMIT_S and gone, "s", "≤ 2 s")
+            if bed.is_gpu:
+                yield Finding(f"lease {number}: worker gone", not is_alive(pid), not is_alive(pid), rule="True")
+                late_s, more = await_baseline(bed, before)
+                yield Finding(
+                    f"lease {number}: memory", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"
+                )
+            httpx.delete(f"{agent.url}/leases/{lease['id']}", timeout=30)
+
+
+def check_kill(bed: Bed) -> Iterator[Finding]:
+    """SIGKILL of the agent in a bench leaves no process, none on the card, and no memory."""
+    before = bed.read_cards()
+    for number in range(1, max(2, bed.tries // 2) + 1):
+        with bed.start_agent() as agent:
+            start_bench(agent, bed.long_bench)
+            children = list_children(agent.pid)
+            os.kill(agent.pid, signal.SIGKILL)
+            agent.process.wait()
+            began_s = time.monotonic()
+            while any(map(is_alive, children)) and time.monotonic() - began_s < GONE_S:
+                time.sleep(0.02)
+            left = [pid for pid in children if is_alive(pid)]
+            took_s = time.monotonic() - began_s
+            yield Finding(
+                f"kill {number}: children gone after", took_s, not left, "s", f"≤ {GONE_S:g} s", f"{left} left"
+            )
+            if bed.is_gpu:
+                late_s, more = await_baseline(bed, before)
+                own = sorted(children & list_pids(bed.read_cards()))
+                yield Finding(f"kill {number}: contexts left", len(own), not own, rule="0")
+                yield Finding(
+                    f"kill {number}: memory", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"
+                )
+
+
+def check_idle(bed: Bed) -> Iterator[Finding]:
+    """The worker goes when it is idle, and the memory comes back."""
+    before = bed.read_cards()
+    with bed.start_agent(idle_release_s=str(IDLE_S)) as agent:
+        do_bench(agent)
+        took_s = await_stopped(agent, limit_s=IDLE_S + 15)
+        yield Finding("worker gone after", took_s, took_s <= IDLE_S + 3.0, "s", f"≤ {IDLE_S:g} s idle and 3 s")
+        late_s, more = await_baseline(bed, before)
+        yield Finding("memory against before", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later")
+
+
+def check_hold(bed: Bed) -> Iterator[Finding]:
+    """`hold: always`: no idleness ends the worker; a release and a lease do; it is back after the lease."""
+    with bed.start_agent(idle_release_s="1", hold="always") as agent:
+        await_looked(agent)
+        first = read_worker(agent)
+        time.sleep(4.0)
+        later = read_worker(agent)
+        kept = later["state"] == "ready" and later["generation"] == first["generation"]
+        yield Finding("kept for four times the idle time", kept, kept, rule="True", note=str(later))
+        reply = httpx.post(f"{agent.url}/leases", json={"purpose": "a job", "ttl_s": 60}, timeout=30)
+        away = read_worker(agent)["state"]
+        yield Finding("during a lease", away, away == "stopped", rule="stopped", note=str(reply.status_code))
+        httpx.delete(f"{agent.url}/leases/{reply.json()['id']}", timeout=30)
+        began_s = time.monotonic()
+        wait_for(lambda: read_worker(agent)["state"] == "ready", agent, limit_s=60)
+        yield Finding("back after the lease", time.monotonic() - began_s, True, "s", "comes back")
+        release(agent)
+        time.sleep(3.0)
+        away = read_worker(agent)["state"]
+        yield Finding("three looks after a release", away, away == "stopped", rule="stopped")
+
+
+def _start_hanging(bed: Bed, folder: Path) -> Any:
+    return Bed(bed.platform, bed.tries, {**bed.settings, "PYTHONPATH": plant_hang(folder)}).start_agent()

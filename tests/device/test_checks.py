@@ -1,0 +1,266 @@
+"""The checks of a card, without one: nvidia-smi is read right, what differs is told, a record survives its run.
+
+What CPUs can go through goes through on a real agent, so that the checks work at the first try where a card is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.planning.request import answer_request
+from meshwright.topology.chips import find_chip
+from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.verification import Verification
+from meshwright_agent.facts.model import build_json
+from tests.device.__main__ import CHECKS, Check, main, run_check
+from tests.device.bed import Bed
+from tests.device.facts import compare_cards, tell_log
+from tests.device.record import BEGIN, END, PAGE, Done, Finding, Record, format_value, read_record, write_page
+from tests.device.smi import SmiCard, parse_smi
+from tests.device.speed import compare_peaks
+from tests.device.training import compare_step
+from tests.fakes.machines import Machine, plant_machine
+
+SMI = Path(__file__).with_name("smi.xml").read_text()
+TOLD = {
+    "temperature": 34,
+    "thresholds": {"slowdown": 90, "off": 95},
+    "clocks": 1,
+    "ecc": [0, 0],
+    "pcie": [16, 16, 5, 5],
+}
+CPU = Bed("cpu", tries=1)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """The host of smi.xml, whose driver tells of its health."""
+    found = plant_machine("pcie-h100nvl", tmp_path)
+    assert found.nvml is not None
+    for index in range(2):
+        found.nvml.change_gpu(index, **TOLD, performance_state=0)
+    return found
+
+
+def compare(machine: Machine, cards: tuple[SmiCard, ...]) -> list[Finding]:
+    return list(compare_cards(machine.view().model_dump(mode="json"), build_json(machine.read()), cards))
+
+
+def read_cards(**changes: Any) -> tuple[SmiCard, ...]:
+    cards = parse_smi(SMI, dict.fromkeys(("GPU-41009000-5b1e-4c0a-9d6f-000000041000", UUID), "9.0"))
+    return (replace(cards[0], **changes), *cards[1:])
+
+
+UUID = "GPU-41009001-5b1e-4c0a-9d6f-000000041001"
+
+
+def wrong(findings: list[Finding]) -> list[str]:
+    return [finding.name for finding in findings if finding.ok is False]
+
+
+def test_what_nvidia_smi_prints_is_read_in_base_units() -> None:
+    first, second = read_cards()
+    assert (first.pci_bus_id, first.memory_bytes, first.used_bytes) == ("0000:01:00.0", 95830 << 20, 4 << 20)
+    assert (first.temperature_celsius, first.power_w, first.sm_clock_hz) == (33, 61.9, 345e6)
+    assert (first.performance_state, first.pcie_width, first.pcie_generation) == (0, 16, 5)
+    assert (first.mig, first.ecc, first.uncorrectable_count, first.slowdowns) == (False, True, 0, ())
+    assert (first.compute_pids, second.compute_pids) == ((4711,), ())
+
+
+def test_what_a_card_does_not_have_is_not_told_rather_than_none_of_it() -> None:
+    text = SMI.replace("33 C", "N/A").replace("Enabled", "N/A").replace(">0<", ">N/A<").replace("event_reason", "x")
+    card = parse_smi(text)[0]
+    assert (card.temperature_celsius, card.ecc, card.uncorrectable_count, card.slowdowns) == (None,) * 4
+
+
+def test_a_host_whose_agent_says_what_nvidia_smi_says_has_nothing_wrong(machine: Machine) -> None:
+    findings = compare(machine, read_cards())
+    assert wrong(findings) == []
+    assert sum(finding.ok is True for finding in findings) == 2 * 14
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"uuid": "GPU-other"}, "uuid"),
+        ({"pci_bus_id": "0000:02:00.0"}, "PCI address"),
+        ({"driver": "580"}, "driver"),
+        ({"compute_capability": None}, "compute capability"),
+        ({"compute_mode": "prohibited"}, "compute mode"),
+        ({"uncorrectable_count": 3}, "uncorrectable ECC errors"),
+        ({"slowdowns": ("hardware power brake",)}, "slowdowns"),
+        ({"pcie_width": 8}, "PCIe lanes"),
+        ({"memory_bytes": 80 << 30}, "memory"),
+        ({"used_bytes": 500 << 20}, "memory in use"),
+        ({"temperature_celsius": 60}, "temperature"),
+        ({"temperature_celsius": None}, "temperature"),
+        ({"mig": True}, "GPU-41009000-5b1e-4c0a-9d6f-000000041000 MIG instances"),
+    ],
+)
+def test_each_field_that_differs_is_told(machine: Machine, change: dict[str, Any], name: str) -> None:
+    assert wrong(compare(machine, read_cards(**change))) == [name]
+
+
+def test_a_kernel_log_that_cannot_be_read_is_wrong() -> None:
+    def ask(log: dict[str, Any] | None) -> list[str]:
+        return wrong(list(tell_log({"kernel_log": log, "problems": []})))
+
+    assert ask({"error": None, "xids": []}) == []
+    assert ask({"error": "permission denied", "xids": []}) == ask(None) == ["kernel log can be read"]
+
+
+@pytest.mark.parametrize(("share", "is_wrong"), [(0.49, True), (0.51, False), (0.99, False), (1.01, True)])
+def test_a_rate_is_held_against_the_chip_table(share: float, is_wrong: bool) -> None:
+    chip = find_chip("h200")
+    assert chip is not None
+    found = list(compare_peaks({"matmul": (share * 9.89e14, ""), "memory_bandwidth": (3e12, "")}, chip))
+    assert wrong(found) == (["matmul ÷ the table's H200"] if is_wrong else [])
+    assert [finding.name for finding in compare_peaks({"matmul": (1e12, "")}, None)] == ["matmul"]
+
+
+def test_a_step_is_held_against_what_was_said_of_it() -> None:
+    asked = PlanRequest(mesh="dp:1", target="h200:1", model="llama3.2-1b", training={"global_batch": 4})
+    plan = answer_request(asked).plans[0]
+    assert plan.memory is not None
+    assert plan.step_time is not None
+    held = plan.memory.per_device_bytes
+    ran = {
+        "fingerprint": plan.fingerprint,
+        "is_finite": True,
+        "losses": [11.0, 10.5],
+        "steps_s": [plan.step_time.total_s],
+        "compile_s": 1.0,
+        "device": "NVIDIA H200",
+        "jax": "0",
+        "peak_bytes": held,
+        "compiled_peak_bytes": held,
+    }
+    found = Verification(status="verified", peak_memory_bytes=held)
+    assert wrong(list(compare_step("it", plan, found, ran))) == []
+    worse = {**ran, "fingerprint": "other", "losses": [11.0, 11.5], "peak_bytes": held * 2, "steps_s": [9.0]}
+    assert wrong(list(compare_step("it", plan, found, worse))) == [
+        "it: the plan's mesh",
+        "it: loss",
+        "it: memory by compile-only ÷ measured",
+        "it: memory by the card's own compile ÷ measured",
+        "it: memory by the plan ÷ measured",
+        "it: step time by the plan ÷ measured",
+    ]
+
+
+def find_one(_bed: Bed) -> Iterator[Finding]:
+    yield Finding("figure", 3.5e12, True, "B/s", "≥ 1 | GB/s")
+
+
+def find_and_fall(bed: Bed) -> Iterator[Finding]:
+    yield from find_one(bed)
+    raise ValueError("first line\nthe agent's log")
+
+
+def find_for_ever(bed: Bed) -> Iterator[Finding]:
+    yield from find_one(bed)
+    while True:
+        pass
+
+
+def build_record(path: Path) -> Record:
+    return Record(path, tell=lambda _line: None)
+
+
+def test_what_was_found_is_kept_whatever_becomes_of_the_check(tmp_path: Path) -> None:
+    record = build_record(tmp_path / "run.jsonl")
+    record.note_run({"on": "a card"})
+    run_check("good", Check(find_one), CPU, record, 60.0)
+    assert record.is_good
+    run_check("falls", Check(find_and_fall), CPU, record, 60.0)
+    run_check("hangs", Check(find_for_ever, limit_s=0.2), CPU, record, 60.0)
+    run_check("cards", Check(find_one, on_cpu=False), CPU, record, 60.0)
+    run_check("late", Check(find_one), CPU, record, 1.0)
+    record.begin("cut")
+    with record.path.open("a") as file:
+        file.write('{"check": "cut", "find')
+    read = read_record(record.path)
+    assert read.checks == record.checks
+    assert read.run["on"] == "a card"
+    states = {name: (len(one.findings), one.done.state) for name, one in read.checks.items()}
+    assert states == {
+        "good": (1, "done"),
+        "falls": (1, "failed"),
+        "hangs": (1, "failed"),
+        "cards": (0, "skipped"),
+        "late": (0, "skipped"),
+        "cut": (0, "cut short"),
+    }
+    assert read.checks["falls"].done.reason == "ValueError: first line"
+    assert "longer than 0 s" in read.checks["hangs"].done.reason
+    assert not read.is_good
+    again = Record(read.path, read.run, read.checks, tell=lambda _line: None)
+    run_check("cut", Check(find_one), CPU, again, 60.0)
+    assert read_record(record.path).checks["cut"].done.state == "done"
+
+
+def test_a_check_that_is_done_again_counts_anew(tmp_path: Path) -> None:
+    record = build_record(tmp_path / "run.jsonl")
+    run_check("one", Check(find_and_fall), CPU, record, 60.0)
+    run_check("one", Check(find_one), CPU, record, 60.0)
+    read = read_record(record.path)
+    assert (len(read.checks["one"].findings), read.is_good) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("finding", "text"),
+    [
+        (Finding("", 7.891e14, unit="FLOP/s"), "789.1 TFLOP/s"),
+        (Finding("", 4.3e12, unit="B/s"), "4,300.0 GB/s"),
+        (Finding("", 512 << 20, unit="B"), "512.0 MiB"),
+        (Finding("", 0.874, unit="ratio"), "87.4 %"),
+        (Finding("", 1.2345, unit="s"), "1.23 s"),
+        (Finding("", True), "True"),
+        (Finding("", None, unit="B"), "not told"),
+    ],
+)
+def test_a_value_is_told_in_friendly_units(finding: Finding, text: str) -> None:
+    assert format_value(finding) == text
+
+
+def test_a_record_is_written_in_its_place_on_the_page(tmp_path: Path) -> None:
+    record = build_record(tmp_path / "run.jsonl")
+    record.note_run({"on": "1 × NVIDIA H200"})
+    run_check("speed", Check(find_one), CPU, record, 60.0)
+    record.end("speed", Done("done", 1.0))
+    page = tmp_path / "device.md"
+    page.write_text(PAGE.read_text())
+    write_page(record, page)
+    text = page.read_text()
+    assert "| figure | 3,500.0 GB/s | ≥ 1 \\| GB/s | holds |" in text
+    assert "on 1 × NVIDIA H200" in text
+    before, after = PAGE.read_text().partition(BEGIN)[0], PAGE.read_text().partition(END)[2]
+    assert text.startswith(before + BEGIN)
+    assert text.endswith(END + after)
+    write_page(record, page)
+    assert page.read_text() == text
+
+
+def test_a_host_without_a_card_is_skipped_as_a_whole_with_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tests.device.__main__.explain_no_card", lambda: "NVML finds no card")
+    assert main(["--out", str(tmp_path / "run.jsonl")]) == 0
+    assert "skipped, all of it: NVML finds no card" in capsys.readouterr().out
+    assert not (tmp_path / "run.jsonl").exists()
+    assert main(["--only", "nothing"]) == 2
+
+
+@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.on_cpu])
+def test_a_check_holds_on_virtual_cpu_devices(name: str, tmp_path: Path) -> None:
+    record = build_record(tmp_path / "run.jsonl")
+    run_check(name, CHECKS[name], CPU, record, 240.0)
+    checked = record.checks[name]
+    assert checked.done.state == "done", checked.done.reason
+    assert any(finding.ok is True for finding in checked.findings)
+    assert wrong(checked.findings) == []

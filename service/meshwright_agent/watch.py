@@ -18,9 +18,11 @@ from meshwright.wire.devices import Devices, Worker
 from meshwright_agent.baseline import MemoryBaseline
 from meshwright_agent.children import may_touch, read_roots
 from meshwright_agent.clock import Clock
+from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.memory import count_unowned
 from meshwright_agent.facts.model import parse_host_facts
 from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.ears import Hearing, XidEars
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.settings import Settings
@@ -53,6 +55,7 @@ class HostWatch:
         is_reserved: Callable[[], bool] = lambda: False,
         history: History | None = None,
         keeper: SightKeeper | None = None,
+        listener: Supervisor | None = None,
     ) -> None:
         self._probe = probe
         self._device = device
@@ -62,10 +65,20 @@ class HostWatch:
         self._stays = stays
         self._is_reserved = is_reserved
         self._keeper = keeper
+        self.ears = self._build_ears(listener) if listener is not None else None
         self.memory = MemoryBaseline()
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
+
+    def _build_ears(self, listener: Supervisor) -> XidEars:
+        return XidEars(
+            listener,
+            settings=self._settings,
+            clock=self._clock,
+            tell=self._report_events,
+            list_faults=self._verdicts.list_faults,
+        )
 
     @property
     def key(self) -> object:
@@ -101,6 +114,8 @@ class HostWatch:
         await self.look_at_facts()
         if self._device.state == "busy":
             return
+        if self._is_left_over():
+            await self._device.release(reason="a device is reserved, and the worker had nothing to do")
         if self._may_wake() if self._stays else self._may_touch():
             await self.look_at_jax()
         else:
@@ -113,11 +128,18 @@ class HostWatch:
     def _may_touch(self) -> bool:
         """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
 
-        With `hold: always` it is kept, and started again after leases; not after a release, as on hosts without.
+        With `hold: always` it is kept, and started again after leases. Not after a release, as on hosts without; also
+        not where it had told no view before that.
         """
-        if self._is_reserved() or not may_touch(self.sight.facts):
+        if self._is_reserved() or not may_touch(self.sight.facts) or not self._may_wake():
             return False
-        return self.sight.jax is None or (self._settings.hold == "always" and self._may_wake())
+        return self.sight.jax is None or self._settings.hold == "always"
+
+    def _is_left_over(self) -> bool:
+        """Tells whether a bench of who has a lease left its worker there, which `hold: always` would keep."""
+        if self._stays or not self._is_reserved() or self._device.state != "ready":
+            return False
+        return (self._clock.now() - self._device.since).total_seconds() >= self._settings.idle_release_s
 
     def _build_question(self) -> dict[str, Any]:
         log_place = {"kernel_log": self._settings.kernel_log, **self._verdicts.log_place}
@@ -161,7 +183,15 @@ class HostWatch:
         if absent is not None and absent == self._absent_generation():  # and it was not there in between
             self.memory.note(count_unowned(facts.gpus), generation=absent)
         self.sight = self.sight.with_facts(facts, now)
-        self._verdicts.report_facts(facts, before, self.devices(now), now)
+        hearing = Hearing(is_wanted=False)
+        if self.ears is not None:
+            self.ears.note_look(facts)
+            hearing = self.ears.hearing
+        self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
+
+    def _report_events(self, xids: tuple[Xid, ...]) -> None:
+        if self.sight.facts is not None:
+            self._verdicts.report_events(xids, self.sight.facts, self._clock.now())
 
     async def look_at_jax(self) -> None:
         """Asks the device worker for JAX's devices, starting it if need be; what failed stands on the board."""

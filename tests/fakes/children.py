@@ -68,6 +68,7 @@ class FakeSpawn:
     ending: Ending = field(default_factory=lambda: Ending(status=0, killed=False))
     says_hello: bool = True
     children: list[FakeChild] = field(default_factory=list)
+    kind: type[FakeChild] = FakeChild
 
     async def __call__(
         self,
@@ -76,6 +77,6 @@ class FakeSpawn:
         on_frame: Callable[[Frame], None],
         on_lost: Callable[[str], None],
     ) -> FakeChild:
-        child = FakeChild(generation, spec.name, on_frame, on_lost, self.ending, self.says_hello)
+        child = self.kind(generation, spec.name, on_frame, on_lost, self.ending, self.says_hello)
         self.children.append(child)
         return child

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
 from meshwright_agent.worker.faults import Obituary
-from meshwright_agent.worker.supervisor import Answer
+from meshwright_agent.worker.supervisor import Answer, ReleaseOutcome
 from tests.fakes.stored import EPOCH
 
 Reply = dict[str, Any] | Exception
@@ -36,6 +37,8 @@ class FakeSupervisor:
     state_after: WorkerState | None = None
     calls: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)
     resets: int = 0
+    since: datetime = EPOCH
+    releases: list[str] = field(default_factory=list)
 
     async def call(
         self,
@@ -55,13 +58,18 @@ class FakeSupervisor:
             self.state, self.generation = "ready", self.generation + 1
         return Answer(answer, self.generation)
 
+    async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
+        self.releases.append(reason)
+        was_running, self.state = self.state in ("ready", "busy"), "stopped"
+        return ReleaseOutcome(0.0, killed=False, was_running=was_running)
+
     def reset(self) -> None:
         self.resets += 1
         self.state, self.last_error = "stopped", None
 
     def view(self) -> Worker:
         return Worker(
-            state=self.state, generation=self.generation, pid=self.pid, since=EPOCH, last_error=self.last_error
+            state=self.state, generation=self.generation, pid=self.pid, since=self.since, last_error=self.last_error
         )
 
 

@@ -2,7 +2,7 @@
 
 Rule: each call may fail by itself and costs one field. A card that does not have something, or a driver that does not
 tell it, is None; that the card is lost, or wants a reset, is an answer and the most important one. No event set is
-made: NVML's events come only while a handle stays open, and an open handle blocks the reset that they would call for.
+made here: events come only while a handle stays open, which blocks the reset that they call for; see `xid_events`.
 
 Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api), and nvml.h of CUDA 13.
 """

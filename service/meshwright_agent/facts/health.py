@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,17 @@ class PciHealth:
     nonfatal_count: int | None = None
 
 
+XidSource = Literal["kernel_log", "nvml"]
+
+
 @dataclass(frozen=True)
 class Xid:
-    """One XID line of the kernel log.
+    """One XID: a line of the kernel log, or an event of NVML.
 
     Attributes:
         pci_bus_id: of the card, as sysfs writes it.
-        sequence: the record's number in the kernel log, which counts from boot.
-        age_s: how long ago it was written.
+        sequence: the record's number in the kernel log, which counts from boot; 0 for an event.
+        age_s: how long ago it was written, or came.
         text: what the driver says after the number, without process id and name.
     """
 
@@ -88,11 +92,29 @@ class Xid:
 
 
 @dataclass(frozen=True)
+class SXid:
+    """One SXID line of the kernel log: what the driver of an NVSwitch says. Fields as of `Xid`.
+
+    Attributes:
+        is_fatal: the driver's own word.
+        link: the NVLink of the switch that it is about; None: none, or all.
+    """
+
+    code: int
+    pci_bus_id: str
+    sequence: int
+    is_fatal: bool
+    age_s: float = 0.0
+    text: str = ""
+    link: int | None = None
+
+
+@dataclass(frozen=True)
 class KernelLog:
     """What was read of the kernel log.
 
     Attributes:
-        xids: those after the record that was asked for, oldest first.
+        xids, sxids: those after the record that was asked for, oldest first.
         last_sequence: of the newest record that was looked at; None: there was none.
         error: why it could not be read; None: it was.
     """
@@ -100,3 +122,4 @@ class KernelLog:
     xids: tuple[Xid, ...] = ()
     last_sequence: int | None = None
     error: str | None = None
+    sxids: tuple[SXid, ...] = ()

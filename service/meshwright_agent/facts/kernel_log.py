@@ -1,10 +1,11 @@
-"""The kernel log: XID lines of NVIDIA's driver, from the record after the one that was seen last. Runs in the probe.
+"""The kernel log: XIDs and SXIDs of NVIDIA's drivers, from the record after the one that was seen last. In the probe.
 
-Rule: reading never waits and is bounded in bytes and in XIDs; what is no XID line is dropped while reading. A log that
+Rule: reading never waits and is bounded in bytes and in XIDs; what is no such line is dropped while reading. A log that
 cannot be read is an error that is told, not a log without XIDs. Knows no meaning of a number.
 
-Source: the format of /dev/kmsg: Documentation/ABI/testing/dev-kmsg (kernel.org); forms of the line: NVIDIA, XID Errors
-(docs.nvidia.com/deploy/xid-errors) and lines in github.com/NVIDIA/gpu-operator/issues/1146.
+Source: the format of /dev/kmsg: Documentation/ABI/testing/dev-kmsg (kernel.org); forms of an XID's line: NVIDIA, XID
+Errors (docs.nvidia.com/deploy/xid-errors) and lines in github.com/NVIDIA/gpu-operator/issues/1146; of an SXID's:
+NVIDIA, Fabric Manager User Guide, and lines in github.com/leptonai/gpud, components/accelerator/nvidia/sxid/README.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from meshwright_agent.facts.health import KernelLog, Xid
+from meshwright_agent.facts.health import KernelLog, SXid, Xid
 from meshwright_agent.facts.sysfs import parse_pci_address
 
 _CHUNK: Final = 8192
@@ -25,13 +26,19 @@ _CHUNK: Final = 8192
 MOST_BYTES: Final = 1 << 26
 """Of a log; kernels keep 0.25 to 16 MiB."""
 MOST_XIDS: Final = 256
-"""A look; the next one goes on where this one stopped."""
+"""And SXIDs, a look; the next one goes on where this one stopped."""
 _MOST_TEXT: Final = 200
 
 _RECORD: Final = re.compile(rb"\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 _XID: Final = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?[^)]*\): (\d{1,4})\b,?\s*(.*)"
 )
+_SXID: Final = re.compile(
+    r"nvidia-nvswitch\d+: SXid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\): "
+    r"(\d{1,6}), (Fatal|Non-fatal)(?:, |$)(?:Link (\d{1,4})\b\s*)?(.*)"
+)
+"""The line that tells the severity; those after it, "Severity 1 Engine instance …" and "Data {…}", are its details."""
+_MARKS: Final = (b"NVRM: Xid", b": SXid ")
 _PROCESS: Final = re.compile(r"pid='?(?:(\d{1,10})|[^,']*)'?,\s*(?:name=([^,]*),?\s*)?")
 
 
@@ -77,26 +84,31 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
     newest, count, is_foreign = None, 0, False
-    recent: list[Xid] = []
-    older: list[Xid] = []
+    recent: list[Xid | SXid] = []
+    older: list[Xid | SXid] = []
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
             is_foreign = is_foreign or (not line.startswith((b" ", b"\0")) and line != b"")
             continue
         count, newest = count + 1, int(record[1])
-        if b"NVRM: Xid" not in line:
+        if not any(mark in line for mark in _MARKS):
             continue
-        xid = parse_xid(record[3].decode(errors="replace"))
-        if xid is not None:
-            dated = replace(xid, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6))
+        message = record[3].decode(errors="replace")
+        found = parse_xid(message) or parse_sxid(message)
+        if found is not None:
+            dated = replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6))
             (older if after is not None and newest <= after else recent).append(dated)
     if count == 0 and is_foreign:
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
     if after is not None and newest is not None and newest < after:
         recent = older + recent
     kept = recent[:MOST_XIDS]
-    return KernelLog(tuple(kept), kept[-1].sequence if len(recent) > len(kept) else newest)
+    return KernelLog(
+        xids=tuple(each for each in kept if isinstance(each, Xid)),
+        sxids=tuple(each for each in kept if isinstance(each, SXid)),
+        last_sequence=kept[-1].sequence if len(recent) > len(kept) else newest,
+    )
 
 
 def parse_xid(message: str) -> Xid | None:
@@ -119,4 +131,22 @@ def parse_xid(message: str) -> Xid | None:
         text=(text[process.end() :] if process else text)[:_MOST_TEXT],
         pid=pid,
         process=name[:32] if name and not name.startswith("<") else None,
+    )
+
+
+def parse_sxid(message: str) -> SXid | None:
+    """Returns the SXID that a line tells, with its severity; None for any other line, also for its details.
+
+    Known is "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", with or without link.
+    """
+    found = _SXID.search(message)
+    if found is None:
+        return None
+    return SXid(
+        code=int(found[2]),
+        pci_bus_id=parse_pci_address(found[1] if "." in found[1] else f"{found[1]}.0"),
+        sequence=0,
+        is_fatal=found[3] == "Fatal",
+        text=found[5].strip()[:_MOST_TEXT],
+        link=int(found[4]) if found[4] else None,
     )

@@ -232,6 +232,30 @@ class TpuFacts:
 
 
 @dataclass(frozen=True)
+class TpuRuntime:
+    """What libtpu tells of one of its devices.
+
+    Attributes:
+        device_id: as libtpu counts, from 0.
+        used_bytes, total_bytes: of its HBM.
+        duty_ratio: of the last sample, how long its TensorCore was busy; that of its chip, which may have two devices.
+    """
+
+    device_id: int
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    duty_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class TpuRuntimes:
+    """What jobs told of their TPUs. `unavailable`: why nothing was told; None: something was."""
+
+    devices: tuple[TpuRuntime, ...] = ()
+    unavailable: str | None = None
+
+
+@dataclass(frozen=True)
 class SliceFacts:
     """What the environment says of the TPU slice that this host belongs to. Shapes in chips, [x, y, z].
 
@@ -273,6 +297,7 @@ class HostFacts:
         problems: one sentence for each thing that should have been readable and was not.
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
         kernel_log: None: it was not to be read, or no NVIDIA card is here that it could tell of.
+        tpu_runtimes: what the jobs on the TPUs tell of them; None: nobody holds one, or it was not asked.
         is_clock_synchronised: the kernel says that something keeps its clock right; None: it does not say.
     """
 
@@ -288,6 +313,7 @@ class HostFacts:
     problems: tuple[str, ...] = ()
     holders: tuple[HolderFacts, ...] | None = ()
     kernel_log: KernelLog | None = None
+    tpu_runtimes: TpuRuntimes | None = None
     is_clock_synchronised: bool | None = None
 
 

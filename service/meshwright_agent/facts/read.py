@@ -17,10 +17,11 @@ from meshwright_agent.facts import cpu, nvidia, tpu
 from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.memory import count_unowned
-from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProcessFacts, TpuFacts
+from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProcessFacts, TpuFacts, TpuRuntimes
 from meshwright_agent.facts.owners import OpenFiles, ProcessTable, merge_holders, read_open_files
 from meshwright_agent.facts.synchronised import read_synchronised
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
+from meshwright_agent.facts.tpu_metrics import PORTS_VARIABLE, find_grpc, parse_ports, read_runtimes
 
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -45,7 +46,12 @@ class LogPlace:
 
 
 def read_host_facts(
-    roots: Roots, *, nvml: Any = None, log: LogPlace | None = None, wants_health: bool = True
+    roots: Roots,
+    *,
+    nvml: Any = None,
+    log: LogPlace | None = None,
+    wants_health: bool = True,
+    asks_jobs: bool = False,
 ) -> HostFacts:
     """Returns what can be known of a host without touching a device.
 
@@ -54,6 +60,7 @@ def read_host_facts(
         nvml: the module `pynvml`, or what behaves like it; None: there is none.
         log: the kernel log; None: it is not looked at.
         wants_health: False where only holders are asked for: the health of a card is many calls.
+        asks_jobs: jobs that hold TPUs are asked for their metrics, on the ports that the environment names.
     """
     table = ProcessTable(roots.proc)
     gpu = nvidia.read_nvidia(nvml, sysfs=roots.sysfs, dev=roots.dev, describe=table.describe, wants_health=wants_health)
@@ -76,6 +83,7 @@ def read_host_facts(
         problems=(*gpu.problems, *_tell_driverless(tpus)),
         holders=find_holders(gpu.gpus, tpus),
         kernel_log=_read_log(roots, log, machine.boot_id) if log else None,
+        tpu_runtimes=_read_runtimes(tpus, roots.environ) if asks_jobs else None,
         is_clock_synchronised=read_synchronised(),
     )
 
@@ -87,6 +95,13 @@ def _read_log(roots: Roots, log: LogPlace, boot_id: str | None) -> KernelLog | N
     ):
         return None
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
+
+
+def _read_runtimes(tpus: Iterable[TpuFacts], environ: Mapping[str, str]) -> TpuRuntimes | None:
+    """Returns what jobs tell of TPUs that they hold; None where none does, or none is seen to: JAX tells of our own."""
+    if all(process.own for chip in tpus for process in chip.processes or ()):
+        return None
+    return read_runtimes(find_grpc(), parse_ports(environ.get(PORTS_VARIABLE)))
 
 
 def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Final
 from meshwright.wire.health import Permanence, State
 from meshwright_agent.facts.health import GpuHealth, PciHealth
 from meshwright_agent.health.board import WORST_FIRST
-from meshwright_agent.health.xids import RESET, RMA
+from meshwright_agent.health.rules import RESET, RMA
 
 PARTS: Final[Mapping[str, str]] = {
     "thermal": "temperature and clocks of a card",

@@ -1,22 +1,29 @@
-"""XIDs of one look at the kernel log: which device each is of, what stands from now on, and what is only told.
+"""XIDs and SXIDs, of the kernel log or of NVML's events: what each is of, what stands from now on, what is only told.
 
-Rule: each XID is told, equal ones of one look together; those that are hardware's stand as a fault of every device on
-that card, also of one that is not listed any more. A log that cannot be read is said as long as that is so.
+Rule: each is told, equal ones of one look together; those that are hardware's stand as a fault of every device on that
+card, also of one that is not listed any more, or of the NVSwitch. Where XIDs are not seen, that is said as long as it
+is so.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from meshwright_agent.facts.health import Xid
+from meshwright_agent.facts.health import SXid, Xid
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import WORST_FIRST, HealthBoard
+from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory
+from meshwright_agent.health.rules import XidRule
+from meshwright_agent.health.sxids import judge_sxid
 from meshwright_agent.health.xids import judge_xid
 
 KERNEL_LOG: Final = "kernel_log"
+NVSWITCH: Final = "nvswitch"
+"""Named by its PCI address: `nvswitch:0000:05:00.0`."""
 _UNREADABLE: Final = (
     "let the agent read it (CAP_SYSLOG, and the device in its container), or set MESHWRIGHT_KERNEL_LOG= to do without"
 )
@@ -28,22 +35,97 @@ def report_kernel_log(
     """Writes what the kernel log tells onto the board, into memory and history.
 
     Args:
-        board: gets the log's own component, and faults of devices.
+        board: gets faults of devices and switches.
         memory: keeps the faults, and how far the log was looked at.
         history: hears of each XID; None: nobody does.
-        facts: a look, with the log.
+        facts: a look, with a log that could be read.
         at: when it was.
     """
     log = facts.kernel_log
     assert log is not None, "the caller has looked"
-    if log.error is not None:
-        reason = f"cannot be read, so XIDs are not seen: {log.error}"
-        board.report(KERNEL_LOG, "degraded", reason, at=at, action=_UNREADABLE)
-        return
-    for (component, _), xids in _group(log.xids, facts, memory).items():
-        _report_xid(board, memory, history, component, xids, at)
+    report_xids(board, memory, history, log.xids, facts, at)
+    report_sxids(board, memory, history, log.sxids, at)
     memory.note_log(log.last_sequence)
-    board.report(KERNEL_LOG, "healthy", "read for XIDs of NVIDIA's driver", at=at)
+
+
+def report_hearing(board: HealthBoard, facts: HostFacts, hearing: Hearing, at: datetime) -> None:
+    """Says on the board whether XIDs are seen: by the log, or by NVML's events in its place."""
+    log = facts.kernel_log
+    if log is not None and log.error is None:
+        board.report(KERNEL_LOG, "healthy", "read for XIDs and SXIDs of NVIDIA's drivers", at=at)
+        return
+    if log is None and not hearing.is_wanted:
+        return
+    why = "is not read (MESHWRIGHT_KERNEL_LOG is empty)" if log is None else f"cannot be read: {log.error}"
+    if hearing.is_listening:
+        board.report(KERNEL_LOG, "healthy", f"{why}; NVML's events stand in for XIDs, and SXIDs are not seen", at=at)
+        return
+    unheard = f"; NVML's events are not listened to: {hearing.reason}" if hearing.is_wanted else ""
+    board.report(KERNEL_LOG, "degraded", f"{why}, so XIDs are not seen{unheard}", at=at, action=_UNREADABLE)
+
+
+def report_xids(
+    board: HealthBoard,
+    memory: HealthMemory,
+    history: History | None,
+    xids: tuple[Xid, ...],
+    facts: HostFacts,
+    at: datetime,
+) -> None:
+    """Tells each XID, wherever it was seen, of the devices on its card; those that are hardware's stand."""
+    for (component, _), equal in _group(xids, facts, memory).items():
+        last = equal[-1]
+        rule = judge_xid(last.code, last.text)
+        told = _Told(component, f"xid_{last.code}", rule, _describe(last, rule.meaning), len(equal), last.age_s)
+        _report(board, memory, history, told, at)
+
+
+def report_sxids(
+    board: HealthBoard, memory: HealthMemory, history: History | None, sxids: tuple[SXid, ...], at: datetime
+) -> None:
+    """Tells each SXID of its NVSwitch, which is a component from its first one on."""
+    groups: dict[tuple[str, int, bool], list[SXid]] = {}
+    for sxid in sxids:
+        groups.setdefault((sxid.pci_bus_id, sxid.code, sxid.is_fatal), []).append(sxid)
+    known = {component for component in board.names() if component.startswith(f"{NVSWITCH}:")}
+    for component in sorted(known | {f"{NVSWITCH}:{address}" for address, _, _ in groups}):
+        board.report(component, "healthy", "the kernel log tells no other SXID of it that stands", at=at)
+    for (address, code, is_fatal), equal in groups.items():
+        rule = judge_sxid(code, is_fatal=is_fatal)
+        reason = f"SXID {code}, {rule.meaning}{_describe_place(equal)}"
+        told = _Told(f"{NVSWITCH}:{address}", f"sxid_{code}", rule, reason, len(equal), equal[-1].age_s)
+        _report(board, memory, history, told, at)
+
+
+def _describe_place(sxids: list[SXid]) -> str:
+    links = sorted({sxid.link for sxid in sxids if sxid.link is not None})
+    words = f" on link {', '.join(map(str, links))}" if links else ""
+    return words + (f": {sxids[-1].text}" if sxids[-1].text else "")
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a driver reported of a component, `count` times; the last of them `age_s` ago."""
+
+    component: str
+    code: str
+    rule: XidRule
+    reason: str
+    count: int
+    age_s: float
+
+
+def _report(board: HealthBoard, memory: HealthMemory, history: History | None, told: _Told, at: datetime) -> None:
+    component, rule, when = told.component, told.rule, at - timedelta(seconds=told.age_s)
+    now = board.state(component, at)
+    if history is not None:
+        state = min((now, rule.state), key=WORST_FIRST.index) if rule.state else now
+        times = f" ({told.count} times since the last look)" if told.count > 1 else ""
+        reason = f"{told.reason}{times}"
+        history.note_fault(component, told.code, state=state, reason=reason, action=rule.action, at=when)
+    if rule.state is not None:
+        fault = Fault(component, told.code, rule.state, told.reason, rule.action, when, count=told.count)
+        board.add_fault(memory.add_fault(fault), at)
 
 
 def _group(xids: tuple[Xid, ...], facts: HostFacts, memory: HealthMemory) -> dict[tuple[str, int], list[Xid]]:
@@ -59,23 +141,6 @@ def _list_components(address: str, facts: HostFacts, memory: HealthMemory) -> li
     here = [gpu.key for gpu in facts.gpus if gpu.pci_bus_id == address]
     before = [device.key for device in memory.value.devices if device.pci_bus_id == address]
     return [f"device:{key}" for key in here or before or [address]]
-
-
-def _report_xid(
-    board: HealthBoard, memory: HealthMemory, history: History | None, component: str, xids: list[Xid], at: datetime
-) -> None:
-    last = xids[-1]
-    rule = judge_xid(last.code, last.text)
-    when = at - timedelta(seconds=last.age_s)
-    code, reason = f"xid_{last.code}", _describe(last, rule.meaning)
-    now = board.state(component, at)
-    if history is not None:
-        state = min((now, rule.state), key=WORST_FIRST.index) if rule.state else now
-        times = f" ({len(xids)} times since the last look)" if len(xids) > 1 else ""
-        history.note_fault(component, code, state=state, reason=f"{reason}{times}", action=rule.action, at=when)
-    if rule.state is not None:
-        fault = Fault(component, code, rule.state, reason, rule.action, when, count=len(xids))
-        board.add_fault(memory.add_fault(fault), at)
 
 
 def _describe(xid: Xid, meaning: str) -> str:

@@ -12,10 +12,10 @@ docs of DP_DISABLE_HEALTHCHECKS, which takes them for the application's own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from meshwright.wire.health import State
+from meshwright_agent.health.nvlink_xids import NVLINK5, judge_nvlink
+from meshwright_agent.health.rules import RESET, RMA, XidRule
 
 APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
 """The application's own, whatever the catalogue advises."""
@@ -26,27 +26,7 @@ _INFORMATIONAL: Final = frozenset(
 )
 """RESTART_APP, IGNORE, or about another XID (154: NVML tells the recovery action itself)."""
 
-RESET: Final = "drain the GPU, then reset it (nvidia-smi --gpu-reset -i N) or reboot the host"
-RMA: Final = "RMA the card"
-
-
-@dataclass(frozen=True)
-class XidRule:
-    """What one XID means.
-
-    Attributes:
-        meaning: NVIDIA's words, shortened.
-        state: of the device while the fault stands; None: it is an event and no fault.
-        action: what to do, as a sentence for an operator.
-    """
-
-    meaning: str
-    state: State | None
-    action: str = ""
-
-
 _REPEATED: Final = f"{RESET}; {RMA} if it happens again"
-_NVLINK5: Final = "decode the line by NVIDIA's table for XIDs 144 to 150; reset the GPU at the next chance"
 _SUPPORT: Final = f"{RESET}; ask NVIDIA's support if it happens again"
 
 _RULES: Final[Mapping[int, XidRule]] = {
@@ -80,10 +60,6 @@ _RULES: Final[Mapping[int, XidRule]] = {
     140: XidRule("an ECC error was not recovered", "unhealthy", _REPEATED),
     142: XidRule("video encoder error", "degraded", "ask NVIDIA's support if it happens again"),
     143: XidRule("the GPU did not initialise", "unhealthy", _REPEATED),
-    **{
-        code: XidRule(f"NVLink error ({unit})", "degraded", _NVLINK5)
-        for code, unit in zip(range(144, 151), ("SAW", "RLW", "TLW", "TREX", "NVLPW", "NETIR", "MSE"), strict=True)
-    },
     151: XidRule("key rotation error", "unhealthy", "restart the virtual machine, or reboot the host"),
     155: XidRule("NVLink error that software defines", "unhealthy", _SUPPORT),
     156: XidRule("a part of the GPU is to be retired", "degraded", "reset the GPU at the next chance, so that it is"),
@@ -95,8 +71,6 @@ _RULES: Final[Mapping[int, XidRule]] = {
     171: XidRule("uncorrectable error in DRAM (details of XID 48)", "unhealthy", _REPEATED),
     172: XidRule("uncorrectable error in SRAM (details of XID 48)", "unhealthy", _REPEATED),
 }
-_FATAL: Final = " fatal "
-"""How lines of XIDs 144 to 150 say that they are; the others say "Nonfatal"."""
 
 
 def judge_xid(code: int, text: str = "") -> XidRule:
@@ -104,16 +78,16 @@ def judge_xid(code: int, text: str = "") -> XidRule:
 
     Args:
         code: its number.
-        text: what the driver said beside it; XIDs 144 to 150 tell there whether they are fatal.
+        text: what the driver said beside it; XIDs 144 to 150 tell there what they are about, and how grave.
     """
     if code in APPLICATION:
         return XidRule("the application's own error", None, "look at the job: its process ended, or reads wrong memory")
     if code in _INFORMATIONAL:
         return XidRule("an error that ends with its job", None, "restart the job")
+    if code in NVLINK5:
+        return judge_nvlink(code, text)
     rule = _RULES.get(code)
     if rule is None:
         action = "look it up in NVIDIA's Xid catalogue; ask NVIDIA's support if it happens again"
         return XidRule("a number that this agent has no words for", "degraded", action)
-    if 144 <= code <= 150 and _FATAL in f" {text.lower()} ":
-        return XidRule(rule.meaning, "unhealthy", f"{RESET}; {_NVLINK5}")
     return rule

@@ -47,7 +47,8 @@ def parse_log(arguments: dict[str, Any]) -> LogPlace | None:
 
 def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """Returns `HostFacts` as JSON."""
-    return build_json(read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments)))
+    found = read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments), asks_jobs=True)
+    return build_json(found)
 
 
 def holders(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:

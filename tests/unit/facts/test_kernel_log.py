@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.facts import kernel_log
-from meshwright_agent.facts.kernel_log import parse_xid, read_kernel_log
+from meshwright_agent.facts.kernel_log import parse_sxid, parse_xid, read_kernel_log
 from tests.fakes.well import write_record, xid
 
 CARD = "0000:3b:00"
@@ -69,6 +69,60 @@ def test_each_known_form_of_the_line_is_read(line: str, expected: tuple[object, 
 )
 def test_other_lines_are_no_xid(line: str) -> None:
     assert parse_xid(line) is None
+
+
+SXIDS = {
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)": (
+        "0000:05:00.0",
+        12028,
+        False,
+        32,
+        "egress non-posted PRIV error (First)",
+    ),
+    "[6781753.4] nvidia-nvswitch1: SXid (PCI:0000:C6:00.0): 20034, Fatal, Link 48 LTSSM Fault Up": (
+        "0000:c6:00.0",
+        20034,
+        True,
+        48,
+        "LTSSM Fault Up",
+    ),
+    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10004, Non-fatal, Host_thermal_event_start": (
+        "0000:05:00.0",
+        10004,
+        False,
+        None,
+        "Host_thermal_event_start",
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), SXIDS.items())
+def test_each_known_form_of_an_sxids_line_is_read(line: str, expected: tuple[object, ...]) -> None:
+    found = parse_sxid(line)
+    assert found is not None
+    assert (found.pci_bus_id, found.code, found.is_fatal, found.link, found.text) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine instance 00",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000, 0x00000000}",
+        "NVRM: Xid (PCI:0000:2b:00): 79, Fatal, Link 1",
+        "",
+    ],
+)
+def test_an_sxids_details_and_other_lines_are_no_sxid(line: str) -> None:
+    assert parse_sxid(line) is None
+
+
+def test_sxids_are_read_beside_xids_with_their_place_and_age(log: Path) -> None:
+    write_record(log, 6, "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48 LTSSM Fault Up", at_s=100.0)
+    write_record(log, 7, xid(CARD, 74), at_s=100.0)
+    seen = read_kernel_log(log, now_s=130.0)
+    assert [(each.code, each.sequence, each.age_s) for each in seen.sxids] == [(20034, 6, 30.0)]
+    assert [each.code for each in seen.xids] == [74]
+    assert read_kernel_log(log, after=7).sxids == ()
 
 
 def test_only_what_came_after_the_last_look_is_told(log: Path) -> None:

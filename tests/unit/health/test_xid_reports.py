@@ -1,0 +1,97 @@
+"""SXIDs and NVML's events on a board: what each is of, what stands, and what is said where XIDs are not seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright_agent.facts.health import KernelLog, SXid, Xid
+from meshwright_agent.health.ears import Hearing
+from tests.unit.health.test_verdicts import ADDRESS, UUID, Scene
+
+SWITCH = "0000:05:00.0"
+NAME = f"nvswitch:{SWITCH}"
+FAULT_UP = SXid(20034, SWITCH, 1, is_fatal=True, text="LTSSM Fault Up", link=30)
+UNREADABLE = KernelLog(error="/dev/kmsg: Operation not permitted")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def look(scene: Scene, log: KernelLog | None, hearing: Hearing) -> None:
+    facts = replace(scene.read(), kernel_log=log)
+    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now(), hearing)
+    scene.before = facts
+
+
+def look_at(scene: Scene, *sxids: SXid) -> None:
+    scene.clock.advance(30)
+    look(scene, KernelLog(sxids=sxids, last_sequence=9), Hearing(is_wanted=False))
+
+
+def test_a_fatal_sxid_makes_its_switch_unhealthy_until_a_word_and_no_gpu(scene: Scene) -> None:
+    look_at(scene, FAULT_UP, replace(FAULT_UP, link=28))
+    seen = scene.component(NAME)
+    assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
+    assert "SXID 20034" in seen.reason
+    assert "on link 28, 30" in seen.reason
+    assert "2 times" in seen.reason
+    assert scene.ill() == {NAME}
+    assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_20034"]
+    look_at(scene)
+    assert scene.state(NAME) == "unhealthy"
+    scene.restart()
+    assert scene.state(NAME) == "unhealthy"
+    look_at(scene)
+    scene.acknowledge(NAME)
+    assert scene.state(NAME) == "healthy"
+
+
+def test_each_sxid_is_an_event_and_one_that_the_switch_corrects_no_fault(scene: Scene) -> None:
+    look_at(scene, SXid(11012, SWITCH, 1, is_fatal=False))
+    assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_11012"]
+    assert scene.state(NAME) == "healthy"
+
+
+def test_a_host_whose_log_tells_no_sxid_has_no_switch_on_its_board(scene: Scene) -> None:
+    look_at(scene)
+    assert not [name for name in scene.board.names() if name.startswith("nvswitch")]
+
+
+@pytest.mark.parametrize(
+    ("log", "hearing", "state", "words"),
+    [
+        (KernelLog(), Hearing(is_wanted=False), "healthy", "read for XIDs"),
+        (UNREADABLE, Hearing(is_wanted=False), "degraded", "so XIDs are not seen"),
+        (UNREADABLE, Hearing(is_wanted=True), "healthy", "NVML's events stand in for XIDs, and SXIDs are not seen"),
+        (UNREADABLE, Hearing(is_wanted=True, reason="NVML does not start"), "degraded", "NVML does not start"),
+        (None, Hearing(is_wanted=True), "healthy", "MESHWRIGHT_KERNEL_LOG is empty"),
+    ],
+)
+def test_where_xids_come_from_is_said_and_where_they_are_not_seen_as_well(
+    scene: Scene, log: KernelLog | None, hearing: Hearing, state: str, words: str
+) -> None:
+    look(scene, log, hearing)
+    seen = scene.component("kernel_log")
+    assert seen.state == state
+    assert words in seen.reason
+
+
+def test_a_log_that_is_not_to_be_read_is_no_component(scene: Scene) -> None:
+    look(scene, None, Hearing(is_wanted=False))
+    assert "kernel_log" not in scene.board.names()
+
+
+def test_an_event_is_told_as_the_log_tells_it_and_the_same_one_once(scene: Scene) -> None:
+    look(scene, UNREADABLE, Hearing(is_wanted=True))
+    assert scene.before is not None
+    scene.verdicts.report_events((Xid(48, ADDRESS, 0),), scene.before, scene.clock.now())
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    scene.clock.advance(2)
+    look(scene, KernelLog((Xid(48, ADDRESS, 7, age_s=2.0),), 7), Hearing(is_wanted=False))
+    assert [event.code for event in scene.events(f"device:{UUID}") if event.kind == "fault"] == ["xid_48"]
+    assert [fault.count for fault in scene.verdicts.list_faults()] == [1]

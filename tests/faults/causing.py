@@ -31,6 +31,15 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
+TRACE: Final = """
+import ctypes, sys
+ptrace, seize = ctypes.CDLL(None).ptrace, 0x4206
+ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+print(ptrace(seize, int(sys.argv[1]), None, None), flush=True)
+sys.stdin.read()
+"""
+"""PTRACE_SEIZE of <linux/ptrace.h>: the process runs on."""
+
 
 @contextlib.contextmanager
 def mount_small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
@@ -93,6 +102,25 @@ def hold_database(path: Path) -> Iterator[None]:
             yield
         finally:
             other.communicate(timeout=30)
+
+
+@contextlib.contextmanager
+def keep_unreaped(pid: int) -> Iterator[None]:
+    """Keeps a process that is killed from ending for its parent, for the length of the block; skips who may not trace.
+
+    A traced process that dies is a zombie until its tracer has waited for it: ptrace(2). To its parent that is the same
+    as one that the kernel holds in a driver's call.
+    """
+    command = [sys.executable, "-c", TRACE, str(pid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != "0\n":
+            tracer.communicate(timeout=30)
+            pytest.skip("tracing another process needs a right that is not here; a fake child stands in for it")
+        try:
+            yield
+        finally:
+            tracer.communicate(timeout=30)
 
 
 @contextlib.contextmanager

@@ -12,15 +12,18 @@ import pytest
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
+    QUICK,
     ask,
     await_end,
     await_state,
     is_alive,
     list_children,
+    post_bench,
     read_run,
     start_long_bench,
     stopped,
 )
+from tests.process.test_leases import lease, post_lease
 from tests.process.test_verified_plans import await_compiler, build_request, submit, verification_of
 
 Told = tuple[list[object], list[Exception]]
@@ -96,18 +99,33 @@ def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(
             assert [errors for _, errors in told] == [[], [], []]
 
 
-def test_an_upgrade_in_a_bench_and_a_compile_ends_both_as_cancelled_with_the_reason(tmp_path: Path) -> None:
-    with start_agent(cpu_devices=2, state_dir=tmp_path) as before:
+def test_an_upgrade_ends_a_bench_and_a_compile_as_cancelled_with_the_reason_and_leaves_the_leases(
+    tmp_path: Path,
+) -> None:
+    with start_agent(cpu_devices=3, state_dir=tmp_path) as before:
         await_state(before, "driver", "healthy")  # until then the host's memory is not known, and a bench is small
         compiling = submit(before, build_request(2))
+        job = lease(before, [2], ttl_s=1000, purpose="slurm job 7", key="job-7")
+        own = lease(before, [0, 1], ttl_s=1000, purpose="acceptance", preemptible=True)
         with stopped(await_compiler(before, compiling)):  # it does not end by itself meanwhile
-            running = [start_long_bench(before), compiling]
+            running = [start_long_bench(before, devices=[0, 1], lease=own["id"]), compiling]
             children = list_children(before.pid)
             assert before.stop() == 0
         wait_for(lambda: not any(map(is_alive, children)), limit_s=10)
-    with start_agent(cpu_devices=2, state_dir=tmp_path) as after:
+    with start_agent(cpu_devices=3, state_dir=tmp_path) as after:
         for run in (read_run(after, run_id) for run_id in running):
             assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
             assert "the agent is shutting down" in run["error"]["detail"]
         assert ask(after, "/runs?state=running")["runs"] == []
+        kept = ask(after, "/leases")["leases"]
+        assert [(each["id"], each["purpose"]) for each in kept] == [
+            (job["id"], "slurm job 7"),
+            (own["id"], "acceptance"),
+        ]
+        assert all(900 < each["expires_in_s"] < 1000 for each in kept)
+        refused = post_bench(after, {**QUICK, "devices": [2], "lease": own["id"]})
+        assert (refused.status_code, refused.json()["code"]) == (409, "device_leased")
+        assert post_lease(after, [2], ttl_s=1000, purpose="slurm job 7", key="job-7").json()["id"] == job["id"]
+        again = await_end(after, post_bench(after, {**QUICK, "devices": [0, 1], "lease": own["id"]}).json()["id"])
+        assert again["state"] == "succeeded", again["error"]
         assert verification_of(await_end(after, submit(after, build_request(2)), limit_s=200))["status"] == "verified"

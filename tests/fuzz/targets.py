@@ -36,7 +36,9 @@ from meshwright_agent.facts import (
     synchronised,
     sysfs,
     tpu,
+    tpu_metrics,
 )
+from meshwright_agent.health.nvlink_xids import parse_nvlink_line
 from meshwright_agent.worker.protocol import (
     Call,
     Cancel,
@@ -53,7 +55,9 @@ from meshwright_agent.worker.protocol import (
     parse_frame,
 )
 from tests.fakes.machines import RECORDED
+from tests.fakes.tpu_runtime import build_response
 from tests.fakes.tree import split_entries
+from tests.fuzz.access import ACCESS
 from tests.fuzz.guided import Target
 
 Parse = Callable[[str], object]
@@ -148,6 +152,7 @@ FRAMES: Final = tuple(
     )
 )
 ENVIRONMENTS: Final = tuple(_read_environments())
+SXID: Final = b"nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
 MESSAGE: Final = b"NVRM: Xid (PCI:0000:03:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -235,6 +240,7 @@ FACTS: Final[Mapping[str, Target]] = {
     "kernel_log.parse_xid": Target(
         take_text(kernel_log.parse_xid), (MESSAGE, MESSAGE.replace(b"'<unknown>'", b"1896"))
     ),
+    "kernel_log.parse_sxid": Target(take_text(kernel_log.parse_sxid), (SXID, SXID.replace(b"Link 30 ", b""))),
     "model.parse_host_facts": Target(
         take_document(model.parse_host_facts), (b'{"machine":{},"cpu":{},"gpus":[],"tpus":[]}',), (ValidationError,)
     ),
@@ -261,6 +267,12 @@ FACTS: Final[Mapping[str, Target]] = {
     "tpu.parse_shape": Target(take_text(tpu.parse_shape), (b"2,2,1", b"4x4x4")),
     "tpu.parse_flags": Target(take_text(tpu.parse_flags), (b"true,false,true",)),
     "tpu.parse_flag": Target(take_text(tpu.parse_flag), (b"true",)),
+    "tpu_metrics.parse_ports": Target(take_text(tpu_metrics.parse_ports), (b"8431", b"8431,8432")),
+    "tpu_metrics.parse_response": Target(
+        lambda data: check_json({str(device): value for device, value in tpu_metrics.parse_response(data).items()}),
+        (build_response(tpu_metrics.USED, [1, 1 << 34]), build_response(tpu_metrics.DUTY, [0.0, 99.5])),
+        (ValueError,),
+    ),
 }
 """Parsers of `meshwright_agent.facts`, by module and name."""
 
@@ -286,6 +298,9 @@ OTHERS: Final[Mapping[str, Target]] = {
         (b"XLA_FLAGS=--xla_force_host_platform_device_count=8", b"JAX_NUM_CPU_DEVICES=8"),
         (ValueError,),
     ),
+    "NVLink's line of an XID": Target(
+        take_text(parse_nvlink_line), (b"NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x021425c6 0x00000000)",)
+    ),
     "accelerator type": Target(take_text(parse_accelerator_type), (b"v5litepod-16", b"v4-8")),
     "driver's information file": Target(
         lambda data: parse_information("0000:1b:00.0", data.decode(errors="replace")),
@@ -299,4 +314,8 @@ OTHERS: Final[Mapping[str, Target]] = {
 }
 """What else reads text or bytes that others wrote."""
 
-TARGETS: Final[Mapping[str, Target]] = {**{f"facts.{name}": target for name, target in FACTS.items()}, **OTHERS}
+TARGETS: Final[Mapping[str, Target]] = {
+    **{f"facts.{name}": target for name, target in FACTS.items()},
+    **ACCESS,
+    **OTHERS,
+}

@@ -1,15 +1,19 @@
-"""No input breaks a parser: thousands of them, led by what they reach. Every parser of facts is on the list."""
+"""No input breaks a parser: thousands of them, led by what they reach. Every one of facts and access is on the list."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
 
 import pytest
 
+import meshwright_agent.access
 import meshwright_agent.facts
 from tests.fuzz import scale
+from tests.fuzz.access import PARSERS
 from tests.fuzz.guided import Target, describe, fuzz
 from tests.fuzz.targets import FACTS, TARGETS
 
@@ -25,17 +29,20 @@ def test_no_input_breaks_a_parser(name: str) -> None:
     assert len(found.edges) >= 1, "nothing of ours was run"
 
 
-def test_every_parser_of_facts_is_fuzzed() -> None:
+@pytest.mark.parametrize(
+    ("room", "known"), [(meshwright_agent.facts, FACTS), (meshwright_agent.access, PARSERS)], ids=["facts", "access"]
+)
+def test_every_parser_of_these_rooms_is_fuzzed(room: ModuleType, known: Mapping[str, Target]) -> None:
     there = set()
-    for info in pkgutil.iter_modules(meshwright_agent.facts.__path__):
-        module = importlib.import_module(f"meshwright_agent.facts.{info.name}")
+    for info in pkgutil.iter_modules(room.__path__):
+        module = importlib.import_module(f"{room.__name__}.{info.name}")
         functions = inspect.getmembers(module, inspect.isfunction)
         there |= {
             f"{info.name}.{name}"
             for name, function in functions
             if name.startswith("parse_") and function.__module__ == module.__name__
         }
-    assert there == set(FACTS), "add the parser to tests/fuzz/targets.py, with seeds as they are met in life"
+    assert there == set(known), "add the parser to tests/fuzz, with seeds as they are met in life"
 
 
 # ---- the fuzzer itself ----------------------------------------------------------------------------------------------

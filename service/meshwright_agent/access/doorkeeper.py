@@ -16,12 +16,13 @@ from typing import Any, Final, Protocol
 
 from meshwright.errors import ForbiddenError, HostNotAllowedError, InvalidRequestError, UnauthorizedError
 from meshwright_agent.access.callers import Caller
+from meshwright_agent.access.certificates import CertificateFile, judge_files
 from meshwright_agent.access.credentials import parse_authorization
 from meshwright_agent.access.hosts import HostNames, parse_host, parse_origin, split_names
 from meshwright_agent.access.peers import UNKNOWN, Peer
 from meshwright_agent.access.rates import Rates
 from meshwright_agent.access.scopes import SAFE_METHODS, Scope
-from meshwright_agent.access.tls import TurningContext, watch_context
+from meshwright_agent.access.tls import TlsFiles, TurningContext, watch_tls_files
 from meshwright_agent.access.token_file import read_token_file
 from meshwright_agent.access.tokens import Token, Tokens
 from meshwright_agent.access.watched import Watched
@@ -31,6 +32,8 @@ from meshwright_agent.settings import Settings
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "access"
+CERTIFICATE: Final = "certificate"
+"""The component of the certificates' times; there is none where the agent speaks plain HTTP."""
 LOOK_INTERVAL_S: Final = 1.0
 REPORT_INTERVAL_S: Final = 10.0
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
@@ -71,7 +74,7 @@ class Doorkeeper:
         own = (settings.host, socket.gethostname(), socket.gethostname().split(".")[0])
         self._hosts = HostNames([*own, *split_names(settings.allowed_hosts)])
         self._tokens = _watch_tokens(settings)
-        self._contexts = _watch_contexts(settings)
+        self._tls = _watch_tls(settings)
         self._needs_certificate = settings.tls_client_ca_file is not None
         self._known_hosts: set[tuple[bytes, str | None]] = set()
         self._callers: dict[tuple[str, Scope], Caller] = {}
@@ -180,7 +183,7 @@ class Doorkeeper:
     @property
     def is_watched(self) -> bool:
         """Whether there are files that may change, and so a component on the health board."""
-        return self._tokens is not None or self._contexts is not None
+        return self._tokens is not None or self._tls is not None
 
     @property
     def asks_for_tokens(self) -> bool:
@@ -189,8 +192,8 @@ class Doorkeeper:
 
     def tls_context(self) -> TurningContext | None:
         """Returns the TLS of TCP sockets, always as the files have it; None where the agent speaks plain HTTP."""
-        watched = self._contexts
-        return None if watched is None else TurningContext.over(lambda: watched.value)
+        watched = self._tls
+        return None if watched is None else TurningContext.over(lambda: watched.value.context)
 
     def start(self) -> None:
         """Begins to look at the files, in a daemon thread: one that hangs (a dead file server) holds up nobody."""
@@ -209,26 +212,39 @@ class Doorkeeper:
 
     def refresh(self) -> None:
         """Reads what has changed since; called by the thread."""
-        for watched in (self._tokens, self._contexts):
+        for watched in (self._tokens, self._tls):
             if watched is not None:
                 watched.refresh()
         self._looked_at = self._clock.now()
 
+    def certificates(self) -> tuple[CertificateFile, ...]:
+        """Returns the certificates in use, with their times; none where the agent speaks plain HTTP."""
+        return () if self._tls is None else self._tls.value.certificates
+
     async def tell(self, report: Report) -> None:
-        """Keeps the component `access` on the health board: at each change, else every 10 s."""
-        told: tuple[str, str] | None = None
+        """Keeps `access` and `certificate` on the health board: at each change, else every 10 s."""
+        told: dict[str, tuple[str, str]] = {}
         told_s = 0.0
         while self.is_watched:
-            state, reason, action = self.condition()
-            now_s = self._clock.monotonic()
-            if self._looked_at and ((state, reason) != told or now_s - told_s >= REPORT_INTERVAL_S):
-                report(COMPONENT, state, reason, at=self._looked_at, action=action)
-                told, told_s = (state, reason), now_s
+            if (looked_at := self._looked_at) is not None:
+                now_s = self._clock.monotonic()
+                is_due = now_s - told_s >= REPORT_INTERVAL_S
+                told_s = now_s if is_due else told_s
+                for name, (state, reason, action) in self._conditions().items():
+                    if is_due or told.get(name) != (state, reason):
+                        report(name, state, reason, at=looked_at, action=action)
+                        told[name] = state, reason
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _conditions(self) -> dict[str, tuple[str, str, str]]:
+        found = {COMPONENT: self.condition()}
+        if certificates := self.certificates():
+            found[CERTIFICATE] = judge_files(certificates, self._clock.now())
+        return found
 
     def condition(self) -> tuple[str, str, str]:
         """Returns state, reason and action of the component `access`."""
-        failures = [one.failure for one in (self._tokens, self._contexts) if one is not None and one.failure]
+        failures = [one.failure for one in (self._tokens, self._tls) if one is not None and one.failure]
         if failures:
             return "degraded", f"{'; '.join(failures)}; the last good one stays", "mend the file; it is read again"
         if self._tokens is not None:
@@ -246,10 +262,10 @@ def _watch_tokens(settings: Settings) -> Watched[Tokens] | None:
     return None if path is None else Watched("tokens file", [path], lambda: read_token_file(path))
 
 
-def _watch_contexts(settings: Settings) -> Watched[Any] | None:
+def _watch_tls(settings: Settings) -> Watched[TlsFiles] | None:
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
-    return watch_context(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+    return watch_tls_files(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
 
 
 def _read_client(scope: Mapping[str, Any]) -> Peer:

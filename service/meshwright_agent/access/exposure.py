@@ -32,11 +32,16 @@ def check_exposure(settings: Settings) -> None:
         log.warning("tokens travel unencrypted to %s; give --tls-cert-file and --tls-key-file", settings.host)
 
 
-def is_loopback(host: str) -> bool:
-    """Returns whether every address of a host is this host's loopback; False where it has none."""
+def is_loopback(host: str, *, flags: int = 0) -> bool:
+    """Returns whether every address of a host is this host's loopback; False where it has none.
+
+    Args:
+        host: an address or a name.
+        flags: of getaddrinfo(3); AI_NUMERICHOST asks no name server.
+    """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError):  # IDNA refuses empty labels, and those of more than 63 characters
         return False
     addresses = {str(address[0]).partition("%")[0] for _, _, _, _, address in found}
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)

@@ -35,7 +35,7 @@ def parse_host(value: bytes) -> tuple[str, str] | None:
         canonical = address
     else:
         return None
-    return (canonical, port or "") if canonical else None
+    return (canonical, port or "") if canonical and not canonical.endswith(".") else None  # else a label is empty
 
 
 def normalize_name(name: str) -> str:

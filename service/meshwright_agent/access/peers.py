@@ -11,6 +11,8 @@ from typing import Any, Final
 LATE_KEY: Final = "meshwright.late"
 """True in an ASGI scope whose body the connection no longer waits for."""
 
+LONGEST_NAME: Final = 256
+
 _CREDENTIALS: Final = struct.Struct("3i")
 """struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)."""
 
@@ -53,11 +55,19 @@ def _read_uid(sock: Any) -> int | str:
 
 
 def name_certificate(certificate: dict[str, Any]) -> str:
-    """Returns the name in a certificate (of `SSLObject.getpeercert`): its common name, else its first other name."""
+    """Returns the name in a certificate (of `SSLObject.getpeercert`): its common name, else its first other name.
+
+    As one word of at most 256 letters: it stands in lines of the log, whose form no certificate may change.
+    """
+    name = "".join(letter if letter.isprintable() and letter != " " else "?" for letter in _find_name(certificate))
+    return name[:LONGEST_NAME]
+
+
+def _find_name(certificate: dict[str, Any]) -> str:
     for attribute in certificate.get("subject", ()):
         for key, value in attribute:
             if key == "commonName":
                 return str(value)
     for _, value in certificate.get("subjectAltName", ()):
         return str(value)
-    return f"serial {certificate.get('serialNumber', 'unknown')}"
+    return f"serial:{certificate.get('serialNumber', 'unknown')}"

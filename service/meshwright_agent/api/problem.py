@@ -5,6 +5,7 @@ Knows the error classes and HTTP; nothing of what went wrong.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from collections.abc import Mapping
@@ -22,10 +23,13 @@ from meshwright.errors import (
     MethodNotAllowedError,
     ProblemError,
     RouteNotFoundError,
+    TooManyConnectionsError,
 )
 from meshwright.wire.problem import build_problem, translate_validation
 
 MEDIA_TYPE: Final = "application/problem+json"
+SHORTAGE_RETRY_S: Final = 2.0
+"""asyncio waits 1 s before it accepts again when no descriptor is free (CPython, ACCEPT_RETRY_DELAY)."""
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +52,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _answer_problem)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(OSError, _answer_os_error)
     app.add_exception_handler(Exception, _answer_bug)
 
 
@@ -82,16 +87,45 @@ def _list_methods(request: Request) -> str:
     )
 
 
+async def _answer_os_error(request: Request, error: Exception) -> Response:
+    if not _is_short_of_descriptors(error):
+        raise error  # a bug: answered by `_answer_bug`
+    return answer_bug(request, error)
+
+
 async def _answer_bug(request: Request, error: Exception) -> Response:
     return answer_bug(request, error)
 
 
 def answer_bug(request: Request, error: Exception) -> Response:
-    """Returns the reply to an exception that nobody expected, and logs its traceback."""
+    """Returns the reply to an exception that nobody expected, and logs its traceback.
+
+    A lack of file descriptors is none of ours: it passes, and is answered 503 with Retry-After.
+    """
+    if _is_short_of_descriptors(error):
+        log.warning("request %s %s: no file descriptor was free: %s", request.method, request.url.path, error)
+        return build_response(_build_shortage(request), request_id=request_id_of(request))
     log.exception("request %s %s failed", request.method, request.url.path, exc_info=error)
     detail = f"{type(error).__name__} while answering {request.method} {request.url.path}; this is a bug of the agent"
     hint = "report it with the request id; the agent's log has the traceback"
     return build_response(InternalError(detail, hint=hint), request_id=request_id_of(request))
+
+
+def _is_short_of_descriptors(error: BaseException | None) -> bool:
+    """Returns whether an error, or what led to it, is that no descriptor is free: EMFILE, ENFILE of open(2)."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _build_shortage(request: Request) -> ProblemError:
+    return TooManyConnectionsError(
+        f"no file descriptor was free to answer {request.method} {request.url.path}",
+        hint="try again; raise the agent's limit of file descriptors (LimitNOFILE), or close connections that are idle",
+        retry_after_s=SHORTAGE_RETRY_S,
+    )
 
 
 def _translate_http(request: Request, error: HTTPException, headers: Mapping[str, str]) -> ProblemError:

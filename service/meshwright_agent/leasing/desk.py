@@ -19,6 +19,7 @@ from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.clock import Clock
 from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.leasing.choice import build_leased, choose_devices
+from meshwright_agent.leasing.ownership import AGENT, Claimant
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.leases import ROUTE, StoredLease
@@ -178,32 +179,42 @@ class LeaseDesk:
         self.book.end(held.lease.id)
         self.book.put(*given_way)
 
-    async def renew(self, lease_id: str, ttl_s: float) -> Lease:
+    async def renew(self, lease_id: str, ttl_s: float, *, by: Claimant = AGENT) -> Lease:
         """Returns the lease, which now ends `ttl_s` from now.
 
         Raises:
             LeaseNotFoundError: there is none, or it has ended.
+            ForbiddenError: it is somebody else's.
             StoreUnavailableError: that cannot be written down; it ends when it would have ended.
         """
         async with self._lock:
             held = self.book.find(lease_id)
             if held is None:
                 raise await self._build_unknown(lease_id)
+            by.check(held.lease)
             renewed = self.book.date(held.lease, ttl_s)
-            await self._write((renewed,))
-            self.book.put(renewed)  # also one that ran out while the disk was waited for: nobody was told so
+            # Whichever is longer holds while the disk is waited for: no bench begins in between.
+            self.book.put(max(held, renewed, key=lambda each: each.until_s))
+            try:
+                await self._write((renewed,))
+            except StoreUnavailableError:
+                self.book.put(held)
+                raise
+            self.book.put(renewed)
             return self.book.show(renewed)
 
-    async def end(self, lease_id: str) -> Lease:
+    async def end(self, lease_id: str, *, by: Claimant = AGENT) -> Lease:
         """Ends a lease and returns it as it was; also while the store is down, which is told later.
 
         Raises:
             LeaseNotFoundError: there is none, or it has ended.
+            ForbiddenError: it is somebody else's.
         """
         async with self._lock:
             held = self.book.find(lease_id)
             if held is None:
                 raise await self._build_unknown(lease_id)
+            by.check(held.lease)
             await self._end(lease_id, "ended by request (DELETE)")
             return self.book.show(held)
 

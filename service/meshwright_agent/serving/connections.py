@@ -35,10 +35,10 @@ class Limits:
     header_bytes: int
 
     @classmethod
-    def of(cls, settings: Settings) -> Limits:
-        """Returns those that the settings say."""
+    def of(cls, settings: Settings, *, connections: int) -> Limits:
+        """Returns those that the settings say, with so many connections as there is room for."""
         return cls(
-            settings.connection_limit,
+            connections,
             settings.header_timeout_s,
             settings.body_timeout_s,
             settings.header_limit_bytes,
@@ -74,7 +74,8 @@ class Connection(HttpToolsProtocol):
         most = self._limits.connections
         if len(self.connections) > most:
             detail = f"{most} connections are open already; this agent takes no more"
-            hint = "try again; close connections that are idle, or raise MESHWRIGHT_CONNECTION_LIMIT on the agent"
+            hint = "try again; close connections that are idle, or raise MESHWRIGHT_CONNECTION_LIMIT on the agent, and "
+            hint += "its limit of file descriptors (LimitNOFILE) where the agent's log says that this is the lower one"
             self._refuse(TooManyConnectionsError(detail, hint=hint, retry_after_s=1.0))
             return
         self._peer = read_peer(transport)

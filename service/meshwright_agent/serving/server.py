@@ -27,7 +27,10 @@ from starlette.types import ASGIApp
 from meshwright.errors import MeshwrightError
 from meshwright_agent.access.exposure import check_exposure
 from meshwright_agent.agent import Agent
+from meshwright_agent.serving.accepting import REFUSING, Listener, Room
+from meshwright_agent.serving.ahead import read_ahead
 from meshwright_agent.serving.connections import Connection, Limits
+from meshwright_agent.serving.descriptors import OWN, fit_connections, raise_descriptor_limit
 from meshwright_agent.serving.notify import Notifier
 from meshwright_agent.settings import Settings
 
@@ -58,7 +61,7 @@ def open_tcp(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that is none: empty or too long labels
         raise CannotListenError(f"cannot listen on {host}:{port}: {error}") from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,6 +138,7 @@ class AgentServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the agent, then listens; the agent first, so that its error is raised here and not only logged."""
         self._loop = asyncio.get_running_loop()
+        await read_ahead()
         await self._agent.start()
         context = self._agent.doorkeeper.tls_context()
         secret = [sock for sock in sockets or () if context is not None and sock.family != socket.AF_UNIX]
@@ -199,11 +203,13 @@ def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], Non
     """
     settings = agent.settings
     check_exposure(settings)
-    sockets = _open_sockets(settings)
+    limits = Limits.of(settings, connections=_fit_connections(settings.connection_limit))
+    room = Room(limits.connections + REFUSING)
+    sockets: list[socket.socket] = [Listener.over(sock, room) for sock in _open_sockets(settings)]
     addresses = [_describe(sock, "http" if settings.tls_cert_file is None else "https") for sock in sockets]
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, limits=Limits.of(settings)),  # type: ignore[arg-type]
+        http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -216,6 +222,7 @@ def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], Non
     )
     server = AgentServer(config, agent, lambda: on_listening(addresses))
     agent.count_connections = lambda: len(server.server_state.connections)
+    agent.connection_limit = limits.connections
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
     try:
@@ -225,6 +232,19 @@ def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], Non
             settings.uds.unlink(missing_ok=True)
     sys.stdout.flush()
     return 0 if server.started else 1
+
+
+def _fit_connections(wanted: int) -> int:
+    """Returns how many connections there may be; says so where these are fewer than the settings want."""
+    descriptors = raise_descriptor_limit()
+    most = fit_connections(wanted, descriptors)
+    if most < wanted:
+        log.warning(
+            "at most %d connections, and not the %d of MESHWRIGHT_CONNECTION_LIMIT: this process may have %d file "
+            "descriptors, and keeps %d for its children and files; raise LimitNOFILE (systemd) or ulimit -n to %d",
+            *(most, wanted, descriptors, OWN, wanted + OWN),
+        )
+    return most
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

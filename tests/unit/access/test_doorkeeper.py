@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from meshwright.errors import (
     ForbiddenError,
@@ -17,7 +18,7 @@ from meshwright.errors import (
     UnauthorizedError,
 )
 from meshwright_agent.access.callers import Caller
-from meshwright_agent.access.doorkeeper import COMPONENT, PEER_KEY, Doorkeeper
+from meshwright_agent.access.doorkeeper import CERTIFICATE, COMPONENT, PEER_KEY, Doorkeeper
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.exposure import check_exposure, is_loopback
 from meshwright_agent.access.peers import Peer, name_certificate
@@ -294,6 +295,13 @@ def test_loopback_and_the_unix_socket_need_neither(host: str) -> None:
     assert not host or is_loopback(host)
 
 
+@pytest.mark.parametrize("host", ["1..2", "a" * 64 + ".example", "\udc80x"])
+def test_a_name_that_is_none_is_not_loopback_and_ends_nothing(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(AccessSettingsError, match="can be reached"):
+        check_exposure(Settings(host=host))
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -325,13 +333,20 @@ def test_a_certificate_is_named_by_its_common_name_else_its_first_other() -> Non
     subject = ((("organizationName", "ours"),), (("commonName", "node7"),))
     assert name_certificate({"subject": subject}) == "node7"
     assert name_certificate({"subject": (), "subjectAltName": (("DNS", "node8"),)}) == "node8"
-    assert name_certificate({"serialNumber": "0A"}) == "serial 0A"
+    assert name_certificate({"serialNumber": "0A"}) == "serial:0A"
+
+
+@pytest.mark.parametrize("name", ["x\nscope=admin", "x scope=admin", "x\u2028y", "x\x1b[2J"])
+def test_a_name_in_a_certificate_changes_no_line_of_the_audit(name: str) -> None:
+    told = name_certificate({"subject": ((("commonName", name),),)})
+    assert told.startswith("x?")
+    assert told.isprintable()
+    assert " " not in told
 
 
 def test_with_a_ca_for_clients_all_but_probes_and_the_unix_socket_show_a_certificate(
     clock: Standing, tmp_path: Path
 ) -> None:
-    trustme = pytest.importorskip("trustme")
     ca = trustme.CA()
     server = ca.issue_cert("localhost")
     cert, key, client_ca = tmp_path / "cert", tmp_path / "key", tmp_path / "ca"
@@ -345,6 +360,42 @@ def test_with_a_ca_for_clients_all_but_probes_and_the_unix_socket_show_a_certifi
     assert keeper.admit(_scope(peer=shown)).name == "cert:node7"
     assert keeper.admit(_scope(peer=UNIX)).name == "uid:1000"
     assert keeper.admit(_scope(path="/readyz")).scope == "read"
+
+
+def test_the_times_of_certificates_are_a_component_of_their_own_and_follow_the_files(
+    clock: Standing, tmp_path: Path
+) -> None:
+    ca, cert, key = trustme.CA(), tmp_path / "cert", tmp_path / "key"
+
+    def put(life_days: float) -> None:
+        until = clock.at + timedelta(days=life_days)
+        leaf = ca.issue_cert("localhost", not_before=clock.at - timedelta(days=100), not_after=until)
+        leaf.private_key_pem.write_to_path(str(key))
+        leaf.cert_chain_pems[0].write_to_path(str(cert))
+
+    put(-1)
+    keeper = Doorkeeper(Settings(tls_cert_file=cert, tls_key_file=key), clock)
+    keeper.refresh()
+    told: list[str] = []
+
+    def report(name: str, state: Any, reason: str, *, at: datetime, action: str = "") -> None:
+        if name != CERTIFICATE:
+            assert (name, state) == (COMPONENT, "healthy")
+            return
+        told.append(state)
+        assert str(cert) in reason
+        if len(told) == 4:
+            raise EnoughError
+        if len(told) == 3:
+            clock.at += timedelta(days=90)  # nothing but time goes by
+        else:
+            put({1: 10, 2: 100}[len(told)])
+        keeper.refresh()
+
+    with pytest.raises(EnoughError):
+        asyncio.run(asyncio.wait_for(keeper.tell(report), 60))
+    assert told == ["unhealthy", "degraded", "healthy", "degraded"]
+    assert Doorkeeper(Settings(), clock).certificates() == ()
 
 
 def test_no_header_makes_anything_but_a_problem(clock: Standing, token_file: Path) -> None:

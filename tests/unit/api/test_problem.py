@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
+import os
 
 import pytest
 from fastapi import FastAPI, Query
@@ -27,6 +29,13 @@ def app() -> FastAPI:
     @app.get("/bug")
     async def bug() -> None:
         raise KeyError("secret-token")
+
+    @app.get("/open/{number}")
+    async def open_file(number: int, through: bool = False) -> None:
+        failure = OSError(number, os.strerror(number))
+        if through:
+            raise ImportError("no module") from failure
+        raise failure
 
     @app.get("/teapot")
     async def teapot() -> None:
@@ -59,6 +68,22 @@ def test_a_bug_is_an_internal_problem_with_the_traceback_in_the_log_only(
     with caplog.at_level(logging.ERROR), pytest.raises(KeyError):  # Starlette raises it again for the server's log
         ask(app, target="/bug")
     assert "GET /bug failed" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_lack_of_descriptors_is_no_bug_and_says_when_to_come_back(
+    app: FastAPI, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = ask(app, target=f"/open/{number}", headers={})
+    assert (heard.status, heard.document["code"], heard.headers["retry-after"]) == (503, "too_many_connections", "2")
+    assert "LimitNOFILE" in heard.document["hint"]
+    assert "Traceback" not in caplog.text
+    with pytest.raises(ImportError):  # Starlette's, of what it sends to the handler of all exceptions
+        ask(app, target=f"/open/{number}?through=true")
+    assert "failed" not in caplog.text
+    with pytest.raises(FileNotFoundError):
+        ask(app, target=f"/open/{errno.ENOENT}")
+    assert f"GET /open/{errno.ENOENT} failed" in caplog.text
 
 
 @pytest.mark.parametrize(("method", "allowed"), [("PUT", "GET, POST, DELETE"), ("OPTIONS", "GET, POST, DELETE")])

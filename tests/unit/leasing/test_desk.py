@@ -277,6 +277,33 @@ def test_while_the_store_is_down_nothing_new_is_given_and_what_holds_holds(tmp_p
     run_scene(tmp_path, test)
 
 
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_lease_holds_on_while_its_renewal_is_written_and_longer_only_if_it_was(
+    tmp_path: Path, is_written: bool
+) -> None:
+    async def test(scene: Scene) -> None:
+        lease = await scene.lease([0], ttl_s=60)
+        save, held = scene.store._store.save_leases, []
+
+        async def take_long(*args: Any, **kwargs: Any) -> None:
+            scene.boot.now_s += 61  # longer than it had
+            held.append(len(scene.book.active()))  # a bench that begins now would be in the way of who renewed
+            if not is_written:
+                raise StoreUnavailableError("the disk is gone")
+            await save(*args, **kwargs)
+
+        scene.store._store.save_leases = take_long  # type: ignore[method-assign]
+        if is_written:
+            assert (await scene.desk.renew(lease.id, 600)).expires_in_s == 539
+        else:
+            with pytest.raises(StoreUnavailableError):
+                await scene.desk.renew(lease.id, 600)
+        assert held == [1]
+        assert len(scene.desk.list()) == is_written
+
+    run_scene(tmp_path, test)
+
+
 def test_an_end_is_never_refused_and_is_written_down_when_the_disk_is_back(tmp_path: Path) -> None:
     boot = ManualBoot()
 

@@ -1,0 +1,26 @@
+"""What answers need of files, read before the first request: tables, and modules that are loaded when first used.
+
+Rule: an agent whose descriptors are all taken answers who is connected as before. What only compiles and tracing load
+is left to its time; `api.problem` answers 503 there. Knows no route.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+import meshwright_agent.worker.tasks  # noqa: F401  (plans that are compiled load it)
+from meshwright.topology.chips import read_chips
+from meshwright.topology.slices import read_slices
+
+
+async def read_ahead() -> None:
+    """Reads them; called on the event loop, whose streams are among them.
+
+    Raises:
+        OSError: a file of ours cannot be read.
+    """
+    read_chips()
+    read_slices()
+    sending, receiving = anyio.create_memory_object_stream[None]()  # as event streams do: loads anyio's backend
+    async with anyio.create_task_group(), sending, receiving:
+        pass

@@ -1,0 +1,31 @@
+"""A worker that even SIGKILL does not end: a release answers within its bound and names it, and the agent goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.agents import start_agent, wait_for
+from tests.faults.causing import keep_unreaped
+from tests.process.living import await_end, do_bench, release, start_long_bench, worker_pid
+
+
+def test_a_release_names_a_worker_that_cannot_be_killed_within_the_bound_and_again_until_it_has_gone() -> None:
+    with start_agent(cpu_devices=2) as agent:
+        run_id = start_long_bench(agent)
+        pid = worker_pid(agent)
+        os.kill(pid, signal.SIGSTOP)  # it hears neither the end of its socket nor SIGTERM
+        with keep_unreaped(pid):
+            for _ in range(2):
+                answer = release(agent)
+                assert (answer["released"], answer["killed"]) == (False, True)
+                assert [(holder["pid"], holder["own"]) for holder in answer["held"]] == [(pid, True)]
+            wait_for(lambda: release(agent)["worker"]["state"] == "stopped", agent, limit_s=30)  # given up
+            abandoned = release(agent)
+            assert abandoned["released"] is False
+            assert pid in {holder["pid"] for holder in abandoned["held"]}
+            assert f"pid {pid}" in abandoned["worker"]["last_error"]
+            assert "could not be killed" in abandoned["worker"]["last_error"]
+        assert await_end(agent, run_id)["state"] == "cancelled"
+        wait_for(lambda: release(agent)["released"], agent, limit_s=30)
+        assert do_bench(agent)

@@ -1,0 +1,233 @@
+"""The client and its command against a real agent that asks for TLS, a client certificate and a token, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+from meshwright import AsyncClient, Client
+from meshwright.errors import AgentConnectionError, ForbiddenError, UnauthorizedError
+from meshwright_agent.access.token_file import add_token
+from meshwright_agent.access.tokens import make_token
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.unit.client.both import Kind, ask_async, ask_sync
+
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
+VARIABLES = (
+    *("MESHWRIGHT_URL", "MESHWRIGHT_TOKEN", "MESHWRIGHT_TOKEN_FILE", "MESHWRIGHT_CA_FILE"),
+    *("MESHWRIGHT_CLIENT_CERT_FILE", "MESHWRIGHT_CLIENT_KEY_FILE"),
+)
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+def _write(path: Path, content: bytes) -> str:
+    """Replaces a file as a whole; returns its path."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(content)
+    draft.chmod(0o600)
+    draft.rename(path)
+    return str(path)
+
+
+def _put_server(folder: Path, ca: trustme.CA, **when: datetime.datetime) -> None:
+    leaf = ca.issue_cert("127.0.0.1", **when)
+    _write(folder / "server.key", leaf.private_key_pem.bytes())
+    _write(folder / "server.pem", leaf.cert_chain_pems[0].bytes())
+
+
+@dataclass(frozen=True)
+class Host:
+    """An agent, the CAs of both sides, and what a client needs to reach it."""
+
+    agent: RunningAgent
+    folder: Path
+    server_ca: trustme.CA
+    client_ca: trustme.CA
+    variables: Mapping[str, str]
+
+    def show(self, ca: trustme.CA, **when: datetime.datetime) -> dict[str, str]:
+        """Returns the variables that name a client certificate of a CA."""
+        leaf = ca.issue_cert("trainer@cluster", common_name="trainer", **when)
+        return {
+            "MESHWRIGHT_CLIENT_CERT_FILE": _write(self.folder / "shown.pem", leaf.cert_chain_pems[0].bytes()),
+            "MESHWRIGHT_CLIENT_KEY_FILE": _write(self.folder / "shown.key", leaf.private_key_pem.bytes()),
+        }
+
+    def put_server(self, ca: trustme.CA, **when: datetime.datetime) -> None:
+        """Gives the agent another certificate, which it reads without a restart."""
+        _put_server(self.folder, ca, **when)
+
+    def ask(self, path: str) -> httpx.Response:
+        """Returns an answer over the unix socket, which asks for nothing."""
+        transport = httpx.HTTPTransport(uds=str(self.agent.uds))
+        with httpx.Client(transport=transport, base_url="http://agent", timeout=60) as local:
+            return local.get(path)
+
+    def component(self) -> dict[str, Any]:
+        """Returns the health of the certificates."""
+        parts = self.ask("/health").json()["components"]
+        found: dict[str, Any] = next((part for part in parts if part["name"] == "certificate"), {})
+        return found
+
+    def await_state(self, state: str) -> str:
+        """Returns the reason once the certificates are in this state."""
+        wait_for(lambda: self.component().get("state") == state, self.agent, limit_s=30)
+        return str(self.component()["reason"])
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    folder = tmp_path_factory.mktemp("reach")
+    server_ca, client_ca = trustme.CA(), trustme.CA()
+    secret, token = make_token("trainer", "read", None)
+    add_token(folder / "tokens", token)
+    variables = {
+        "MESHWRIGHT_TOKEN_FILE": _write(folder / "token", secret.encode()),
+        "MESHWRIGHT_CA_FILE": _write(folder / "ca.pem", server_ca.cert_pem.bytes()),
+    }
+    settings = {
+        "MESHWRIGHT_TOKENS_FILE": str(folder / "tokens"),
+        "MESHWRIGHT_TLS_CERT_FILE": str(folder / "server.pem"),
+        "MESHWRIGHT_TLS_KEY_FILE": str(folder / "server.key"),
+        "MESHWRIGHT_TLS_CLIENT_CA_FILE": _write(folder / "client-ca.pem", client_ca.cert_pem.bytes()),
+    }
+    _put_server(folder, server_ca)
+    with start_agent(cpu_devices=2, ready=False, **settings) as agent:
+        found = Host(agent, folder, server_ca, client_ca, {"MESHWRIGHT_URL": agent.url, **variables})
+        wait_for(lambda: found.ask("/readyz").status_code == 200, agent)
+        found.await_state("healthy")
+        yield found
+
+
+@pytest.fixture
+def reach(host: Host, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of a client that has all that it needs."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**host.variables, **host.show(host.client_ca)}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def _ask(kind: Kind, question: Any) -> Any:
+    if kind == "sync":
+        with Client(max_retries=0) as client:
+            return ask_sync(client, question)
+
+    async def ask() -> Any:
+        return await ask_async(AsyncClient(max_retries=0), question)
+
+    return asyncio.run(ask())
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], env=dict(os.environ), capture_output=True, text=True, timeout=120)
+
+
+def _fail(kind: Kind, error: type[Exception]) -> Any:
+    """Returns how a question fails; the command fails with the same hint, and without a traceback."""
+    with pytest.raises(error) as caught:
+        _ask(kind, lambda client: client.devices())
+    failure: Any = caught.value
+    ended = _run("devices")
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert " ".join(failure.hint.split())[:40] in " ".join(ended.stderr.split())
+    return failure
+
+
+@both
+def test_with_ca_certificate_and_token_of_files_every_way_in_is_open(
+    host: Host, reach: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    assert len(_ask(kind, lambda client: client.devices()).devices) == 2
+    assert _ask(kind, lambda client: client.plan("dp:2")).mesh_shape == {"dp": 2}
+    ended = _run("devices", "--json")
+    assert ended.returncode == 0, ended.stderr
+    with pytest.raises(ForbiddenError, match="token:trainer has read"):
+        _ask(kind, lambda client: client.release())
+
+
+@both
+def test_without_a_token_the_error_names_the_variable(host: Host, reach: pytest.MonkeyPatch, kind: Kind) -> None:
+    reach.delenv("MESHWRIGHT_TOKEN_FILE")
+    assert "MESHWRIGHT_TOKEN_FILE" in _fail(kind, UnauthorizedError).hint
+    reach.setenv("MESHWRIGHT_TOKEN", "mw_another")
+    assert "mw_another" not in str(_fail(kind, UnauthorizedError))
+
+
+@both
+def test_without_a_client_certificate_the_error_names_the_variable(
+    host: Host, reach: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    reach.delenv("MESHWRIGHT_CLIENT_CERT_FILE")
+    reach.delenv("MESHWRIGHT_CLIENT_KEY_FILE")
+    assert "MESHWRIGHT_CLIENT_CERT_FILE" in _fail(kind, UnauthorizedError).hint
+
+
+@both
+@pytest.mark.parametrize("case", ["of another CA", "expired", "not yet valid"])
+def test_a_client_certificate_that_is_not_good_is_refused_in_words(
+    host: Host, reach: pytest.MonkeyPatch, kind: Kind, case: str
+) -> None:
+    shown = {
+        "of another CA": lambda: host.show(trustme.CA()),
+        "expired": lambda: host.show(host.client_ca, not_before=NOW - 2 * DAY, not_after=NOW - DAY),
+        "not yet valid": lambda: host.show(host.client_ca, not_before=NOW + DAY, not_after=NOW + 2 * DAY),
+    }
+    for name, value in shown[case]().items():
+        reach.setenv(name, value)
+    assert "MESHWRIGHT_CLIENT_CERT_FILE" in _fail(kind, AgentConnectionError).hint
+
+
+@both
+@pytest.mark.parametrize("case", ["of another CA", "expired", "not yet valid"])
+def test_an_agent_whose_certificate_is_not_good_is_not_asked_says_so_itself_and_is_mended_without_a_restart(
+    host: Host, reach: pytest.MonkeyPatch, kind: Kind, case: str
+) -> None:
+    match case:
+        case "of another CA":
+            before = host.component()["reason"]
+            host.put_server(trustme.CA(), not_after=NOW + 300 * DAY)
+            wait_for(lambda: host.component()["reason"] != before, host.agent, limit_s=30)
+            said = host.await_state("healthy")
+        case "expired":
+            host.put_server(host.server_ca, not_before=NOW - 2 * DAY, not_after=NOW - DAY)
+            said = host.await_state("unhealthy")
+            assert "has ended" in said
+        case _:
+            host.put_server(host.server_ca, not_before=NOW + DAY, not_after=NOW + 200 * DAY)
+            said = host.await_state("degraded")
+            assert "not valid before" in said
+    assert str(host.folder / "server.pem") in said
+    assert "MESHWRIGHT_CA_FILE" in _fail(kind, AgentConnectionError).hint
+    host.put_server(host.server_ca)
+
+    def is_answered() -> bool:
+        try:
+            return bool(_ask(kind, lambda client: client.devices()))
+        except AgentConnectionError:
+            return False
+
+    wait_for(is_answered, host.agent, limit_s=30)
+    host.await_state("healthy")
+
+
+def test_the_times_of_both_certificates_are_metrics(host: Host, reach: pytest.MonkeyPatch) -> None:
+    text = _ask("sync", lambda client: client.metrics())
+    for use in ("server", "client_ca"):
+        for end in ("before", "after"):
+            assert f'meshwright_tls_certificate_not_{end}_timestamp_seconds{{use="{use}"}}' in text

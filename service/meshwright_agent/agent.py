@@ -25,6 +25,7 @@ from meshwright_agent.benches import Benches
 from meshwright_agent.children import (
     build_compiler_spec,
     build_device_spec,
+    build_listener_spec,
     build_planner_spec,
     build_probe_spec,
     has_accelerators,
@@ -92,6 +93,7 @@ class Agent:
             on_change=self._on_worker_change,
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
+        self.listener = Supervisor(build_listener_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
         boot = self._boot = boot or read_boot_clock(settings.proc_root)
         self.book = LeaseBook(self.clock, boot, on_change=self._on_lease_change)
@@ -124,6 +126,7 @@ class Agent:
         self.releases = Durations(RELEASE_BOUNDS_S)
         self.loop_lags = Durations(LAG_BOUNDS_S)
         self.count_connections: Callable[[], int] | None = None
+        self.connection_limit: int | None = None
 
     def _build_host(self, stays: bool) -> HostWatch | SimulatedHost:
         if self.settings.simulate is not None:
@@ -144,6 +147,7 @@ class Agent:
             is_reserved=lambda: bool(self.book.active()),
             history=self.history,
             keeper=SightKeeper(lambda: self.store, build_sight_key(self.settings, self._environ, self._boot.boot_id)),
+            listener=self.listener,
         )
 
     def _build_benches(self) -> Benches:
@@ -221,7 +225,9 @@ class Agent:
         self.doorkeeper.start()
         self._spawn(self.doorkeeper.tell(self.board.report))
         self._spawn(self.host.run())
-        if self.settings.label_file is not None and not self.is_simulated:
+        if isinstance(self.host, HostWatch) and self.host.ears is not None:
+            self._spawn(self.host.ears.run())
+        if self.settings.label_file is not None:
             self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
         self._spawn(self.own_health.run())
         self._spawn(self.history.run())
@@ -258,7 +264,8 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(self.device.close(), self.probe.close(), self.planner.close(), self.compiler.close())
+        children = (self.device, self.probe, self.listener, self.planner, self.compiler)
+        await asyncio.gather(*(child.close() for child in children))
         if self._store:
             await self.history.flush()
             await self._store.close()
@@ -395,6 +402,7 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
             baseline=self.watch.memory,
+            ears=self.watch.ears,
         )
         self.watch.note_release()
         outcome = "killed" if answer.killed else "released"

@@ -15,6 +15,7 @@ from meshwright.wire.devices import Holder, Release, ReturnedMemory
 from meshwright_agent.baseline import MemoryBaseline
 from meshwright_agent.children import read_roots
 from meshwright_agent.clock import Clock
+from meshwright_agent.health.ears import XidEars
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
@@ -22,6 +23,8 @@ from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 BOUND_S: Final = 2.0
 ANSWER_S: Final = 0.3
 """Of the bound, kept for the answer, which a busy host may write late."""
+LOOK_S: Final = 0.45
+"""Of the bound, kept for asking who still holds a device: a worker that is not gone by then is looked at as it ends."""
 ANOTHER_LOOK_S: Final = 0.5
 """Of the bound, at least left for asking again whether memory is back: a probe starts in some 0.3 s."""
 REASON: Final = "the devices were released (POST /devices/release)"
@@ -39,10 +42,20 @@ async def release_devices(
     clock: Clock,
     spawn: Spawn,
     baseline: MemoryBaseline,
+    ears: XidEars | None = None,
 ) -> Release:
-    """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
+    """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device.
+
+    Args:
+        ears: whose listener has the driver open as well, and lets go too.
+    """
     started_s = clock.monotonic()
-    outcome, cancelled = await asyncio.gather(device.release(reason=REASON), runs.cancel_all(REASON, lane="device"))
+    within_s = BOUND_S - ANSWER_S - LOOK_S
+    outcome, heard, cancelled = await asyncio.gather(
+        device.release(reason=REASON, within_s=within_s),
+        _pause(ears, within_s),
+        runs.cancel_all(REASON, lane="device"),
+    )
 
     def left_s() -> float:
         return started_s + BOUND_S - ANSWER_S - clock.monotonic()
@@ -54,12 +67,16 @@ async def release_devices(
         if not again.memory:
             break
         look, memory = again, baseline.compare(again.memory)
+    ending = (*outcome.abandoned_pids, *heard)
+    holding = _list_holding(device, outcome.abandoned_pids)  # one may have gone while we looked
+    if ears is not None:
+        holding |= _list_holding(ears.listener, heard)
     return Release(
-        released=not outcome.abandoned_pids,
+        released=not holding,
         took_s=clock.monotonic() - started_s,
         killed=outcome.killed,
         cancelled_runs=cancelled,
-        held=look.held,
+        held=_name_own(look.held, ending, holding),
         memory=memory,
         worker=device.view(),
     )
@@ -75,13 +92,15 @@ async def make_way(
         runs: the queue.
         ids: the benches that are in the way.
         reason: what they are told.
-        has_devices: the worker holds accelerators also between two benches; on CPUs only a bench is in the way.
+        has_devices: the worker holds accelerators also between two benches; on CPUs only a bench is in the way. A bench
+            that is not among these opens none of the devices in question (JAX does not see them), and goes on.
 
     Raises:
         DeviceBusyError: the worker does not end, whatever is done to it.
     """
-    is_busy = any(run.id in ids for run in runs.running)
-    if not (has_devices or is_busy):
+    under_way = [run.id for run in runs.list_live("device") if run.state == "running"]
+    is_busy = any(run_id in ids for run_id in under_way)
+    if not is_busy and (under_way or not has_devices):
         return await runs.cancel_all(reason, lane="device", only=ids)
     outcome, gone = await asyncio.gather(
         device.release(reason=reason), runs.cancel_all(reason, lane="device", only=ids)
@@ -99,6 +118,26 @@ class Look:
 
     held: tuple[Holder, ...] | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
+
+
+async def _pause(ears: XidEars | None, within_s: float) -> tuple[int, ...]:
+    """Returns the listeners that had not ended within `within_s`."""
+    return () if ears is None else (await ears.pause(within_s=within_s)).abandoned_pids
+
+
+def _list_holding(child: Supervisor, pids: Collection[int]) -> dict[int, str]:
+    """Returns which of these processes of a child are still there, with the module that each runs."""
+    return {pid: child.spec.module for pid in pids if pid in child.holding_pids}
+
+
+def _name_own(
+    held: tuple[Holder, ...] | None, ending: Collection[int], holding: Mapping[int, str]
+) -> tuple[Holder, ...] | None:
+    """Returns the holders, with the agent's own processes that do not end, whatever the probe saw of them."""
+    seen = tuple(holder for holder in held or () if holder.pid not in ending or holder.pid in holding)
+    unseen = holding.keys() - {holder.pid for holder in seen}
+    own = tuple(Holder(pid=pid, command=f"python -m {holding[pid]}", own=True) for pid in sorted(unseen))
+    return None if held is None and not own else (*seen, *own)
 
 
 def _is_back(memory: tuple[ReturnedMemory, ...] | None) -> bool:

@@ -1,8 +1,7 @@
 """The queue of runs: one at a time in each lane, a bounded number waiting, every end written down before it is told.
 
-Rule: only this module changes a run's state. Listeners read the store and are woken when it has grown, so a
-slow one costs nothing, and history and present are one path. Knows neither workers nor benches nor compiles: how a
-run is done is the argument `execute`.
+Rule: only this module changes a run's state; `ledger` keeps and tells it. Knows neither workers nor benches nor
+compiles: how a run is done is the argument `execute`.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from typing import Any, Final, cast, get_args
 
 from meshwright.errors import (
     DrainingError,
-    IdempotencyConflictError,
     InternalError,
     ProblemError,
     QueueFullError,
-    RunNotFoundError,
     StoreUnavailableError,
 )
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.lane import LANE_OF, Lane, LaneName
+from meshwright_agent.ledger import RunLedger
 from meshwright_agent.live_run import Emit, Execute, LiveRun, Work, build_run_id
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
@@ -36,7 +34,6 @@ from meshwright_agent.telemetry.durations import Durations
 __all__ = ["Emit", "Execute", "RunQueue"]
 
 STOP_WAIT_S: Final = 5.0
-_UNSAVED_MAX: Final = 100
 
 log = logging.getLogger(__name__)
 
@@ -69,19 +66,16 @@ class RunQueue:
             cancelled_by: exceptions of `execute` that mean "cancelled", their text the reason.
             stop_wait_s: how long `cancel`, `cancel_all` and `close` wait for runs to stop.
         """
-        self._store = store
+        self._ledger = RunLedger(store, clock)
         self._execute = execute
         self._clock = clock
         self._queue_limit = queue_limit
         self._cancelled_by = cancelled_by
         self._stop_wait_s = stop_wait_s
-        self._live: dict[str, LiveRun] = {}
         self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
-        self._unsaved: dict[str, Run] = {}
         self._last_id = ""
         self._draining = False
         self._admission = asyncio.Lock()
-        self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: tuple[asyncio.Task[None], ...] = ()
         self.waits = Durations()
@@ -160,7 +154,7 @@ class RunQueue:
             IdempotencyConflictError: the key was used for another request.
             StoreUnavailableError: the store does not answer.
         """
-        return await self._recall(KeyUse.of(key, kind, request))
+        return await self._ledger.recall(KeyUse.of(key, kind, request))
 
     async def _admit(
         self,
@@ -172,14 +166,14 @@ class RunQueue:
         lane_name: LaneName,
     ) -> tuple[Run, bool]:
         async with self._admission:
-            earlier = self._find_shared(kind, share) if use is None else await self._recall(use)
+            earlier = self._find_shared(kind, share) if use is None else await self._ledger.recall(use)
             if earlier is not None:
                 return earlier, False
             lane = self._lanes[lane_name]
             self._require_room(lane)
             live = LiveRun(self._build_run(kind, request), execute, self._clock, lane=lane_name, share=share)
             await self._save_first(live, use)
-            self._live[live.run.id] = live
+            self._ledger.add(live)
             lane.add(live)
             return live.run, True
 
@@ -187,26 +181,16 @@ class RunQueue:
         """Returns the oldest run that is to be shared so; not one that was asked to stop."""
         if share is None:
             return None
-        found = (live for live in self._live.values() if live.stop_reason is None)
+        found = (live for live in self._ledger.live() if live.stop_reason is None)
         return next((live.run for live in found if (live.run.kind, live.share) == (kind, share)), None)
 
     async def _save_first(self, live: LiveRun, use: KeyUse | None) -> None:
         try:
-            await self._store.save_run(live.run, events=live.take_events(), key=use)
+            await self._ledger.write(live, live.run, key=use)
         except StoreUnavailableError as error:
             # The disk may have written it after all, later than we waited: it must not seem to wait for ever.
-            self._keep_unsaved(self._build_failed(live.run, error))
+            self._ledger.keep(self._build_failed(live.run, error))
             raise
-
-    async def _recall(self, use: KeyUse) -> Run | None:
-        known = await self._store.recall_key(use.key)
-        if known is None:
-            return None
-        earlier, run_id = known
-        if earlier != use:
-            detail = f"the key {use.key!r} was used for another request, {run_id}; one key names one request"
-            raise IdempotencyConflictError(detail, hint="send a new Idempotency-Key with a new request")
-        return await self.get(run_id)
 
     def _require_room(self, lane: Lane) -> None:
         if self._draining:
@@ -231,45 +215,19 @@ class RunQueue:
             RunNotFoundError: there is none with this id, or it is no longer kept.
             StoreUnavailableError: the store does not answer, and the run is not under way.
         """
-        run = self._in_memory(run_id) or await self._store.get_run(run_id)
-        if run is None:
-            detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
-            raise RunNotFoundError(detail, hint="GET /runs lists those that are there")
-        return run
+        return await self._ledger.get(run_id)
 
     async def list(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
         """Returns at most `limit` runs, newest first, of one state if given."""
-        stored = await self._store.list_runs(limit=limit, state=state)
-        runs = (self._in_memory(run.id) or run for run in stored)
-        return tuple(run for run in runs if state is None or run.state == state)
+        return await self._ledger.list(limit=limit, state=state)
 
-    def _in_memory(self, run_id: str) -> Run | None:
-        live = self._live.get(run_id)
-        return live.run if live is not None else self._unsaved.get(run_id)
-
-    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
+    def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
         """Yields a run's events numbered above `after`: those that were, then those that come, to its end.
 
         Raises:
             RunNotFoundError, StoreUnavailableError: as `get`.
         """
-        await self.get(run_id)
-        while True:
-            changed, is_live = self._changed, run_id in self._live
-            events = await self._store.events_after(run_id, after)
-            for event in events:
-                after = event.seq
-                yield event
-            if not events and not is_live:
-                break
-            if not events:
-                await changed.wait()
-        if (run := self._unsaved.get(run_id)) is not None:
-            yield RunEvent(seq=after + 1, at=self._clock.now(), type="state", run_id=run_id, state=run.state)
-
-    def _announce(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        return self._ledger.events(run_id, after)
 
     # ---- cancel ----------------------------------------------------------------------------------------
 
@@ -281,14 +239,14 @@ class RunQueue:
         Raises:
             RunNotFoundError: there is none with this id.
         """
-        if (live := self._live.get(run_id)) is not None:
+        if (live := self._ledger.find_live(run_id)) is not None:
             self._stop(live, reason)
             await self._wait_for_end((live,))
         return await self.get(run_id)
 
     def list_live(self, lane: LaneName) -> tuple[Run, ...]:
         """Returns the runs of a lane that wait or run, oldest first."""
-        return tuple(live.run for live in self._live.values() if live.lane == lane)
+        return tuple(live.run for live in self._ledger.live() if live.lane == lane)
 
     async def cancel_all(
         self, reason: str, *, lane: LaneName | None = None, only: Collection[str] | None = None
@@ -297,7 +255,7 @@ class RunQueue:
 
         Those that do not stop in time are among them, and are cancelled when they stop.
         """
-        found = (live for live in self._live.values() if lane in (None, live.lane))
+        found = (live for live in self._ledger.live() if lane in (None, live.lane))
         stopping = tuple(live for live in found if only is None or live.run.id in only)
         for live in stopping:
             self._stop(live, reason)
@@ -346,11 +304,11 @@ class RunQueue:
 
     async def _follow(self, live: LiveRun, work: Work) -> None:
         """Writes events as they come, until the work has ended."""
-        await self._write(live, live.run)
+        await self._ledger.write(live, live.run)
         while not work.done():
             await live.news.wait()
             live.news.clear()
-            await self._write(live, live.run)
+            await self._ledger.write(live, live.run)
 
     def _judge(self, live: LiveRun, work: Work) -> Run:
         """Returns the run as it ended. Asked to stop, it is cancelled in whichever way it stopped."""
@@ -378,35 +336,16 @@ class RunQueue:
         """Writes the final state, then tells it. If that fails, memory keeps it for the agent's life."""
         live.note_state(ended)
         try:
-            await self._write(live, ended)
+            await self._ledger.write(live, ended)
         except Exception as error:
             log.error("%s ended as %s, which could not be stored: %s", ended.id, ended.state, error)
-            self._keep_unsaved(ended)
+            self._ledger.keep(ended)
         if ended.started_at and ended.finished_at:
             took_s = (ended.finished_at - ended.started_at).total_seconds()
             self.durations.observe((ended.kind, ended.state), took_s)
             if ended.generation is not None:  # none of it was known already
                 self._lane_of(live).note_took(took_s)
-        del self._live[ended.id]
-        live.run = ended
-        live.ended.set()
-        self._announce()
-
-    async def _write(self, live: LiveRun, run: Run) -> None:
-        events = live.take_events()
-        if not events:
-            return
-        try:
-            await self._store.save_run(run, events=events)
-        except BaseException:
-            live.put_back(events)
-            raise
-        self._announce()
-
-    def _keep_unsaved(self, ended: Run) -> None:
-        self._unsaved[ended.id] = ended
-        while len(self._unsaved) > _UNSAVED_MAX:
-            del self._unsaved[next(iter(self._unsaved))]
+        self._ledger.end(live, ended)
 
     async def save_unsaved(self) -> None:
         """Writes the ends that could not be written when they came; to be called when the store works again.
@@ -414,9 +353,7 @@ class RunQueue:
         Raises:
             StoreUnavailableError: it does not.
         """
-        for run in tuple(self._unsaved.values()):
-            await self._store.finish_run(run)
-            self._unsaved.pop(run.id, None)
+        await self._ledger.save_kept()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

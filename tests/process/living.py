@@ -174,9 +174,9 @@ def await_end(agent: RunningAgent, run_id: str, *, limit_s: float = 60.0) -> dic
     return read_run(agent, run_id)
 
 
-def start_long_bench(agent: RunningAgent) -> str:
+def start_long_bench(agent: RunningAgent, **fields: Any) -> str:
     """Returns the id of a bench that runs now, in a worker that has begun to measure, and will not end by itself."""
-    run_id = submit(agent, LONG)
+    run_id = submit(agent, LONG | fields)
     wait_for(lambda: read_run(agent, run_id)["progress"] is not None, agent, limit_s=60)
     assert read_run(agent, run_id)["state"] == "running"
     return run_id

@@ -98,6 +98,16 @@ def test_a_collector_that_takes_nothing_holds_up_neither_answers_nor_the_end() -
             assert time.monotonic() - began_s < 30
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_key_in_the_collectors_address_stands_in_no_log(collector: Collector, is_there: bool) -> None:
+    url = collector.url if is_there else "http://127.0.0.1:9"  # port 9, discard: nobody listens
+    endpoint = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{url}/v1/traces?key=s3cret"}
+    with start_agent(cpu_devices=1, MESHWRIGHT_LOG_LEVEL="debug", **endpoint, **FAST) as agent:
+        wait_for(lambda: httpx.get(f"{agent.url}/targets") and "/v1/traces?..." in agent.log_text(), agent)
+        agent.stop()
+        assert "s3cret" not in agent.log_text()
+
+
 def test_without_the_extra_the_agent_does_not_start_and_says_how_to_get_it(tmp_path: Path) -> None:
     name = "opentelemetry.exporter"  # a folder of its own, beside opentelemetry-api, which FastAPI needs
     (tmp_path / "opentelemetry" / "exporter").mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from meshwright_agent.facts.model import build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.settings import Settings
 from meshwright_agent.watch import HostWatch
+from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering
@@ -25,7 +27,7 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 class Host:
     """A watch over a host of GPUs, whose worker and leases are set by hand."""
 
-    def __init__(self, dgx: Machine, hold: str = "on_demand") -> None:
+    def __init__(self, dgx: Machine, hold: str = "on_demand", **settings: Any) -> None:
         assert dgx.jax is not None
         self.is_reserved = False
         self.device: FakeSupervisor = answering(dict(dgx.jax))
@@ -35,7 +37,7 @@ class Host:
             probe=self.probe,  # type: ignore[arg-type]
             device=self.device,  # type: ignore[arg-type]
             board=self.board,
-            settings=Settings(hold=hold),  # type: ignore[arg-type]
+            settings=Settings(hold=hold, **settings),  # type: ignore[arg-type]
             clock=self.clock,
             stays=False,
             is_reserved=lambda: self.is_reserved,
@@ -78,6 +80,36 @@ def test_a_worker_that_was_released_does_not_come_back_by_itself(dgx: Machine) -
     host.device.state = "stopped"
     host.watch.note_release()
     assert [host.look(), host.look()] == [1, 1]
+
+
+@pytest.mark.parametrize("hold", ["on_demand", "always"])
+def test_a_worker_that_was_released_before_it_had_told_its_view_does_not_come_back_by_itself(
+    dgx: Machine, hold: str
+) -> None:
+    host = Host(dgx, hold)
+    told = host.device.answers[0]
+    host.device.answers[0] = CallCancelled("the devices were released")
+    host.look()
+    host.watch.note_release()
+    host.device.answers[0] = told
+    assert [host.look(), host.look()] == [0, 0]
+    host.watch.note_progress({"done": 0, "total": 1})  # a bench has started it
+    assert host.look() == 1
+
+
+@pytest.mark.parametrize(
+    ("is_reserved", "rested_s", "is_ended"), [(True, 60, True), (True, 59, False), (False, 60, False)]
+)
+def test_a_worker_that_a_bench_left_on_reserved_devices_is_ended_when_it_has_rested(
+    dgx: Machine, is_reserved: bool, rested_s: float, is_ended: bool
+) -> None:
+    host = Host(dgx, "always", idle_release_s=60)
+    host.look()
+    host.is_reserved, host.device.since = is_reserved, host.clock.now()
+    host.clock.advance(rested_s)
+    host.look()
+    assert [reason for reason in host.device.releases if "reserved" in reason] == host.device.releases
+    assert (len(host.device.releases), host.device.state) == ((1, "stopped") if is_ended else (0, "ready"))
 
 
 @pytest.mark.parametrize(

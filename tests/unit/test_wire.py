@@ -10,6 +10,7 @@ from meshwright.wire.base import SCHEMA_VERSION, parse_version
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import LINK_COUNT_MAX, Link
 from meshwright.wire.health import Health
+from meshwright.wire.leases import MAX_TTL_S, LeaseRenewal, LeaseRequest
 from meshwright.wire.mesh import PlanRequest
 
 LINK = {"a": 0, "b": 1, "kind": "NV18", "basis": "passive", "observed_at": "2026-01-02T00:00:00Z", "age_s": 0}
@@ -54,6 +55,8 @@ def test_a_reply_keeps_what_a_newer_agent_adds() -> None:
         {"max_s": float("nan")},
         {"max_s": float("inf")},
         {"max_s": 0},
+        {"max_s": True},
+        {"max_s": "60"},
         {"sizes_bytes": [2**60]},
         {"sizes_bytes": []},
         {"sizes_bytes": [True]},
@@ -65,6 +68,14 @@ def test_a_reply_keeps_what_a_newer_agent_adds() -> None:
 def test_a_bench_out_of_bounds_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         BenchRequest.model_validate(wrong)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, True, "60", None, float("nan"), float("inf"), MAX_TTL_S + 1])
+def test_a_lease_of_no_number_of_seconds_that_it_may_last_is_refused(ttl_s: object) -> None:
+    for model, fields in ((LeaseRequest, {"purpose": "x"}), (LeaseRenewal, {})):
+        with pytest.raises(ValidationError):
+            model.model_validate({**fields, "ttl_s": ttl_s})
+        assert model.model_validate({**fields, "ttl_s": 60}).ttl_s == 60.0
 
 
 @pytest.mark.parametrize(

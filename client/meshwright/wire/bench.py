@@ -62,7 +62,7 @@ class BenchRequest(Request):
     )
     dtype: Dtype | None = Field(default=None, description="null: float32 on CPU, bfloat16 on accelerators")
     samples: Annotated[StrictInt, Field(ge=3, le=1000)] | None = Field(default=None, description="null: the suite's")
-    max_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
+    max_s: Annotated[float, Field(strict=True, gt=0, le=3600)] | None = Field(
         default=None, description="time limit of the whole run; null: 20 for quick, 300 for full"
     )
     tier: Tier | None = Field(

@@ -15,7 +15,9 @@ from meshwright.wire.base import SCHEMA_VERSION, Reply, Request
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; one that nobody renews must end some day."""
 
-TtlS = Annotated[float, Field(gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")]
+TtlS = Annotated[
+    float, Field(strict=True, gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")
+]
 
 
 class LeaseRequest(Request):

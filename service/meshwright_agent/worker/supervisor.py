@@ -8,20 +8,18 @@ a result, the child's own error, `WorkerCrashedError`, `WorkerTimeoutError`, `Wo
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.wire.devices import Worker
 from meshwright_agent.clock import Clock
-from meshwright_agent.telemetry.durations import Durations
 from meshwright_agent.telemetry.tracing import TRACING
+from meshwright_agent.worker.calls import Calls
 from meshwright_agent.worker.faults import Fault, Obituary, build_fault_error, build_spent_error
 from meshwright_agent.worker.jobs import Answer, CallCancelled, Job, OnProgress
 from meshwright_agent.worker.machine import Machine
@@ -37,7 +35,6 @@ from meshwright_agent.worker.protocol import (
     Refusal,
     Result,
     Stopped,
-    build_error,
     format_frame,
 )
 from meshwright_agent.worker.states import LIVE, Action, CrashHistory, CrashRule, Event, State
@@ -45,20 +42,17 @@ from meshwright_agent.worker.tenure import Tenure
 
 __all__ = ["Answer", "CallCancelled", "ChildSpec", "ReleaseOutcome", "Supervisor"]
 
-_log = logging.getLogger("meshwright.worker")
-
-_OUTCOMES: Final[dict[type[Frame], str]] = {Result: "succeeded", Failure: "failed", Stopped: "cancelled"}
-
 
 @dataclass(frozen=True)
 class ReleaseOutcome:
     """What became of a release.
 
     Attributes:
-        took_s: seconds until the process was gone (or abandoned).
+        took_s: seconds until the process was gone (or abandoned), or the time was up.
         killed: it did not go by itself: a signal was needed.
         was_running: there was a process.
-        abandoned_pids: processes that even SIGKILL did not end, now or earlier: they may still hold devices.
+        abandoned_pids: processes that even SIGKILL did not end, now or earlier, or not in time: they may still hold
+            devices; `Supervisor.holding_pids` tells which of them are there still.
     """
 
     took_s: float
@@ -95,12 +89,11 @@ class Supervisor:
         self._rule = CrashRule(spec.crash_budget, spec.crash_window_s, spec.backoff_initial_s, spec.backoff_max_s)
         self._crashes = CrashHistory()
         self._tenure: Tenure | None = None
-        self._waiting: deque[Job] = deque()
-        self._current: Job | None = None
+        self._calls = Calls(spec.name, clock)
         self._abandoned: dict[int, asyncio.Task[None]] = {}
-        self._generation = self._call_count = 0
+        self._generation = 0
         self.crash_count = 0
-        self.durations = Durations()
+        self.durations = self._calls.durations
         self._last_error: str | None = None
         self._last_log: tuple[str, ...] = ()
         self._obituary: Obituary | None = None
@@ -113,7 +106,7 @@ class Supervisor:
             "stop": lambda: self._begin_teardown(gently=True),
             "kill": lambda: self._begin_teardown(gently=False),
             "time_start": lambda: self._machine.arm(spec.start_timeout_s),
-            "time_call": lambda: self._machine.arm(self._current.deadline_s if self._current else None),
+            "time_call": lambda: self._machine.arm(self._calls.current.deadline_s if self._calls.current else None),
             "time_grace": lambda: self._machine.arm(spec.cancel_grace_s),
             "time_idle": lambda: self._machine.arm(spec.idle_release_s),
             "time_pause": lambda: self._machine.arm(self._crashes.pause_s(self._rule)),
@@ -170,6 +163,11 @@ class Supervisor:
         """Processes that SIGKILL did not end (state D) and that have not ended since."""
         return tuple(self._abandoned)
 
+    @property
+    def holding_pids(self) -> tuple[int, ...]:
+        """Processes of which the devices are not free: those abandoned, and the one that is there now."""
+        return (*self._abandoned, *(pid for pid in [self.pid] if pid is not None))
+
     def view(self) -> Worker:
         """Returns the state as it goes over the wire."""
         return Worker(
@@ -223,23 +221,30 @@ class Supervisor:
 
     async def cancel_current(self, reason: str) -> bool:
         """Cancels the call under way, returns when it has ended (grace, then kill); False: there was none."""
-        job = self._current
+        job = self._calls.current
         if job is None:
             return False
         self._cancel(job, reason)
         await asyncio.wait({job.future})
         return True
 
-    async def release(self, *, reason: str = "released") -> ReleaseOutcome:
-        """Ends the process, whatever it does, in bounded time; who waits gets `CallCancelled(reason)`."""
+    async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
+        """Ends the process, whatever it does, in bounded time; who waits gets `CallCancelled(reason)`.
+
+        Args:
+            reason: what is told to who waits, and to the call under way.
+            within_s: answers then at the latest: a process that is there still goes on being ended, and is named.
+        """
         began_s, tenure = self._clock.monotonic(), self._tenure
-        self._give_up(CallCancelled(reason))
+        self._calls.give_up(CallCancelled(reason))
         self._end(reason, "released")
         if tenure is None or tenure.teardown is None:
             return ReleaseOutcome(0.0, killed=False, was_running=False, abandoned_pids=self.abandoned_pids)
-        await asyncio.wait({tenure.teardown})
-        killed = tenure.ending is not None and tenure.ending.killed
-        return ReleaseOutcome(self._clock.monotonic() - began_s, killed, True, self.abandoned_pids)
+        done, _ = await asyncio.wait({tenure.teardown}, timeout=within_s)
+        killed = not done or (tenure.ending is not None and tenure.ending.killed)
+        return ReleaseOutcome(
+            self._clock.monotonic() - began_s, killed, True, self.abandoned_pids if done else self.holding_pids
+        )
 
     def reset(self) -> None:
         """Forgets the crashes and the last error: an operator says that the host is mended."""
@@ -258,7 +263,7 @@ class Supervisor:
     async def _submit(self, job: Job) -> Answer:
         if self._is_closed:
             raise CallCancelled("closing")
-        self._waiting.append(job)
+        self._calls.add(job)
         self._machine.apply("wanted")
         try:
             return await asyncio.shield(job.future)
@@ -270,9 +275,8 @@ class Supervisor:
 
     async def _abort(self, job: Job) -> None:
         """Takes the job of a caller who has left out of the queue, or stops the child's work on it."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(job)
-        if job is self._current:
+        self._calls.remove(job)
+        if job is self._calls.current:
             self._cancel(job, "cancelled")
             await asyncio.wait({job.future})
 
@@ -281,33 +285,18 @@ class Supervisor:
             job.cancel_reason = reason
             self._machine.apply("cancelled")
 
-    def _give_up(self, error: MeshwrightError) -> None:
-        while self._waiting:
-            self._waiting.popleft().fail(error)
-
     # actions of the table
 
     def _offer(self) -> None:
         """Hands the next call to the child; those who only wanted it ready are answered on the way."""
-        while self._waiting and self._current is None:
-            job = self._waiting.popleft()
-            if job.op is None:
-                job.succeed(Answer({}, self._generation))
-            else:
-                self._current = job
-                self._machine.apply("dispatched")
+        if self._calls.current is None and self._calls.take_next(self._generation):
+            self._machine.apply("dispatched")
 
     def _send_call(self) -> None:
-        job = self._current
-        assert job is not None
-        assert job.op is not None
-        self._call_count += 1
-        job.id, job.sent_s = self._call_count, self._clock.monotonic()
-        self._send(Call(job.id, job.op, job.arguments))
+        self._send(self._calls.build_call())
 
     def _send_cancel(self) -> None:
-        assert self._current is not None
-        self._send(Cancel(self._current.id, self._current.cancel_reason or "cancelled"))
+        self._send(self._calls.build_cancel())
 
     def _send(self, frame: Call | Cancel) -> None:
         assert self._tenure is not None
@@ -315,12 +304,12 @@ class Supervisor:
         self._tenure.child.send(format_frame(frame))
 
     def _resume(self) -> None:
-        if self._waiting:
+        if self._calls:
             self._machine.apply("wanted")
 
     def _refuse(self) -> None:
         count, window_s = len(self._crashes.at_s), self.spec.crash_window_s
-        self._give_up(
+        self._calls.give_up(
             build_spent_error(self.spec.name, self._last_error, self._last_log, count=count, window_s=window_s)
         )
 
@@ -333,7 +322,7 @@ class Supervisor:
         self._generation += 1
         tenure = self._tenure = Tenure(self.spec, self._generation, self._clock.monotonic())
         begin = tenure.begin(self._spawn, partial(self._on_frame, tenure), partial(self._on_lost, tenure))
-        tenure.spawning = asyncio.create_task(begin)
+        tenure.spawning = asyncio.create_task(begin, context=Context())  # a child outlives the request that starts it
 
     def _on_frame(self, tenure: Tenure, frame: Frame) -> None:
         """Takes a frame of the child.
@@ -350,40 +339,16 @@ class Supervisor:
             case Refusal() if self._machine.state == "starting":
                 words = f"{frame.name}: {frame.message}"
                 self._end(Fault("refused", words, tuple(frame.traceback.splitlines())), "lost")
-            case Progress() if self._is_about_current(tenure, frame):
-                self._tell(frame.value)
-            case Result() | Failure() | Stopped() if self._is_about_current(tenure, frame):
-                self._settle(frame)
+            case Progress() if self._calls.is_current(frame, tenure.generation):
+                self._calls.tell(frame)
+            case Result() | Failure() | Stopped() if self._calls.is_current(frame, tenure.generation):
+                self._calls.settle(frame)
+                self._machine.apply("reply")
             case _:
                 raise FrameError(f"a {type(frame).__name__} frame that nobody waits for")
 
     def _is_living(self, tenure: Tenure) -> bool:
         return tenure is self._tenure and self._machine.state in LIVE
-
-    def _is_about_current(self, tenure: Tenure, frame: Progress | Result | Failure | Stopped) -> bool:
-        job = self._current
-        return job is not None and (frame.id, frame.generation) == (job.id, tenure.generation)
-
-    def _tell(self, value: dict[str, Any]) -> None:
-        if self._current and self._current.on_progress:
-            try:
-                self._current.on_progress(value)
-            except Exception:
-                _log.exception("%s: a listener failed on progress %.200r", self.spec.name, value)
-
-    def _settle(self, frame: Result | Failure | Stopped) -> None:
-        job = self._current
-        assert job is not None
-        self._count(job, _OUTCOMES[type(frame)])
-        match frame:
-            case Result():
-                job.succeed(Answer(frame.result, frame.generation))
-            case Failure():
-                job.fail(build_error(frame))
-            case Stopped():
-                job.fail(CallCancelled(job.cancel_reason or "stopped by the child itself"))
-        self._current = None
-        self._machine.apply("reply")
 
     # … to burial
 
@@ -392,7 +357,7 @@ class Supervisor:
             self._end(Fault("lost", words), "lost")
 
     def _on_timeout(self) -> None:
-        match self._machine.state, self._current:
+        match self._machine.state, self._calls.current:
             case "starting", _:
                 self._end(Fault("start_timeout"), "timeout")
             case "busy", Job(cancel_reason=None):
@@ -426,24 +391,18 @@ class Supervisor:
 
     def _answer_mourners(self, tenure: Tenure) -> None:
         """Answers the call that died with the process; if it never got ready, all who waited for that."""
-        job, self._current = self._current, None
-        dead = self._obituary = tenure.build_obituary(job, self._clock.monotonic())
+        dead = self._obituary = tenure.build_obituary(self._calls.current, self._clock.monotonic())
         error: MeshwrightError
         if isinstance(tenure.end, Fault):
             error = build_fault_error(tenure.end, dead, retry_after_s=self._crashes.pause_s(self._rule))
             self._last_error = error.detail
             if tenure.hello is None:
-                self._give_up(error)
+                self._calls.give_up(error)
         else:
             error = CallCancelled(tenure.end)
             if tenure.has_crashed:
                 self._last_error = f"{dead.who} was to be ended ({tenure.end}); it {dead.ending}"
-        if job is not None:
-            self._count(job, tenure.end.kind if isinstance(tenure.end, Fault) else "cancelled")
-            job.fail(error)
-
-    def _count(self, job: Job, outcome: str) -> None:
-        self.durations.observe((job.op or "", outcome), self._clock.monotonic() - job.sent_s)
+        self._calls.fail_current(error, tenure.end.kind if isinstance(tenure.end, Fault) else "cancelled")
 
     async def _reap(self, child: Child) -> None:
         await child.reap()

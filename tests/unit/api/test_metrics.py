@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +23,9 @@ import meshwright_agent
 from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
+from meshwright_agent.access.certificates import CertificateFile, Validity
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters
+from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters, expose
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.telemetry.durations import Durations
 from meshwright_agent.worker.supervisor import Supervisor
@@ -32,7 +37,14 @@ Samples = list[tuple[Labels, float]]
 
 
 def build_child(**parts: Any) -> Any:
-    known = {"state": "stopped", "generation": 0, "crash_count": 0, "abandoned_pids": (), "durations": Durations()}
+    known = {
+        "state": "stopped",
+        "pid": None,
+        "generation": 0,
+        "crash_count": 0,
+        "abandoned_pids": (),
+        "durations": Durations(),
+    }
     assert set(known) <= {*dir(Supervisor), "crash_count", "durations"}
     return SimpleNamespace(**known | parts)
 
@@ -53,6 +65,7 @@ class MemoryAgent:
     board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
     device: Any = field(default_factory=lambda: build_child(state="ready", generation=3))
     probe: Any = field(default_factory=lambda: build_child())
+    listener: Any = field(default_factory=lambda: build_child())
     planner: Any = field(default_factory=lambda: build_child())
     compiler: Any = field(default_factory=lambda: build_child())
     runs: Any = field(default_factory=lambda: build_runs(queued_count=2, running=(object(),)))
@@ -60,9 +73,13 @@ class MemoryAgent:
     loop_lags: Durations = field(default_factory=Durations)
     store: Any = field(default_factory=lambda: SimpleNamespace(failure_count=0, size_bytes=None))
     count_connections: Any = None
+    connection_limit: int | None = None
+    doorkeeper: Any = field(default_factory=lambda: SimpleNamespace(certificates=lambda: ()))
     book: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
     leases: Any = field(default_factory=lambda: SimpleNamespace(preempted=Counter({("run",): 2})))
-    history: Any = field(default_factory=lambda: SimpleNamespace(counts=Counter({("store", "state"): 3}), lost_count=1))
+    history: Any = field(
+        default_factory=lambda: SimpleNamespace(counts=Counter({("store", "state"): 3}), lost_count=1, waiting_count=4)
+    )
 
     compiles: Any = field(
         default_factory=lambda: SimpleNamespace(counts=Counter(verified=3, aborted=1), total_s=12.5, recalled_count=4)
@@ -76,13 +93,15 @@ class MemoryAgent:
             raise NotReadyError("nothing is known yet")
         return self.seen
 
-    def newest_records(self) -> tuple[BenchRecord, ...]:
-        return self.records
+    @property
+    def benches(self) -> Any:
+        return SimpleNamespace(newest_records=lambda: self.records)
 
 
 def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
     made = {"clock", "board", "compiles", "releases", "loop_lags", "count_connections", "book", "leases", "history"}
-    real = set(dir(Agent)) | made | {"device", "probe", "planner", "compiler"}
+    made |= {"connection_limit", "doorkeeper"}
+    real = set(dir(Agent)) | made | {"benches", "device", "probe", "listener", "planner", "compiler"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 
 
@@ -116,7 +135,11 @@ def _build_busy(dgx: Devices) -> tuple[MemoryAgent, Meters]:
     agent.releases.observe(("released",), 0.18)
     agent.loop_lags.observe((), 0.002)
     agent.store.size_bytes = 4096
+    agent.device.pid = os.getpid()
     agent.count_connections = lambda: 5
+    agent.connection_limit = 896
+    dated = Validity(EPOCH, EPOCH + timedelta(days=90))
+    agent.doorkeeper = SimpleNamespace(certificates=lambda: (CertificateFile("server", Path("/c"), (dated,)),))
     meters = Meters(agent)  # type: ignore[arg-type]
     meters.observe("/devices", "GET", 200, 0.003)
     return agent, meters
@@ -255,6 +278,18 @@ def _assert_states(text: str, expected: dict[str, str]) -> None:
     assert {s["component"]: s["state"] for s, value in found if value == 1} == expected
 
 
+def test_a_certificate_is_told_by_its_use_and_one_whose_times_are_not_known_is_absent(dgx: Devices) -> None:
+    agent, meters = _build_busy(dgx)
+    unread = CertificateFile("client_ca", Path("/ca"), (), "no certificate")
+    files = (*agent.doorkeeper.certificates(), unread)
+    agent.doorkeeper = SimpleNamespace(certificates=lambda: files)
+    text, name = _scrape(agent, meters), "meshwright_tls_certificate_not_{}_timestamp_seconds"
+    assert _samples(text, name.format("after")) == [({"use": "server"}, EPOCH.timestamp() + 90 * 86400)]
+    assert _samples(text, name.format("before")) == [({"use": "server"}, EPOCH.timestamp())]
+    assert _value(text, "meshwright_http_connection_limit") == 896
+    assert _samples(_scrape(MemoryAgent()), name.format("after")) == []
+
+
 def test_a_record_is_labelled_by_what_was_measured_and_its_age_grows(dgx: Devices) -> None:
     agent, meters = _build_busy(dgx)
     agent.clock.advance(30)
@@ -330,3 +365,36 @@ def test_two_apps_have_registries_of_their_own() -> None:
 def test_names_in_the_table_are_told_in_one_line() -> None:
     assert all(text and "\n" not in text for text in METRICS.values())
     assert all(re.fullmatch(r"meshwright_[a-z_]+", name) for name in METRICS)
+
+
+def test_a_scrape_lets_others_go_first_and_leaves_nothing_out(dgx: Devices) -> None:
+    agent, meters = _build_busy(dgx)
+    for number in range(1000):
+        agent.board.report(f"device:{number}", "healthy", "", at=EPOCH)
+
+    async def scrape() -> tuple[bytes, int]:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(count())
+        text = await expose(meters.registry)
+        other.cancel()
+        return text, turns
+
+    text, turns = asyncio.run(scrape())
+    assert turns >= 2
+    names = {family.name for family in text_string_to_metric_families(text.decode())}
+    assert names == {family.name for family in text_string_to_metric_families(_scrape(agent, meters))}
+
+
+def test_a_child_that_has_gone_since_has_no_memory_and_one_that_runs_has_its_own(dgx: Devices) -> None:
+    agent, meters = _build_busy(dgx)
+    agent.probe.pid = 2**22 + 1  # above the kernel's largest pid: proc(5), pid_max
+    ((labels, held),) = _samples(_scrape(agent, meters), "meshwright_child_memory_bytes")
+    assert labels == {"child": "device"}
+    assert 1 << 20 < held < 1 << 40

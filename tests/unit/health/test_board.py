@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.wire.health import Health
 from meshwright_agent.health.board import WORST_FIRST, HealthBoard
+from meshwright_agent.health.memory import Fault
+from meshwright_agent.health.words import make_sendable
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -51,3 +56,47 @@ def test_the_whole_is_as_bad_as_its_worst_part(states: list[str]) -> None:
     for index, state in enumerate(states):
         board.report(f"c{index}", state, "", at=NOW)  # type: ignore[arg-type]
     assert board.view(NOW).state == min(states, key=WORST_FIRST.index)
+
+
+def test_words_that_are_no_utf_8_can_be_sent() -> None:
+    board = HealthBoard(stale_after_s=60)
+    board.report("disk", "unhealthy", "/state\udcff is full", at=NOW, action="look at /state\udcff")
+    component = board.view(NOW).components[0]
+    assert (component.reason, component.action) == ("/state\\udcff is full", "look at /state\\udcff")
+    assert Health.model_validate_json(board.view(NOW).model_dump_json()).components == (component,)
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_words_that_are_utf_8_stay_as_they_are(text: str) -> None:
+    assert make_sendable(text) == text
+
+
+FAULT = Fault("device:0", "xid_79", "unhealthy", "it fell", "reboot", NOW)
+WRITES: dict[str, Callable[[HealthBoard], object]] = {
+    "expect": lambda board: board.expect(["worker"]),
+    "report": lambda board: board.report("device:0", "degraded", "hot", at=NOW),
+    "add_fault": lambda board: board.add_fault(FAULT, NOW),
+    "clear_faults": lambda board: board.clear_faults("device:0", NOW),
+    "forget": lambda board: board.forget("device:0"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_whatever_changes_the_board_changes_its_version(write: str) -> None:
+    board = HealthBoard(stale_after_s=60)
+    board.report("device:0", "healthy", "listed", at=NOW)
+    if write == "clear_faults":
+        board.add_fault(FAULT, NOW)
+    before, shown = board.version, board.view(NOW)
+    WRITES[write](board)
+    assert board.view(NOW) != shown
+    assert board.version > before
+
+
+def test_looking_at_the_board_does_not_change_its_version() -> None:
+    board = HealthBoard(stale_after_s=60)
+    board.report("device:0", "healthy", "listed", at=NOW)
+    before = board.version
+    board.view(NOW)
+    board.view(NOW + timedelta(hours=1))
+    assert board.version == before

@@ -17,7 +17,7 @@ from meshwright_agent.health import history as module
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.store.database import Store
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.store.opening import held, opened, run_with_store
 
 
@@ -131,6 +131,27 @@ def test_events_without_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (history.waiting_count, history.lost_count, history.last_seq) == (5, 3, 8)
 
 
+def test_an_event_that_the_store_is_just_taking_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 5)
+
+    async def test(store: Store) -> tuple[list[int], int]:
+        history = build()
+        await history.open(store)
+        for _ in range(3):
+            tell(history)
+        writing = asyncio.create_task(history.flush())
+        await asyncio.sleep(0)  # the first three are on their way
+        for _ in range(4):
+            tell(history)
+        assert [event.seq for event in history._waiting] == [1, 2, 3, 6, 7]
+        assert await writing
+        return [event.seq for event in await read(history)], history.lost_count
+
+    assert run_with_store(tmp_path / "db", test) == ([1, 2, 3, 6, 7], 2)
+
+
 def test_only_so_many_events_are_kept(tmp_path: Path) -> None:
     async def test(store: Store) -> list[int]:
         history = build(keep=3)
@@ -163,6 +184,105 @@ def test_events_are_asked_for_by_component_number_and_time(tmp_path: Path) -> No
         assert (await history.list_events(after=99, limit=1)).last_seq == 6
 
     run_with_store(tmp_path / "db", test)
+
+
+def test_what_is_yet_to_be_written_is_not_passed_over_by_who_goes_on_from_the_last_number(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        history = build()
+        await history.open(store)
+        tell(history)
+        await history.flush()
+        tell(history)  # noted, not yet written
+        known = await history.list_events(after=None, limit=10)
+        assert ([event.seq for event in known.events], known.last_seq) == ([1], 1)
+        await history.flush()
+        assert [event.seq for event in await read(history, after=known.last_seq)] == [2]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_the_last_number_never_goes_back_behind_what_was_asked_for(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        history = build()
+        await history.open(store)
+        for _ in range(2):
+            tell(history)
+        await store.save_health(tuple(history._waiting), memory=None, keep=9, oldest=EPOCH)  # written, not yet noted so
+        assert (await history.list_events(after=0, limit=10)).last_seq == 2
+        assert (await history.list_events(after=2, limit=10)).last_seq == 2
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[int]:
+        history = build()
+        await history.open(store)
+        for _ in range(3):
+            tell(history)
+        await history.flush()
+        history.end_following()
+        assert [event.seq async for event in history.follow(3)] == []
+        return [event.seq async for event in history.follow(4)]
+
+    assert run_with_store(tmp_path / "db", test) == [1, 2, 3]
+
+
+def test_events_are_kept_for_days_also_on_a_host_where_nothing_more_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+
+    async def test(store: Store) -> None:
+        clock = ManualClock()
+        history = build(clock, keep_days=2)
+        await history.open(store)
+        tell(history)
+        writing = asyncio.create_task(history.run())
+        await until(lambda: not history.waiting_count)
+        clock.advance(86400)
+        await asyncio.sleep(0.1)
+        assert len(await read(history)) == 1
+        clock.advance(86401)
+        for _ in range(3000):
+            if not await read(history):
+                break
+            await asyncio.sleep(0.01)
+        assert await read(history) == []
+        writing.cancel()
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_words_that_are_no_utf_8_are_kept_and_do_not_end_the_history(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[str]:
+        history = build()
+        await history.open(store)
+        history.note_fault("disk", "x", state="degraded", reason="/a\udcff", action="ls /a\udcff", at=EPOCH)
+        assert await history.flush()
+        return [event.reason for event in await read(history)]
+
+    assert run_with_store(tmp_path / "db", test) == ["/a\\udcff"]
+
+
+def test_a_look_that_fails_does_not_end_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    faults = iter((RuntimeError("a bug"),))
+
+    def look(now: object) -> None:
+        if fault := next(faults, None):
+            raise fault
+
+    async def test(store: Store) -> int:
+        history = build(on_tick=look)
+        await history.open(store)
+        writing = asyncio.create_task(history.run())
+        tell(history)
+        await until(lambda: not history.waiting_count)
+        writing.cancel()
+        return len(await read(history))
+
+    assert run_with_store(tmp_path / "db", test) == 1
 
 
 def test_a_listener_hears_what_was_and_what_comes_and_leaves_with_the_agent(tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def test_a_json_line_has_its_fields_and_those_of_its_author(asked: str) -> None:
     }
 
 
+def test_the_message_is_not_told_again_in_the_colours_of_a_terminal() -> None:
+    """As uvicorn logs: uvicorn/server.py and config.py give each message a second time, for their own formatter."""
+    assert "color_message" not in read_json(build_record("ready on %d", 80, color_message="ready on \x1b[1m%d\x1b[0m"))
+
+
 def test_outside_of_requests_there_is_no_request_id() -> None:
     assert "request_id" not in read_json(build_record("x"))
     assert TextFormatter().format(build_record("x")).endswith("Z WARNING a.b: x")

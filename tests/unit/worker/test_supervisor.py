@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import ProblemError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
+from meshwright_agent.telemetry.request_id import REQUEST_ID
 from meshwright_agent.worker.process import Child, ChildProcess, ChildSpec, Ending, spawn_child
 from meshwright_agent.worker.protocol import Call, Cancel, Failure, Hello, Progress, Result, Stopped
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
@@ -96,6 +97,26 @@ def test_the_fake_child_has_the_members_of_the_real_one() -> None:
             assert inspect.signature(real) == inspect.signature(fake), name
     parameters = [list(inspect.signature(spawn).parameters) for spawn in (spawn_child, FakeSpawn())]
     assert parameters[0] == parameters[1]
+
+
+def test_a_child_is_not_of_the_request_that_starts_it() -> None:
+    """It outlives it: what the child's log says for hours is not said on that request's behalf."""
+    spawn, seen = FakeSpawn(), []
+
+    async def scenario(world: World) -> None:
+        REQUEST_ID.set("r-1")
+        task = await world.begin()
+        world.reply()
+        await task
+
+    class Looking(FakeChild):
+        def listen(self) -> None:
+            seen.append(REQUEST_ID.get())
+            super().listen()
+
+    spawn.kind = Looking
+    live(scenario, spawn=spawn)
+    assert seen == [""]
 
 
 def test_each_change_of_state_is_told_and_dated() -> None:

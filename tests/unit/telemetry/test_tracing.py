@@ -1,0 +1,34 @@
+"""What is said in the log of where spans are sent."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from meshwright_agent.telemetry.tracing import hide_query
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments", "told"),
+    [
+        ("Max retries exceeded with url: /v1/traces?key=s3cret (Caused by", (), "/v1/traces?... (Caused by"),
+        (
+            '%s://%s:%s "%s %s %s" %s %s',
+            ("http", "c", 4318, "POST", "/t?key=s3cret", "HTTP/1.1", 200, 2),
+            "/t?... HTTP",
+        ),
+        ("('http://c/t?a=b&key=s3cret')", (), "('http://c/t?...')"),
+    ],
+)
+def test_a_key_in_the_collectors_address_is_not_told(said: str, arguments: tuple[object, ...], told: str) -> None:
+    record = logging.LogRecord("urllib3.connectionpool", logging.DEBUG, "f.py", 1, said, arguments, None)
+    assert hide_query(record)
+    assert told in record.getMessage()
+    assert "s3cret" not in record.getMessage()
+
+
+def test_other_words_stay_as_they_are() -> None:
+    record = logging.LogRecord("a", logging.DEBUG, "f.py", 1, "%d spans? 50%% went", (3,), None)
+    assert hide_query(record)
+    assert record.getMessage() == "3 spans? 50% went"

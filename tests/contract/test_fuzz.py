@@ -85,7 +85,7 @@ def _end_run(http: httpx.Client, response: Any) -> None:
 def test_every_answer_is_what_the_contract_says(case: schemathesis.Case, target: Target) -> None:
     _name_what_exists(case, target.known)
     _plan_what_fits(case)
-    response = case.call(base_url=target.agent.url, timeout=60)
+    response = case.call(base_url=target.agent.url, timeout=1 if case.path.endswith("/stream") else 60)  # no end
     _end_run(target.http, response)
     case.validate_response(response)
 

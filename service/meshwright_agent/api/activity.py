@@ -1,16 +1,20 @@
 """What the agent did and how long it took, for /metrics: children, runs, releases, the store, the agent's own process.
 
-Rule: reads what the parts have counted, and nothing else: no disk, no child, no driver. What never happened is absent.
+Rule: reads what the parts have counted and the kernel's own accounts of our processes: no disk, no child, no driver.
+What never happened is absent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from meshwright.compiling.limits import read_memory_bytes
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.families import build_counter, build_counters, build_gauge, build_gauges, build_histogram
 from meshwright_agent.telemetry.durations import Labels
@@ -18,6 +22,8 @@ from meshwright_agent.telemetry.logs import count_dropped
 from meshwright_agent.worker.supervisor import Supervisor
 
 _CHILD: Final = ("child",)
+_PROC: Final = Path("/proc")
+"""Ours, not the setting's, which may be another namespace's."""
 
 
 class ActivityCollector(Collector):
@@ -43,6 +49,7 @@ class ActivityCollector(Collector):
         children: dict[str, Supervisor] = {
             "device": agent.device,
             "probe": agent.probe,
+            "listener": agent.listener,
             "planner": agent.planner,
             "compiler": agent.compiler,
         }
@@ -54,6 +61,7 @@ class ActivityCollector(Collector):
         for name, child in children.items():
             abandoned.add_metric([name], len(child.abandoned_pids))
         yield abandoned
+        yield _measure_memory(children)
         calls = [((name,), child.durations) for name, child in children.items()]
         yield build_histogram("meshwright_child_call_duration_seconds", (*_CHILD, "op", "outcome"), calls)
 
@@ -69,6 +77,7 @@ class ActivityCollector(Collector):
         history = self._agent.history
         yield build_counters("meshwright_health_events_total", ("component", "kind"), history.counts)
         yield build_counter("meshwright_health_events_lost_total", history.lost_count)
+        yield build_gauge("meshwright_health_events_waiting", history.waiting_count)
 
     def _collect_store(self) -> Iterator[Metric]:
         store = self._agent.store
@@ -84,3 +93,26 @@ class ActivityCollector(Collector):
         yield build_counter("meshwright_log_lines_dropped_total", count_dropped())
         if agent.count_connections is not None:
             yield build_gauge("meshwright_http_connections", agent.count_connections())
+        if agent.connection_limit is not None:
+            yield build_gauge("meshwright_http_connection_limit", agent.connection_limit)
+        yield from self._collect_certificates()
+
+    def _collect_certificates(self) -> Iterator[Metric]:
+        """Yields the times of the agent's certificate, and of the CA of its clients; none without TLS."""
+        ends = build_gauges("meshwright_tls_certificate_not_after_timestamp_seconds", ("use",))
+        begins = build_gauges("meshwright_tls_certificate_not_before_timestamp_seconds", ("use",))
+        for file in self._agent.doorkeeper.certificates():
+            if (decisive := file.decisive) is not None:
+                ends.add_metric([file.use], decisive.not_after.timestamp())
+                begins.add_metric([file.use], decisive.not_before.timestamp())
+        yield from (ends, begins)
+
+
+def _measure_memory(children: Mapping[str, Supervisor]) -> Metric:
+    """Returns what each child that runs holds; of one that has gone meanwhile, nothing."""
+    family = build_gauges("meshwright_child_memory_bytes", _CHILD)
+    for name, child in children.items():
+        if child.pid is not None:
+            with contextlib.suppress(OSError, ValueError):
+                family.add_metric([name], read_memory_bytes(_PROC / str(child.pid) / "statm"))
+    return family

@@ -57,6 +57,7 @@ _ROUTERS: Final = (
 _PLAIN_ROUTES: Final = (
     *health.PLAIN_ROUTES,
     *devices.PLAIN_ROUTES,
+    *leases.PLAIN_ROUTES,
     *mesh.PLAIN_ROUTES,
     *metrics.PLAIN_ROUTES,
     *pages.PLAIN_ROUTES,
@@ -82,6 +83,7 @@ def build_api(agent: Agent) -> FastAPI:
     app.openapi_version = "3.2.0"
     app.state.agent = agent
     app.state.rendering = devices.Rendering()
+    app.state.board_rendering = health.BoardRendering()
     app.state.meters = metrics.Meters(agent)
     app.router.routes[:0] = list(_PLAIN_ROUTES)
     for router in _ROUTERS:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel
 
+from meshwright.errors import InvalidRequestError
 from meshwright_agent.access.scopes import Scope, declare_scope
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.problem import MEDIA_TYPE
@@ -31,6 +32,34 @@ IDEMPOTENCY_PARAMETER: Final[dict[str, Any]] = {
     "description": "with verify: repeating a request with it gives the same run; else not needed: equal requests "
     "give equal plans",
 }
+
+
+MOST_SEQ: Final = 2**53
+"""The largest number that an event may have: what every JSON reader keeps whole (RFC 8259 §6)."""
+
+
+async def read_last_event_id(request: Request) -> int | None:
+    """Returns the number of the event that a listener saw last, as it says; None where it says nothing.
+
+    A dependency, so that it is refused before the stream begins.
+
+    Raises:
+        InvalidRequestError: it is no number that an event can have.
+    """
+    text = request.headers.get("last-event-id", "")
+    if not text:
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= 32 and int(text) <= MOST_SEQ:
+        return int(text)
+    message = f"{text[:80]!r} is no id of an event; it is a number from 0 to {MOST_SEQ}"
+    raise InvalidRequestError(
+        f"Last-Event-ID: {message}",
+        hint="send the `id` of the last event that was read, or leave the header out",
+        errors=[{"field": "last-event-id", "message": message}],
+    )
+
+
+LastEventId = Annotated[int | None, Depends(read_last_event_id)]
 
 
 def needs(scope: Scope) -> dict[str, Any]:

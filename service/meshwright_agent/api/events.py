@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BeforeValidator
 
+from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import HealthEvents
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, problems
+from meshwright_agent.api.dependencies import MOST_SEQ, STORE_REFUSALS, AgentHere, LastEventId, problems
 from meshwright_agent.api.gate import JsonRoute
 
-router = APIRouter(tags=["health"], route_class=JsonRoute)
+log = logging.getLogger(__name__)
+router: Final = APIRouter(tags=["health"], route_class=JsonRoute)
 
 _REFUSALS = problems(s422="a query parameter that is none, or out of range") | STORE_REFUSALS
-_MOST_SEQ = 2**53
+
+
+def _refuse_number(value: object) -> object:
+    """Refuses a bare number, which pydantic takes for seconds or milliseconds since 1970, by its size."""
+    if isinstance(value, str) and ":" not in value:
+        raise ValueError("a time with its zone, as RFC 3339 has it: 2026-01-31T12:00:00Z")
+    return value
+
+
+Since = Annotated[AwareDatetime, BeforeValidator(_refuse_number)]
 ComponentName = Annotated[str | None, Query(min_length=1, max_length=200, description="of this component alone")]
 
 
@@ -26,9 +38,9 @@ ComponentName = Annotated[str | None, Query(min_length=1, max_length=200, descri
 async def read_events(
     agent: AgentHere,
     component: ComponentName = None,
-    after: Annotated[int | None, Query(ge=0, le=_MOST_SEQ, description="only events after this seq")] = None,
+    after: Annotated[int | None, Query(ge=0, le=MOST_SEQ, description="only events after this seq")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    since: Annotated[AwareDatetime | None, Query(description="only events from this time on")] = None,
+    since: Annotated[Since | None, Query(description="only events from this time on")] = None,
 ) -> HealthEvents:
     """Changes of state, faults that driver or kernel reported, words of operators.
 
@@ -51,15 +63,18 @@ async def _find_open(agent: AgentHere) -> Agent:
 )
 async def stream_events(
     agent: Annotated[Agent, Depends(_find_open)],
+    seen: LastEventId,
     component: ComponentName = None,
-    after: Annotated[int | None, Query(ge=0, le=_MOST_SEQ, description="only events after this seq")] = None,
+    after: Annotated[int | None, Query(ge=0, le=MOST_SEQ, description="only events after this seq")] = None,
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events: `id` is seq, `event` is state, fault or acknowledged, `data` is HealthEvent.
 
     Begins after `Last-Event-ID` or `after`, whichever is later; without both, with what happens from now on.
     """
-    seen = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else None
     known = [seq for seq in (after, seen) if seq is not None]
-    async for event in agent.history.follow(max(known) if known else agent.history.last_seq, component):
-        yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
+    try:
+        async for event in agent.history.follow(max(known) if known else agent.history.last_seq, component):
+            yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
+    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener comes back with its id
+        log.warning("a listener of events is let go: %s", error)

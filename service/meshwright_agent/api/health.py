@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -9,10 +11,13 @@ from starlette.responses import PlainTextResponse, Response
 from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, needs, problems
-from meshwright_agent.api.gate import JsonRoute, PlainRoute, name_caller
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, check_query, name_caller
+from meshwright_agent.health.words import make_sendable
 
 router = APIRouter(tags=["health"], route_class=JsonRoute)
 
+LONGEST_LINE: Final = 80
+"""Characters of /readyz: node-problem-detector cuts what is longer (its plugins' `max_output_length`)."""
 _TEXT = {"description": "one line of text", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
@@ -25,13 +30,37 @@ async def read_readyz(request: Request) -> Response:
     """Readiness: 200 when plans can be answered, else 503; one short line says why."""
     agent: Agent = request.app.state.agent
     ready, line = agent.readiness()
-    return PlainTextResponse(f"{line}\n", status_code=200 if ready else 503)
+    return PlainTextResponse(f"{shorten_line(line)}\n", status_code=200 if ready else 503)
 
 
-@router.get("/health", summary="Health of every component", responses=problems(s422="an unknown query parameter"))
-async def read_health(agent: AgentHere) -> Health:
+def shorten_line(text: str) -> str:
+    """Returns the text as one line of at most `LONGEST_LINE` characters, whatever a dying worker wrote into it."""
+    line = make_sendable("".join(c if c.isprintable() else " " for c in " ".join(text.split())))
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3].rstrip()}..."
+
+
+async def read_health(request: Request) -> Response:
     """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old."""
-    return agent.health()
+    if request.scope["query_string"]:
+        check_query(request, ())
+    board: BoardRendering = request.app.state.board_rendering
+    return board.read(request.app.state.agent)
+
+
+class BoardRendering:
+    """`/health` as a reply: made anew when something was reported, else once a second for ages and what grew old."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._reply = Response()
+
+    def read(self, agent: Agent) -> Response:
+        """Returns the reply of this moment."""
+        key = (agent.board.version, int(agent.clock.monotonic()))
+        if key != self._key:
+            self._reply = Response(agent.health().model_dump_json(), media_type="application/json")
+            self._key = (agent.board.version, key[1])
+        return self._reply
 
 
 @router.post(
@@ -59,5 +88,13 @@ PLAIN_ROUTES = (
         tags=["health"],
         response_class=PlainTextResponse,
         responses={200: _TEXT, 503: _TEXT},
+    ),
+    PlainRoute(
+        "/health",
+        read_health,
+        tags=["health"],
+        summary="Health of every component",
+        response_model=Health,
+        responses=problems(s422="an unknown query parameter"),
     ),
 )

@@ -8,6 +8,9 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from meshwright.wire.leases import Lease, LeaseRenewal, LeaseRequest, Leases
+from meshwright_agent.access.callers import Caller
+from meshwright_agent.access.scopes import covers
+from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import (
     BODY_REFUSALS,
     STORE_REFUSALS,
@@ -16,7 +19,8 @@ from meshwright_agent.api.dependencies import (
     needs,
     problems,
 )
-from meshwright_agent.api.gate import JsonRoute, name_caller
+from meshwright_agent.api.gate import CALLER_KEY, JsonRoute, PlainRoute, check_query, name_caller
+from meshwright_agent.leasing.ownership import Claimant
 
 router = APIRouter(tags=["leases"], route_class=JsonRoute)
 
@@ -64,10 +68,18 @@ def name_owner(caller: str) -> str:
     return name if kind in {"token", "cert"} else ""
 
 
-@router.get("/leases", summary="Leases that hold", responses=STORE_REFUSALS)
-async def list_leases(agent: AgentHere) -> Leases:
+def read_claimant(request: Request) -> Claimant:
+    """Returns for whom a request wants to renew or end a lease."""
+    caller: Caller = request.scope[CALLER_KEY]
+    return Claimant(name_owner(caller.name), is_admin=covers(caller.scope, "admin"))
+
+
+async def list_leases(request: Request) -> Response:
     """The leases that hold now, oldest first."""
-    return Leases(leases=agent.leases.list())
+    if request.scope["query_string"]:
+        check_query(request, ())
+    agent: Agent = request.app.state.agent
+    return Response(Leases(leases=agent.leases.list()).model_dump_json(), media_type="application/json")
 
 
 @router.get("/leases/{lease_id}", summary="A lease", responses=_UNKNOWN)
@@ -82,12 +94,24 @@ async def read_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
     responses=_UNKNOWN | BODY_REFUSALS,
     openapi_extra=needs("operate"),
 )
-async def renew_lease(agent: AgentHere, lease_id: LeaseId, request: LeaseRenewal) -> Lease:
+async def renew_lease(agent: AgentHere, lease_id: LeaseId, request: LeaseRenewal, http: Request) -> Lease:
     """Lets a lease end `ttl_s` from now, earlier or later than before."""
-    return await agent.leases.renew(lease_id, request.ttl_s)
+    return await agent.leases.renew(lease_id, request.ttl_s, by=read_claimant(http))
 
 
 @router.delete("/leases/{lease_id}", summary="End a lease", responses=_UNKNOWN, openapi_extra=needs("operate"))
-async def end_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
+async def end_lease(agent: AgentHere, lease_id: LeaseId, http: Request) -> Lease:
     """Ends a lease and returns it as it was; a second time it is not found."""
-    return await agent.leases.end(lease_id)
+    return await agent.leases.end(lease_id, by=read_claimant(http))
+
+
+PLAIN_ROUTES = (
+    PlainRoute(
+        "/leases",
+        list_leases,
+        tags=["leases"],
+        summary="Leases that hold",
+        response_model=Leases,
+        responses=STORE_REFUSALS,
+    ),
+)

@@ -5,6 +5,8 @@ Labels are dcgm-exporter's where they mean the same (gpu, UUID, pci_bus_id, mode
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from typing import Final, get_args
 
@@ -53,6 +55,8 @@ HEALTH_STATES: Final[tuple[str, ...]] = get_args(State)
 COMPILE_STATUSES: Final[tuple[VerificationStatus, ...]] = get_args(VerificationStatus)
 WORKER_STATES: Final[tuple[str, ...]] = get_args(WorkerState)
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+TURN_S: Final = 0.001
+"""How long a scrape works on before it lets others go first."""
 MOST_LISTED: Final = 1024
 """Devices with series of their own. Only a simulated host has more; a scrape of thousands would hold up the agent."""
 _DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "modelName", "Hostname", "platform")
@@ -218,10 +222,35 @@ def _labels_of(device: Device) -> list[str]:
     ]
 
 
+class _Family(Collector):
+    """One family as what `generate_latest` takes."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields it."""
+        yield self._family
+
+
+async def expose(registry: CollectorRegistry) -> bytes:
+    """Returns the text of all families; who else waits for the event loop comes in between.
+
+    A host of 64 devices has 3,000 samples, and a sample takes some 6 us.
+    """
+    parts, began_s = [], time.perf_counter()
+    for family in registry.collect():
+        parts.append(generate_latest(_Family(family)))
+        if time.perf_counter() - began_s >= TURN_S:
+            await asyncio.sleep(0)
+            began_s = time.perf_counter()
+    return b"".join(parts)
+
+
 async def read_metrics(request: Request) -> Response:
     """Prometheus text exposition."""
     meters: Meters = request.app.state.meters
-    return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE)
+    return Response(await expose(meters.registry), media_type=CONTENT_TYPE)
 
 
 PLAIN_ROUTES = (

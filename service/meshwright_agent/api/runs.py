@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -10,10 +11,12 @@ from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
+from meshwright.errors import StoreUnavailableError
 from meshwright.wire.runs import FINAL_STATES, Run, RunList, RunState
-from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, needs, problems
+from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, LastEventId, needs, problems
 from meshwright_agent.api.gate import JsonRoute
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
 RunId = Annotated[str, Path(max_length=128)]
@@ -92,10 +95,13 @@ async def _find_run(agent: AgentHere, run_id: RunId) -> Run:
 async def stream_events(
     agent: AgentHere,
     run: Annotated[Run, Depends(_find_run)],
+    seen: LastEventId,
     after: Annotated[int, Query(ge=0, le=2**53, description="only events after this seq")] = 0,
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events: `id` is seq, `event` is state, progress or record, `data` is RunEvent. Ends with the run."""
-    seen = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else 0
-    async for event in agent.runs.events(run.id, max(after, seen)):
-        yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq))
+    try:
+        async for event in agent.runs.events(run.id, max(after, seen or 0)):
+            yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq))
+    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener comes back with its id
+        log.warning("a listener of run %s is let go: %s", run.id, error)

@@ -16,6 +16,7 @@ from typing import Final
 from meshwright.errors import ComponentNotFoundError
 from meshwright.wire.health import Component, Health, Permanence, State
 from meshwright_agent.health.memory import Fault
+from meshwright_agent.health.words import make_sendable
 
 WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
@@ -41,6 +42,9 @@ class HealthBoard:
     Args:
         stale_after_s: an observation that is older is `unknown`.
         on_change: hears of each change of a state, with the words that go with it.
+
+    Attributes:
+        version: counts what was written onto the board; while it stands still, time alone changes what `view` returns.
     """
 
     def __init__(self, *, stale_after_s: float, on_change: OnChange | None = None) -> None:
@@ -49,9 +53,11 @@ class HealthBoard:
         self._observations: dict[str, Observation | None] = {}
         self._faults: dict[str, dict[str, Fault]] = {}
         self._told: dict[str, tuple[State, datetime | None]] = {}
+        self.version = 0
 
     def expect(self, names: Iterable[str]) -> None:
         """Lists components that will be checked: `initializing` until they are."""
+        self.version += 1
         for name in names:
             self._observations.setdefault(name, None)
             self._told.setdefault(name, ("initializing", None))
@@ -79,6 +85,7 @@ class HealthBoard:
 
     def clear_faults(self, name: str, at: datetime) -> None:
         """Takes the faults of a component off."""
+        self.version += 1
         if self._faults.pop(name, None):
             self._settle(name, at)
 
@@ -88,6 +95,7 @@ class HealthBoard:
 
     def forget(self, name: str) -> None:
         """Takes a component off the board: what it was about is no more."""
+        self.version += 1
         self._observations.pop(name, None)
         self._faults.pop(name, None)
         self._told.pop(name, None)
@@ -139,8 +147,8 @@ class HealthBoard:
         return Component(
             name=name,
             state=state,
-            reason="; ".join(lines),
-            action="; ".join(actions),
+            reason=make_sendable("; ".join(lines)),
+            action=make_sendable("; ".join(actions)),
             observed_at=seen.observed_at if seen else None,
             age_s=max(0.0, (now - seen.observed_at).total_seconds()) if seen else None,
             since=self._told[name][1],

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -21,6 +21,8 @@ from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.memory import HealthMemory
+from meshwright_agent.health.retention import Retention
+from meshwright_agent.health.words import make_sendable
 from meshwright_agent.store.database import Store
 
 log = logging.getLogger(__name__)
@@ -31,13 +33,15 @@ BATCH: Final = 256
 RETRY_S: Final = 1.0
 TICK_S: Final = 1.0
 """How often it is looked whether an observation has grown too old, which is an event as well."""
+PRUNE_S: Final = 3600.0
+"""How long nothing is written at most: a write deletes what is too old, also on a host where nothing happens."""
 
 
 class History:
     """Events of one host's health.
 
     Args:
-        clock: dates what is pruned.
+        clock: dates what is deleted.
         keep: events that are kept.
         keep_days: days that they are kept.
         on_tick: called every second; what it finds out of date is an event.
@@ -57,10 +61,13 @@ class History:
         self.last_seq = 0
         self._clock = clock
         self._keep = keep
-        self._keep_for = timedelta(days=keep_days)
+        self._retention = Retention(clock, keep_days)
         self._on_tick = on_tick
         self._store: Store | None = None
         self._waiting: deque[HealthEvent] = deque()
+        self._in_flight = 0
+        self._stored_seq = 0
+        self._wrote_at_s = clock.monotonic()
         self._news = asyncio.Event()
         self._written = asyncio.Event()
         self._is_closed = False
@@ -86,6 +93,7 @@ class History:
             event.model_copy(update={"seq": stored.last_seq + number}) for number, event in enumerate(self._waiting, 1)
         ]
         self._waiting = deque(renumbered)
+        self._stored_seq = stored.last_seq
         self._store = store
 
     # noting
@@ -113,10 +121,11 @@ class History:
 
     def _note(self, **fields: Any) -> None:
         self.last_seq += 1
-        self._waiting.append(HealthEvent(seq=self.last_seq, **fields))
+        words = {name: make_sendable(fields.get(name, "")) for name in ("reason", "action")}
+        self._waiting.append(HealthEvent(seq=self.last_seq, **fields | words))
         self.counts[fields["component"], fields["kind"]] += 1
         if len(self._waiting) > MOST_WAITING:
-            self._waiting.popleft()
+            del self._waiting[self._in_flight]  # what the store is just being given may be written yet
             self.lost_count += 1
         self._news.set()
 
@@ -128,11 +137,24 @@ class History:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._news.wait()
-            if self._on_tick is not None:
-                self._on_tick(self._clock.now())
-            self._news.clear()
-            if (self._waiting or self.memory.is_dirty) and not await self.flush():
+            try:
+                is_kept = await self._turn()
+            except Exception:
+                log.exception("the history of health was not kept")
+                is_kept = False
+            if not is_kept:
                 await asyncio.sleep(RETRY_S)
+
+    async def _turn(self) -> bool:
+        """Looks at the time, then writes what waits, or deletes what is too old; returns whether that went well."""
+        if self._on_tick is not None:
+            self._on_tick(self._clock.now())
+        self._news.clear()
+        if self._waiting or self.memory.is_dirty:
+            return await self.flush()
+        if self._clock.monotonic() - self._wrote_at_s >= PRUNE_S:
+            return await self._write([], None)
+        return True
 
     async def flush(self) -> bool:
         """Writes everything that waits; returns False, and keeps it, where the store does not take it."""
@@ -140,24 +162,31 @@ class History:
             batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
             memory = self.memory.dump() if self.memory.is_dirty else None
             self.memory.is_dirty = False
-            if not await self._write(batch, memory):
-                self.memory.is_dirty = self.memory.is_dirty or memory is not None
+            is_written = False
+            self._in_flight = len(batch)
+            try:
+                is_written = await self._write(batch, memory)
+            finally:
+                self._in_flight = 0
+                self.memory.is_dirty = self.memory.is_dirty or (memory is not None and not is_written)
+            if not is_written:
                 return False
-            last = batch[-1].seq if batch else 0
-            while self._waiting and self._waiting[0].seq <= last:
+            for event in batch:
                 self._waiting.popleft()
+                self._stored_seq = event.seq
             self._announce()
         return True
 
     async def _write(self, batch: list[HealthEvent], memory: str | None) -> bool:
         if self._store is None:
             return False
-        oldest = self._clock.now() - self._keep_for
+        oldest = self._retention.find_oldest()
         try:
             await self._store.save_health(batch, memory=memory, keep=self._keep, oldest=oldest)
         except StoreUnavailableError as error:
             log.warning("%d events of health wait for the store: %s", len(self._waiting), error)
             return False
+        self._wrote_at_s = self._clock.monotonic()
         return True
 
     def _announce(self) -> None:
@@ -176,20 +205,27 @@ class History:
     ) -> HealthEvents:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
 
+        `last_seq` is of the newest that the store has: who goes on from there misses none that is yet to be written.
+
         Raises:
             StoreUnavailableError: the store does not answer, or the agent has not started.
         """
-        store = self._require_store()
+        store, stored = self._require_store(), self._stored_seq
         events = await store.list_health_events(after=after, limit=limit, component=component, since=since)
-        return HealthEvents(events=events, last_seq=self.last_seq)
+        seen = (event.seq for event in events)
+        known = after if after is not None and after <= self.last_seq else 0
+        return HealthEvents(events=events, last_seq=max(stored, known, *seen))
 
     async def follow(self, after: int, component: str | None = None) -> AsyncIterator[HealthEvent]:
         """Yields events numbered above `after`: those that were, then those that come, until the agent stops.
+
+        A number that was never given here is of another history, whose file is gone: then all that there are.
 
         Raises:
             StoreUnavailableError: as `list_events`.
         """
         store = self._require_store()
+        after = after if after <= self.last_seq else 0
         while True:
             written = self._written
             events = await store.list_health_events(after=after, limit=BATCH, component=component)

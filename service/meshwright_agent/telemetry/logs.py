@@ -28,8 +28,8 @@ WAITING_MAX: Final = 10_000
 STOP_WAIT_S: Final = 1.0
 """How long the end waits for stderr to take what is left."""
 
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What a record has without `extra`."""
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+"""What a record has without `extra`; and uvicorn's message over again, with the escapes of a terminal in it."""
 _OWN: Final = frozenset({"time", "level", "logger", "message", "request_id", "exception", "stack"})
 
 Write = Callable[[bytes], None]

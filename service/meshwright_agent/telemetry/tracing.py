@@ -10,7 +10,9 @@ Source: opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -21,7 +23,18 @@ PIP_LINE: Final = "pip install 'meshwright[otel]'"
 STOP_WAIT_S: Final = 2.0
 """How long the end waits for the collector to take what is left."""
 
+_TALKERS: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "urllib3.connectionpool")
+"""Who logs the collector's address: at each failure, and at level debug with each request."""
+_QUERY: Final = re.compile(r"\?[^\s\"')]+")
+
 Attribute = str | int | float | bool
+
+
+def hide_query(record: logging.LogRecord) -> bool:
+    """Takes queries of addresses out of a record of the log, since collectors take keys there; passes every record."""
+    with contextlib.suppress(Exception):  # whoever logs never fails
+        record.msg, record.args = _QUERY.sub("?...", record.getMessage()), ()
+    return True
 
 
 class TracingUnavailableError(MeshwrightError):
@@ -68,6 +81,8 @@ class Tracing:
         Raises:
             TracingUnavailableError: the extra `otel` is not installed.
         """
+        for name in _TALKERS:
+            logging.getLogger(name).addFilter(hide_query)
         provider = _build_provider(version)
         self._tracer = provider.get_tracer("meshwright_agent", version)
         try:

@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes clean
+.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,10 +35,15 @@ $(VENV)-cuda/.opponents: $(VENV)-cuda/.installed
 	$(VENV)-cuda/bin/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu,compile-cuda,bench]'
 	@touch $@
 
+$(VENV)-device/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-device
+	$(VENV)-device/bin/python -m pip install -q -c constraints.txt -e '.[dev,cuda12,compile-cuda]'
+	@touch $@
+
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint browsers promtool boxes unit ## lint, types, import rules, all tests
+test: lint browsers promtool boxes images unit ## lint, types, import rules, all tests
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
 	$(BIN)/ruff check client service tests
@@ -78,6 +83,9 @@ fuzz: $(VENV)/.installed ## 100,000 inputs and more: parsers, protocol, hosts, s
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),1000) $(BIN)/python -m pytest -q -p no:cacheprovider tests/fuzz $(ARGS)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),500) $(BIN)/python -m pytest -q -p no:cacheprovider --timeout=7200 tests/contract/test_fuzz.py $(ARGS)
 
+device: $(VENV)-device/.installed ## the checks that need a card, on this host's (ARGS="--only facts,rest --write")
+	$(VENV)-device/bin/python -m tests.device $(ARGS)
+
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write
 
@@ -90,5 +98,8 @@ promtool: ## install what checks metrics, alerts and dashboard: promtool, of Deb
 boxes: ## install what checks the systemd unit, and boots it: systemd-analyze, systemd-nspawn (as root)
 	@command -v systemd-nspawn >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd systemd-container; }
 
+images: ## install what builds the image and a base for it: buildah, debootstrap (as root)
+	@command -v buildah >/dev/null && command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends buildah debootstrap; }
+
 clean: ## remove what was installed and kept
-	rm -rf $(VENV) $(VENV)-cuda .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-cuda $(VENV)-device .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis

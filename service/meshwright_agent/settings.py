@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshwright.errors import ProblemError
+from meshwright_agent.label_keys import resolve_keys, verify_key
 
 DEFAULT_PORT = 8790
 MOST_SIMULATED = 16384
@@ -124,6 +125,11 @@ class Settings(BaseSettings):
         default="", description="devices that must be here: 8, or 8*h100; empty: those that were seen, once confirmed"
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
+    xid_events: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="listen to NVML's events for XIDs; auto: where the kernel log cannot be read. An open NVML blocks "
+        "the reset of a GPU, so it is let go by a release, and while a card waits for a reset",
+    )
     disk_free_min_bytes: int = Field(
         default=1 << 28, ge=0, description="free space of the state directory's disk below which it is degraded"
     )
@@ -138,6 +144,10 @@ class Settings(BaseSettings):
         max_length=253,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
         description="namespace of the node's labels",
+    )
+    label_keys: str = Field(
+        default="",
+        description="labels under other keys: device-count=example.com/gpu-count; name= leaves the label out",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of the agent's log")
     log_format: Literal["text", "json"] = Field(default="text", description="lines of text, or one JSON object a line")
@@ -192,6 +202,26 @@ class Settings(BaseSettings):
         if info.data.get("cpu_devices") is not None:
             raise ValueError("stands beside cpu_devices; a host is simulated or has virtual devices; set one of them")
         return _read_simulated(target)
+
+    @field_validator("label_file", mode="after")
+    @classmethod
+    def _labels_of_hardware(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is not None and info.data.get("simulate") is not None:
+            raise ValueError("stands beside simulate, and what is simulated is not on this node; leave one of them out")
+        return path
+
+    @field_validator("label_prefix", mode="after")
+    @classmethod
+    def _namespace_that_arrives(cls, prefix: str) -> str:
+        verify_key(f"{prefix}/health")
+        return prefix
+
+    @field_validator("label_keys", mode="after")
+    @classmethod
+    def _labels_that_arrive(cls, text: str, info: ValidationInfo) -> str:
+        if (prefix := info.data.get("label_prefix")) is not None:  # else it is wrong, and said already
+            resolve_keys(prefix, text)
+        return text
 
     @field_validator("state_dir", *_OPTIONAL_PATHS, mode="after")
     @classmethod

@@ -8,6 +8,7 @@
 #   MESHWRIGHT          the client, default /opt/meshwright/bin/meshwright
 #   MESHWRIGHT_URL      the agent, default unix:///run/meshwright/agent.sock
 #   MESHWRIGHT_STRICT   1: a node whose devices are not reserved and free is not given to the job
+#   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
 #   MESHWRIGHT_RUNDIR   where the lease's id is kept for the epilog, default /run/meshwright-slurm
 set -uo pipefail
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
@@ -23,8 +24,10 @@ fail() {
 
 [[ $job =~ ^[0-9]+$ ]] || { echo "meshwright prolog: SLURM_JOB_ID=$job is no job id" >&2; exit 1; }
 
-# The devices of this job on this node, as Slurm numbers them; none: the node shares no devices with it.
+# The devices of this job on this node, as Slurm numbers them. Without numbers the whole node is the job's, unless GRES
+# shares its devices out: then the job has none.
 devices=${SLURM_JOB_GPUS:-all}
+[[ $devices == all && ${MESHWRIGHT_SHARED:-0} == 1 ]] && exit 0
 
 # Seconds until the job's end, and five minutes in which the epilog may run late; the agent takes at most 30 days.
 ttl=86400

@@ -14,7 +14,7 @@ from tests.deploy.charts import DEPLOY
 from tests.documents import ROOT, Document
 
 DOCKERFILE = ROOT / "Dockerfile"
-OF_SCRIPTS = {"MESHWRIGHT_STRICT", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"}
+OF_SCRIPTS = {"MESHWRIGHT_STRICT", "MESHWRIGHT_SHARED", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"}
 """Variables of Slurm's scripts, each told at the top of the script that reads it."""
 
 

@@ -118,6 +118,15 @@ def test_a_job_of_some_devices_leaves_the_others(node: Node, host: RunningAgent)
     assert read_leases(host) == []
 
 
+def test_a_job_without_devices_reserves_none_where_devices_are_shared_out(node: Node, host: RunningAgent) -> None:
+    without = node.run("prolog.sh", MESHWRIGHT_SHARED="1", MESHWRIGHT_STRICT="1")
+    assert (without.returncode, without.stderr, node.leases(), read_leases(host)) == (0, "", [], [])
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="1", MESHWRIGHT_SHARED="1").returncode == 0
+    assert node.leases() == [JOB]
+    assert node.run("epilog.sh").returncode == 0
+    assert read_leases(host) == []
+
+
 def test_a_lease_that_has_ended_by_itself_is_no_failure_of_the_epilog(node: Node, host: RunningAgent) -> None:
     assert node.run("prolog.sh").returncode == 0
     (lease,) = read_leases(host)

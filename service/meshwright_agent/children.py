@@ -69,6 +69,7 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=None if stays or settings.hold == "always" else settings.idle_release_s,
         crash_budget=settings.crash_budget,
+        has_devices=True,
     )
 
 

@@ -82,17 +82,20 @@ def read_host_facts(
         environment={name: roots.environ[name] for name in VARIABLES if name in roots.environ},
         problems=(*gpu.problems, *_tell_driverless(tpus)),
         holders=find_holders(gpu.gpus, tpus),
-        kernel_log=_read_log(roots, log, machine.boot_id) if log else None,
+        kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)) if log else None,
         tpu_runtimes=_read_runtimes(tpus, roots.environ) if asks_jobs else None,
         is_clock_synchronised=read_synchronised(),
     )
 
 
-def _read_log(roots: Roots, log: LogPlace, boot_id: str | None) -> KernelLog | None:
-    """Returns the XIDs since the last look of this boot; None where the host has no NVIDIA card and never had one."""
-    if log.after is None and not any(
-        card.kind.startswith(DISPLAY_CLASS) for card in read_pci_devices(roots.sysfs, NVIDIA)
-    ):
+def _read_log(roots: Roots, log: LogPlace, boot_id: str | None, *, has_cards: bool) -> KernelLog | None:
+    """Returns the XIDs since the last look of this boot; None where the host has no NVIDIA card and never had one.
+
+    Args:
+        has_cards: the driver lists some, which a container's sysfs need not show.
+    """
+    has_cards = has_cards or any(card.kind.startswith(DISPLAY_CLASS) for card in read_pci_devices(roots.sysfs, NVIDIA))
+    if log.after is None and not has_cards:
         return None
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
 

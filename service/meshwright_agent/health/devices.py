@@ -39,10 +39,14 @@ class Card:
 
 @dataclass
 class Diagnosis:
-    """What one look means: findings by component, and of devices those that make them other than healthy."""
+    """What one look means: findings by component, and of devices those that make them other than healthy.
+
+    `cards` are the keys of those that are listed, whatever is told of their parts.
+    """
 
     parts: dict[str, Finding] = field(default_factory=dict)
     devices: dict[str, Finding] = field(default_factory=dict)
+    cards: frozenset[str] = frozenset()
 
 
 def list_cards(facts: HostFacts) -> tuple[Card, ...]:
@@ -85,7 +89,7 @@ class DeviceHealth:
         """
         cards, earlier = list_cards(facts), {card.key: card for card in list_cards(before)} if before else {}
         siblings = self._count_nvlinks(cards)
-        diagnosis = Diagnosis()
+        diagnosis = Diagnosis(cards=frozenset(card.key for card in cards))
         for card in cards:
             self._note_baselines(card)
             parts = dict(self._judge_parts(card, earlier.get(card.key), siblings))

@@ -38,6 +38,7 @@ DRIVER: Final = "driver"
 WORKER: Final = "worker"
 INVENTORY: Final = "inventory"
 _DEAF: Final = Hearing(is_wanted=False)
+_SILENT_PART: Final = Finding("unknown", "its source told of it before, and tells nothing now", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 
 
@@ -149,7 +150,10 @@ class Verdicts:
             if (device.uuid or device.pci_bus_id) in keys:
                 self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
         for component in self._parts - set(diagnosis.parts):
-            self._board.forget(component)
+            if component.partition(":")[2] in diagnosis.cards:
+                diagnosis.parts[component] = _SILENT_PART
+            else:
+                self._board.forget(component)
         self._parts = set(diagnosis.parts)
         for component, finding in diagnosis.parts.items():
             self._report(component, finding, at)

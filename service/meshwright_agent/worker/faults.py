@@ -6,6 +6,7 @@ its obituary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -74,6 +75,17 @@ def build_fault_error(fault: Fault, dead: Obituary, *, retry_after_s: float | No
         case _:
             detail = f"{asked}; it did not answer within {dead.limit_s:g} s and was killed"
             return WorkerTimeoutError(detail, hint=_AGAIN, log=log, retry_after_s=retry_after_s)
+
+
+def build_haunted_error(name: str, pids: Sequence[int], log: tuple[str, ...]) -> ProblemError:
+    """Returns the error for those who want a child while these of before do not end."""
+    named = ", ".join(map(str, pids))
+    return WorkerFailedError(
+        f"an earlier {name} worker (process {named}) does not end, not even by SIGKILL, and may hold the devices; no "
+        "second one is started beside it",
+        hint=f"the kernel holds it: cat /proc/{pids[0]}/stack on the host; drain it, and reboot if nothing else helps",
+        log=log,
+    )
 
 
 def build_spent_error(

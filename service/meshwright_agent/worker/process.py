@@ -55,6 +55,7 @@ class ChildSpec:
         reap_wait_s: SIGKILL to abandoning the process.
         backoff_initial_s, backoff_max_s: the pause after a crash; doubled with each.
         crash_budget, crash_window_s: so many crashes within the window, and it stays down.
+        has_devices: while one that could not be ended may hold them, no other is started.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ChildSpec:
     backoff_max_s: float = 30.0
     crash_budget: int = 5
     crash_window_s: float = 300.0
+    has_devices: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, ProblemError
 from meshwright.wire.devices import Worker
 from meshwright_agent.clock import Clock
 from meshwright_agent.telemetry.tracing import TRACING
 from meshwright_agent.worker.calls import Calls
-from meshwright_agent.worker.faults import Fault, Obituary, build_fault_error, build_spent_error
+from meshwright_agent.worker.faults import Fault, Obituary, build_fault_error, build_haunted_error, build_spent_error
 from meshwright_agent.worker.jobs import Answer, CallCancelled, Job, OnProgress
 from meshwright_agent.worker.machine import Machine
 from meshwright_agent.worker.process import Child, ChildSpec, Spawn, spawn_child
@@ -184,7 +184,8 @@ class Supervisor:
         """Brings the child to ready, starting one if there is none; waits out a pause after a crash.
 
         Raises:
-            WorkerFailedError: it cannot start (its own reason and log), or has crashed too often.
+            WorkerFailedError: it cannot start (its own reason and log), has crashed too often, or an earlier one
+                that may hold the devices does not end.
             WorkerTimeoutError: it did not say hello in time.
             CallCancelled: it was released or closed meanwhile.
         """
@@ -263,6 +264,8 @@ class Supervisor:
     async def _submit(self, job: Job) -> Answer:
         if self._is_closed:
             raise CallCancelled("closing")
+        if self._is_haunted():
+            raise self._build_haunted()
         self._calls.add(job)
         self._machine.apply("wanted")
         try:
@@ -304,8 +307,17 @@ class Supervisor:
         self._tenure.child.send(format_frame(frame))
 
     def _resume(self) -> None:
+        if self._calls and self._is_haunted():
+            self._calls.give_up(self._build_haunted())
         if self._calls:
             self._machine.apply("wanted")
+
+    def _is_haunted(self) -> bool:
+        """Tells whether a process that did not end may hold what a new one would take."""
+        return self.spec.has_devices and bool(self._abandoned)
+
+    def _build_haunted(self) -> ProblemError:
+        return build_haunted_error(self.spec.name, self.abandoned_pids, self._last_log)
 
     def _refuse(self) -> None:
         count, window_s = len(self._crashes.at_s), self.spec.crash_window_s

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright_agent.facts.model import build_json, parse_host_facts
-from meshwright_agent.facts.read import read_holders, read_host_facts
+from meshwright_agent.facts.read import LogPlace, read_holders, read_host_facts
 from tests.fakes.machines import NAMES, build_roots, plant_machine
 
 
@@ -43,6 +43,17 @@ def test_a_document_that_is_no_facts_is_refused() -> None:
 def test_only_the_variables_that_decide_visibility_leave_the_probe(tmp_path: Path) -> None:
     roots = build_roots(tmp_path, {"CUDA_VISIBLE_DEVICES": "0", "AWS_SECRET_ACCESS_KEY": "x", "TPU_NAME": "t"})
     assert read_host_facts(roots).environment == {"CUDA_VISIBLE_DEVICES": "0", "TPU_NAME": "t"}
+
+
+def test_a_kernel_log_is_looked_at_where_the_driver_or_the_bus_shows_a_card(tmp_path: Path) -> None:
+    machine = plant_machine("dgx-h100", tmp_path / "host")
+    log = LogPlace(tmp_path / "there-is-none")
+    bare = build_roots(tmp_path / "container")  # whose sysfs shows no card
+    assert read_host_facts(bare, log=log).kernel_log is None
+    for roots, nvml in ((machine.roots, None), (bare, machine.nvml), (machine.roots, machine.nvml)):
+        seen = read_host_facts(roots, nvml=nvml, log=log).kernel_log
+        assert seen is not None
+        assert seen.error
 
 
 def test_a_process_that_computes_holds_its_card_and_a_monitor_does_not(tmp_path: Path) -> None:

@@ -155,11 +155,20 @@ def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -
     assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
 
 
-def test_what_a_card_stops_telling_is_taken_off_the_board(scene: Scene) -> None:
+def test_what_a_card_stops_telling_is_unknown_until_it_tells_again_or_is_gone(scene: Scene) -> None:
     scene.look()
     scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
-    scene.look()
+    for _ in range(2):
+        scene.look()
+        assert scene.ill() == {f"thermal:{UUID}"}
+        seen = scene.component(f"thermal:{UUID}")
+        assert (seen.state, "tells nothing now" in seen.reason) == ("unknown", True)
+    scene.nvml.change_gpu(0, **WELL)
+    facts = scene.look()
+    assert scene.ill() == set()
+    scene.look(without(facts, 0))
     assert f"thermal:{UUID}" not in scene.board.names()
+    assert scene.state(f"device:{UUID}") == "unhealthy"
 
 
 def test_the_parts_of_a_divided_card_are_its_instances(tmp_path: Path) -> None:

@@ -156,6 +156,27 @@ def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> No
     live(scenario, spawn=FakeSpawn(ending=UNKILLABLE))
 
 
+def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        waiting = asyncio.create_task(world.supervisor.call("next", {}, deadline_s=30.0))
+        await asyncio.sleep(0)
+        assert await world.supervisor.cancel_current("a lease has come")
+        with pytest.raises(CallCancelled):
+            await task
+        for late in (waiting, world.supervisor.start()):
+            with pytest.raises(WorkerFailedError, match=r"process 1001\) does not end"):
+                await late
+        assert world.supervisor.generation == 1
+        world.spawn.children[0].reaped.set()
+        await world.until(lambda: not world.supervisor.abandoned_pids)
+        world.spawn.ending = Ending(status=0, killed=False)
+        await world.supervisor.start()
+        assert world.supervisor.generation == 2
+
+    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), has_devices=True, cancel_grace_s=0.05)
+
+
 def test_abandoned_processes_use_up_the_crash_budget() -> None:
     async def scenario(world: World) -> None:
         for _ in range(2):

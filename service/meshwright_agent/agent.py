@@ -148,6 +148,7 @@ class Agent:
             history=self.history,
             keeper=SightKeeper(lambda: self.store, build_sight_key(self.settings, self._environ, self._boot.boot_id)),
             listener=self.listener,
+            on_look=lambda: self.benches.note_look(),
         )
 
     def _build_benches(self) -> Benches:

@@ -73,6 +73,7 @@ class Benches:
         self._newest: dict[object, BenchRecord] = {}
         self._looking = asyncio.Lock()
         self._looked_s: float | None = None
+        self._measuring: Run | None = None
 
     @property
     def _watch(self) -> HostWatch:
@@ -216,10 +217,23 @@ class Benches:
                 self.remember(BenchRecord.model_validate(value["record"]))
             emit(value)
 
-        answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
+        self._measuring = run
+        try:
+            answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
+        finally:
+            self._measuring = None
         self._spawn(self._look_again())
         self.measurements.note(run.id, answer.result)
         return answer.result, answer.generation
+
+    def note_look(self) -> None:
+        """Ends the bench that measures if somebody has come to hold what it must have to itself: a job has begun."""
+        if self._measuring is None:
+            return
+        try:
+            check_holders(BenchRequest.model_validate(self._measuring.request), self._devices())
+        except DeviceBusyError as error:
+            self._spawn(self._runs().cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
 
     async def _look_again(self) -> None:
         if self._device.state in {"ready", "busy"}:  # not started anew for a look: a lease may have ended it

@@ -55,6 +55,7 @@ class HostWatch:
         is_reserved: Callable[[], bool] = lambda: False,
         history: History | None = None,
         keeper: SightKeeper | None = None,
+        on_look: Callable[[], None] = lambda: None,
         listener: Supervisor | None = None,
     ) -> None:
         self._probe = probe
@@ -65,6 +66,7 @@ class HostWatch:
         self._stays = stays
         self._is_reserved = is_reserved
         self._keeper = keeper
+        self._on_look = on_look
         self.ears = self._build_ears(listener) if listener is not None else None
         self.memory = MemoryBaseline()
         self.sight = Sight()
@@ -188,6 +190,7 @@ class HostWatch:
             self.ears.note_look(facts)
             hearing = self.ears.hearing
         self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
+        self._on_look()
 
     def _report_events(self, xids: tuple[Xid, ...]) -> None:
         if self.sight.facts is not None:

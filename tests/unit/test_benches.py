@@ -72,7 +72,15 @@ def run_scene(
         clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
         probe, device = answering(*looks), answering(*answers)
         board, settings = HealthBoard(stale_after_s=60), Settings()
-        watch = HostWatch(probe=probe, device=device, board=board, settings=settings, clock=clock, stays=False)  # type: ignore[arg-type]
+        watch = HostWatch(
+            probe=probe,  # type: ignore[arg-type]
+            device=device,  # type: ignore[arg-type]
+            board=board,
+            settings=settings,
+            clock=clock,
+            stays=False,
+            on_look=lambda: benches.note_look(),
+        )
         book = LeaseBook(clock, ManualBoot())
         store = await Store.open(folder / "runs.sqlite3", clock=clock)
 
@@ -222,6 +230,48 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
 
     assert dgx.jax is not None
     run_scene(tmp_path, [look(dgx)], [dict(dgx.jax)], test)
+
+
+@pytest.mark.parametrize(
+    ("tier", "mode", "is_ended"),
+    [
+        ("full", "default", True),
+        ("light", "default", False),
+        ("light", "exclusive_process", True),
+    ],
+)
+def test_a_bench_ends_when_a_job_has_come_to_hold_what_it_must_have_to_itself(
+    tmp_path: Path, dgx: Machine, tier: str, mode: str, is_ended: bool
+) -> None:
+    async def test(scene: Scene) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        answer = scene.device.call
+
+        async def measure(op: str, arguments: dict[str, Any], **options: Any) -> Any:
+            if op == "bench":
+                begun.set()
+                await go_on.wait()
+            return await answer(op, arguments, **options)
+
+        scene.device.call = measure  # type: ignore[method-assign]
+        run = await scene.submit(tier=tier, devices=[3])
+        await asyncio.wait_for(begun.wait(), 30)
+        await scene.watch.look_at_facts()  # the agent's own worker, and the job
+        await asyncio.sleep(0.05)
+        state = (await scene.runs.get(run.id)).state
+        go_on.set()
+        ended = await scene.finish(run)
+        assert state == ("cancelled" if is_ended else "running")
+        if is_ended:
+            assert ended.error is not None
+            assert "gave way to a job: a bench" in ended.error.detail
+            assert "process 4711 (python train.py) in slurm 7" in ended.error.detail
+
+    own = ProcessFacts(5, "python", "python -m meshwright_agent.worker.device", 2**30, own=True)
+    free = look(dgx, processes=(), compute_mode=mode)
+    held = look(dgx, processes=(own, FOREIGN), compute_mode=mode)
+    assert dgx.jax is not None
+    run_scene(tmp_path, [free, free, held], [dict(dgx.jax)], test)
 
 
 def test_a_passive_bench_of_two_devices_names_only_their_links(tmp_path: Path, dgx: Machine) -> None:

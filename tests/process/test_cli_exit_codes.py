@@ -66,12 +66,11 @@ def _lease_away(host: RunningAgent, *devices: int) -> str:
 def _running(host: RunningAgent, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Yields a command that goes on; SIGINT reaches it as from a terminal's Ctrl-C."""
     with subprocess.Popen(
-        [*COMMAND, *arguments],
+        ["env", "--default-signal=INT", *COMMAND, *arguments],  # a test run in the background ignores it
         env={**os.environ, "MESHWRIGHT_URL": host.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         try:
             yield process

@@ -42,11 +42,11 @@ class LeaseBook:
         """
         if key in self._keys:
             before, lease_id = self._keys[key]
-            if before != request or lease_id not in self._current():
-                raise IdempotencyConflictError(
-                    f"key {key!r} was used for another lease, or for one that has ended", hint="use a new key"
-                )
-            return self.get(lease_id), False
+            if before == request and (lease := self._current(now := self._clock()).get(lease_id)) is not None:
+                return _show(lease, now), False
+            raise IdempotencyConflictError(
+                f"key {key!r} was used for another lease, or for one that has ended", hint="use a new key"
+            )
         chosen = _choose(request, devices)
         preempted = self._preempt({device.local_index for device in chosen}, request)
         cancelled = self._make_room(request)
@@ -60,7 +60,8 @@ class LeaseBook:
 
     def list(self) -> Leases:
         """Returns the leases that there are, oldest first."""
-        return Leases(leases=tuple(self.get(lease_id) for lease_id in self._current()))
+        now = self._clock()  # once, so that none ends between two looks
+        return Leases(leases=tuple(_show(lease, now) for lease in self._current(now).values()))
 
     def get(self, lease_id: str) -> Lease:
         """Returns a lease, with the time that it has left.
@@ -68,10 +69,11 @@ class LeaseBook:
         Raises:
             LeaseNotFoundError: it has ended, or never was.
         """
-        if lease_id not in self._current():
+        now = self._clock()
+        lease = self._current(now).get(lease_id)
+        if lease is None:
             raise LeaseNotFoundError(f"no lease has the id {lease_id!r}, or it has ended", hint="GET /leases")
-        lease = self._leases[lease_id]
-        return lease.model_copy(update={"expires_in_s": (lease.expires_at - self._clock()).total_seconds()})
+        return _show(lease, now)
 
     def renew(self, lease_id: str, ttl_s: float) -> Lease:
         """Makes a lease end `ttl_s` from now; returns it.
@@ -117,8 +119,7 @@ class LeaseBook:
         marked = (each.model_copy(update={"lease": covered.get(each.local_index)}) for each in devices.devices)
         return devices.model_copy(update={"devices": tuple(marked)})
 
-    def _current(self) -> dict[str, Lease]:
-        now = self._clock()
+    def _current(self, now: datetime) -> dict[str, Lease]:
         self._leases = {name: lease for name, lease in self._leases.items() if lease.expires_at > now}
         return self._leases
 
@@ -141,7 +142,7 @@ class LeaseBook:
             if request.preemptible or not lease.preemptible:
                 raise _refuse(lease)
         for lease in in_the_way:
-            self.end(lease.id)
+            self._leases.pop(lease.id, None)
         return tuple(lease.id for lease in in_the_way)
 
     def _add(self, request: LeaseRequest, chosen: Sequence[Device], owner: str) -> Lease:
@@ -160,6 +161,11 @@ class LeaseBook:
             expires_at=now + timedelta(seconds=request.ttl_s),
             expires_in_s=request.ttl_s,
         )
+
+
+def _show(lease: Lease, now: datetime) -> Lease:
+    """Returns a lease with the time that it has left."""
+    return lease.model_copy(update={"expires_in_s": (lease.expires_at - now).total_seconds()})
 
 
 def _choose(request: LeaseRequest, devices: Devices) -> tuple[Device, ...]:

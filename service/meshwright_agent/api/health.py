@@ -48,7 +48,7 @@ async def read_health(request: Request) -> Response:
 
 
 class BoardRendering:
-    """`/health` as a reply: made anew when something was reported, else once a second for ages and what grew old."""
+    """`/health` as a reply: made anew when something was reported or a clock was set, else once a second, for ages."""
 
     def __init__(self) -> None:
         self._key: object = None
@@ -56,10 +56,10 @@ class BoardRendering:
 
     def read(self, agent: Agent) -> Response:
         """Returns the reply of this moment."""
-        key = (agent.board.version, int(agent.clock.monotonic()))
-        if key != self._key:
+        second = int(agent.clock.monotonic()), int(agent.clock.now().timestamp())
+        if (agent.board.version, second) != self._key:
             self._reply = Response(agent.health().model_dump_json(), media_type="application/json")
-            self._key = (agent.board.version, key[1])
+            self._key = (agent.board.version, second)
         return self._reply
 
 

@@ -52,8 +52,9 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, im
 	$(BIN)/lint-imports --no-cache
 	PATH=$(abspath $(BIN)):$$PATH VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/pyright --verifytypes meshwright --ignoreexternal >.pyright.log || (cat .pyright.log; exit 1)
 
+# Files in their order, not those of many tests first: the long ones with few tests would be left for the end.
 unit: $(VENV)/.compilers ## the tests alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
 	$(VENV)-cuda/bin/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)

@@ -197,3 +197,12 @@ def parse_events(text: str) -> list[dict[str, Any]]:
         if "data" in fields:
             events.append({**fields, "data": json.loads(fields["data"])})
     return events
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+
+def end_leases(agent: RunningAgent) -> None:
+    """Ends all leases, so that the next test finds the devices free."""
+    for lease in ask(agent, "/leases")["leases"]:
+        httpx.delete(f"{agent.url}/leases/{lease['id']}", timeout=30).raise_for_status()

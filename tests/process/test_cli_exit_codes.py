@@ -18,6 +18,7 @@ import pytest
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.documents import Document
+from tests.process.living import end_leases
 
 LIMIT_S = 120.0
 COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
@@ -41,9 +42,7 @@ def host() -> Iterator[RunningAgent]:
 @pytest.fixture(autouse=True)
 def no_leases(host: RunningAgent) -> Iterator[None]:
     yield
-    with Client(host.url) as client:
-        for lease in client.leases().leases:
-            client.end_lease(lease)
+    end_leases(host)
 
 
 def _run(host: RunningAgent, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ from meshwright.errors import (
 )
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import end_leases
 from tests.unit.client.both import Kind, ask_async, ask_sync
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -43,9 +44,7 @@ def host() -> Iterator[RunningAgent]:
 @pytest.fixture(autouse=True)
 def no_leases(host: RunningAgent) -> Iterator[None]:
     yield
-    with Client(host.url) as client:
-        for lease in client.leases().leases:
-            client.end_lease(lease)
+    end_leases(host)
 
 
 def _ask(host: RunningAgent, kind: Kind, question: Any) -> Any:

@@ -21,17 +21,21 @@ def read_object(path: Path, option: str) -> dict[str, Any]:
     Raises:
         SettingsError: it cannot be read, or holds none.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
-    except ValueError as error:
-        raise SettingsError(f"{option} {path}: no JSON: {error}; it holds one object, such as {{…}}") from None
+    found = _read_json(path, option, "it holds one object, such as {…}")
     if not isinstance(found, dict):
         raise SettingsError(
             f"{option} {path}: its JSON is a {type(found).__name__}; it holds one object, such as {{…}}"
         )
     return found
+
+
+def _read_json(path: Path, option: str, remedy: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
+    except ValueError as error:
+        raise SettingsError(f"{option} {path}: no JSON: {error}; {remedy}") from None
 
 
 def read_topology(paths: list[Path]) -> tuple[dict[str, Any], ...]:
@@ -44,12 +48,7 @@ def read_topology(paths: list[Path]) -> tuple[dict[str, Any], ...]:
 
 
 def _read_replies(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"--topology {path}: cannot be read: {error.strerror}; name a file that is there") from None
-    except ValueError as error:
-        raise SettingsError(f"--topology {path}: no JSON: {error}; keep one with `curl …/devices > {path}`") from None
+    found = _read_json(path, "--topology", f"keep one with `curl …/devices > {path}`")
     replies = found if isinstance(found, list) else [found]
     try:
         for reply in replies:

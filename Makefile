@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit test-compile-cuda bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images device clean
+.PHONY: help run test lint unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,7 +43,7 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint browsers promtool boxes images unit ## lint, types, import rules, all tests
+test: lint browsers promtool boxes unit ## lint, types, import rules, all tests
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
 	$(BIN)/ruff check client service tests
@@ -58,6 +58,9 @@ unit: $(VENV)/.compilers ## the tests alone, in JOBS processes (ARGS="-k mesh", 
 
 test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
 	$(VENV)-cuda/bin/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
+
+test-image: images $(VENV)/.installed ## build the image and run it (as root; buildah, no registry); 2 to 8 minutes
+	$(BIN)/python -m pytest tests/deploy/test_image.py $(ARGS)
 
 bench: $(VENV)-cuda/.opponents ## the budgets of the design, measured in one run
 	$(VENV)-cuda/bin/python -m tests.bench $(ARGS)

@@ -39,7 +39,7 @@ def find_obstacle() -> str:
     if os.geteuid() != 0:
         return "only root can build and run an image here"
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
-        return f"{', '.join(missing)} not here: make images"
+        return f"{', '.join(missing)} not here: make test-image"
     if sys.version_info[:2] not in SUITES:
         return f"no Debian has Python {sys.version_info[0]}.{sys.version_info[1]}; 3.11 and 3.13 have one"
     return ""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from pydantic import TypeAdapter, ValidationError
 
 from meshwright_agent.api.dependencies import MOST_SEQ, LastEventId
-from meshwright_agent.api.events import stream_events
+from meshwright_agent.api.events import Since, stream_events
 from meshwright_agent.health.history import History
 from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.api.asgi import ask, build_small_app
@@ -64,3 +66,13 @@ def test_a_stream_ends_and_does_not_fail_when_the_store_goes(tmp_path: Path, cap
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(test()) == ["1"]
     assert "a listener of events is let go" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["0.5", "1700000000", "-1", "1e5", "2026-11-22", "2026-11-22T10:00:00"])
+def test_a_number_or_a_time_without_its_zone_is_no_time_to_begin_at(text: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Since).validate_python(text)
+
+
+def test_a_time_with_its_zone_is_one() -> None:
+    assert TypeAdapter(Since).validate_python("2026-01-01T01:00:00+01:00") == datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from own_stdout import take_stdout
+from one_rank import answer_and_leave, take_stdout
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh, mesh_fingerprint
@@ -53,8 +53,7 @@ def main() -> None:
     rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
     answers = [run_step(step) for step in json.loads(path.read_text())]
-    print(json.dumps({"answers": answers}), file=out, flush=True)
-    jax.distributed.shutdown()
+    answer_and_leave({"answers": answers}, out)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,26 @@ def run_program(
     ]
     try:
         outputs = [process.communicate(timeout=LIMIT_S) for process in job]
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"the job did not end in {LIMIT_S:g} s\n{stop(job)}") from None
     finally:
-        for process in job:
-            process.kill()
-            process.wait()
+        stop(job)
     for process, (_, err) in zip(job, outputs, strict=True):
         assert process.returncode == 0, err[-4000:]
     return [read_answer(out) for out, _ in outputs]
+
+
+def stop(job: list[subprocess.Popen[str]]) -> str:
+    """Ends what still runs, closes all pipes, and returns what each rank had come to."""
+    said = []
+    for rank, process in enumerate(job):
+        ended = process.poll()
+        process.kill()
+        out, err = process.communicate() if process.stdout and not process.stdout.closed else ("", "")
+        said.append(
+            f"rank {rank}: {'still ran' if ended is None else f'ended with {ended}'}\n{out[-2000:]}\n{err[-2000:]}"
+        )
+    return "\n".join(said)
 
 
 def read_answer(out: str) -> dict[str, Any]:

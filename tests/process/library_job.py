@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from own_stdout import take_stdout
+from one_rank import answer_and_leave, take_stdout
 
 from meshwright.mesh import (
     DeviceMeshManager,
@@ -184,8 +184,7 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
     answers = [run_step(step) for step in json.loads(path.read_text())]
     seen = [[device.process_index, device.id] for device in jax.devices()]
-    print(json.dumps({"seen": seen, "answers": answers}), file=out, flush=True)
-    jax.distributed.shutdown()
+    answer_and_leave({"seen": seen, "answers": answers}, out)
 
 
 if __name__ == "__main__":

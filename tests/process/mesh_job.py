@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from own_stdout import take_stdout
+from one_rank import answer_and_leave, take_stdout
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh, mesh_fingerprint
@@ -79,9 +79,7 @@ def main() -> None:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
     answers = [run_step(step, rank) for step in json.loads(path.read_text())]
     seen = [[d.process_index, d.id] for d in jax.devices()]
-    print(json.dumps({"seen": seen, "answers": answers}), file=out, flush=True)
-    if count > 1:
-        jax.distributed.shutdown()
+    answer_and_leave({"seen": seen, "answers": answers}, out)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import StoreUnavailableError
-from meshwright.topology.model import Topology
-from meshwright.wire.devices import Devices, Release
+from meshwright.wire.devices import Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
@@ -36,11 +35,11 @@ from meshwright_agent.evidence import Evidence
 from meshwright_agent.health.board import HealthBoard, build_unknown_component
 from meshwright_agent.health.history import History
 from meshwright_agent.health.own import OwnHealth
-from meshwright_agent.health.verdicts import name_component
 from meshwright_agent.job_environment import describe_job_environment
 from meshwright_agent.labels import LabelFile, Sighting
 from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.leasing.desk import LeaseDesk
+from meshwright_agent.picture import HostPicture
 from meshwright_agent.plans import PlanMaker
 from meshwright_agent.release import make_way, release_devices
 from meshwright_agent.replies import PlanAnswer
@@ -53,7 +52,6 @@ from meshwright_agent.telemetry.durations import LAG_BOUNDS_S, RELEASE_BOUNDS_S,
 from meshwright_agent.telemetry.lag import watch_lag
 from meshwright_agent.upkeep import tend_workers
 from meshwright_agent.watch import HostWatch
-from meshwright_agent.worker.planner import Here
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
@@ -85,7 +83,9 @@ class Agent:
             keep_days=settings.keep_events_days,
             on_tick=self._settle_health,
         )
-        self.board = HealthBoard(stale_after_s=settings.stale_after_s, on_change=self.history.note_change)
+        self.board = HealthBoard(
+            stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
+        )
         self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
         self.device = Supervisor(
             build_device_spec(settings, self._environ, stays=stays),
@@ -96,7 +96,7 @@ class Agent:
         self.listener = Supervisor(build_listener_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
         boot = self._boot = boot or read_boot_clock(settings.proc_root)
-        self.book = LeaseBook(self.clock, boot, on_change=self._on_lease_change)
+        self.book = LeaseBook(self.clock, boot, on_change=lambda: self.picture.note_lease())
         self.own_health = OwnHealth(
             store=lambda: self.store,
             board=self.board,
@@ -107,22 +107,30 @@ class Agent:
             is_synchronised=self._see_synchronised,
             on_writable=self._save_unsaved,
         )
-        self.lease_version = 0
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
+        self.picture = HostPicture(
+            self.host,
+            book=self.book,
+            board=self.board,
+            measured=lambda: self.benches.measurements.tell(self.clock.now()),
+            clock=self.clock,
+        )
         self.benches = self._build_benches()
         self.leases = self._build_leases()
         self.plans = PlanMaker(
-            self.planner, settings=settings, store=lambda: self.store, here=self.here, tell_here=self.tell_here
+            self.planner,
+            settings=settings,
+            store=lambda: self.store,
+            here=self.picture.here,
+            tell_here=self.picture.tell_here,
         )
         self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
         self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store, clock=self.clock)
         self._evidence = Evidence(self.compiles, self.plans, lambda: self.runs)
-        self.batch_sizes = BatchSizes(self.plans, self._evidence, self.topology)
+        self.batch_sizes = BatchSizes(self.plans, self._evidence, self.picture.topology)
         self._store: Store | None = None
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._topology: tuple[object, Topology] | None = None
-        self.version = 0
         self.releases = Durations(RELEASE_BOUNDS_S)
         self.loop_lags = Durations(LAG_BOUNDS_S)
         self.count_connections: Callable[[], int] | None = None
@@ -155,7 +163,7 @@ class Agent:
         return Benches(
             self.device,
             self.host,
-            devices=self.devices,
+            devices=self.picture.devices,
             runs=lambda: self.runs,
             book=self.book,
             settings=self.settings,
@@ -167,7 +175,7 @@ class Agent:
         return LeaseDesk(
             self.book,
             store=lambda: self.store,
-            devices=self.devices,
+            devices=self.picture.devices,
             find_runs=self.benches.find_in_the_way,
             make_way=self._make_way,
             clock=self.clock,
@@ -232,6 +240,7 @@ class Agent:
             self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
         self._spawn(self.own_health.run())
         self._spawn(self.history.run())
+        self._spawn(self._forget_gone())
         self._spawn(
             tend_workers(
                 (self.device, self.planner),
@@ -252,7 +261,7 @@ class Agent:
             return
         self.draining = True
         self.history.end_following()
-        self._touch()
+        self.picture.note_change()
         ending: list[Coroutine[Any, Any, Any]] = [self.plans.close(self.settings.drain_timeout_s / 4)]
         if self._runs:
             ending.append(self._runs.close("the agent is shutting down"))
@@ -280,14 +289,7 @@ class Agent:
 
     def _on_worker_change(self) -> None:
         self.watch.note_worker()
-        self._touch()
-
-    def _on_lease_change(self) -> None:
-        self.lease_version += 1
-        self._touch()
-
-    def _touch(self) -> None:
-        self.version += 1
+        self.picture.note_change()
 
     @property
     def store(self) -> Store:
@@ -337,6 +339,11 @@ class Agent:
     def _settle_health(self, now: datetime) -> None:
         self.board.settle(now)
 
+    async def _forget_gone(self) -> None:
+        """Forgets the states of components that are not here any more, when each that is has had its first look."""
+        await asyncio.sleep(max(self.settings.stale_after_s, self.settings.start_timeout_s))
+        self.board.forget_unlisted()
+
     def acknowledge(self, request: Acknowledgement, caller: str) -> Component:
         """Clears what stands against a component by an operator's word; returns how it stands then.
 
@@ -356,36 +363,10 @@ class Agent:
             return Component(name=name, state="unknown", reason="is not expected here any more")
         return self.board.component(name, now)
 
-    def devices(self) -> Devices:
-        """Returns the host's topology with its facts.
-
-        Raises:
-            NotReadyError: neither the probe nor the worker has answered yet.
-        """
-        self.host.require_facts()
-        return self.book.mark(self.host.devices(self.clock.now()))
-
     def _see_labels(self) -> Sighting | None:
         if not self.host.knows_topology:
             return None
-        return Sighting(self.devices(), self.health(), self.benches.newest_records())
-
-    def snapshot_key(self) -> object:
-        """Returns what tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
-        self.book.active()  # one that has run out since is a change
-        return (self.host.key, self.lease_version if self.host.is_still else self.version)
-
-    def topology(self) -> Topology:
-        """Returns what the planner sees.
-
-        Raises:
-            NotReadyError, WorkerFailedError: no device is known.
-        """
-        self.host.require_topology()
-        key = self.snapshot_key()
-        if self._topology is None or self._topology[0] != key:
-            self._topology = (key, Topology.of(self.devices()))
-        return self._topology[1]
+        return Sighting(self.picture.devices(), self.health(), self.benches.newest_records())
 
     async def release(self) -> Release:
         """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded.
@@ -410,7 +391,7 @@ class Agent:
         self.releases.observe((outcome if answer.released else "abandoned",), answer.took_s)
         return answer
 
-    # ---- plans -----------------------------------------------------------------------------------------------
+    # ---- plans, and what jobs need to know ---------------------------------------------------------------------
 
     async def plan(self, request: PlanRequest | bytes, key: str | None = None) -> PlanAnswer | Run:
         """Returns plans; where the compiler is to be asked and has not said it before, the run that asks it.
@@ -424,25 +405,6 @@ class Agent:
         """
         answering = self.plans.answer_body(request) if isinstance(request, bytes) else self.plans.answer(request)
         return await self._evidence.settle_plans(await answering, key)
-
-    # ---- what plans and jobs need to know -------------------------------------------------------------------------
-
-    def here(self) -> Here:
-        """Returns this host as plans see it."""
-        topology, now = self.topology(), self.clock.now()
-        if isinstance(self.host, SimulatedHost):
-            return Here(topology, notices=self.host.notices)
-        states = {place: self.board.state(name_component(d), now) for place, d in enumerate(topology.devices)}
-        return Here(topology, states)
-
-    def tell_here(self, here: Here) -> dict[str, Any]:
-        """Returns the same for the planner, with what benches measured here."""
-        simulated = self.settings.simulate
-        known = {"target": simulated} if simulated else {"devices": self.devices().model_dump_json()}
-        leased = {i: d.lease.model_dump() for i, d in enumerate(here.topology.devices) if simulated and d.lease}
-        notices = [notice.model_dump() for notice in here.notices]
-        measured = self.benches.measurements.tell(self.clock.now())
-        return {**known, "leased": leased, "health": here.health, "notices": notices, "measured": measured}
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
         """Returns the variables that a job here should start with; InvalidRequestError as of the function."""

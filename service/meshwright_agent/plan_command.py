@@ -55,7 +55,7 @@ def plan(
     """
     session = Session(Options(timeout_s=timeout_s, as_json=as_json, no_color=no_color), open_client)
     check_output(session, asked)
-    mesh = take_mesh(None, asked.mesh_option, is_searched=asked.model is not None)
+    mesh = take_mesh(None, asked.mesh_option, is_searched=asked.step.model is not None)
     try:
         plans = _answer(session, mesh, asked.build_arguments(mesh), cpu_devices)
         status = print_plans(session, plans, PlanOutput(mesh, asked))

@@ -25,13 +25,8 @@ from scipy.optimize import least_squares
 
 from meshwright.planning.cost.kept import Keeping, read_keepings
 from meshwright.planning.cost.layout import REMAT_NONE
-from meshwright.planning.cost.memory import (
-    Circumstances,
-    MemoryParts,
-    State,
-    build_state,
-    price_stages,
-)
+from meshwright.planning.cost.memory import Circumstances, MemoryParts, price_stages
+from meshwright.planning.cost.state import State, build_state
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import build_work
 from meshwright.wire.model import ModelSpec

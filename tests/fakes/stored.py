@@ -1,7 +1,8 @@
-"""Small, valid runs, records and plans, and a clock that moves when told; for the store and the queue."""
+"""Small, valid runs, records and plans, and clocks that move when told; for the store and the queue."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,6 +29,17 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         self._now += timedelta(seconds=seconds)
         self._monotonic_s += max(0.0, seconds)
+
+
+@dataclass
+class ManualBoot:
+    """Time since the machine started, which goes on when told to, and no more than that."""
+
+    boot_id: str = "boot-1"
+    now_s: float = 1000.0
+
+    def since_boot_s(self) -> float:
+        return self.now_s
 
 
 def build_run(number: int = 1, **fields: Any) -> Run:

@@ -48,8 +48,8 @@ def test_a_device_that_the_board_calls_unhealthy_is_left_out_of_a_plan(tmp_path:
 def test_a_planner_is_told_a_large_host_with_the_health_of_each_device(tmp_path: Path) -> None:
     agent = build_agent(tmp_path, 100)
     agent.board.report("device:70", "unhealthy", "gave wrong results", at=agent.clock.now())
-    here = parse_here(json.loads(json.dumps(agent.tell_here(agent.here()))))
-    assert here.topology.references == agent.topology().references
+    here = parse_here(json.loads(json.dumps(agent.picture.tell_here(agent.picture.here()))))
+    assert here.topology.references == agent.picture.topology().references
     assert {place for place, state in here.health.items() if state == "unhealthy"} == {70}
 
 
@@ -75,3 +75,13 @@ def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) ->
     for nwrong in (0, 5):
         agent.benches.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
     assert [record.nwrong for record in agent.benches.newest_records()] == [5]
+
+
+def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for_a_look(tmp_path: Path) -> None:
+    agent = Agent(
+        Settings(state_dir=tmp_path, probe_interval_s=0.005, stale_after_s=0.01, start_timeout_s=0.01), environ={}
+    )
+    for name in ("store", "device:9"):
+        agent.history.memory.note_state(name, "healthy", agent.started_at)
+    asyncio.run(agent._forget_gone())
+    assert agent.history.memory.list_told() == ("store",)

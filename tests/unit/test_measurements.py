@@ -101,10 +101,10 @@ def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> No
     clock = ManualClock(READ_AT)
     agent = Agent(Settings(state_dir=tmp_path), clock=clock, environ={})
     agent.watch.sight = Sight(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
-    told = json.loads(json.dumps(agent.tell_here(agent.here())))
+    told = json.loads(json.dumps(agent.picture.tell_here(agent.picture.here())))
     assert parse_here(told).measured == ()
     agent.benches.measurements.note("run-0009", result(*build_host(4e14)))
-    here = parse_here(json.loads(json.dumps(agent.tell_here(agent.here()))))
+    here = parse_here(json.loads(json.dumps(agent.picture.tell_here(agent.picture.here()))))
     assert {row.run_id for row in here.measured} == {"run-0009"}
     assert len(here.measured) == 16
     assert {row.device_kind for row in here.measured} == {device.kind for device in here.topology.devices}

@@ -23,7 +23,7 @@ def build(folder: Path, target: str = "2*h100:8") -> Agent:
 
 
 def test_a_simulated_host_lists_the_devices_of_all_its_hosts_as_declared(tmp_path: Path) -> None:
-    devices = build(tmp_path).devices()
+    devices = build(tmp_path).picture.devices()
     assert [(d.host, d.local_index) for d in devices.devices] == [
         (f"host-{host}", index) for host in range(2) for index in range(8)
     ]
@@ -37,9 +37,9 @@ def test_a_simulated_host_lists_the_devices_of_all_its_hosts_as_declared(tmp_pat
 
 def test_what_is_simulated_is_the_target_and_reads_as_any_other_host(tmp_path: Path) -> None:
     agent = build(tmp_path, "v5e:4x4")
-    assert agent.topology() == build_target("v5e:4x4")
-    again = Devices.model_validate_json(agent.devices().model_dump_json())
-    assert again == agent.devices()
+    assert agent.picture.topology() == build_target("v5e:4x4")
+    again = Devices.model_validate_json(agent.picture.devices().model_dump_json())
+    assert again == agent.picture.devices()
 
 
 def test_nothing_is_healthy_since_nothing_was_checked(tmp_path: Path) -> None:

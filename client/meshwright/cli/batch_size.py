@@ -10,22 +10,13 @@ from rich.text import Text
 
 from meshwright._calls import calls
 from meshwright._calls.building import Call
+from meshwright.cli.option_groups import spread_options
 from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
 from meshwright.cli.plan_options import MemoryStrategyOption, MeshOption, TargetOption
 from meshwright.cli.progress import follow_compile, show_progress
 from meshwright.cli.reckoning import print_reckoned
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.cli.step_options import (
-    AttentionOption,
-    ModelOption,
-    OptimizerOption,
-    RematOption,
-    SequenceOption,
-    TrainingOption,
-    VerifyOption,
-    WeightDtypeOption,
-    build_step_arguments,
-)
+from meshwright.cli.step_options import AskedStep
 from meshwright.cli.verification import judge, print_batch
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
 from meshwright.wire.runs import Progress
@@ -33,6 +24,7 @@ from meshwright.wire.runs import Progress
 LEVEL_STYLES: Final = {"ok": "green", "below_critical": "yellow", "below_minimum": "bold red"}
 
 
+@spread_options
 def show_batch_size(
     session: Session,
     hardware: Annotated[
@@ -40,23 +32,17 @@ def show_batch_size(
         typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own."),
     ] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Judge this batch size (per device).")] = None,
-    model: ModelOption = None,
-    seq: SequenceOption = None,
     max_batch: Annotated[
         int | None, typer.Option(metavar="N", help="The greatest batch of a step to look at, in sequences.")
     ] = None,
-    remat: RematOption = None,
-    attention: AttentionOption = None,
-    weight_dtype: WeightDtypeOption = None,
-    optimizer: OptimizerOption = None,
-    training: TrainingOption = None,
+    *,
+    step: AskedStep,
     mesh: MeshOption = None,
     target: TargetOption = None,
     plan: Annotated[
         str | None, typer.Option(metavar="FINGERPRINT", help="Of a kept plan, in the place of --mesh and --target.")
     ] = None,
     memory_strategy: MemoryStrategyOption = "balanced",
-    verify: VerifyOption = "none",
     local: Annotated[
         bool, typer.Option("--local", help="Answer, and compile, here for --target; ask no agent.")
     ] = False,
@@ -70,24 +56,14 @@ def show_batch_size(
     Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, none fits, or no step can be
     reckoned or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
     """
-    step = build_step_arguments(
-        model=model,
-        training=training,
-        verify=verify,
-        sequence_length=seq,
-        global_batch=max_batch,
-        remat=remat,
-        attention=attention,
-        weight_dtype=weight_dtype,
-        optimizer=optimizer,
-    )
+    asked = step.build_arguments(max_batch)
     where: dict[str, Any] = {"mesh": mesh, "target": target, "plan": plan, "memory_strategy": memory_strategy}
-    reply = _answer(session, calls.batch_size(hardware, batch, **step, **where), local=local)
+    reply = _answer(session, calls.batch_size(hardware, batch, **asked, **where), local=local)
     if session.as_json:
         session.print_json(reply)
     else:
         _print_sizes(session, reply)
-    if verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
+    if step.verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
         return FAILED
     if reply.reckoned and reply.reckoned.recommended is None:
         return FAILED

@@ -1,6 +1,7 @@
 """Options that several commands share, said once: a frozen dataclass whose fields are the options.
 
-Rule: a command that takes such a group as a parameter has each of its fields as an option, in their order.
+Rule: a command that takes such a group as a parameter has each of its fields as an option, in their order. A field may
+be a group itself.
 """
 
 from __future__ import annotations
@@ -41,17 +42,21 @@ def _is_group(annotation: object) -> bool:
 
 def _build(group: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Takes a group's fields out of the arguments."""
-    return group(
-        **{field.name: arguments.pop(field.name) for field in fields(cast(Any, group)) if field.name in arguments}
-    )
+    hints = get_type_hints(group)
+    inner = {name: _build(hint, arguments) for name, hint in hints.items() if _is_group(hint)}
+    said = {field.name: arguments.pop(field.name) for field in fields(cast(Any, group)) if field.name in arguments}
+    return group(**inner, **said)
 
 
 def _spread(group: type) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     for field in fields(cast(Any, group)):
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=_read_default(field), annotation=hints[field.name]
-        )
+        hint = hints[field.name]
+        if _is_group(hint):
+            yield from _spread(hint)
+        else:
+            default = _read_default(field)
+            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _read_default(field: Field[Any]) -> Any:

@@ -56,7 +56,7 @@ def show_plan(
     """
     check_output(session, asked)
     reservation = leased.parse(elsewhere=_find_elsewhere(asked, local=local, fleet=fleet or hosts is not None))
-    wanted = take_mesh(mesh, asked.mesh_option, is_searched=asked.model is not None)
+    wanted = take_mesh(mesh, asked.mesh_option, is_searched=asked.step.model is not None)
     arguments = asked.build_arguments(wanted)
     if is_asked(session, fleet, hosts):
         _check_fleet(asked)
@@ -97,7 +97,7 @@ def _find_elsewhere(asked: AskedPlan, *, local: bool, fleet: bool) -> str | None
 
 def _check_fleet(asked: AskedPlan) -> None:
     """Passes if nothing is asked about a model: so that a mesh is there, too."""
-    if asked.model is not None:
+    if asked.step.model is not None:
         raise typer.BadParameter(
             "plans of a fleet know no model; plan on a target, as in --target 64*h100:8", param_hint="--model"
         )

@@ -24,17 +24,7 @@ from meshwright.cli.search import (
     TopOption,
     build_search_arguments,
 )
-from meshwright.cli.step_options import (
-    AttentionOption,
-    ModelOption,
-    OptimizerOption,
-    RematOption,
-    SequenceOption,
-    TrainingOption,
-    VerifyOption,
-    WeightDtypeOption,
-    build_step_arguments,
-)
+from meshwright.cli.step_options import AskedStep
 
 MeshOption = Annotated[
     str | None, typer.Option("--mesh", metavar="MESH", help='The axes, outermost first: "dp:2,tp:-1".')
@@ -90,15 +80,8 @@ class AskedPlan:
     importance: Annotated[
         str | None, typer.Option("--importance", metavar="tp:8,dp:1", help="How much traffic each axis has.")
     ] = None
-    model: ModelOption = None
-    seq: SequenceOption = None
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences in one optimizer step.")] = None
-    remat: RematOption = None
-    attention: AttentionOption = None
-    weight_dtype: WeightDtypeOption = None
-    optimizer: OptimizerOption = None
-    training: TrainingOption = None
-    verify: VerifyOption = "none"
+    step: AskedStep
     search: SearchOption = None
     top: TopOption = 3
     explain: ExplainOption = False
@@ -128,17 +111,7 @@ class AskedPlan:
             InvalidRequestError: the weights of --importance are none.
             SettingsError: a file cannot be read.
         """
-        step = build_step_arguments(
-            model=self.model,
-            training=self.training,
-            verify=self.verify,
-            sequence_length=self.seq,
-            global_batch=self.batch,
-            remat=self.remat,
-            attention=self.attention,
-            weight_dtype=self.weight_dtype,
-            optimizer=self.optimizer,
-        )
+        step = self.step.build_arguments(self.batch)
         searched = build_search_arguments(
             search=self.search,
             top=self.top,

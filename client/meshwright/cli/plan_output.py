@@ -108,7 +108,7 @@ def judge_plans(plans: Plans, asked: AskedPlan) -> int:
     if not plans.plans:
         return FAILED
     best = plans.plans[0]
-    if asked.verify != "none" and judge([best.verification]) != OK:
+    if asked.step.verify != "none" and judge([best.verification]) != OK:
         return FAILED
     return OK if _fits(best) else FAILED
 

@@ -6,58 +6,68 @@ Rule: what is not said is left to the agent's defaults; the options win over the
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
 from meshwright.cli.files import read_object
 from meshwright.wire.model import Attention, Remat, WeightDtype
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
-]
-SequenceOption = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")]
-RematOption = Annotated[Remat | None, typer.Option("--remat", help="What the backward pass computes again.")]
-AttentionOption = Annotated[
-    Attention | None, typer.Option("--attention", help="In blocks, or as the whole matrix of scores.")
-]
-WeightDtypeOption = Annotated[WeightDtype | None, typer.Option("--weight-dtype", help="Of the weights.")]
-OptimizerOption = Annotated[Literal["adamw", "sgd"] | None, typer.Option("--optimizer", help="Which one.")]
-TrainingOption = Annotated[
-    Path | None,
-    typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; the options above win over it."),
-]
-VerifyOption = Annotated[
-    Literal["none", "compile"],
-    typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
-]
 
+@dataclass(frozen=True, kw_only=True)
+class AskedStep:
+    """What the options say, as they were given; each field is an option (`option_groups`)."""
 
-def build_step_arguments(
-    *,
-    model: str | None,
-    training: Path | None,
-    verify: str,
-    sequence_length: int | None = None,
-    global_batch: int | None = None,
-    **fields: str | None,
-) -> dict[str, Any]:
-    """Returns the arguments `model`, `training` and `verify` of `Client.plans` that these options say.
+    is_option_group: ClassVar[bool] = True
 
-    Raises:
-        SettingsError: a file cannot be read, or holds no JSON object.
-        typer.BadParameter: they say how something is trained, and no model.
-    """
-    said = {"sequence_length": sequence_length, "global_batch": global_batch, **fields}
-    kept = {name: value for name, value in said.items() if value is not None}
-    trained = {**(read_object(training, "--training") if training else {}), **kept}
-    if model is None and (trained or verify != "none"):
-        raise typer.BadParameter(
-            "the other options say how it is trained; write --model llama3-8b", param_hint="--model"
-        )
-    return {"model": None if model is None else parse_model(model), "training": trained or None, "verify": verify}
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
+    ] = None
+    seq: Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")] = None
+    remat: Annotated[Remat | None, typer.Option("--remat", help="What the backward pass computes again.")] = None
+    attention: Annotated[
+        Attention | None, typer.Option("--attention", help="In blocks, or as the whole matrix of scores.")
+    ] = None
+    weight_dtype: Annotated[WeightDtype | None, typer.Option("--weight-dtype", help="Of the weights.")] = None
+    optimizer: Annotated[Literal["adamw", "sgd"] | None, typer.Option("--optimizer", help="Which one.")] = None
+    training: Annotated[
+        Path | None,
+        typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; the options above win over it."),
+    ] = None
+    verify: Annotated[
+        Literal["none", "compile"],
+        typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
+    ] = "none"
+
+    def build_arguments(self, global_batch: int | None) -> dict[str, Any]:
+        """Returns the arguments `model`, `training` and `verify` of `Client.plans` that the options say.
+
+        Args:
+            global_batch: sequences of a step; the commands have each an option of their own for them.
+
+        Raises:
+            SettingsError: a file cannot be read, or holds no JSON object.
+            typer.BadParameter: they say how something is trained, and no model.
+        """
+        said = {
+            "sequence_length": self.seq,
+            "global_batch": global_batch,
+            "remat": self.remat,
+            "attention": self.attention,
+            "weight_dtype": self.weight_dtype,
+            "optimizer": self.optimizer,
+        }
+        kept = {name: value for name, value in said.items() if value is not None}
+        trained = {**(read_object(self.training, "--training") if self.training else {}), **kept}
+        if self.model is None and (trained or self.verify != "none"):
+            raise typer.BadParameter(
+                "the other options say how it is trained; write --model llama3-8b", param_hint="--model"
+            )
+        model = None if self.model is None else parse_model(self.model)
+        return {"model": model, "training": trained or None, "verify": self.verify}
 
 
 def parse_model(text: str) -> str | dict[str, Any]:

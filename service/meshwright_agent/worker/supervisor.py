@@ -15,15 +15,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from meshwright.errors import MeshwrightError, ProblemError
 from meshwright.wire.devices import Worker
 from meshwright_agent.clock import Clock
 from meshwright_agent.telemetry.tracing import TRACING
 from meshwright_agent.worker.calls import Calls
-from meshwright_agent.worker.faults import Fault, Obituary, build_fault_error, build_haunted_error, build_spent_error
+from meshwright_agent.worker.deaths import Deaths
+from meshwright_agent.worker.faults import Fault, Obituary
 from meshwright_agent.worker.jobs import Answer, CallCancelled, Job, OnProgress
 from meshwright_agent.worker.machine import Machine
-from meshwright_agent.worker.process import Child, ChildSpec, Spawn, spawn_child
+from meshwright_agent.worker.process import ChildSpec, Spawn, spawn_child
 from meshwright_agent.worker.protocol import (
     Call,
     Cancel,
@@ -37,7 +37,7 @@ from meshwright_agent.worker.protocol import (
     Stopped,
     format_frame,
 )
-from meshwright_agent.worker.states import LIVE, Action, CrashHistory, CrashRule, Event, State
+from meshwright_agent.worker.states import LIVE, Action, Event, State
 from meshwright_agent.worker.tenure import Tenure
 
 __all__ = ["Answer", "CallCancelled", "ChildSpec", "ReleaseOutcome", "Supervisor"]
@@ -71,7 +71,6 @@ class Supervisor:
         spawn: how to start a process.
 
     Attributes:
-        crash_count: how many processes ended as they should not.
         durations: by operation and outcome, how long calls took that reached a process.
     """
 
@@ -86,17 +85,11 @@ class Supervisor:
         self.spec = spec
         self._clock = clock
         self._spawn = spawn
-        self._rule = CrashRule(spec.crash_budget, spec.crash_window_s, spec.backoff_initial_s, spec.backoff_max_s)
-        self._crashes = CrashHistory()
         self._tenure: Tenure | None = None
+        self._deaths = Deaths(spec, clock)
         self._calls = Calls(spec.name, clock)
-        self._abandoned: dict[int, asyncio.Task[None]] = {}
         self._generation = 0
-        self.crash_count = 0
         self.durations = self._calls.durations
-        self._last_error: str | None = None
-        self._last_log: tuple[str, ...] = ()
-        self._obituary: Obituary | None = None
         self._is_closed = False
         actions: dict[Action, Callable[[], None]] = {
             "spawn": self._begin_tenure,
@@ -109,10 +102,10 @@ class Supervisor:
             "time_call": lambda: self._machine.arm(self._calls.current.deadline_s if self._calls.current else None),
             "time_grace": lambda: self._machine.arm(spec.cancel_grace_s),
             "time_idle": lambda: self._machine.arm(spec.idle_release_s),
-            "time_pause": lambda: self._machine.arm(self._crashes.pause_s(self._rule)),
+            "time_pause": lambda: self._machine.arm(self._deaths.pause_s),
             "resume": self._resume,
-            "refuse": self._refuse,
-            "forget": self._forget,
+            "refuse": lambda: self._calls.give_up(self._deaths.build_spent()),
+            "forget": self._deaths.forget,
         }
         self._machine = Machine(spec.name, actions, on_timeout=self._on_timeout, clock=clock, on_change=on_change)
 
@@ -146,27 +139,32 @@ class Supervisor:
     @property
     def last_error(self) -> str | None:
         """The last thing that went wrong; kept after a recovery, until `reset`."""
-        return self._last_error
+        return self._deaths.last_error
 
     @property
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that this child, or else the one before, wrote to stdout and stderr."""
-        return self._tenure.log if self._tenure else self._last_log
+        return self._tenure.log if self._tenure else self._deaths.last_log
 
     @property
     def obituary(self) -> Obituary | None:
         """What is known of the process that ended last, and of what it was working on; None before the first end."""
-        return self._obituary
+        return self._deaths.obituary
+
+    @property
+    def crash_count(self) -> int:
+        """How many processes ended as they should not."""
+        return self._deaths.crash_count
 
     @property
     def abandoned_pids(self) -> tuple[int, ...]:
         """Processes that SIGKILL did not end (state D) and that have not ended since."""
-        return tuple(self._abandoned)
+        return self._deaths.abandoned_pids
 
     @property
     def holding_pids(self) -> tuple[int, ...]:
         """Processes of which the devices are not free: those abandoned, and the one that is there now."""
-        return (*self._abandoned, *(pid for pid in [self.pid] if pid is not None))
+        return (*self.abandoned_pids, *(pid for pid in [self.pid] if pid is not None))
 
     def view(self) -> Worker:
         """Returns the state as it goes over the wire."""
@@ -175,7 +173,7 @@ class Supervisor:
             generation=self._generation,
             pid=self.pid,
             since=self._machine.since,
-            last_error=self._last_error,
+            last_error=self.last_error,
         )
 
     # what can be asked of it
@@ -256,16 +254,15 @@ class Supervisor:
         self._is_closed = True
         await self.release(reason="closing")
         self._machine.disarm()
-        for task in self._abandoned.values():
-            task.cancel()
+        self._deaths.close()
 
     # callers
 
     async def _submit(self, job: Job) -> Answer:
         if self._is_closed:
             raise CallCancelled("closing")
-        if self._is_haunted():
-            raise self._build_haunted()
+        if self._deaths.is_haunted:
+            raise self._deaths.build_haunted()
         self._calls.add(job)
         self._machine.apply("wanted")
         try:
@@ -307,26 +304,10 @@ class Supervisor:
         self._tenure.child.send(format_frame(frame))
 
     def _resume(self) -> None:
-        if self._calls and self._is_haunted():
-            self._calls.give_up(self._build_haunted())
+        if self._calls and self._deaths.is_haunted:
+            self._calls.give_up(self._deaths.build_haunted())
         if self._calls:
             self._machine.apply("wanted")
-
-    def _is_haunted(self) -> bool:
-        """Tells whether a process that did not end may hold what a new one would take."""
-        return self.spec.has_devices and bool(self._abandoned)
-
-    def _build_haunted(self) -> ProblemError:
-        return build_haunted_error(self.spec.name, self.abandoned_pids, self._last_log)
-
-    def _refuse(self) -> None:
-        count, window_s = len(self._crashes.at_s), self.spec.crash_window_s
-        self._calls.give_up(
-            build_spent_error(self.spec.name, self._last_error, self._last_log, count=count, window_s=window_s)
-        )
-
-    def _forget(self) -> None:
-        self._crashes, self._last_error = CrashHistory(), None
 
     # from spawn …
 
@@ -390,32 +371,14 @@ class Supervisor:
 
     async def _tear_down(self, tenure: Tenure, *, gently: bool) -> None:
         await tenure.finish(gently=gently)
-        self._last_log = tenure.log
-        if tenure.child is not None and tenure.abandoned_pid is not None:
-            self._abandoned[tenure.abandoned_pid] = asyncio.create_task(self._reap(tenure.child))
-        if tenure.has_crashed:
-            self.crash_count += 1
-            self._crashes = self._crashes.add(self._clock.monotonic(), self._rule)
         self._answer_mourners(tenure)
         self._tenure = None
-        spent = self._crashes.is_spent(self._rule)
+        spent = self._deaths.is_spent
         self._machine.apply("gone" if not tenure.has_crashed else "crashed_out" if spent else "crashed")
 
     def _answer_mourners(self, tenure: Tenure) -> None:
         """Answers the call that died with the process; if it never got ready, all who waited for that."""
-        dead = self._obituary = tenure.build_obituary(self._calls.current, self._clock.monotonic())
-        error: MeshwrightError
-        if isinstance(tenure.end, Fault):
-            error = build_fault_error(tenure.end, dead, retry_after_s=self._crashes.pause_s(self._rule))
-            self._last_error = error.detail
-            if tenure.hello is None:
-                self._calls.give_up(error)
-        else:
-            error = CallCancelled(tenure.end)
-            if tenure.has_crashed:
-                self._last_error = f"{dead.who} was to be ended ({tenure.end}); it {dead.ending}"
-        self._calls.fail_current(error, tenure.end.kind if isinstance(tenure.end, Fault) else "cancelled")
-
-    async def _reap(self, child: Child) -> None:
-        await child.reap()
-        self._abandoned.pop(child.pid, None)
+        error, end = self._deaths.record(tenure, self._calls.current), tenure.end
+        if isinstance(end, Fault) and tenure.hello is None:
+            self._calls.give_up(error)
+        self._calls.fail_current(error, end.kind if isinstance(end, Fault) else "cancelled")

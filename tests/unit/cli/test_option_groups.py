@@ -43,6 +43,26 @@ def test_the_command_gets_the_group_that_the_options_say() -> None:
     assert draw(Place(3), width=7, name="a")[1] == Size(width=7, name="a")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    is_option_group: ClassVar[bool] = True
+
+    title: str = ""
+    size: Size
+    colour: str = "black"
+
+
+@spread_options
+def post(sheet: Sheet) -> Sheet:
+    """Posts."""
+    return sheet
+
+
+def test_a_group_in_a_group_has_its_fields_in_its_place_too() -> None:
+    assert list(inspect.signature(post).parameters) == ["title", "width", "name", "colour"]
+    assert post(name="a", colour="red") == Sheet(size=Size(name="a"), colour="red")
+
+
 def test_the_agents_plan_has_every_option_of_a_plan_that_needs_no_agent() -> None:
     of_client = set(inspect.signature(show_plan).parameters)
     of_agent = set(inspect.signature(plan_command.plan).parameters)

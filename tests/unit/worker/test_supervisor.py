@@ -9,7 +9,6 @@ import inspect
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,21 +19,9 @@ from meshwright_agent.worker.process import Child, ChildProcess, ChildSpec, Endi
 from meshwright_agent.worker.protocol import Call, Cancel, Failure, Hello, Progress, Result, Stopped
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
+from tests.fakes.stored import ManualClock
 
 UNKILLABLE = Ending(status=None, killed=True)
-
-
-class ManualClock:
-    """A clock that moves when told."""
-
-    def __init__(self) -> None:
-        self.at_s = 0.0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.at_s)
-
-    def monotonic(self) -> float:
-        return self.at_s
 
 
 class World:
@@ -121,9 +108,9 @@ def test_a_child_is_not_of_the_request_that_starts_it() -> None:
 
 def test_each_change_of_state_is_told_and_dated() -> None:
     async def scenario(world: World) -> None:
-        world.clock.at_s = 10.0
+        world.clock.advance(10.0)
         task = await world.begin()
-        world.clock.at_s = 20.0
+        world.clock.advance(10.0)
         world.reply({"x": 1})
         assert (await task).result == {"x": 1}
         assert world.supervisor.since == world.clock.now()
@@ -196,7 +183,7 @@ def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
             world.child.on_lost("died")
             await world.until(lambda: world.supervisor.state != "stopping")
             assert world.supervisor.state != "failed"
-            world.clock.at_s += 6.0
+            world.clock.advance(6.0)
 
     live(scenario, crash_budget=3, crash_window_s=12.0)
 
@@ -204,7 +191,7 @@ def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
 def test_a_crash_says_when_to_ask_again() -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()
-        world.clock.at_s = 1.25
+        world.clock.advance(1.25)
         world.child.on_lost("closed its socket")
         with pytest.raises(WorkerCrashedError) as caught:
             await task
@@ -446,11 +433,11 @@ def test_an_ending_is_told_in_words(status: int | None, words: str) -> None:
 def test_calls_are_counted_by_how_they_ended_with_the_time_that_they_took_and_crashes_with_them() -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()
-        world.clock.at_s = 2.0
+        world.clock.advance(2.0)
         world.reply()
         await task
         dying = await world.begin("other")
-        world.clock.at_s = 5.0
+        world.clock.advance(3.0)
         world.child.on_lost("died")
         with pytest.raises(WorkerCrashedError):
             await dying

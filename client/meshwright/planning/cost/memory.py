@@ -15,7 +15,7 @@ Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Ko
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, cast
 
@@ -23,76 +23,14 @@ import numpy as np
 
 from meshwright.planning.cost.kept import EXPERT_COUNTS, Keeping, list_counts
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout, Numbers
+from meshwright.planning.cost.state import State
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Work
-from meshwright.topology.chips import Chip
-from meshwright.wire.model import TrainingSpec, WeightDtype
 
 ELEMENT_BYTES: Final = 2
 """Of an activation or a gathered weight: bfloat16 or float16."""
 
-USABLE_BYTES: Final[Mapping[str, float]] = {
-    "tpu_v2": 7.48,
-    "tpu_v3": 15.48,
-    "tpu_v4": 30.75,
-    "tpu_v5e": 15.75,
-    "tpu_v5p": 95.74,
-    "tpu_v6e": 31.25,
-    "tpu_7x": 94.75,
-}
-"""GiB of one JAX device that a program may use, by family.
-
-Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.capacity`), libtpu 0.0.42.1."""
-
-GPU_FRACTION: Final = 0.75
-"""Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
-
-_GIB: Final = 2**30
-Moments = tuple[WeightDtype, ...]
-"""Dtypes of what an optimizer keeps of each parameter: two of AdamW, none of plain descent."""
-
 _REMATS: Final = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
-_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class State:
-    """What lives from step to step and with the gradients: bytes of one parameter, and what data parallelism cuts.
-
-    Attributes:
-        weight_bytes: of the weights that the step computes with; another copy that the optimizer has counts there.
-        gradient_bytes: of all gradients at the end of the backward pass.
-        optimizer_bytes: moments, and a master copy where there is one.
-        zero_stage: what is cut over copies of the model: 0 nothing, 1 the optimizer's, 2 gradients too, 3 weights too.
-        is_spread: what is cut over fsdp is cut over context and expert axes too.
-    """
-
-    weight_bytes: Numbers = 4.0
-    gradient_bytes: Numbers = 4.0
-    optimizer_bytes: Numbers = 8.0
-    zero_stage: Numbers = 0
-    is_spread: bool = True
-
-
-def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
-    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy.
-
-    Args:
-        training: the weights, and the moments where there is nothing to choose.
-        moments: dtypes of both to choose from; empty: those of `training`.
-        chosen: which of them, by number: one, or one a candidate.
-    """
-    weight = _DTYPE_BYTES[training.weight_dtype]
-    sizes = [sum(_DTYPE_BYTES[dtype] for dtype in both) for both in moments or (read_moments(training),)]
-    return State(weight, weight, np.asarray(sizes)[np.asarray(chosen)])
-
-
-def read_moments(training: TrainingSpec) -> Moments:
-    """Returns the dtypes of the optimizer's moments: two of AdamW, else none."""
-    if training.optimizer != "adamw":
-        return ()
-    asked = (training.first_moment_dtype, training.second_moment_dtype)
-    return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
 @dataclass(frozen=True)
@@ -134,18 +72,6 @@ class MemoryParts:
     def fit(self, capacity_bytes: Numbers) -> Any:
         """Returns whether the parts are no more than a device gives: True or False, or one a candidate."""
         return np.asarray(self.total_bytes) <= capacity_bytes
-
-
-def find_usable_bytes(chip: Chip, fraction: float | None = None) -> int:
-    """Returns the bytes of one JAX device that a job may use.
-
-    Args:
-        chip: a row of the table.
-        fraction: of a GPU's memory, that the job is started with; None: JAX's own.
-    """
-    if chip.platform == "tpu" and chip.family in USABLE_BYTES:
-        return int(USABLE_BYTES[chip.family] * _GIB)
-    return int(chip.device_memory_bytes * (1.0 if chip.platform == "tpu" else fraction or GPU_FRACTION))
 
 
 @dataclass(frozen=True)

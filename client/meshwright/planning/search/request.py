@@ -17,8 +17,8 @@ from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.memory import Moments
 from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.state import Moments
 from meshwright.planning.divisors import choose_near, list_divisors, write_values
 from meshwright.planning.sample_checks import keep_activations
 from meshwright.planning.search.answer import ROLE_AXES, AnyQuestion, Question, read_layout, tell

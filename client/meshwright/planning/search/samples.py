@@ -24,12 +24,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from meshwright.planning.cost.capacity import find_usable_bytes
 from meshwright.planning.cost.kept import Keeping, read_keepings
 from meshwright.planning.cost.layer_time import expose, time_collective
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.memory import Moments, State, build_state, find_usable_bytes
 from meshwright.planning.cost.practice import DEFAULT, Practice, find_practice
 from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.state import Moments, State, build_state
 from meshwright.planning.cost.step_time import Machine, price_waiting
 from meshwright.planning.divisors import list_divisors
 from meshwright.planning.search.hardware import Hardware

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
-from meshwright.planning.cost.memory import Moments
+from meshwright.planning.cost.state import Moments
 from meshwright.planning.divisors import list_divisors
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 

@@ -15,17 +15,13 @@ from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NON
 from meshwright.planning.cost.memory import (
     Circumstances,
     MemoryParts,
-    State,
-    build_state,
-    find_usable_bytes,
     price_memory,
     price_stages,
 )
+from meshwright.planning.cost.state import State
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model
-from meshwright.topology.chips import find_chip
-from meshwright.wire.model import TrainingSpec
 
 GIB = 2**30
 XLA = read_keepings()["xla", "tpu"]
@@ -69,22 +65,6 @@ def test_state_of_seven_billion_parameters_over_four_devices() -> None:
     assert parts.gradients == LLAMA_PARAMETERS * 4 / 4
     assert parts.optimizer == LLAMA_PARAMETERS * 8 / 4
     assert parts.state_bytes == LLAMA_PARAMETERS * 16 / 4
-
-
-@pytest.mark.parametrize(
-    ("training", "bytes_a_parameter"),
-    [
-        # scaling-book, applied-training.md: bfloat16 weights, float32 moments
-        ({"weight_dtype": "bfloat16", "first_moment_dtype": "float32", "second_moment_dtype": "float32"}, 10),
-        ({}, 12),
-        ({"weight_dtype": "bfloat16"}, 6),
-        ({"first_moment_dtype": "bfloat16"}, 10),
-        ({"optimizer": "sgd"}, 4),
-    ],
-)
-def test_bytes_between_steps(training: dict[str, Any], bytes_a_parameter: int) -> None:
-    parts = price(state=build_state(TrainingSpec(global_batch=1, **training)))
-    assert parts.parameters + parts.optimizer == LLAMA_PARAMETERS * bytes_a_parameter
 
 
 @pytest.mark.parametrize(
@@ -279,17 +259,3 @@ def test_fits_up_to_the_last_byte() -> None:
     parts = price(fsdp=np.asarray([1, 64]))
     assert list(parts.fit(20 * GIB)) == [False, True]
     assert price(fsdp=64).fit(price(fsdp=64).total_bytes)
-
-
-@pytest.mark.parametrize(("alias", "gib"), [("v5e", 15.75), ("v6e", 31.25), ("v5p", 95.74)])
-def test_usable_bytes_of_tpus_are_the_compilers(alias: str, gib: float) -> None:
-    chip = find_chip(alias)
-    assert chip is not None
-    assert find_usable_bytes(chip) == int(gib * GIB)
-
-
-def test_usable_bytes_of_gpus_are_the_jobs_part() -> None:
-    chip = find_chip("h100")
-    assert chip is not None
-    assert find_usable_bytes(chip) == int(chip.device_memory_bytes * 0.75)
-    assert find_usable_bytes(chip, 0.9) == int(chip.device_memory_bytes * 0.9)

@@ -1,0 +1,41 @@
+"""How many bytes of a device a job may use.
+
+Rule: of a TPU what its compiler takes before it refuses, of a GPU the part that JAX takes at its start. Knows no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from meshwright.topology.chips import Chip
+
+USABLE_BYTES: Final[Mapping[str, float]] = {
+    "tpu_v2": 7.48,
+    "tpu_v3": 15.48,
+    "tpu_v4": 30.75,
+    "tpu_v5e": 15.75,
+    "tpu_v5p": 95.74,
+    "tpu_v6e": 31.25,
+    "tpu_7x": 94.75,
+}
+"""GiB of one JAX device that a program may use, by family.
+
+Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.capacity`), libtpu 0.0.42.1."""
+
+GPU_FRACTION: Final = 0.75
+"""Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
+
+_GIB: Final = 2**30
+
+
+def find_usable_bytes(chip: Chip, fraction: float | None = None) -> int:
+    """Returns the bytes of one JAX device that a job may use.
+
+    Args:
+        chip: a row of the table.
+        fraction: of a GPU's memory, that the job is started with; None: JAX's own.
+    """
+    if chip.platform == "tpu" and chip.family in USABLE_BYTES:
+        return int(USABLE_BYTES[chip.family] * _GIB)
+    return int(chip.device_memory_bytes * (1.0 if chip.platform == "tpu" else fraction or GPU_FRACTION))

@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
-# Slurm Epilog (slurm.conf: Epilog=…/epilog.sh), run as root on each node after a job: ends the lease that the prolog made.
+# Slurm Epilog (slurm.conf: Epilog=…/epilog.sh), run as root on each node after a job: ends the lease that the prolog made,
+# known by its purpose, also where the prolog did not hear that it was made. A job whose lease may stand, since the agent
+# does not answer, stays noted as JOB.over for the next prolog: the note is written first, and outlives a kill of this script.
 # Exit status: 0 always; Slurm drains a node whose Epilog fails, and a lease ends by itself.
 # Settings: as in prolog.sh.
 set -uo pipefail
+settings=/etc/meshwright/slurm.env
+# shellcheck source=/dev/null
+[[ -r $settings ]] && { set -a; . "$settings"; set +a; }
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
+noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
 job=${SLURM_JOB_ID:?the Epilog needs SLURM_JOB_ID, which slurmd sets}
-[[ $job =~ ^[0-9]+$ ]] || { echo "meshwright epilog: SLURM_JOB_ID=$job is no job id" >&2; exit 0; }
-kept=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}/$job
+tell() { echo "meshwright epilog, job $job: $1" >&2; }
+[[ $job =~ ^[0-9]+$ ]] || { tell "this is no job id"; exit 0; }
 
-[[ -r $kept ]] || exit 0
-if ! said=$("$meshwright" --timeout 10 leases end "$(<"$kept")" 2>&1); then
-    echo "meshwright epilog, job $job: $said" >&2
-fi
-rm -f "$kept"
+(umask 077 && mkdir -p "$noted" && : >"$noted/$job.over") || tell "cannot note in $noted that the job is over"
+said=$("$meshwright" --timeout 10 leases end --purpose "slurm job $job" 2>&1 >/dev/null)
+status=$?
+[[ -n $said ]] && tell "$said"
+((status)) || rm -f "$noted/$job.over"
 exit 0

@@ -3,35 +3,55 @@
 # HealthCheckNodeState=ANY,CYCLE): drains this node, with the reason, when the agent knows that something is broken. An
 # agent that does not answer drains nothing. slurmd ends the program after 60 s (slurm.conf(5)); this takes at most 20.
 #
-# A node that this script drained, and no other, is given back when the agent knows of nothing broken any more and
-# MESHWRIGHT_RESUME=1; by default people do that.
+# A node that is drained, draining, down or failing for another reason than this script's is left as it is: the reason is
+# somebody's word. A node that this script drained, and no other, is given back when the agent knows of nothing broken any
+# more and MESHWRIGHT_RESUME=1; by default people do that. To keep one of these, give it a reason of yours.
+#
+# Exit status: 0 looked, whatever was found · 1 could not look, or could not tell Slurm: slurmd writes that and the output
+# to its log as an error ("health_check failed"), and leaves the node alone. A typing error in MESHWRIGHT_CHECK is one
+# fault in one file of all nodes, and must neither drain them nor pass for health.
 #
 # Settings: as in prolog.sh, and
-#   MESHWRIGHT_CHECK    further arguments of `meshwright check`, such as "--require 8*h100"
+#   MESHWRIGHT_CHECK    further arguments of `meshwright check`, such as "--require 8*h100"; words, without quotes
 #   MESHWRIGHT_RESUME   1: undrain what was drained here
+#   PATH                where scontrol is not in the usual places
 set -uo pipefail
+settings=/etc/meshwright/slurm.env
+# shellcheck source=/dev/null
+[[ -r $settings ]] && { set -a; . "$settings"; set +a; }
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
 node=${SLURMD_NODENAME:-$(hostname -s)}
 mark="meshwright:"
 
-# shellcheck disable=SC2086 # arguments are words
-said=$("$meshwright" --timeout 10 check --exit-style slurm ${MESHWRIGHT_CHECK:-} 2>&1)
+fail() {
+    echo "meshwright healthcheck, node $node: $1" >&2
+    exit 1
+}
+
+# Words, and no patterns of file names: 8*h100 is one. What the client says beside its answer goes to slurmd's log.
+read -ra arguments <<<"${MESHWRIGHT_CHECK:-}"
+said=$("$meshwright" --timeout 10 check --exit-style slurm ${arguments[@]+"${arguments[@]}"})
 status=$?
-case $status in
-0)
-    if [[ ${MESHWRIGHT_RESUME:-0} == 1 ]]; then
-        reason=$(scontrol show node "$node" --oneliner 2>/dev/null | grep -o 'Reason=.*' || true)
-        [[ $reason == "Reason=$mark"* ]] && scontrol update nodename="$node" state=resume
-    fi
-    ;;
-1)
+if ((status > 1)); then
+    fail "the check could not run (exit status $status): nothing is known of this node; see MESHWRIGHT_CHECK in $settings"
+fi
+[[ $status == 0 && ${MESHWRIGHT_RESUME:-0} != 1 ]] && exit 0
+
+shown=$(scontrol show node "$node" 2>&1) || fail "scontrol show node: $shown"
+state=$(sed -n 's/.*\<State=\([^ ]*\).*/\1/p' <<<"$shown" | head -1)
+reason=$(sed -n 's/^ *Reason=\(.*\)/\1/p' <<<"$shown" | head -1)
+reason=${reason% \[*@*\]} # who gave it, and when
+if [[ $status == 0 ]]; then
+    [[ $state == *DRAIN* && $reason == "$mark"* ]] || exit 0
+    change=(state=resume)
+else
     # One line, short: sinfo -R shows it, and quotes would end the argument.
-    reason=$(printf '%s' "$said" | tr '\n"' ' .' | cut -c1-200)
-    scontrol update nodename="$node" state=drain reason="$mark $reason"
-    ;;
-*)
-    echo "meshwright healthcheck could not run (exit status $status): $said" >&2
-    ;;
-esac
+    found=$(printf '%s' "$said" | tr '\n"' ' .' | LC_ALL=C tr -cs '[:print:]' '?' | cut -c1-200 | sed 's/ *$//')
+    if [[ $state == *@(DRAIN|DOWN|FAIL)* ]]; then
+        [[ $reason == "$mark"* && $reason != "$mark $found" ]] || exit 0
+    fi
+    change=(state=drain reason="$mark $found")
+fi
+told=$(scontrol update nodename="$node" "${change[@]}" 2>&1) || fail "scontrol update ${change[*]}: $told"
 exit 0

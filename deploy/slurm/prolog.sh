@@ -2,27 +2,48 @@
 # Slurm Prolog (slurm.conf: Prolog=…/prolog.sh), run as root on each node before a job: reserves the node's devices for the
 # job, so that no bench of the agent is in its way, and lets the agent give back what it holds.
 #
+# A lease is known by its purpose, "slurm job 4711", never by an id that may not have been heard. A job that is over, but
+# whose lease may stand since the agent was away, is a file JOB.over: the epilog of that job wrote it, so that slurmd has
+# ended the job here. The next prolog ends what these files name, and no lease of a job that still runs beside it.
+#
 # Exit status: 0 always but when MESHWRIGHT_STRICT=1: Slurm drains a node whose Prolog fails and requeues the job, and an
 # agent that is being restarted is no reason for that.
 #
+# Settings: slurmd gives its scripts no environment of yours, so they stand in /etc/meshwright/slurm.env, NAME=value a
+# line, as a shell reads them.
 #   MESHWRIGHT          the client, default /opt/meshwright/bin/meshwright
 #   MESHWRIGHT_URL      the agent, default unix:///run/meshwright/agent.sock
 #   MESHWRIGHT_STRICT   1: a node whose devices are not reserved and free is not given to the job
 #   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
-#   MESHWRIGHT_RUNDIR   where the lease's id is kept for the epilog, default /run/meshwright-slurm
+#   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
 set -uo pipefail
+settings=/etc/meshwright/slurm.env
+# shellcheck source=/dev/null
+[[ -r $settings ]] && { set -a; . "$settings"; set +a; }
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
-kept=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
+noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
 job=${SLURM_JOB_ID:?the Prolog needs SLURM_JOB_ID, which slurmd sets}
+[[ $job =~ ^[0-9]+$ ]] || { echo "meshwright prolog: SLURM_JOB_ID=$job is no job id" >&2; exit 1; }
 
-fail() {
-    echo "meshwright prolog, job $job: $1" >&2
-    [[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && exit 1
-    exit 0
+tell() { echo "meshwright prolog, job $job: $1" >&2; }
+
+# Asks the agent. What the client says beside its answer, a warning too, goes to slurmd's log.
+ask() {
+    local said status
+    said=$("$meshwright" --timeout 10 "$@" 2>&1 >/dev/null)
+    status=$?
+    [[ -n $said ]] && tell "$said"
+    return $status
 }
 
-[[ $job =~ ^[0-9]+$ ]] || { echo "meshwright prolog: SLURM_JOB_ID=$job is no job id" >&2; exit 1; }
+fail() {
+    tell "$1"
+    [[ ${MESHWRIGHT_STRICT:-0} == 1 ]] || exit 0
+    # The job does not start here; what the agent may yet reserve for it, having heard of it, is ended by the next one.
+    : >"$noted/$job.over"
+    exit 1
+}
 
 # The devices of this job on this node, as Slurm numbers them. Without numbers the whole node is the job's, unless GRES
 # shares its devices out: then the job has none.
@@ -37,14 +58,31 @@ if [[ ${SLURM_JOB_END_TIME:-} =~ ^[0-9]+$ ]]; then
     ((ttl > 2592000)) && ttl=2592000
 fi
 
-(umask 077 && mkdir -p "$kept") || fail "cannot make $kept"
-if ! lease=$("$meshwright" --timeout 10 lease "$devices" --purpose "slurm job $job" --ttl "${ttl}s" --id-only 2>&1); then
-    fail "no lease on $devices: $lease"
-fi
-printf '%s\n' "$lease" >"$kept/$job" || fail "cannot keep the lease's id in $kept/$job"
+# One prolog at a time ends what is left over: a job that was requeued to this node takes its own note away before it
+# reserves, and nobody who has read that note ends the lease that it gets then.
+(umask 077 && mkdir -p "$noted") || fail "no lease on $devices: cannot make $noted"
+exec 9>"$noted/lock" || fail "no lease on $devices: cannot write to $noted"
+flock --timeout 60 9 || fail "no lease on $devices: another prolog has had $noted/lock for 60 s"
+rm -f "$noted/$job.over"
+# No lease lasts longer than 30 days, so that older notes are of nothing.
+find "$noted" -name '*.over' -mtime +30 -delete
+leftover=(--purpose "slurm job $job")
+shopt -s nullglob
+notes=("$noted"/*.over)
+for note in ${notes[@]+"${notes[@]}"}; do
+    leftover+=(--purpose "slurm job $(basename "$note" .over)")
+done
+ask leases end "${leftover[@]}"
+case $? in
+0) rm -f ${notes[@]+"${notes[@]}"} ;;
+2) fail "no lease on $devices: the agent does not answer, or does not let this script in" ;;
+*) tell "leases of earlier jobs may stand; the next prolog asks again" ;;
+esac
+exec 9>&-
+
+ask lease "$devices" --purpose "slurm job $job" --ttl "${ttl}s" --id-only || fail "no lease on $devices"
 
 # The agent gives back what its own worker holds; what other jobs on this node hold is theirs, and is no failure.
-if ! said=$("$meshwright" --timeout 10 release 2>&1); then
-    fail "devices are still held: $said"
-fi
-exit 0
+ask release && exit 0
+[[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && ask leases end --purpose "slurm job $job"
+fail "devices are still held"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shutil
 import subprocess
@@ -95,6 +96,27 @@ def test_the_manager_hears_from_the_agent_and_stops_it_gently() -> None:
     assert float(unit["WatchdogSec"]) > 0
     assert float(unit["TimeoutStopSec"]) > 2 * Settings().drain_timeout_s
     assert unit["StateDirectory"] == unit["RuntimeDirectory"] == "meshwright"
+
+
+@pytest.mark.parametrize(
+    ("file", "driver"),
+    [
+        ("/dev/nvidia0", "nvidia"),
+        ("/dev/nvidiactl", "nvidia-frontend"),
+        ("/dev/nvidia-caps/nvidia-cap1", "nvidia-caps"),
+        ("/dev/accel/accel0", "accel"),
+        ("/dev/vfio/0", "vfio"),
+        ("/dev/vfio/devices/vfio0", "vfio-dev"),
+        ("/dev/vfio/vfio", "misc"),
+        ("/dev/iommu", "misc"),
+    ],
+)
+def test_the_sandbox_lets_the_agent_open_what_accelerators_are_opened_by(file: str, driver: str) -> None:
+    """Drivers as /proc/devices names them; of misc no more than single files. Source: Linux, drivers/vfio."""
+    allowed = [value.removesuffix(" rw") for value in read_unit()["DeviceAllow"]]
+    drivers = [value.removeprefix("char-") for value in allowed if value.startswith("char-")]
+    assert file in allowed or any(fnmatch.fnmatchcase(driver, pattern) for pattern in drivers)
+    assert not any(fnmatch.fnmatchcase("misc", pattern) for pattern in drivers)
 
 
 @pytest.mark.parametrize("path", [UNIT, *DROP_INS], ids=lambda path: path.stem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -12,7 +12,7 @@ from meshwright.cli.arguments import parse_devices
 from meshwright.cli.output import Column, build_table, clean, format_time
 from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import OK, Session
-from meshwright.errors import MeshwrightError
+from meshwright.errors import LeaseNotFoundError, MeshwrightError
 from meshwright.wire.leases import Lease
 
 if TYPE_CHECKING:
@@ -89,31 +89,60 @@ def show_leases(
     action: Annotated[Action, typer.Argument(metavar="list|renew|end", help="What to do.")] = "list",
     lease_id: Annotated[str | None, typer.Argument(metavar="ID", help="Of renew and end: which one.")] = None,
     ttl: TtlOption = "1h",
+    purpose: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Of list and end: those made for just this; may be given often."),
+    ] = None,
 ) -> int:
     """List the leases of the host; `renew ID` lets one last --ttl from now, `end ID` ends it.
 
+    `end --purpose "slurm job 4711"` ends what was reserved for that, for a script that may not have heard the id; that
+    there is none is no failure.
+
     Exit codes: 0 done · 1 no such lease: it has ended · 2 usage, or no answer.
     """
-    if (lease_id is None) != (action == "list"):
-        said = (
-            "`list` takes no id" if lease_id else f"`{action}` needs the id of a lease; `meshwright leases` lists them"
-        )
-        raise typer.BadParameter(said, param_hint="ID")
+    _check_choice(action, lease_id, purpose)
     ttl_s = parse_duration(ttl, "--ttl")
     with session.open() as client:
-        if lease_id is None:
-            reply = client.leases()
-        else:
+        if lease_id is not None:
             lease = client.renew_lease(lease_id, ttl_s) if action == "renew" else client.end_lease(lease_id)
             _print_lease(session, lease, "has" if action == "renew" else "no longer has")
             return OK
+        reply = client.leases()
+        if purpose:
+            chosen = tuple(lease for lease in reply.leases if lease.purpose in purpose)
+            reply = reply.model_copy(update={"leases": chosen if action == "list" else _end_all(client, chosen)})
     if session.as_json:
         session.print_json(reply)
-    elif reply.leases:
-        session.out.print(build_table(COLUMNS, reply.leases))
-    else:
+    elif not reply.leases:
         session.out.print("no leases")
+    elif action == "end":
+        session.print_lines(*(line for lease in reply.leases for line in write_lease(lease, "no longer has")))
+    else:
+        session.out.print(build_table(COLUMNS, reply.leases))
     return OK
+
+
+def _check_choice(action: Action, lease_id: str | None, purpose: Sequence[str] | None) -> None:
+    """Refuses an id where leases are listed, and an end or a renewal of nothing or of two kinds of thing."""
+    if lease_id is not None and action == "list":
+        raise typer.BadParameter("`list` takes no id", param_hint="ID")
+    if lease_id is None and (action == "renew" or (action == "end" and not purpose)):
+        said = f"`{action}` needs the id of a lease; `meshwright leases` lists them"
+        raise typer.BadParameter(said + (", and --purpose names many" if action == "end" else ""), param_hint="ID")
+    if purpose and lease_id is not None:
+        raise typer.BadParameter(
+            f"`{action} {lease_id}` is about one lease; leave --purpose out", param_hint="--purpose"
+        )
+
+
+def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[Lease, ...]:
+    """Returns the leases that were ended; one that somebody ended meanwhile is ended too."""
+    ended = []
+    for lease in leases:
+        with contextlib.suppress(LeaseNotFoundError):
+            ended.append(client.end_lease(lease))
+    return tuple(ended)
 
 
 def _print_lease(session: Session, lease: Lease, verb: str) -> None:

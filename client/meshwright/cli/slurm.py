@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from meshwright.cli.fleet import HostsOption, open_fleet, read_limit
+from meshwright.cli.output import print_warning
 from meshwright.cli.session import OK, Session
 from meshwright.errors import FleetIncompleteError, PlanInfeasibleError
 from meshwright.wire.devices import Device, Devices
@@ -23,6 +24,8 @@ What = Literal["gres", "topology"]
 
 SELF: Final = -1
 """In Links=, the device itself; 0 is a device without a connection of its own. Source: gres.conf(5)."""
+MINOR: Final = "minor"
+"""The attribute of a device that has N of /dev/nvidiaN, named as NVIDIA's DRA driver names it."""
 _NVLINK: Final = re.compile(r"NV(\d+)")
 
 
@@ -33,8 +36,10 @@ def print_slurm(
 ) -> int:
     """Print lines for Slurm's configuration, from what is seen.
 
-    gres: gres.conf lines of the GPUs of this host, or of --hosts, with the NVLinks of each pair in Links=. File= takes
-    the driver's order for /dev/nvidiaN: hold it against `nvidia-smi -q` (Minor Number) once.
+    gres: gres.conf lines of the GPUs of this host, or of --hosts, in the order of their files, with the NVLinks of each
+    pair in Links=. N of File=/dev/nvidiaN is the driver's minor number; where the agent does not know it, the device's
+    index, which a warning says. Hosts with MIG instances are refused: an instance takes several files, whose numbers
+    change when the card is divided anew; AutoDetect=nvml finds them.
 
     topology: topology.yaml of --hosts, a block for each NVLink domain or TPU slice.
 
@@ -44,6 +49,8 @@ def print_slurm(
         raise typer.BadParameter("topology.yaml is about many hosts; name them", param_hint="--hosts")
     seen = _see(session, hosts)
     if what == "gres":
+        for devices in seen:
+            _warn_of_guess(session, devices)
         session.print_lines(*(line for devices in seen for line in format_gres(devices)))
     else:
         session.print_lines(*format_topology(seen))
@@ -64,8 +71,17 @@ def _see(session: Session, hosts: str | None) -> Sequence[Devices]:
     return [host.devices for host in state.hosts if host.devices is not None]
 
 
+def _warn_of_guess(session: Session, devices: Devices) -> None:
+    unknown = [str(device.local_index) for device in devices.devices if MINOR not in device.attributes]
+    if unknown and devices.platform == "gpu":
+        detail = (
+            f"{devices.host.name}: the driver tells no minor number of device {', '.join(unknown)}; File= is a guess"
+        )
+        print_warning(session, detail, "hold it against `nvidia-smi -q` (Minor Number)")
+
+
 def format_gres(devices: Devices) -> list[str]:
-    """Returns one line a GPU.
+    """Returns one line a GPU, in the order of their files, which is that of Links= too.
 
     Raises:
         PlanInfeasibleError: the host has no whole GPUs.
@@ -79,11 +95,20 @@ def format_gres(devices: Devices) -> list[str]:
             hint="write AutoDetect=nvml in gres.conf for this host",
         )
     counts = _count_links(devices)
+    numbers = _number_files(devices)
+    ordered = sorted(gpus, key=lambda device: numbers[device.local_index])
     return [
-        f"NodeName={name} Name=gpu Type={format_type(device)} File=/dev/nvidia{device.local_index} "
-        f"Links={','.join(str(counts.get((device.local_index, other.local_index), 0)) for other in gpus)}"
-        for device in gpus
+        f"NodeName={name} Name=gpu Type={format_type(device)} File=/dev/nvidia{numbers[device.local_index]} "
+        f"Links={','.join(str(counts.get((device.local_index, other.local_index), 0)) for other in ordered)}"
+        for device in ordered
     ]
+
+
+def _number_files(devices: Devices) -> dict[int, int]:
+    """Returns local index → N of /dev/nvidiaN: of all as the driver says, or of all the index."""
+    told = {device.local_index: device.attributes.get(MINOR) for device in devices.devices}
+    numbers = {index: minor for index, minor in told.items() if isinstance(minor, int)}
+    return numbers if len(numbers) == len(told) else {index: index for index in told}
 
 
 def format_type(device: Device) -> str:

@@ -99,9 +99,43 @@ def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:
     assert h100("--json", "leases").json["leases"] == []
 
 
+def test_leases_are_ended_by_what_they_are_for_and_none_is_no_failure(h100: CommandLine) -> None:
+    kept = _lease_away(h100, devices=[0], purpose="slurm job 47110")
+    ended = [_lease_away(h100, devices=[each], purpose="slurm job 4711") for each in (1, 2)]
+    other = _lease_away(h100, devices=[3], purpose="slurm job 9")
+    by_purpose = ("leases", "end", "--purpose", "slurm job 4711")
+    assert h100("leases", "--purpose", "slurm job 9", "--json").json["leases"][0]["id"] == other
+    printed = h100(*by_purpose, "--purpose", "slurm job 9")
+    assert [line.split()[0] for line in printed.out.splitlines()] == [*ended, other]
+    assert [lease.id for lease in h100.fake.leases.list().leases] == [kept]
+    again = h100(*by_purpose)
+    assert (again.code, again.out) == (0, "no leases\n")
+
+
+def test_a_lease_that_ends_while_those_of_its_purpose_are_ended_is_no_failure(
+    h100: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (_lease_away(h100, devices=[each]) for each in (0, 1))
+    end = h100.fake.leases.end
+
+    def end_both(lease_id: str) -> object:
+        ended = end(lease_id)
+        monkeypatch.setattr(h100.fake.leases, "end", end)
+        end(second)
+        return ended
+
+    monkeypatch.setattr(h100.fake.leases, "end", end_both)
+    printed = h100("--json", "leases", "end", "--purpose", "job 9")
+    assert (printed.code, [lease["id"] for lease in printed.json["leases"]]) == (0, [first])
+    assert h100.fake.leases.list().leases == ()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("leases", "end", "lease-1", "--purpose", "x"), "--purpose"),
+        (("leases", "renew", "--purpose", "x"), "id"),
+        (("leases", "end"), "--purpose"),
         (("lease",), "--purpose"),
         (("lease", "--purpose", "x", "--ttl", "60"), "30min"),
         (("lease", "0,,1", "--purpose", "x"), "0,1"),

@@ -34,6 +34,32 @@ def test_every_gpu_has_its_line_with_its_links_to_all_in_order(tmp_path: Path) -
         assert links == [-1 if other == index else 18 for other in range(8)]
 
 
+def test_files_are_numbered_as_the_driver_numbers_them_and_links_follow_their_order(tmp_path: Path) -> None:
+    """The link of devices 0 and 3 is that of /dev/nvidia7 and /dev/nvidia4."""
+    devices = see(tmp_path, "dgx-1v")
+    plain = [parse_line(line)["Links"].split(",") for line in slurm.format_gres(devices)]
+    turned = tuple(
+        device.model_copy(update={"attributes": {**device.attributes, "minor": 7 - device.local_index}})
+        for device in devices.devices
+    )
+    lines = [parse_line(line) for line in slurm.format_gres(devices.model_copy(update={"devices": turned}))]
+    assert [line["File"] for line in lines] == [f"/dev/nvidia{minor}" for minor in range(8)]
+    assert [line["Links"].split(",") for line in lines] == [row[::-1] for row in plain[::-1]]
+    assert plain[0] != plain[7][::-1]
+
+
+def test_a_guess_is_told_and_of_all_devices(tmp_path: Path, meshwright: CommandLine) -> None:
+    devices = see(tmp_path, "dgx-h100")
+    meshwright.fake.devices = devices
+    assert "guess" not in meshwright("slurm", "gres").err
+    first = devices.devices[0].model_copy(update={"attributes": {}})
+    others = (each.model_copy(update={"attributes": {"minor": 7 - each.local_index}}) for each in devices.devices[1:])
+    meshwright.fake.devices = devices.model_copy(update={"devices": (first, *others)})
+    printed = meshwright("slurm", "gres")
+    assert (printed.code, "tells no minor number of device 0; File= is a guess" in printed.err) == (0, True)
+    assert [parse_line(line)["File"] for line in printed.out.splitlines()] == [f"/dev/nvidia{n}" for n in range(8)]
+
+
 def test_pairs_without_nvlink_have_none_and_those_with_more_have_more(tmp_path: Path) -> None:
     rows = [parse_line(line)["Links"].split(",") for line in slurm.format_gres(see(tmp_path, "dgx-1v"))]
     counts = [[int(count) for count in row] for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import httpx
 import pytest
 
 from meshwright.wire.runs import Progress, Run, RunEvent
+from meshwright_agent.access.token_file import add_token
+from meshwright_agent.access.tokens import make_token
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.store.database import Store
 from tests.agents import RunningAgent, start_agent, wait_for
@@ -101,6 +104,36 @@ def test_a_thousand_clients_at_once_are_all_answered(host: RunningAgent) -> None
     wait_for(lambda: count_descriptors(host) <= before + 20, host, limit_s=30)
     assert do_bench(host)
     assert "Traceback" not in host.log_text()
+
+
+# ---- trailers, and answers that nobody reads -------------------------------------------------------------------------
+
+
+def test_trailers_without_end_take_no_memory_and_end_the_connection(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    add_token(tokens, make_token("somebody", "read", None)[1])
+    head = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    with start_agent(cpu_devices=2, ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as agent:
+        wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
+        before, began_s = read_rss_bytes(agent.pid), time.monotonic()
+        with connect_many(agent, 1, head) as (stranger,), contextlib.suppress(ConnectionError):
+            while time.monotonic() - began_s < 20:
+                stranger.sendall(b"".join(b"x-%d: %b\r\n" % (number, b"a" * 8000) for number in range(100)))
+        assert time.monotonic() - began_s < 20
+        assert read_rss_bytes(agent.pid) - before < DEAF_GROWTH_BYTES
+
+
+def test_clients_that_never_read_a_long_answer_hold_neither_memory_nor_their_connections() -> None:
+    long = {"MESHWRIGHT_SIMULATE": "1024*h100:8", "MESHWRIGHT_BODY_TIMEOUT_S": "3"}
+    with start_agent(cpu_devices=None, **long) as agent:
+        size = len(httpx.get(f"{agent.url}/devices", timeout=60).content)
+        before, open_before = read_rss_bytes(agent.pid), count_descriptors(agent)
+        with connect_many(agent, 4 * DEAF_CLIENTS, b"GET /devices HTTP/1.1\r\nHost: localhost\r\n\r\n") as deaf:
+            assert deaf[-1].recv(15) == b"HTTP/1.1 200 OK"
+            assert read_rss_bytes(agent.pid) - before < DEAF_GROWTH_BYTES < len(deaf) * size
+            wait_for(lambda: count_descriptors(agent) <= open_before + 2, agent, limit_s=30)
+        assert httpx.get(f"{agent.url}/devices", timeout=60).status_code == 200
 
 
 # ---- listeners that do not listen -----------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import trustme
 
+from meshwright_agent.descriptors import OWN
 from meshwright_agent.serving.accepting import REFUSING
-from meshwright_agent.serving.descriptors import OWN
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.faults.causing import connect_many, count_descriptors, limit_descriptors
 

@@ -63,6 +63,14 @@ def run_host(data: bytes) -> None:
     names.takes(found[0] if found else data.decode(errors="replace"), None)
 
 
+def run_allowed(data: bytes) -> None:
+    """Reads names that an agent should answer to; what was read is read again as the same, and is one of its names."""
+    found = hosts.parse_allowed(data.decode(errors="replace"))
+    assert hosts.parse_allowed(",".join(found)) == found
+    names = hosts.HostNames(found)
+    assert all(names.takes(name, None) for name in found if not name.startswith("*"))
+
+
 def run_tokens(data: bytes) -> None:
     """Reads lines; what was read can be written and read again."""
     found = tokens.parse_tokens(data.decode(errors="replace"))
@@ -108,7 +116,7 @@ def run_settings(data: bytes) -> None:
     """Reads the settings of access from what stands in their variables, separated by a form feed."""
     texts = [part.decode(errors="replace") for part in [*data.split(b"\f"), b"", b""]]
     settings = Settings(allowed_hosts=texts[0], uds_mode=texts[1], uds_scope=texts[2])  # type: ignore[arg-type]
-    hosts.HostNames(hosts.split_names(settings.allowed_hosts))
+    hosts.HostNames(hosts.parse_allowed(settings.allowed_hosts))
     assert 0 <= int(settings.uds_mode, 8) <= 0o7777
 
 
@@ -132,6 +140,7 @@ PARSERS: Final[Mapping[str, Target]] = {
         run_authorization,
         (b"Bearer mw_abcdefghijklmnop", b"Basic " + base64.b64encode(b"me:mw_abcdefghijklmnop")),
     ),
+    "hosts.parse_allowed": Target(run_allowed, (b"gw.example, *.x.org,[fd00::1]", b"http://gw:1", b"*"), (ValueError,)),
     "hosts.parse_host": Target(run_host, (b"node7.example:8790", b"[::1]:8790", b"[::ffff:127.0.0.1]", b"10.0.0.7")),
     "hosts.parse_origin": Target(hosts.parse_origin, (b"http://localhost:8790", b"null", b"https://[::1]")),
     "tokens.parse_time": Target(

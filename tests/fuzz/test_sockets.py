@@ -60,6 +60,8 @@ header = st.sampled_from(
         b"Connection: close",
         b"Expect: 100-continue",
         b"Upgrade: h2c",
+        b"Connection: upgrade",
+        b"Connection: Upgrade, HTTP2-Settings",
         b"If-None-Match: *",
         b"Last-Event-ID: 9",
         b"Idempotency-Key: \xff",
@@ -67,8 +69,28 @@ header = st.sampled_from(
     ]
 ) | st.tuples(token, st.binary(max_size=30)).map(b": ".join)
 body = st.sampled_from(
-    [b"", b'{"mesh":"dp:2"}', b"{}", b"[", b"null", b"5\r\nhello\r\n0\r\n\r\n", b"FFFFFFFFFFFFFFFF\r\n"]
+    [
+        b"",
+        b'{"mesh":"dp:2"}',
+        b"{}",
+        b"[",
+        b"null",
+        b"5\r\nhello\r\n0\r\n\r\n",
+        b"5;name=value\r\nhello\r\n0\r\nHost: evil\r\nX-Trailer: 1\r\n\r\n",
+        b"0\r\n" + b"X-Trailer: a\r\n" * 200,
+        b"FFFFFFFFFFFFFFFF\r\n",
+    ]
 ) | st.binary(max_size=80)
+
+
+FRAMES: list[list[bytes]] = [
+    [b"Host: localhost", b"Transfer-Encoding: chunked"],
+    [b"Host: localhost", b"Connection: upgrade", b"Upgrade: h2c"],
+    [b"Host: localhost", b"Connection: upgrade", b"Upgrade: websocket", b"Transfer-Encoding: chunked"],
+    [b"Host: localhost", b"Connection: upgrade", b"Upgrade: h2c", b"Content-Length: 5"],
+    [b"Host: localhost", b"Host: 127.0.0.1"],
+]
+"""Headers that go together: lone ones seldom meet."""
 
 
 @st.composite
@@ -77,7 +99,8 @@ def requests(draw: st.DrawFn) -> bytes:
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(min_size=1, max_size=200))
     head = b" ".join((draw(method), draw(path), draw(version)))
-    lines = [head, *draw(st.lists(header, max_size=5)), b"", draw(body)]
+    framed = draw(st.sampled_from(FRAMES)) if draw(st.integers(0, 3)) == 0 else []
+    lines = [head, *framed, *draw(st.lists(header, max_size=5)), b"", draw(body)]
     text = draw(st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\n"])).join(lines)
     start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 12))
     match draw(st.integers(0, 5)):

@@ -223,6 +223,30 @@ def test_who_asks_too_often_for_what_is_expensive_is_told_when_to_come_back(guar
     assert guarded.ask("DELETE", "/runs/x", "admin").status_code == 404
 
 
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_ends_with_the_token_that_opened_it_and_tells_nothing_after(guarded: Guarded) -> None:
+    secret = _add(guarded.token_file, "listener", "read")
+    word = {"component": "store", "reason": "a test"}
+
+    def opens() -> bool:
+        return httpx.get(f"{guarded.agent.url}/runs", headers=_bearer(secret), timeout=60).status_code == 200
+
+    wait_for(opens, guarded.agent, limit_s=30)
+    url = f"{guarded.agent.url}/events/stream"
+    with httpx.stream("GET", url, headers=_bearer(secret), timeout=60) as stream:
+        heard = stream.iter_text()
+        guarded.ask("POST", "/health/acknowledge", "admin", json=word)
+        assert "acknowledged" in next(heard)
+        remove_token(guarded.token_file, "listener")
+        wait_for(lambda: not opens(), guarded.agent, limit_s=30)
+        guarded.ask("POST", "/health/acknowledge", "admin", json=word)
+        assert "acknowledged" not in "".join(heard)
+    told = "the stream /events/stream of token:listener ends: the token is not one that this agent knows"
+    wait_for(lambda: told in guarded.agent.log_text(), guarded.agent, limit_s=30)
+
+
 # ---- the audit, and what stands nowhere ------------------------------------------------------------------------------
 
 
@@ -387,6 +411,28 @@ def test_connections_beyond_the_limit_get_503_and_the_others_go_on(limited: Runn
     wait_for(lambda: httpx.get(f"{limited.url}/healthz").status_code == 200, limited, limit_s=30)
 
 
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "silent"),
+        (b"GET /healthz HTTP/1.1\r\n", "slow_headers"),
+        (b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * 2 * HEADER_LIMIT_BYTES, "headers_too_large"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", "not_http"),
+    ],
+)
+def test_metrics_tell_why_a_connection_ended_without_a_request(limited: RunningAgent, sent: bytes, reason: str) -> None:
+    def count() -> float:
+        text = httpx.get(f"{limited.url}/metrics", timeout=60).text
+        (found,) = re.findall(rf'meshwright_http_connections_refused_total{{reason="{reason}"}} (\S+)', text)
+        return float(found)
+
+    before = count()
+    with _connect(limited) as raw, contextlib.suppress(ConnectionError):
+        raw.sendall(sent)
+        _read_all(raw)
+    wait_for(lambda: count() == before + 1, limited, limit_s=30)
+
+
 def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(limited: RunningAgent) -> None:
     request = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n"
     request += b'Connection: close\r\n\r\n{"mesh":"x:2"}'
@@ -397,6 +443,34 @@ def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(limited: R
             pieces.sendall(bytes([byte]))
         answers = [_read_all(raw).partition(b"\r\n\r\n")[2] for raw in (whole, pieces)]
     assert [json.loads(answer)["plans"][0]["mesh_shape"] for answer in answers] == [{"x": 2}] * 2
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/devices", "/metrics"])
+def test_head_is_get_without_its_body(limited: RunningAgent, path: str) -> None:
+    heard = httpx.head(f"{limited.url}{path}", timeout=60)
+    got = httpx.get(f"{limited.url}{path}", timeout=60)
+    assert (heard.status_code, heard.headers["content-type"], heard.content) == (
+        200,
+        got.headers["content-type"],
+        b"",
+    )
+
+
+def test_two_hosts_are_refused(limited: RunningAgent) -> None:
+    with _connect(limited) as raw:
+        raw.sendall(b"GET /devices HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        status, problem = _parse(_read_all(raw))
+    assert (status, problem["code"]) == (400, "invalid_request")
+
+
+def test_a_plan_that_is_asked_for_with_an_upgrade_to_http_2_is_answered(limited: RunningAgent) -> None:
+    request = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n"
+    request += b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    behind = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with _connect(limited) as raw:
+        raw.sendall(request + b'\r\n{"mesh":"x:2"}' + behind)
+        assert _read_all(raw).count(b"HTTP/1.1 200 OK") == 2
+    assert "uvicorn[standard]" not in limited.log_text()
 
 
 def test_pipelined_requests_are_each_answered(limited: RunningAgent) -> None:

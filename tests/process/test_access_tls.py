@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import re
 import socket
 import ssl
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 
 import httpx
 import pytest
@@ -161,6 +166,71 @@ def test_who_never_begins_the_handshake_is_cut_off(secured: Secured) -> None:
     with socket.create_connection((host, int(port)), timeout=60) as raw, contextlib.suppress(ConnectionResetError):
         assert raw.recv(1) == b""
     assert 1.5 < time.monotonic() - began_s < 40
+
+
+def test_handshakes_that_fail_are_counted_and_those_that_do_not_are_not(secured: Secured) -> None:
+    host, _, port = secured.agent.url.removeprefix("https://").partition(":")
+    transport = httpx.HTTPTransport(uds=str(secured.agent.uds))
+    with httpx.Client(transport=transport, base_url="http://agent", timeout=60) as client:
+
+        def count() -> float:
+            text = client.get("/metrics").text
+            (found,) = re.findall(r'meshwright_http_connections_refused_total{reason="handshake"} (\S+)', text)
+            return float(found)
+
+        before = count()
+        assert secured.get("/healthz").status_code == 200
+        assert count() == before
+        with pytest.raises(httpx.TransportError):
+            secured.get("/healthz", trustme.CA().issue_cert("node7"))
+        wait_for(lambda: count() == before + 1, secured.agent, limit_s=30)
+        with socket.create_connection((host, int(port)), timeout=60) as plain, contextlib.suppress(ConnectionError):
+            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            plain.recv(1)
+        wait_for(lambda: count() == before + 2, secured.agent, limit_s=30)
+
+
+def test_the_log_says_why_a_handshake_failed_and_with_whom(secured: Secured) -> None:
+    expired = secured.client_ca.issue_cert("node7", not_before=NOW - 2 * DAY, not_after=NOW - DAY)
+    early = secured.client_ca.issue_cert("node7", not_before=NOW + DAY, not_after=NOW + 2 * DAY)
+    said = {
+        "certificate has expired": expired,
+        "certificate is not yet valid": early,
+        "unable to get local issuer certificate": trustme.CA().issue_cert("node7"),
+    }
+    for words, shown in said.items():
+        with pytest.raises(httpx.TransportError):
+            secured.get("/healthz", shown)
+        line = f"no request of addr:127.0.0.1: handshake (certificate verify failed: {words})"
+        wait_for(lambda line=line: line in secured.agent.log_text(), secured.agent, limit_s=30)  # type: ignore[misc]
+    for _ in range(20):
+        with pytest.raises(httpx.TransportError):
+            secured.get("/healthz", expired)
+    assert secured.agent.log_text().count(": handshake (") <= 10
+
+
+def test_the_lines_that_the_agent_prints_to_be_tried_work(secured: Secured, tmp_path: Path) -> None:
+    shown = secured.client_ca.issue_cert("node7")
+    cert, key = tmp_path / "shown.pem", tmp_path / "shown.key"
+    _write(cert, shown.cert_chain_pems[0].bytes())
+    _write(key, shown.private_key_pem.bytes())
+    holder = {"MESHWRIGHT_CLIENT_CERT_FILE": str(cert), "MESHWRIGHT_CLIENT_KEY_FILE": str(key)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    printed = secured.agent.log_text().partition("try:\n")[2].splitlines()[:6]
+    tried = [
+        line.strip() for line in printed if "placement/bench" not in line and (which("curl") or "curl" not in line)
+    ]
+    assert any("meshwright plan" in line for line in tried)
+    for line in tried:
+        ended = subprocess.run(
+            ["sh", "-c", line.replace("curl -s", "curl -sf")],
+            env={**os.environ, **holder, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (ended.returncode, bool(ended.stdout)) == (0, True), (line, ended.stderr)
 
 
 def test_new_certificates_and_a_new_ca_of_clients_count_for_new_connections(secured: Secured) -> None:

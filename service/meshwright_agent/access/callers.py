@@ -1,12 +1,17 @@
-"""A caller, once known: what they may do and how often."""
+"""A caller, once known: what they may do and how often; and whose request is being answered."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Final
 
 from meshwright.errors import ForbiddenError, RateLimitedError
 from meshwright_agent.access.rates import Rates
 from meshwright_agent.access.scopes import Scope, covers
+
+CALLER_NAME: Final[ContextVar[str]] = ContextVar("meshwright_caller", default="the agent")
+"""The name of the caller whose request is being answered; set at the gate."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import logging
 import socket
+import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -18,7 +19,8 @@ from meshwright.errors import ForbiddenError, HostNotAllowedError, InvalidReques
 from meshwright_agent.access.callers import Caller
 from meshwright_agent.access.certificates import CertificateFile, judge_files
 from meshwright_agent.access.credentials import parse_authorization
-from meshwright_agent.access.hosts import HostNames, parse_host, parse_origin, split_names
+from meshwright_agent.access.errors import AccessSettingsError
+from meshwright_agent.access.hosts import HostNames, parse_allowed, parse_host, parse_origin
 from meshwright_agent.access.peers import UNKNOWN, Peer
 from meshwright_agent.access.rates import Rates
 from meshwright_agent.access.scopes import SAFE_METHODS, Scope
@@ -63,7 +65,7 @@ class Doorkeeper:
     """Who may, for one agent.
 
     Raises:
-        AccessSettingsError: a file of the settings cannot be used.
+        AccessSettingsError: a file of the settings cannot be used, or a name that it should answer to.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -72,7 +74,7 @@ class Doorkeeper:
         self._open = OPEN_PATHS | ({METRICS_PATH} if settings.public_metrics else set())
         self._rates = Rates(settings.rate_limit_per_minute, clock.monotonic)
         own = (settings.host, socket.gethostname(), socket.gethostname().split(".")[0])
-        self._hosts = HostNames([*own, *split_names(settings.allowed_hosts)])
+        self._hosts = HostNames([*own, *_read_allowed(settings)])
         self._tokens = _watch_tokens(settings)
         self._tls = _watch_tls(settings)
         self._needs_certificate = settings.tls_client_ca_file is not None
@@ -89,17 +91,19 @@ class Doorkeeper:
         """Returns who sent a request (an ASGI scope of type http).
 
         Raises:
-            InvalidRequestError: it has no Host, or one that is none (400).
+            InvalidRequestError: it has no Host, two, or one that is none (400).
             HostNotAllowedError: it means another host.
             ForbiddenError: it comes from a page of another site.
             UnauthorizedError: it needs a token or a client certificate, and shows none that is good.
         """
         peer: Peer = scope.get(PEER_KEY) or _read_client(scope)
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]):
+            _check_one_host(scope["headers"])
         if not peer.is_unix:
             self._check_host(scope, headers.get(b"host"))
             if scope["method"] not in SAFE_METHODS:
-                _check_site(headers)
+                check_site(scope)
         if scope["path"] in self._open:
             return self._know(peer.name, "read")
         if self._needs_certificate and not (peer.has_certificate or peer.is_unix):
@@ -190,10 +194,14 @@ class Doorkeeper:
         """Whether callers on TCP need a token."""
         return self._tokens is not None
 
-    def tls_context(self) -> TurningContext | None:
-        """Returns the TLS of TCP sockets, always as the files have it; None where the agent speaks plain HTTP."""
+    def tls_context(self, tell: Callable[[ssl.SSLError], None] = lambda error: None) -> TurningContext | None:
+        """Returns the TLS of TCP sockets, always as the files have it; None where the agent speaks plain HTTP.
+
+        Args:
+            tell: hears of each handshake that OpenSSL ends.
+        """
         watched = self._tls
-        return None if watched is None else TurningContext.over(lambda: watched.value.context)
+        return None if watched is None else TurningContext.over(lambda: watched.value.context, tell)
 
     def start(self) -> None:
         """Begins to look at the files, in a daemon thread: one that hangs (a dead file server) holds up nobody."""
@@ -257,6 +265,13 @@ class Doorkeeper:
         return "healthy", "the certificates can be used", ""
 
 
+def _read_allowed(settings: Settings) -> tuple[str, ...]:
+    try:
+        return parse_allowed(settings.allowed_hosts)
+    except ValueError as error:
+        raise AccessSettingsError(f"allowed_hosts (MESHWRIGHT_ALLOWED_HOSTS): {error}") from None
+
+
 def _watch_tokens(settings: Settings) -> Watched[Tokens] | None:
     path = settings.tokens_file
     return None if path is None else Watched("tokens file", [path], lambda: read_token_file(path))
@@ -274,11 +289,25 @@ def _read_client(scope: Mapping[str, Any]) -> Peer:
     return Peer(f"addr:{client[0]}") if client else UNKNOWN
 
 
-def _check_site(headers: Mapping[bytes, bytes]) -> None:
-    """Refuses what a browser sends for a page of another site; programs send neither header.
+def _check_one_host(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Refuses a second Host: a proxy may have gone by the first (RFC 9112 §3.2)."""
+    if sum(name == b"host" for name, _ in headers) > 1:
+        raise InvalidRequestError("the request has two Host headers", status=400, hint="send Host once")
+
+
+def check_site(scope: Mapping[str, Any]) -> None:
+    """Refuses what a browser sends for a page of another site; programs send neither header, and no browser a socket.
+
+    The gate asks for whatever changes something, routes for what is a GET and costs work.
+
+    Raises:
+        ForbiddenError: such a page sent it.
 
     Source: https://www.w3.org/TR/fetch-metadata/ (Sec-Fetch-Site), RFC 6454 §7 (Origin).
     """
+    if (scope.get(PEER_KEY) or UNKNOWN).is_unix:
+        return
+    headers: dict[bytes, bytes] = dict(scope["headers"])
     site = headers.get(b"sec-fetch-site", b"none")
     origin = headers.get(b"origin")
     if site in (b"cross-site", b"same-site") or (

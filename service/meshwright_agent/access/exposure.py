@@ -20,13 +20,19 @@ def check_exposure(settings: Settings) -> None:
     """
     if not settings.host or is_loopback(settings.host):
         return
+    anybody = "anybody there" if settings.tls_client_ca_file is None else "whoever holds a client certificate"
     if settings.tokens_file is None and not settings.insecure:
         raise AccessSettingsError(
-            f"--host {settings.host} can be reached from other hosts, and there is no token file: anybody there could "
+            f"--host {settings.host} can be reached from other hosts, and there is no token file: {anybody} could "
             "run benches and take the devices away. Make one with `meshwright-agent token add NAME --scope operate "
             "--file FILE` and give --tokens-file FILE; or listen on 127.0.0.1 or --uds; or say --insecure"
         )
-    if settings.tokens_file is None:
+    if settings.tokens_file is None and settings.tls_client_ca_file is not None:
+        log.warning(
+            "--insecure: whoever holds a certificate of %s and reaches %s may do everything here, without a token",
+            *(settings.tls_client_ca_file, settings.host),
+        )
+    elif settings.tokens_file is None:
         log.warning("--insecure: whoever reaches %s may do everything here, without a token", settings.host)
     elif settings.tls_cert_file is None:
         log.warning("tokens travel unencrypted to %s; give --tls-cert-file and --tls-key-file", settings.host)

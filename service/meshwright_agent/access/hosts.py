@@ -78,6 +78,29 @@ class HostNames:
         return local is not None and name == normalize_name(local)
 
 
+def parse_allowed(text: str) -> tuple[str, ...]:
+    """Returns the names of a comma-separated setting; IPv6 may stand in brackets, as in a URL.
+
+    Raises:
+        ValueError: one that no Host header can ever match.
+    """
+    return tuple(_parse_allowed(name) for name in split_names(text))
+
+
+def _parse_allowed(name: str) -> str:
+    if name == ANY:
+        return name
+    bare = name.removeprefix("*.")
+    if bare == name and (address := _normalize_address(name.removeprefix("[").removesuffix("]"))) is not None:
+        return address
+    named = parse_host(bare.encode())
+    if named is not None and ":" not in bare:
+        return name.removesuffix(bare) + named[0]
+    within = parse_host((bare.partition("://")[2] or bare).partition("/")[0].encode())
+    works = within[0] if within is not None else "gw.example, *.example.org, 10.0.0.7 or fd00::1"
+    raise ValueError(f"{name[:80]!r} is no name or address without scheme, port and path; write {works}")
+
+
 def split_names(text: str) -> tuple[str, ...]:
     """Returns the names of a comma-separated setting."""
     return tuple(name for part in text.split(",") if (name := part.strip()))

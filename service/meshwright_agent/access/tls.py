@@ -82,6 +82,27 @@ def _say(error: Exception) -> str:
     return str(reason).lower().replace("_", " ") if reason else str(error)
 
 
+def say_failure(error: ssl.SSLError) -> str:
+    """Returns why a handshake failed, as OpenSSL says it: `certificate verify failed: certificate has expired`."""
+    verdict = getattr(error, "verify_message", "")
+    return f"{_say(error)}: {verdict}" if verdict else _say(error)
+
+
+class _Handshake(ssl.SSLObject):
+    """One connection's TLS that tells why its handshake failed: asyncio keeps it to itself."""
+
+    tell: Callable[[ssl.SSLError], None]
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.tell(error)
+            raise
+
+
 class TurningContext(ssl.SSLContext):
     """A context that makes each new connection from the newest of the contexts that `current` returns.
 
@@ -90,17 +111,25 @@ class TurningContext(ssl.SSLContext):
     """
 
     current: Callable[[], ssl.SSLContext]
+    tell: Callable[[ssl.SSLError], None]
 
     @classmethod
-    def over(cls, current: Callable[[], ssl.SSLContext]) -> TurningContext:
-        """Returns a context that is what `current` returns at each connection."""
+    def over(
+        cls, current: Callable[[], ssl.SSLContext], tell: Callable[[ssl.SSLError], None] = lambda error: None
+    ) -> TurningContext:
+        """Returns a context that is what `current` returns at each connection; `tell` hears of failed handshakes."""
         context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context.current = current
+        context.current, context.tell = current, tell
         return context
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         """Returns one connection's TLS, as `SSLContext.wrap_bio`."""
-        return self.current().wrap_bio(*args, **options)
+        context = self.current()
+        context.sslobject_class = _Handshake
+        one = context.wrap_bio(*args, **options)
+        if isinstance(one, _Handshake):
+            one.tell = self.tell
+        return one
 
 
 @dataclass(frozen=True)

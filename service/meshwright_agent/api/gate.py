@@ -6,6 +6,7 @@ either kind answers only callers whom the gate has let in, and who have the scop
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -20,7 +21,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as PlainRequest
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from meshwright.errors import (
     BodyTooLargeError,
@@ -31,14 +32,16 @@ from meshwright.errors import (
     UnsupportedMediaTypeError,
 )
 from meshwright_agent.access.audit import Refusals, record
-from meshwright_agent.access.callers import Caller
-from meshwright_agent.access.doorkeeper import CHALLENGE, Doorkeeper
+from meshwright_agent.access.callers import CALLER_NAME, Caller
+from meshwright_agent.access.doorkeeper import CHALLENGE, Doorkeeper, check_site
 from meshwright_agent.access.peers import LATE_KEY
 from meshwright_agent.access.scopes import SAFE_METHODS, read_scope
 from meshwright_agent.api.problem import answer_bug, build_response, request_id_of
+from meshwright_agent.api.sending import Sending
 from meshwright_agent.bodies import parse_json
 from meshwright_agent.telemetry.request_id import REQUEST_ID
 
+log = logging.getLogger(__name__)
 PlainEndpoint = Callable[[PlainRequest], Coroutine[Any, Any, Response]]
 Observe = Callable[[str, str, int, float], None]
 """(route template, method, status, seconds)"""
@@ -48,6 +51,7 @@ ObserveRefusal = Callable[[str], None]
 CALLER_KEY: Final = "meshwright.caller"
 """Where the gate leaves the `Caller` in an ASGI scope."""
 _ROUTE_KEY: Final = "meshwright.audited"
+_COSTS_KEY: Final = "meshwright.costs"
 _REFUSAL_KEY: Final = "meshwright.refused"
 
 _ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -79,7 +83,7 @@ class Gate:
         self._observe_refusal = observe_refusal
         self._doorkeeper = doorkeeper
         self._refusals = Refusals()
-        self._plain = {(method, route.path): route for route in plain for method in route.methods or ()}
+        self._plain = {(method, route.path): route for route in plain for method in _list_methods(route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one ASGI scope."""
@@ -89,38 +93,40 @@ class Gate:
         request_id = _read_request_id(scope)
         scope["meshwright.request_id"] = request_id.decode()
         REQUEST_ID.set(request_id.decode())
-        status = 500
+        sending = Sending(send, request_id, lambda: self._may_go_on(scope))
         started_s = time.perf_counter()
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
         plain = self._plain.get((scope["method"], scope["path"]))
         if plain is not None:
             scope["app"], scope["route"] = self._app, plain
         try:
             if (refusal := self._admit(scope)) is not None:
-                await refusal(scope, receive, send_with_id)
+                await refusal(scope, receive, sending)
             else:
-                await (self._app if plain is None else plain.serve)(scope, receive, send_with_id)
+                await (self._app if plain is None else plain.serve)(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            self._observe(route, scope["method"], status, time.perf_counter() - started_s)
+            self._observe(route, scope["method"], sending.status, time.perf_counter() - started_s)
             if _REFUSAL_KEY in scope or _ROUTE_KEY in scope:
-                self._tell(scope, status)
+                self._tell(scope, sending.status)
 
     def _admit(self, scope: Scope) -> Response | None:
         """Leaves the caller in the scope; returns the refusal of who may not come in."""
         try:
-            scope[CALLER_KEY] = self._doorkeeper.admit(scope)
+            caller = scope[CALLER_KEY] = self._doorkeeper.admit(scope)
+            CALLER_NAME.set(caller.name)
         except ProblemError as error:
             scope[_REFUSAL_KEY] = error.code
             return _build_refusal(error, scope)
         return None
+
+    def _may_go_on(self, scope: Scope) -> bool:
+        """Returns whether the caller of a stream would still be let in: their token may have ended, or gone."""
+        try:
+            self._doorkeeper.admit(scope)
+        except ProblemError as error:
+            log.info("the stream %s of %s ends: %s", scope["path"], scope[CALLER_KEY].name, error.detail)
+            return False
+        return True  # every scope may read, and no stream asks for more
 
     def _tell(self, scope: Scope, status: int) -> None:
         """Counts a refusal; writes the audit's line of an operation, or of somebody unknown who asked for one."""
@@ -135,8 +141,14 @@ class Gate:
             self._observe_refusal(code)
         if _ROUTE_KEY in scope and caller is not None:
             record(caller=caller.name, scope=caller.scope, **fields)
-        elif scope["method"] not in SAFE_METHODS:
+        elif scope["method"] not in SAFE_METHODS or _COSTS_KEY in scope:
             self._refusals.record(self._doorkeeper.name_peer(scope), **fields)
+
+
+def _list_methods(route: PlainRoute) -> set[str]:
+    """Returns what a plain route answers: where GET, there HEAD, whose body the server leaves out (RFC 9110 §9.3.2)."""
+    methods = set(route.methods or ())
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def _build_refusal(error: ProblemError, scope: Scope) -> Response:
@@ -172,6 +184,20 @@ def let_in(route: APIRoute) -> Callable[[Scope], None]:
             raise
 
     return check
+
+
+def refuse_other_sites(request: PlainRequest) -> None:
+    """Refuses, for a page of another site, a GET that costs the planner's or the compiler's time.
+
+    Raises:
+        ForbiddenError: a browser sent it for such a page.
+    """
+    request.scope[_COSTS_KEY] = True
+    try:
+        check_site(request.scope)
+    except ProblemError as error:
+        request.scope[_REFUSAL_KEY] = error.code
+        raise
 
 
 def spend(request: PlainRequest) -> None:

@@ -75,6 +75,17 @@ def claim_host(sysfs_root: Path) -> HostClaim:
     return HostClaim(sock)
 
 
+def find_owner(sysfs_root: Path) -> str:
+    """Returns which agent has the devices of this host, in words; "" if none is there, or none can be asked."""
+    try:
+        pid, words = _ask_holder(build_name(sysfs_root))
+    except HostTakenError:
+        return ""
+    if not pid:
+        return ""
+    return f"they belong to the agent of this host (process {pid}{f', which answers on {words}' if words else ''})"
+
+
 def build_name(sysfs_root: Path) -> str:
     """Returns the abstract address that stands for the host with this sysfs.
 

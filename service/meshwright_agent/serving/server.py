@@ -17,6 +17,7 @@ import socket
 import ssl
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -26,12 +27,14 @@ from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
 from meshwright_agent.access.exposure import check_exposure
+from meshwright_agent.access.tls import say_failure
 from meshwright_agent.agent import Agent
-from meshwright_agent.serving.accepting import REFUSING, Listener, Room
+from meshwright_agent.descriptors import OWN, fit_connections, raise_descriptor_limit
+from meshwright_agent.serving.accepting import ACCEPTED_FROM, REFUSING, Listener, Room
 from meshwright_agent.serving.ahead import read_ahead
 from meshwright_agent.serving.connections import Connection, Limits
-from meshwright_agent.serving.descriptors import OWN, fit_connections, raise_descriptor_limit
 from meshwright_agent.serving.notify import Notifier
+from meshwright_agent.serving.refused import RefusalLines, RefusedConnections
 from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -127,9 +130,16 @@ def _remove_stale(path: Path) -> None:
 class AgentServer(uvicorn.Server):
     """uvicorn, drained before it stops."""
 
-    def __init__(self, config: uvicorn.Config, agent: Agent, on_listening: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        agent: Agent,
+        on_listening: Callable[[], None],
+        lines: RefusalLines | None = None,
+    ) -> None:
         super().__init__(config)
         self._agent = agent
+        self._lines = lines or RefusalLines()
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -140,7 +150,7 @@ class AgentServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await read_ahead()
         await self._agent.start()
-        context = self._agent.doorkeeper.tls_context()
+        context = self._agent.doorkeeper.tls_context(self._tell_failure)
         secret = [sock for sock in sockets or () if context is not None and sock.family != socket.AF_UNIX]
         await super().startup([sock for sock in sockets or () if sock not in secret])
         self.servers += [await self._listen(sock, context) for sock in secret]
@@ -149,6 +159,10 @@ class AgentServer(uvicorn.Server):
         if not self.should_exit:
             self._on_listening()
             self._notifier.begin()
+
+    def _tell_failure(self, error: ssl.SSLError) -> None:
+        """Says why a handshake failed; `Room` counts it when its socket is closed."""
+        self._lines.tell("handshake", ACCEPTED_FROM.get(), say_failure(error))
 
     async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> asyncio.Server:
         """Returns a server that speaks TLS. Ours and not uvicorn's, which bounds no handshake (asyncio: 60 s)."""
@@ -191,10 +205,20 @@ class AgentServer(uvicorn.Server):
             self.should_exit = True
 
 
-def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], None]) -> int:
+def serve(
+    app: ASGIApp,
+    agent: Agent,
+    *,
+    on_listening: Callable[[list[str]], None],
+    refused: RefusedConnections | None = None,
+) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status: 0, or 1 if the agent could not start.
 
-    `on_listening` gets the addresses once they answer.
+    Args:
+        app: answers the requests.
+        agent: whose life the app leads.
+        on_listening: gets the addresses once they answer.
+        refused: where connections are counted that end without a request.
 
     Raises:
         CannotListenError: an address is taken.
@@ -204,12 +228,12 @@ def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], Non
     settings = agent.settings
     check_exposure(settings)
     limits = Limits.of(settings, connections=_fit_connections(settings.connection_limit))
-    room = Room(limits.connections + REFUSING)
+    room = Room(limits.connections + REFUSING, Counter() if refused is None else refused)
     sockets: list[socket.socket] = [Listener.over(sock, room) for sock in _open_sockets(settings)]
     addresses = [_describe(sock, "http" if settings.tls_cert_file is None else "https") for sock in sockets]
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]
+        http=functools.partial(Connection, limits=limits, room=room),  # type: ignore[arg-type]
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -220,7 +244,7 @@ def serve(app: ASGIApp, agent: Agent, *, on_listening: Callable[[list[str]], Non
         timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
     )
-    server = AgentServer(config, agent, lambda: on_listening(addresses))
+    server = AgentServer(config, agent, lambda: on_listening(addresses), room.lines)
     agent.count_connections = lambda: len(server.server_state.connections)
     agent.connection_limit = limits.connections
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -246,6 +246,20 @@ def test_a_request_without_a_host_is_refused_but_for_http_1_0(clock: Standing) -
         keeper.admit(_scope(host="a b"))
 
 
+@pytest.mark.parametrize("second", [b"localhost", b"evil.example"])
+@pytest.mark.parametrize("peer", [None, Peer("uid:0", is_unix=True)])
+def test_a_request_with_two_hosts_is_refused_whatever_they_are(
+    clock: Standing, second: bytes, peer: Peer | None
+) -> None:
+    doorkeeper = Doorkeeper(Settings(), clock)
+    for headers in ([(b"host", b"localhost"), (b"host", second)], [(b"host", second), (b"host", b"localhost")]):
+        with pytest.raises(InvalidRequestError, match="two Host headers") as refused:
+            doorkeeper.admit(_scope(path="/healthz", peer=peer) | {"headers": headers})
+        assert refused.value.status == 400
+    doubled = [(b"host", b"localhost"), (b"accept", b"a"), (b"accept", b"b")]
+    assert doorkeeper.admit(_scope(peer=peer) | {"headers": doubled})
+
+
 def test_allowed_hosts_are_names_beside_its_own(clock: Standing) -> None:
     keeper = Doorkeeper(Settings(allowed_hosts="gateway.example, *.cluster.local"), clock)
     for host in ("gateway.example", "a.cluster.local:80", "localhost"):
@@ -287,6 +301,19 @@ def test_beyond_loopback_it_needs_a_token_file_or_the_word_insecure(host: str, t
         check_exposure(Settings(host=host))
     check_exposure(Settings(host=host, insecure=True))
     check_exposure(Settings(host=host, tokens_file=token_file))
+
+
+def test_insecure_with_a_ca_for_clients_says_whose_word_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {f"tls_{name}_file": tmp_path / name for name in ("cert", "key", "client_ca")}
+    with pytest.raises(AccessSettingsError, match="whoever holds a client certificate could"):
+        check_exposure(Settings(host="0.0.0.0", **files))
+    check_exposure(Settings(host="0.0.0.0", insecure=True, **files))
+    assert f"whoever holds a certificate of {tmp_path / 'client_ca'} and reaches 0.0.0.0 may do" in caplog.text
+    caplog.clear()
+    check_exposure(Settings(host="0.0.0.0", insecure=True))
+    assert "whoever reaches 0.0.0.0 may do everything here" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", ""])

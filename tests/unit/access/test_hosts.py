@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshwright_agent.access.hosts import HostNames, parse_host, parse_origin, split_names
+from meshwright_agent.access.hosts import HostNames, parse_allowed, parse_host, parse_origin, split_names
 
 names = st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z0-9]{1,10}){0,3}\Z")
 ports = st.none() | st.integers(0, 65535)
@@ -92,3 +92,35 @@ def test_names_that_become_known_later_are_taken_from_then_on() -> None:
     assert not hosts.takes("node7.example", None)
     hosts.add("Node7.example")
     assert hosts.takes("node7.example", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        (" gw.example , *.Example.org,*", ("gw.example", "*.example.org", "*")),
+        ("[fd00::1],fd00:0::2,10.0.0.7", ("fd00::1", "fd00::2", "10.0.0.7")),
+    ],
+)
+def test_names_that_it_should_answer_to_are_taken_as_people_write_them(text: str, names: tuple[str, ...]) -> None:
+    assert parse_allowed(text) == names
+    assert all(HostNames(parse_allowed(text)).takes(name.removeprefix("*."), None) for name in names if "*" not in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        ("http://gw.example:8790", "write gw.example"),
+        ("gw2.example:8790", "write gw2.example"),
+        ("https://[fd00::1]:8790/devices", "write fd00::1"),
+        ("gw.example/", "write gw.example"),
+        ("a b", "write gw.example, "),
+        ("*.", "write gw.example, "),
+        ("knöten.example", "write gw.example, "),
+        ("*.[fd00::1]", "write fd00::1"),
+    ],
+)
+def test_a_name_that_no_request_can_ever_mean_is_refused_with_one_that_works(name: str, works: str) -> None:
+    with pytest.raises(ValueError, match="no name or address") as caught:
+        parse_allowed(f"node7,{name}")
+    assert works in str(caught.value)

@@ -17,7 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.errors import DeviceBusyError
 from meshwright_agent.api.dependencies import needs
-from meshwright_agent.api.gate import Gate, JsonRoute, PlainRoute, read_body
+from meshwright_agent.api.gate import Gate, JsonRoute, PlainRoute, read_body, refuse_other_sites
+from meshwright_agent.api.problem import install_handlers
 from meshwright_agent.bodies import parse_body
 from tests.unit.api.asgi import JSON, LIMIT_BYTES, Heard, ask, build_doorkeeper, build_small_app
 
@@ -398,7 +399,40 @@ def test_a_plain_route_does_not_take_other_methods_and_says_which_it_takes(app: 
     assert (heard.status, heard.headers["allow"], heard.document["hint"]) == (405, "GET", "it takes GET")
 
 
+def test_a_plain_route_that_takes_get_takes_head(app: FastAPI) -> None:
+    gate, observed = _gated(app)
+    heard, got = ask(gate, "HEAD", "/greeting"), ask(gate, "GET", "/greeting")
+    assert (heard.status, heard.headers["content-length"]) == (200, got.headers["content-length"])
+    assert [seen[:3] for seen in observed] == [("/greeting", "HEAD", 200), ("/greeting", "GET", 200)]
+    assert ask(gate, "HEAD", "/bare").status == 405
+
+
 def test_a_plain_route_stands_in_the_document_like_any_other(app: FastAPI) -> None:
     route = next(route for route in app.routes if getattr(route, "path", "") == "/greeting")
     assert isinstance(route, APIRoute)
     assert route.include_in_schema
+
+
+# ---- pages of other sites -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("site", "lines"), [("cross-site", 1), ("same-origin", 0)])
+def test_a_get_that_costs_work_is_refused_to_another_sites_page_counted_and_audited(
+    caplog: pytest.LogCaptureFixture, site: str, lines: int
+) -> None:
+    app = FastAPI()
+    install_handlers(app)
+
+    async def plan(request: Request) -> Response:
+        refuse_other_sites(request)
+        return PlainTextResponse("planned")
+
+    app.router.routes.append(PlainRoute("/plan", plan))
+    refused: list[str] = []
+    gate = Gate(app, observe=lambda *_: None, observe_refusal=refused.append, plain=(), doorkeeper=build_doorkeeper())
+    heard = ask(gate, target="/plan", headers={"Sec-Fetch-Site": site})
+    assert heard.status == (403 if lines else 200)
+    assert refused == ["forbidden"] * lines
+    audit = [record.getMessage() for record in caplog.records if record.name == "meshwright.audit"]
+    assert len(audit) == lines
+    assert all("method=GET path=/plan status=403" in line for line in audit)

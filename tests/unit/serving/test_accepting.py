@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright_agent.descriptors import LEAST_CONNECTIONS, OWN, fit_connections
 from meshwright_agent.serving.accepting import Listener, Room
-from meshwright_agent.serving.descriptors import LEAST_CONNECTIONS, OWN, fit_connections
 
 
 def _connect(listener: socket.socket) -> socket.socket:
@@ -37,6 +37,7 @@ def test_beyond_its_room_a_connection_is_closed_at_once_and_places_come_back(tmp
         asking = stack.enter_context(_connect(tcp))
         with pytest.raises(ConnectionAbortedError):
             tcp.accept()
+        assert room.refused == {"no_room": 1}
         assert asking.recv(1) == b""
         first.close()
         first.close()
@@ -49,6 +50,27 @@ def test_beyond_its_room_a_connection_is_closed_at_once_and_places_come_back(tmp
         again, _ = tcp.accept()
         assert room.taken == 1
         again.close()
+
+
+def test_what_is_closed_before_the_protocol_has_begun_counts_once_as_a_failed_handshake() -> None:
+    room = Room(most=4)
+    with Listener.over(socket.create_server(("127.0.0.1", 0)), room) as tcp, ExitStack() as stack:
+        begun, failed, forgotten = ((stack.enter_context(_connect(tcp)), tcp.accept()[0])[1] for _ in range(3))
+        room.begin(begun.fileno())
+        begun.close()
+        assert room.refused == {}
+        failed.close()
+        failed.close()
+        assert room.refused == {"handshake": 1}
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # nobody has closed it
+            del forgotten
+            gc.collect()
+        assert room.refused == {"handshake": 2}
+        stack.enter_context(_connect(tcp))
+        again, _ = tcp.accept()  # with a descriptor that another had
+        room.begin(again.fileno())
+        again.close()
+        assert (room.refused, room.taken) == ({"handshake": 2}, 0)
 
 
 def test_a_listener_that_does_not_wait_says_that_nobody_is_there() -> None:

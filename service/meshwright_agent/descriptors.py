@@ -22,11 +22,18 @@ LEAST_CONNECTIONS: Final = 8
 def raise_descriptor_limit(enough: int = ENOUGH) -> int:
     """Returns how many descriptors this process may have, after raising that to `enough` or what is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return soft if soft != resource.RLIM_INFINITY else enough
+    most = read_descriptor_limit(enough)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
+
+
+def read_descriptor_limit(enough: int = ENOUGH) -> int:
+    """Returns how many descriptors `raise_descriptor_limit` would give this process; nothing is changed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return enough
+    return max(soft, enough if hard == resource.RLIM_INFINITY else min(enough, hard))
 
 
 def fit_connections(wanted: int, descriptors: int) -> int:

@@ -56,7 +56,7 @@ class RunLedger:
         return live.run if live is not None else self._unsaved.get(run_id)
 
     async def recall(self, use: KeyUse) -> Run | None:
-        """Returns the run that a key made; None for a new key.
+        """Returns the run that a key made; None for a new key, or one whose run cannot be read any more.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
@@ -69,7 +69,7 @@ class RunLedger:
         if earlier != use:
             detail = f"the key {use.key!r} was used for another request, {run_id}; one key names one request"
             raise IdempotencyConflictError(detail, hint="send a new Idempotency-Key with a new request")
-        return await self.get(run_id)
+        return self._in_memory(run_id) or await self._store.get_run(run_id)
 
     async def events(self, run_id: str, after: int) -> AsyncIterator[RunEvent]:
         """Yields a run's events numbered above `after`: those that were, then those that come, to its end.

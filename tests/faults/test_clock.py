@@ -46,7 +46,11 @@ class Watched:
 def start_watched(folder: Path, offset_s: float = 0.0, interval_s: float = 0.5) -> Iterator[Watched]:
     offset = folder / "offset"
     offset.write_text(str(offset_s))
-    settings = {"MW_CLOCK_OFFSET": str(offset), "MESHWRIGHT_PROBE_INTERVAL_S": str(interval_s)}
+    settings = {
+        "MW_CLOCK_OFFSET": str(offset),
+        "MESHWRIGHT_PROBE_INTERVAL_S": str(interval_s),
+        "MESHWRIGHT_STALE_AFTER_S": str(max(120.0, 2 * interval_s)),
+    }
     with start_agent(cpu_devices=2, state_dir=folder / "state", module="tests.faults.jumping", **settings) as agent:
         yield Watched(agent, offset)
 

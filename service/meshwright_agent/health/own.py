@@ -18,6 +18,8 @@ from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.leases import TABLE as LEASES
+from meshwright_agent.store.unreadable import tell_unreadable
 
 STORE: Final = "store"
 DISK: Final = "disk"
@@ -91,13 +93,23 @@ class OwnHealth:
         return ""
 
     def _report_store(self, store: Store, now: datetime) -> None:
-        if store.set_aside is None:
+        faults, actions = [], []
+        if store.set_aside is not None:
+            faults.append(f"the file of before was damaged and set aside as {store.set_aside}")
+            actions.append("look at that file; restart the agent to clear this")
+        if rows := store.unreadable:
+            faults.append(f"rows that cannot be read are passed over: {tell_unreadable(rows)}")
+            actions.append(
+                "look in the log at what is wrong with each; they stay in the file, and go when they are replaced or "
+                f"pruned; to begin anew, stop the agent and move {store.path} away"
+            )
+        if LEASES in store.unreadable:
+            actions.insert(0, "take those leases anew: their devices are not reserved any more")
+        if not faults:
             self._board.report(STORE, "healthy", "writes and reads", at=now)
             return
-        reason = f"writes and reads, but the file of before was damaged and set aside as {store.set_aside}"
-        self._board.report(
-            STORE, "degraded", reason, at=now, action="look at that file; restart the agent to clear this"
-        )
+        reason = f"writes and reads, but {'; '.join(faults)}"
+        self._board.report(STORE, "degraded", reason, at=now, action="; ".join(actions))
 
     async def _look_at_disk(self, failure: str) -> None:
         least, folder = self._settings.disk_free_min_bytes, self._settings.state_dir

@@ -7,10 +7,12 @@ and wire models; nothing of queues, workers or routes.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -32,7 +34,9 @@ from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.leases import StoredLease
 from meshwright_agent.store.migrations import transaction
 from meshwright_agent.store.plans import PlanCache
+from meshwright_agent.store.unreadable import UnreadableRows
 from meshwright_agent.store.writer import Writer, WriterBusyError
+from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
 
 Result = TypeVar("Result")
 
@@ -51,6 +55,7 @@ class Store:
         path: the file.
         set_aside: where a damaged file was moved when this one was started anew, else None.
         failure_count: verbs that failed, or were not done in time.
+        writes: how long transactions took in the thread, `written` or `failed`; also those that nobody waits for now.
         size_bytes: of the file and its log on the disk, at the last `check`; None before the first.
     """
 
@@ -76,7 +81,10 @@ class Store:
         self._keep_plan_chars = keep_plan_chars
         self._keep_verifications = keep_verifications
         self._plan_cache = PlanCache(keep_plans)
+        self._unreadable = UnreadableRows()
+        self._loop = asyncio.get_running_loop()
         self.failure_count = 0
+        self.writes = Durations(WRITE_BOUNDS_S)
         self.size_bytes: int | None = None
 
     @classmethod
@@ -127,6 +135,15 @@ class Store:
         """Where a damaged file was moved when the store was opened; None if it was sound."""
         return self._file.set_aside
 
+    @property
+    def unreadable(self) -> Mapping[str, tuple[str, ...]]:
+        """The rows that were passed over since the store was opened, by table: they cannot be read."""
+        return self._unreadable.names
+
+    def note_forgotten(self, table: str, reason: str) -> None:
+        """Counts a table's one document that whoever it is for cannot read and begins anew."""
+        self._unreadable.note(table, 1, reason)
+
     async def close(self) -> None:
         """Ends what waits, closes the file and lets another agent have it. May be called again."""
         await self._translate(self._writer.close)
@@ -142,7 +159,7 @@ class Store:
         def job(connection: sqlite3.Connection) -> str:
             self._file.verify_in_place()
             self.size_bytes = _read_size_bytes(self.path)
-            with transaction(connection):
+            with self._writing(connection):
                 connection.execute("INSERT OR REPLACE INTO heartbeat (id, token) VALUES (1, ?)", (token,))
             return str(connection.execute("SELECT token FROM heartbeat").fetchone()[0])
 
@@ -175,31 +192,33 @@ class Store:
 
     async def get_run(self, run_id: str) -> Run | None:
         """Returns a run, None if there is none."""
-        return await self._call(lambda connection: run_rows.get_run(connection, run_id))
+        return await self._call(lambda connection: run_rows.get_run(connection, run_id, self._unreadable))
 
     async def list_runs(self, *, limit: int, state: RunState | None = None) -> tuple[Run, ...]:
         """Returns at most `limit` runs, newest first, of one state if given."""
-        return await self._call(lambda connection: run_rows.list_runs(connection, limit, state))
+        return await self._call(lambda connection: run_rows.list_runs(connection, limit, state, self._unreadable))
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
         """Returns at most `limit` runs of a kind that succeeded, newest first."""
-        return await self._call(lambda connection: run_rows.list_succeeded(connection, kind, limit))
+        return await self._call(lambda connection: run_rows.list_succeeded(connection, kind, limit, self._unreadable))
 
     async def events_after(self, run_id: str, seq: int, *, limit: int = 256) -> tuple[RunEvent, ...]:
         """Returns the first `limit` events of a run whose number is above `seq`, in order."""
-        return await self._call(lambda connection: event_rows.events_after(connection, run_id, seq, limit))
+        unreadable = self._unreadable
+        return await self._call(lambda connection: event_rows.events_after(connection, run_id, seq, limit, unreadable))
 
     async def finish_interrupted(self, reason: str) -> tuple[str, ...]:
         """Cancels every stored run that waits or runs, and returns their ids: after a restart none does."""
         now = self._clock.now()
 
         def job(connection: sqlite3.Connection) -> tuple[str, ...]:
-            unfinished = run_rows.list_unfinished(connection)
+            unfinished = run_rows.list_unfinished(connection, self._unreadable)
             for run in unfinished:
                 seq = event_rows.last_seq(connection, run.id) + 1
                 event = RunEvent(seq=seq, at=now, type="state", run_id=run.id, state="cancelled")
                 run_rows.save_run(connection, run_rows.build_cancelled(run, reason, now))
                 event_rows.append_events(connection, [event])
+            run_rows.finish_unreadable(connection)
             run_rows.prune_runs(connection, self._keep_runs)
             return tuple(run.id for run in unfinished)
 
@@ -210,8 +229,7 @@ class Store:
         now = self._clock.now()
 
         def job(connection: sqlite3.Connection) -> None:
-            stored = run_rows.get_run(connection, run.id)
-            if stored is None or stored.state in FINAL_STATES:
+            if run_rows.is_final(connection, run.id) is not False:
                 return
             seq = event_rows.last_seq(connection, run.id) + 1
             event = RunEvent(seq=seq, at=now, type="state", run_id=run.id, state=run.state)
@@ -222,14 +240,14 @@ class Store:
 
     async def recall_key(self, key: str) -> tuple[KeyUse, str] | None:
         """Returns what an idempotency key was used for and the run that it made, None for a new key."""
-        return await self._call(lambda connection: idempotency.recall_key(connection, key))
+        return await self._call(lambda connection: idempotency.recall_key(connection, key, self._unreadable))
 
     # ---- benches and plans -----------------------------------------------------------------------------
 
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""
         now = self._clock.now()
-        return await self._call(lambda connection: records.read_latest(connection, now))
+        return await self._call(lambda connection: records.read_latest(connection, now, self._unreadable))
 
     async def put_plan(self, fingerprint: str, body: str) -> None:
         """Keeps a plan, as JSON text with its devices, packed or not; costs nothing when the same was put lately."""
@@ -249,7 +267,7 @@ class Store:
         cached = self._plan_cache.get(fingerprint)
         if cached is not None:
             return cached
-        return await self._call(lambda connection: plans.get_plan(connection, fingerprint))
+        return await self._call(lambda connection: plans.get_plan(connection, fingerprint, self._unreadable))
 
     async def put_verification(self, key: str, body: str) -> None:
         """Keeps what a compiler said, as JSON text, under the key of what was compiled."""
@@ -258,7 +276,8 @@ class Store:
 
     async def get_verification(self, key: str) -> str | None:
         """Returns what a compiler said of what this key names as JSON text, None if nothing is kept."""
-        return await self._call(lambda connection: verifications.get_verification(connection, key))
+        unreadable = self._unreadable
+        return await self._call(lambda connection: verifications.get_verification(connection, key, unreadable))
 
     async def put_sight(self, key: str, body: str) -> None:
         """Keeps what was seen of the host, as JSON text, in the place of what was kept before."""
@@ -266,7 +285,7 @@ class Store:
 
     async def read_sight(self, key: str) -> str | None:
         """Returns what was kept under this key as JSON text, None if something else or nothing was."""
-        return await self._call(lambda connection: sights.read_sight(connection, key))
+        return await self._call(lambda connection: sights.read_sight(connection, key, self._unreadable))
 
     # ---- leases ----------------------------------------------------------------------------------------
 
@@ -299,25 +318,28 @@ class Store:
 
     async def list_held_leases(self) -> tuple[StoredLease, ...]:
         """Returns the leases that have not ended, oldest first."""
-        return await self._call(leases.list_held)
+        return await self._call(lambda connection: leases.list_held(connection, self._unreadable))
 
     async def find_lease(self, lease_id: str) -> StoredLease | None:
         """Returns a lease that holds or has ended lately, None if there is none."""
-        return await self._call(lambda connection: leases.find_lease(connection, lease_id))
+        return await self._call(lambda connection: leases.find_lease(connection, lease_id, self._unreadable))
 
     async def recall_lease_key(self, key: str) -> tuple[KeyUse, StoredLease] | None:
         """Returns what an idempotency key was used for and the lease that it made, None for a new key."""
-        return await self._call(lambda connection: leases.recall_lease_key(connection, key))
+        return await self._call(lambda connection: leases.recall_lease_key(connection, key, self._unreadable))
 
     # ---- health ----------------------------------------------------------------------------------------
 
     async def save_health(
-        self, events: Sequence[HealthEvent], *, memory: str | None, keep: int, oldest: datetime
+        self, events: Sequence[HealthEvent], *, memory: str | None, keep: int, oldest: datetime, noted: datetime
     ) -> None:
-        """Writes events and, if given, what must be remembered; deletes what is beyond `keep` or before `oldest`."""
+        """Writes events and, if given, what must be remembered; deletes events beyond `keep` or noted before `oldest`.
+
+        `noted` is now, by the clock that `oldest` is of.
+        """
 
         def job(connection: sqlite3.Connection) -> None:
-            health_events.append_health_events(connection, events)
+            health_events.append_health_events(connection, events, noted)
             if memory is not None:
                 health_events.put_health_memory(connection, memory)
             health_events.prune_health_events(connection, keep=keep, oldest=oldest)
@@ -326,7 +348,7 @@ class Store:
 
     async def read_health(self) -> StoredHealth:
         """Returns what is remembered of the host's health."""
-        return await self._call(health_events.read_health)
+        return await self._call(lambda connection: health_events.read_health(connection, self._unreadable))
 
     async def list_health_events(
         self, *, after: int | None, limit: int, component: str | None = None, since: datetime | None = None
@@ -334,7 +356,7 @@ class Store:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first."""
         return await self._call(
             lambda connection: health_events.list_health_events(
-                connection, after=after, limit=limit, component=component, since=since
+                connection, self._unreadable, after=after, limit=limit, component=component, since=since
             )
         )
 
@@ -351,10 +373,23 @@ class Store:
 
     async def _write(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
         def whole(connection: sqlite3.Connection) -> Result:
-            with transaction(connection):
+            with self._writing(connection):
                 return job(connection)
 
         return await self._call(whole)
+
+    @contextlib.contextmanager
+    def _writing(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """In the thread: all inside is written, or nothing of it; how long that took is counted on the event loop."""
+        began_s, outcome = self._clock.monotonic(), "failed"
+        try:
+            with transaction(connection):
+                yield
+            outcome = "written"
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever could ask
+                took_s = self._clock.monotonic() - began_s
+                self._loop.call_soon_threadsafe(self.writes.observe, (outcome,), took_s)
 
     async def _call(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
         return await self._translate(lambda: self._writer.call(job))

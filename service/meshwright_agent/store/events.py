@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from meshwright.wire.runs import RunEvent
+from meshwright_agent.store.unreadable import UnreadableRows, require_same
 
 
 def append_events(connection: sqlite3.Connection, events: Iterable[RunEvent]) -> None:
@@ -14,12 +15,21 @@ def append_events(connection: sqlite3.Connection, events: Iterable[RunEvent]) ->
     connection.executemany("INSERT OR REPLACE INTO events (run_id, seq, body) VALUES (?, ?, ?)", rows)
 
 
-def events_after(connection: sqlite3.Connection, run_id: str, seq: int, limit: int) -> tuple[RunEvent, ...]:
+def events_after(
+    connection: sqlite3.Connection, run_id: str, seq: int, limit: int, unreadable: UnreadableRows
+) -> tuple[RunEvent, ...]:
     """Returns the first `limit` events of a run whose number is above `seq`, in order."""
     rows = connection.execute(
-        "SELECT body FROM events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?", (run_id, seq, limit)
+        "SELECT run_id || '/' || seq, run_id, seq, body FROM events WHERE run_id = ? AND seq > ? ORDER BY seq",
+        (run_id, seq),
     )
-    return tuple(RunEvent.model_validate_json(body) for (body,) in rows)
+    return unreadable.take("events", rows, _parse, limit)
+
+
+def _parse(_name: str, run_id: str, seq: int, body: str) -> RunEvent:
+    event = RunEvent.model_validate_json(body)
+    require_same(run_id=(event.run_id, run_id), seq=(event.seq, seq))
+    return event
 
 
 def last_seq(connection: sqlite3.Connection, run_id: str) -> int:

@@ -1,8 +1,8 @@
 """The database as a file: whose it is, whether it is sound, what happens when it is not.
 
-Rule: one agent a file (a lock that ends with its holder); a damaged file is set aside under a name that says
-so and a fresh one is started; one that a newer agent wrote is left alone and refused. Runs in the store's
-thread.
+Rule: one agent a file (a lock that ends with its holder); a damaged file, or one whose tables are not those of its
+schema number, is set aside under a name that says so and a fresh one is started; one that a newer agent wrote is left
+alone and refused. Rows that cannot be read are no damage of the file (`unreadable`). Runs in the store's thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Final
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.store.migrations import SCHEMA, migrate, read_schema
+from meshwright_agent.store.shape import find_contradiction
+from meshwright_agent.store.unreadable import decode
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class DatabaseFile:
             self._inode = self._read_inode()
         except (sqlite3.Error, OSError) as error:
             self._release()
-            raise _unusable(self.path, str(error)) from error
+            raise _unusable(self.path, error) from error
         except StoreUnavailableError:
             self._release()
             raise
@@ -102,8 +104,8 @@ class DatabaseFile:
     def _connect_or_set_aside(self) -> sqlite3.Connection:
         try:
             return _connect(self.path)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
+        except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
+            if not _is_damage_at_start(error):
                 raise
             self.set_aside = move_aside(self.path, self._now)
             log.error("%s is damaged (%s); kept as %s, started anew", self.path, error, self.set_aside.name)
@@ -117,13 +119,36 @@ def is_damage(error: Exception) -> bool:
     return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
+def _is_damage_at_start(error: Exception) -> bool:
+    """Tells damage from trouble of the disk or with others: only what a fresh file would not cure is trouble.
+
+    A header or a schema that was overwritten shows in many ways: as an error of SQL (a table whose text makes no
+    sense), as a length that no memory holds (Python says MemoryError), as a limit that is passed, as an error whose own
+    text is no UTF-8 since it quotes the damage.
+    """
+    return isinstance(error, MemoryError | UnicodeDecodeError) or (getattr(error, "sqlite_errorcode", 0) & 0xFF) in {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_FORMAT,
+        sqlite3.SQLITE_SCHEMA,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_CONSTRAINT,
+    }
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    _verify_header(path)
     connection = sqlite3.connect(path, isolation_level=None)
+    connection.text_factory = decode
     try:
         for pragma in _PRAGMAS:
             connection.execute(pragma)
         _verify_sound(connection)
+        if contradiction := find_contradiction(connection):
+            raise _build_damage(contradiction)
         _verify_not_newer(path, read_schema(connection))
         migrate(connection)
     except BaseException:
@@ -132,12 +157,25 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _verify_header(path: Path) -> None:
+    """Looks at what SQLite would take for a file that may not be written (sqlite.org/fileformat.html, 1.3.3)."""
+    with path.open("rb") as file:
+        header = file.read(20)
+    if len(header) == 20 and (header[18] not in {1, 2} or header[19] not in {1, 2}):
+        raise _build_damage(f"its header has the format versions {header[18]} and {header[19]}")
+
+
 def _verify_sound(connection: sqlite3.Connection) -> None:
-    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    """The whole check: an index that says something else than its table hides rows, or prunes the wrong ones."""
+    verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if verdict != "ok":
-        error = sqlite3.DatabaseError(verdict)
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise _build_damage(str(verdict))
+
+
+def _build_damage(reason: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def _verify_not_newer(path: Path, schema: int) -> None:
@@ -163,11 +201,19 @@ def _in_use(path: Path, holder: str) -> StoreUnavailableError:
     return StoreUnavailableError(detail, hint="stop that agent, or give this one its own --state-dir")
 
 
-def _unusable(path: Path, reason: str) -> StoreUnavailableError:
-    detail = f"{path} cannot be used as the agent's database: {reason}"
-    return StoreUnavailableError(
-        detail, hint="--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that the agent may write"
-    )
+_HINTS: Final = {
+    sqlite3.SQLITE_BUSY: "another program has the file open and is writing: end it, then start the agent again",
+    sqlite3.SQLITE_LOCKED: "another program has the file open and is writing: end it, then start the agent again",
+    sqlite3.SQLITE_FULL: "make room on that disk, or name another with --state-dir (MESHWRIGHT_STATE_DIR)",
+    sqlite3.SQLITE_IOERR: "look at that disk: the kernel's log says what failed (dmesg)",
+}
+
+
+def _unusable(path: Path, error: Exception) -> StoreUnavailableError:
+    detail = f"{path} cannot be used as the agent's database: {error}"
+    hint = "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that the agent may write"
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return StoreUnavailableError(detail, hint=_HINTS.get(code, hint))
 
 
 def _moved(path: Path, reason: str) -> StoreUnavailableError:

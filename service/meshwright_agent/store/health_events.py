@@ -1,7 +1,7 @@
 """What happened to components as rows, and the one document of what must be remembered. Knows SQL and the wire model.
 
 Rule: an event that is there already is written over, so that a write may be repeated; what is kept is bounded in number
-and in age.
+and in age. Age counts from when an event was written down, which may be long after it happened.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from meshwright.wire.health import HealthEvent
+from meshwright_agent.store.unreadable import UnreadableRows, require_same, require_text
+
+MEMORY: Final = "health_memory"
 
 
 @dataclass(frozen=True)
@@ -22,24 +26,33 @@ class StoredHealth:
     memory: str | None
 
 
-def append_health_events(connection: sqlite3.Connection, events: Iterable[HealthEvent]) -> None:
-    """Writes events under their numbers."""
-    rows = ((event.seq, event.at.timestamp(), event.component, event.model_dump_json()) for event in events)
+def append_health_events(connection: sqlite3.Connection, events: Iterable[HealthEvent], noted: datetime) -> None:
+    """Writes events under their numbers; `noted` is now."""
+    rows = (
+        (event.seq, event.at.timestamp(), event.component, event.model_dump_json(), noted.timestamp())
+        for event in events
+    )
     connection.executemany(
-        "INSERT OR REPLACE INTO health_events (seq, at_s, component, body) VALUES (?, ?, ?, ?)", rows
+        "INSERT OR REPLACE INTO health_events (seq, at_s, component, body, noted_s) VALUES (?, ?, ?, ?, ?)", rows
     )
 
 
 def prune_health_events(connection: sqlite3.Connection, *, keep: int, oldest: datetime) -> None:
-    """Deletes events beyond the newest `keep`, and those from before `oldest`."""
+    """Deletes events beyond the newest `keep`, and those written down before `oldest`."""
     row = connection.execute("SELECT seq FROM health_events ORDER BY seq DESC LIMIT 1 OFFSET ?", (keep,)).fetchone()
     if row is not None:
         connection.execute("DELETE FROM health_events WHERE seq <= ?", row)
-    connection.execute("DELETE FROM health_events WHERE at_s < ?", (oldest.timestamp(),))
+    connection.execute("DELETE FROM health_events WHERE noted_s < ?", (oldest.timestamp(),))
 
 
 def list_health_events(
-    connection: sqlite3.Connection, *, after: int | None, limit: int, component: str | None, since: datetime | None
+    connection: sqlite3.Connection,
+    unreadable: UnreadableRows,
+    *,
+    after: int | None,
+    limit: int,
+    component: str | None,
+    since: datetime | None,
 ) -> tuple[HealthEvent, ...]:
     """Returns at most `limit` events, oldest first, of one component and from a time on.
 
@@ -47,12 +60,18 @@ def list_health_events(
     """
     order = "DESC" if after is None else "ASC"
     rows = connection.execute(
-        "SELECT body FROM health_events WHERE seq > ? AND (? IS NULL OR component = ?) AND at_s >= ? "
-        f"ORDER BY seq {order} LIMIT ?",
-        (after or 0, component, component, since.timestamp() if since else float("-inf"), limit),
+        "SELECT seq, component, body FROM health_events WHERE seq > ? AND (? IS NULL OR component = ?) AND at_s >= ? "
+        f"ORDER BY seq {order}",
+        (after or 0, component, component, since.timestamp() if since else float("-inf")),
     )
-    events = [HealthEvent.model_validate_json(body) for (body,) in rows]
-    return tuple(reversed(events) if after is None else events)
+    events = unreadable.take("health_events", rows, _parse, limit)
+    return tuple(reversed(events)) if after is None else events
+
+
+def _parse(seq: int, component: str, body: str) -> HealthEvent:
+    event = HealthEvent.model_validate_json(body)
+    require_same(seq=(event.seq, seq), component=(event.component, component))
+    return event
 
 
 def put_health_memory(connection: sqlite3.Connection, memory: str) -> None:
@@ -60,8 +79,12 @@ def put_health_memory(connection: sqlite3.Connection, memory: str) -> None:
     connection.execute("INSERT OR REPLACE INTO health_memory (id, body) VALUES (1, ?)", (memory,))
 
 
-def read_health(connection: sqlite3.Connection) -> StoredHealth:
+def read_health(connection: sqlite3.Connection, unreadable: UnreadableRows) -> StoredHealth:
     """Returns what a new agent begins with. Numbers of events that were deleted are not given again."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'health_events'").fetchone()
-    memory = connection.execute("SELECT body FROM health_memory WHERE id = 1").fetchone()
-    return StoredHealth(int(row[0]) if row else 0, str(memory[0]) if memory else None)
+    (last_seq,) = connection.execute(
+        "SELECT MAX(seq) FROM (SELECT seq FROM sqlite_sequence WHERE name = 'health_events' "
+        "UNION ALL SELECT MAX(seq) FROM health_events)"
+    ).fetchone()
+    memory = connection.execute("SELECT id, body FROM health_memory WHERE id = 1").fetchone()
+    text = unreadable.read(MEMORY, memory, lambda _id, body: require_text(body, "body"))
+    return StoredHealth(last_seq or 0, text)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright_agent.store.unreadable import UnreadableRows, require_text
+
 
 @dataclass(frozen=True)
 class KeyUse:
@@ -26,16 +28,21 @@ class KeyUse:
 
 
 def remember_key(connection: sqlite3.Connection, use: KeyUse, run_id: str) -> None:
-    """Writes what a key was used for; the key must be new."""
+    """Writes what a key was used for, in the place of a row that cannot be read or whose run cannot."""
     connection.execute(
-        "INSERT INTO idempotency_keys (key, route, request_sha256, run_id) VALUES (?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO idempotency_keys (key, route, request_sha256, run_id) VALUES (?, ?, ?, ?)",
         (use.key, use.route, use.request_sha256, run_id),
     )
 
 
-def recall_key(connection: sqlite3.Connection, key: str) -> tuple[KeyUse, str] | None:
+def recall_key(connection: sqlite3.Connection, key: str, unreadable: UnreadableRows) -> tuple[KeyUse, str] | None:
     """Returns what a key was used for and the run that it made, None for a new key."""
     row = connection.execute(
         "SELECT key, route, request_sha256, run_id FROM idempotency_keys WHERE key = ?", (key,)
     ).fetchone()
-    return None if row is None else (KeyUse(*row[:3]), row[3])
+    return unreadable.read("idempotency_keys", row, _parse)
+
+
+def _parse(*columns: object) -> tuple[KeyUse, str]:
+    key, route, request_sha256, run_id = (require_text(column, "columns") for column in columns)
+    return KeyUse(key, route, request_sha256), run_id

@@ -11,6 +11,7 @@ import sqlite3
 from typing import Final
 
 from meshwright_agent.packing import is_packed
+from meshwright_agent.store.unreadable import UnreadableRows, require_text
 
 CACHED_PLANS: Final = 256
 SMALL_CHARS: Final = 1 << 15
@@ -45,20 +46,19 @@ def put_plan(
     return connection.execute(_PRUNE_BY_SIZE, (keep_chars,)).rowcount if len(body) > SMALL_CHARS else 0
 
 
-def get_plan(connection: sqlite3.Connection, fingerprint: str) -> str | None:
-    """Returns the plan with this fingerprint as JSON text, None if there is none.
-
-    Raises:
-        sqlite3.DataError: what stands there is no JSON: the file was damaged.
-    """
+def get_plan(connection: sqlite3.Connection, fingerprint: str, unreadable: UnreadableRows) -> str | None:
+    """Returns the plan with this fingerprint as JSON text, None if there is none that can be read."""
     row = connection.execute(
-        "SELECT body, json_valid(body) FROM plans WHERE fingerprint = ?", (fingerprint,)
+        "SELECT fingerprint, body, typeof(body) = 'text' AND json_valid(body) FROM plans WHERE fingerprint = ?",
+        (fingerprint,),
     ).fetchone()
-    if row is None:
-        return None
-    if not row[1]:
-        raise sqlite3.DataError(f"the body of plan {fingerprint} is no JSON")
-    return str(row[0])
+    return unreadable.read("plans", row, _parse)
+
+
+def _parse(_fingerprint: str, body: str, is_json: int) -> str:
+    if not is_json:
+        raise ValueError("its body is no JSON")
+    return require_text(body, "body")
 
 
 class PlanCache:

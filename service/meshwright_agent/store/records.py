@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from meshwright.wire.bench import BenchRecord, LatestBench
+from meshwright_agent.store.unreadable import UnreadableRows, require_same, require_text
 
 _PRUNE: Final = """
     DELETE FROM records WHERE position IN (
@@ -40,11 +41,18 @@ def save_record(connection: sqlite3.Connection, run_id: str, record: BenchRecord
     )
 
 
-def read_latest(connection: sqlite3.Connection, now: datetime) -> LatestBench:
+def read_latest(connection: sqlite3.Connection, now: datetime, unreadable: UnreadableRows) -> LatestBench:
     """Returns the newest records in the order in which they were measured, their age as of `now`."""
-    rows = connection.execute("SELECT run_id, body FROM records ORDER BY position").fetchall()
-    records = tuple(_age(BenchRecord.model_validate_json(body), now) for _, body in rows)
-    return LatestBench(records=records, runs=tuple(dict.fromkeys(run_id for run_id, _ in rows)))
+    rows = connection.execute("SELECT position, identity, run_id, body FROM records ORDER BY position")
+    found = unreadable.take("records", rows, _parse)
+    records = tuple(_age(record, now) for _, record in found)
+    return LatestBench(records=records, runs=tuple(dict.fromkeys(run_id for run_id, _ in found)))
+
+
+def _parse(_position: int, identity: str, run_id: str, body: str) -> tuple[str, BenchRecord]:
+    record = BenchRecord.model_validate_json(body)
+    require_same(identity=(build_identity(record), identity))
+    return require_text(run_id, "run_id"), record
 
 
 def prune_records(connection: sqlite3.Connection, keep: int) -> None:

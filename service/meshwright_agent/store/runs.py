@@ -8,6 +8,9 @@ from datetime import datetime
 from meshwright.errors import RunCancelledError
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import FINAL_STATES, Run, RunKind, RunState
+from meshwright_agent.store.unreadable import UnreadableRows, require_same
+
+TABLE = "runs"
 
 _SAVE = """
     INSERT INTO runs (id, state, finished_position, body)
@@ -35,29 +38,41 @@ def save_run(connection: sqlite3.Connection, run: Run) -> None:
     connection.execute(_SAVE, row)
 
 
-def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
-    """Returns a run, None if there is none."""
-    row = connection.execute("SELECT body FROM runs WHERE id = ?", (run_id,)).fetchone()
-    return None if row is None else Run.model_validate_json(row[0])
+def get_run(connection: sqlite3.Connection, run_id: str, unreadable: UnreadableRows) -> Run | None:
+    """Returns a run, None if there is none that can be read."""
+    row = connection.execute("SELECT id, state, body FROM runs WHERE id = ?", (run_id,)).fetchone()
+    return unreadable.read(TABLE, row, _parse)
 
 
-def list_runs(connection: sqlite3.Connection, limit: int, state: RunState | None) -> tuple[Run, ...]:
+def is_final(connection: sqlite3.Connection, run_id: str) -> bool | None:
+    """Returns whether a run has ended, also of one whose body cannot be read; None if there is none."""
+    row = connection.execute("SELECT state FROM runs WHERE id = ?", (run_id,)).fetchone()
+    return None if row is None else row[0] in FINAL_STATES
+
+
+def list_runs(
+    connection: sqlite3.Connection, limit: int, state: RunState | None, unreadable: UnreadableRows
+) -> tuple[Run, ...]:
     """Returns at most `limit` runs, newest first, of one state if given."""
     rows = connection.execute(
-        "SELECT body FROM runs WHERE :state IS NULL OR state = :state ORDER BY position DESC LIMIT :limit",
-        {"state": state, "limit": limit},
+        "SELECT id, state, body FROM runs WHERE :state IS NULL OR state = :state ORDER BY position DESC",
+        {"state": state},
     )
-    return tuple(Run.model_validate_json(body) for (body,) in rows)
+    return unreadable.take(TABLE, rows, _parse, limit)
 
 
-def list_succeeded(connection: sqlite3.Connection, kind: RunKind, limit: int) -> tuple[Run, ...]:
+def list_succeeded(
+    connection: sqlite3.Connection, kind: RunKind, limit: int, unreadable: UnreadableRows
+) -> tuple[Run, ...]:
     """Returns at most `limit` runs of a kind that succeeded, newest first."""
     rows = connection.execute(
-        "SELECT body FROM runs WHERE state = 'succeeded' AND json_extract(body, '$.kind') = ? "
-        "ORDER BY position DESC LIMIT ?",
-        (kind, limit),
+        "SELECT id, state, body FROM runs WHERE state = 'succeeded' AND CASE "
+        # json_extract fails the query where a body is no JSON; such a row is for `take` to name
+        "WHEN typeof(body) = 'text' AND json_valid(body) THEN json_extract(body, '$.kind') IS ? ELSE TRUE END "
+        "ORDER BY position DESC",
+        (kind,),
     )
-    return tuple(Run.model_validate_json(body) for (body,) in rows)
+    return unreadable.take(TABLE, rows, _parse, limit)
 
 
 def prune_runs(connection: sqlite3.Connection, keep: int) -> None:
@@ -70,10 +85,26 @@ def prune_runs(connection: sqlite3.Connection, keep: int) -> None:
     )
 
 
-def list_unfinished(connection: sqlite3.Connection) -> tuple[Run, ...]:
+def list_unfinished(connection: sqlite3.Connection, unreadable: UnreadableRows) -> tuple[Run, ...]:
     """Returns the runs that wait or run, oldest first."""
-    rows = connection.execute("SELECT body FROM runs WHERE finished_position IS NULL ORDER BY position")
-    return tuple(Run.model_validate_json(body) for (body,) in rows)
+    rows = connection.execute("SELECT id, state, body FROM runs WHERE finished_position IS NULL ORDER BY position")
+    return unreadable.take(TABLE, rows, _parse)
+
+
+def finish_unreadable(connection: sqlite3.Connection) -> None:
+    """Marks what is still unfinished, which nobody can read, as cancelled, so that it is pruned like any other."""
+    rows = connection.execute("SELECT position FROM runs WHERE finished_position IS NULL ORDER BY position").fetchall()
+    connection.executemany(
+        "UPDATE runs SET state = 'cancelled', finished_position = "
+        "(SELECT COALESCE(MAX(finished_position), 0) + 1 FROM runs) WHERE position = ?",
+        rows,
+    )
+
+
+def _parse(run_id: str, state: str, body: str) -> Run:
+    run = Run.model_validate_json(body)
+    require_same(id=(run.id, run_id), state=(run.state, state))
+    return run
 
 
 def build_cancelled(run: Run, reason: str, at: datetime) -> Run:

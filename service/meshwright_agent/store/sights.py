@@ -6,6 +6,11 @@ Rule: there is one, under the key of what it depends on; under another key there
 from __future__ import annotations
 
 import sqlite3
+from typing import Final
+
+from meshwright_agent.store.unreadable import UnreadableRows, require_text
+
+TABLE: Final = "sight"
 
 
 def put_sight(connection: sqlite3.Connection, key: str, body: str) -> None:
@@ -13,7 +18,7 @@ def put_sight(connection: sqlite3.Connection, key: str, body: str) -> None:
     connection.execute("INSERT OR REPLACE INTO sight (id, key, body) VALUES (1, ?, ?)", (key, body))
 
 
-def read_sight(connection: sqlite3.Connection, key: str) -> str | None:
+def read_sight(connection: sqlite3.Connection, key: str, unreadable: UnreadableRows) -> str | None:
     """Returns the sight of this key as JSON text, None if there is none."""
-    row = connection.execute("SELECT body FROM sight WHERE id = 1 AND key = ?", (key,)).fetchone()
-    return None if row is None else str(row[0])
+    row = connection.execute("SELECT id, body FROM sight WHERE id = 1 AND key = ?", (key,)).fetchone()
+    return unreadable.read(TABLE, row, lambda _id, body: require_text(body, "body"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+from meshwright_agent.store.unreadable import UnreadableRows, require_text
+
 _PRUNE: Final = """
     DELETE FROM verifications WHERE position IN (
         SELECT position FROM verifications ORDER BY position
@@ -23,15 +25,15 @@ def put_verification(connection: sqlite3.Connection, key: str, body: str, keep: 
     connection.execute(_PRUNE, (keep,))
 
 
-def get_verification(connection: sqlite3.Connection, key: str) -> str | None:
-    """Returns the answer to what this key names as JSON text, None if there is none.
+def get_verification(connection: sqlite3.Connection, key: str, unreadable: UnreadableRows) -> str | None:
+    """Returns the answer to what this key names as JSON text, None if there is none that can be read."""
+    row = connection.execute(
+        "SELECT key, body, typeof(body) = 'text' AND json_valid(body) FROM verifications WHERE key = ?", (key,)
+    ).fetchone()
+    return unreadable.read("verifications", row, _parse)
 
-    Raises:
-        sqlite3.DataError: what stands there is no JSON: the file was damaged.
-    """
-    row = connection.execute("SELECT body, json_valid(body) FROM verifications WHERE key = ?", (key,)).fetchone()
-    if row is None:
-        return None
-    if not row[1]:
-        raise sqlite3.DataError(f"the body of verification {key} is no JSON")
-    return str(row[0])
+
+def _parse(_key: str, body: str, is_json: int) -> str:
+    if not is_json:
+        raise ValueError("its body is no JSON")
+    return require_text(body, "body")

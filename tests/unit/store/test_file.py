@@ -69,6 +69,7 @@ def test_a_newer_schema_is_refused_by_number_and_left_untouched(tmp_path: Path) 
     run_with_store(path, _save_one)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+        connection.execute("ALTER TABLE runs ADD COLUMN future TEXT")
     before = path.read_bytes()
     error = _open_error(path)
     assert f"schema {SCHEMA + 1}" in error.detail

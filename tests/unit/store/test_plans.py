@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import StoreUnavailableError
 from meshwright_agent.packing import is_packed, pack
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.plans import SMALL_CHARS, get_plan, put_plan
+from meshwright_agent.store.unreadable import UnreadableRows
 from tests.fakes.stored import build_plan
 from tests.unit.store.opening import held, migrated, run_with_store
 
@@ -83,7 +83,7 @@ def test_an_equal_plan_put_again_does_not_wait_for_the_disk(tmp_path: Path, code
     run_with_store(path, main)
 
 
-def test_a_body_that_the_disk_has_spoilt_is_a_fault_of_the_store_and_no_plan(tmp_path: Path) -> None:
+def test_a_body_that_the_disk_has_spoilt_is_no_plan_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
     fingerprint, body = write()
 
@@ -91,8 +91,10 @@ def test_a_body_that_the_disk_has_spoilt_is_a_fault_of_the_store_and_no_plan(tmp
         await store.put_plan(fingerprint, body)
 
     async def read(store: Store) -> None:
-        with pytest.raises(StoreUnavailableError, match="no JSON"):
-            await store.get_plan(fingerprint)
+        assert await store.get_plan(fingerprint) is None
+        assert store.unreadable == {"plans": (fingerprint,)}
+        await store.put_plan(fingerprint, body)
+        assert await store.get_plan(fingerprint) == body
 
     run_with_store(path, keep)
     with sqlite3.connect(path) as connection:
@@ -108,7 +110,7 @@ def test_exactly_the_last_plans_are_kept(numbers: list[int], keep: int) -> None:
         for number in numbers:
             put_plan(connection, *write(number), keep)
         newest = list(dict.fromkeys(reversed(numbers)))[:keep]
-        there = {n for n in range(7) if get_plan(connection, write(n)[0]) is not None}
+        there = {n for n in range(7) if get_plan(connection, write(n)[0], UnreadableRows()) is not None}
         assert there == set(newest)
 
 
@@ -120,7 +122,7 @@ def test_large_plans_are_kept_while_there_is_room_and_the_newest_in_any_case(num
         for number in numbers:
             put_plan(connection, *write(number, LARGE), 100, keep_chars=room * size)
         newest = list(dict.fromkeys(reversed(numbers)))[: max(1, room)]
-        there = {n for n in range(7) if get_plan(connection, write(n)[0]) is not None}
+        there = {n for n in range(7) if get_plan(connection, write(n)[0], UnreadableRows()) is not None}
         assert there == set(newest)
 
 

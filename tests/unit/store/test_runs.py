@@ -24,6 +24,7 @@ from meshwright_agent.store.runs import (
     prune_runs,
     save_run,
 )
+from meshwright_agent.store.unreadable import UnreadableRows
 from tests.fakes.stored import EPOCH, ManualClock, build_event, build_record_json, build_run
 from tests.unit.store.opening import migrated, run_with_store
 
@@ -66,7 +67,7 @@ def test_nothing_is_written_when_a_part_cannot_be(tmp_path: Path) -> None:
     async def main(store: Store) -> None:
         await store.save_run(build_run(1), key=use)
         with pytest.raises(StoreUnavailableError):
-            await store.save_run(build_run(2), events=[build_event(build_run(2), 1)], key=use)
+            await store.save_run(build_run(2), events=[build_event(build_run(3), 1)], key=use)  # of no run
         assert await store.get_run("run-0002") is None
         assert await store.events_after("run-0002", 0) == ()
         await store.check()
@@ -83,15 +84,19 @@ def test_a_record_that_is_none_is_refused_before_anything_is_written(tmp_path: P
     run_with_store(tmp_path / "s.sqlite3", main)
 
 
-def test_a_row_that_cannot_be_read_is_an_error_of_the_store(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_is_no_run_and_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
 
     async def main(store: Store) -> None:
         await store.save_run(build_run())
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("UPDATE runs SET body = '{}'")
-        with pytest.raises(StoreUnavailableError, match=r"s\.sqlite3"):
-            await store.get_run("run-0001")
+        await store.save_run(build_run(2))
+        for _ in range(2):
+            assert await store.get_run("run-0001") is None
+            assert [run.id for run in await store.list_runs(limit=1, state=None)] == ["run-0002"]
+            assert [run.id for run in await store.list_runs(limit=2, state=None)] == ["run-0002"]
+        assert store.unreadable == {"runs": ("run-0001",)}
 
     run_with_store(path, main)
 
@@ -194,10 +199,10 @@ def test_pruning_keeps_what_is_under_way_and_exactly_the_last_that_ended(
                 ended.append(run.id)
             prune_runs(connection, keep)
         alive = {runs[index].id for index in indices if ends[index] not in FINAL_STATES}
-        assert {run.id for run in list_runs(connection, 100, None)} == alive | set(ended[-keep:])
-        assert {run.id for run in list_unfinished(connection)} == alive
+        assert {run.id for run in list_runs(connection, 100, None, UnreadableRows())} == alive | set(ended[-keep:])
+        assert {run.id for run in list_unfinished(connection, UnreadableRows())} == alive
         for run in runs:
-            kept = get_run(connection, run.id) is not None
+            kept = get_run(connection, run.id, UnreadableRows()) is not None
             assert last_seq(connection, run.id) == (1 if kept else 0)
 
 
@@ -212,7 +217,7 @@ def test_events_come_in_order_after_a_number_and_a_repeated_write_changes_nothin
         events = [build_event(run, seq) for seq in range(1, count + 1)]
         append_events(connection, events)
         append_events(connection, events[count // 2 :])
-        assert events_after(connection, run.id, after, limit) == tuple(events[after : after + limit])
+        assert events_after(connection, run.id, after, limit, UnreadableRows()) == tuple(events[after : after + limit])
         assert last_seq(connection, run.id) == count
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import StoreUnavailableError
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.unreadable import UnreadableRows
 from meshwright_agent.store.verifications import get_verification, put_verification
 from tests.unit.store.opening import migrated, run_with_store
 
@@ -35,18 +33,20 @@ def test_the_newest_are_kept_and_no_more_than_asked(numbers: list[int], keep: in
         for number in numbers:
             put_verification(connection, str(number), str(number), keep)
         newest = list(dict.fromkeys(reversed(numbers)))[:keep]
-        assert {number for number in range(10) if get_verification(connection, str(number))} == set(newest)
+        assert {number for number in range(10) if get_verification(connection, str(number), UnreadableRows())} == set(
+            newest
+        )
 
 
 def test_an_answer_that_the_disk_damaged_is_none(tmp_path: Path) -> None:
     with migrated() as connection:
         put_verification(connection, "a", "{damaged", 1)
-        with pytest.raises(sqlite3.DataError, match="no JSON"):
-            get_verification(connection, "a")
+        unreadable = UnreadableRows()
+        assert get_verification(connection, "a", unreadable) is None
+        assert unreadable.names == {"verifications": ("a",)}
 
     async def read(store: Store) -> None:
         await store.put_verification("a", "{damaged")
-        with pytest.raises(StoreUnavailableError):
-            await store.get_verification("a")
+        assert await store.get_verification("a") is None
 
     run_with_store(tmp_path / "s.sqlite3", read)

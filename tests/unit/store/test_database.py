@@ -1,0 +1,63 @@
+"""How long writes take, as the store counts it: in its thread, whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import StoreUnavailableError
+from meshwright_agent.store.database import Store
+from tests.fakes.stored import ManualClock
+from tests.unit.store.opening import held, opened, recover, run_with_store
+
+
+class SlowClock(ManualClock):
+    """A clock on which 3 s pass between any two looks at it."""
+
+    def monotonic(self) -> float:
+        self.advance(3.0)
+        return super().monotonic()
+
+
+def count(store: Store) -> Mapping[str, tuple[int, float]]:
+    """Returns by outcome how many writes there were, and how long they took together."""
+    return {spread.labels[0]: (spread.cumulative[-1][1], spread.total_s) for spread in store.writes.spreads()}
+
+
+def test_a_write_counts_with_its_time_and_a_read_does_not(tmp_path: Path) -> None:
+    async def write(store: Store) -> list[Mapping[str, tuple[int, float]]]:
+        seen = [count(store)]
+        await store.put_sight("key", "{}")
+        seen.append(count(store))
+        await store.read_sight("key")
+        seen.append(count(store))
+        await store.check()
+        return [*seen, count(store)]
+
+    once = {"written": (1, 3.0)}
+    assert run_with_store(tmp_path / "s", write, clock=SlowClock()) == [{}, once, once, {"written": (2, 6.0)}]
+
+
+def test_a_write_that_failed_counts_apart(tmp_path: Path) -> None:
+    async def fail(store: Store) -> Mapping[str, tuple[int, float]]:
+        with pytest.raises(StoreUnavailableError, match="NOT NULL"):
+            await store.put_sight("key", None)  # type: ignore[arg-type]
+        return count(store)
+
+    assert run_with_store(tmp_path / "s", fail, clock=SlowClock()) == {"failed": (1, 3.0)}
+
+
+def test_a_write_that_nobody_waits_for_any_more_counts_when_it_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path / "s", timeout_s=0.1) as store:
+            with held(tmp_path / "s"), pytest.raises(StoreUnavailableError, match=r"within 0\.1 s"):
+                await store.put_sight("key", "{}")
+            assert count(store) == {}
+            await recover(store)
+            assert await store.read_sight("key") == "{}"
+            assert count(store)["written"][0] >= 2
+
+    asyncio.run(main())

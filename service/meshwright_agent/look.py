@@ -6,14 +6,14 @@ plan and no finding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from meshwright.errors import ProblemError, WorkerFailedError
 from meshwright.wire.devices import Devices, Worker
 from meshwright_agent.children import build_device_spec, build_probe_spec, has_accelerators, may_touch, read_roots
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.facts.model import HostFacts, parse_host_facts
+from meshwright_agent.facts.model import GpuFacts, HostFacts, TpuFacts, parse_host_facts
 from meshwright_agent.settings import Settings
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.worker.supervisor import Supervisor
@@ -53,6 +53,18 @@ async def ask_worker(settings: Settings, environ: Mapping[str, str]) -> tuple[di
         raise
     finally:
         await worker.close()
+
+
+def explain_held(facts: HostFacts | None) -> str:
+    """Returns who keeps JAX off this host's devices (`may_touch`), in words; "" where nobody does."""
+    if may_touch(facts):
+        return ""
+    devices: Sequence[GpuFacts | TpuFacts] = (facts.gpus or facts.tpus) if facts else ()
+    for index, device in enumerate(devices):
+        for process in device.processes or ():
+            if not process.own:
+                return f"process {process.pid} ({process.command or process.name or '?'}) holds device {index}"
+    return "who holds the devices could not be looked at"
 
 
 async def look_at_host(settings: Settings, environ: Mapping[str, str]) -> Devices:

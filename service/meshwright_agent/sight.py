@@ -1,17 +1,21 @@
 """What the watch knows of the host, as one value, and the last of them, kept through restarts of the agent.
 
 Rule: what an earlier agent saw is shown with the age that it has, as `cached`, and only where the same would be seen
-again: since the machine's start, with the same jax, settings and variables. It is no look: health waits for one.
+again: since the machine's start, with the same jax, settings and variables. It is no look: health waits for one. It is
+written when something else was seen than what is kept, not because it was seen again: a look every 30 s would wear out
+a flash disk in writing ages.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from typing import Any, Final
 
@@ -21,6 +25,7 @@ from meshwright.errors import StoreUnavailableError
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.sights import TABLE as SIGHT
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +33,31 @@ _PACKAGES: Final = ("meshwright", "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", 
 """Whose versions decide what the worker would show."""
 _VARIABLES: Final = ("CUDA_", "JAX_", "LIBTPU_", "NVIDIA_VISIBLE", "TPU_", "XLA_")
 """How variables begin that decide which devices JAX sees, and as what."""
+KEPT_FOR: Final = timedelta(hours=1)
+"""How much older than the last look what is kept may be. That is seen only after an agent was killed, by who asks
+before the first look or while the driver hangs: such a fact is up to an hour younger than it says."""
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+LAST_LIMIT_S: Final = 1.0
+"""How long a stop may wait for the last write: devices are given back after it."""
+_CHIP_FLEETING: Final = {
+    "used_bytes": True,
+    "processes": {"__all__": {"used_bytes"}},
+    "health": {"temperature_celsius", "slowdowns", "pcie_generation", "performance_state", "is_computing"},
+}
+_FLEETING: Final[dict[str, Any]] = {
+    "facts_at": True,
+    "jax_at": True,
+    "facts": {
+        "cpu": {"available_bytes"},
+        "gpus": {"__all__": _CHIP_FLEETING},
+        "tpu_runtimes": True,
+        "holders": True,
+        "kernel_log": True,
+    },
+    "jax": {"devices": {"__all__": {"memory_stats"}}},
+}
+"""What differs from look to look while nothing happens: times, memory in use, temperatures, clocks. Counters of errors
+are not among it: the next agent tells from them what grew since."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +102,11 @@ def dump_sight(sight: Sight) -> str:
     return _SIGHT.dump_json(replace(sight, facts=facts)).decode()
 
 
+def hash_lasting(sight: Sight) -> str:
+    """Returns a hash of what a sight says beside what is fleeting: equal hashes, nothing has happened in between."""
+    return hashlib.sha256(_SIGHT.dump_json(sight, exclude=_FLEETING)).hexdigest()
+
+
 def parse_sight(text: str) -> Sight:
     """Returns the sight of an earlier life that `dump_sight` wrote.
 
@@ -113,7 +148,8 @@ class SightKeeper:
     def __init__(self, store: Callable[[], Store], key: str) -> None:
         self._store = store
         self._key = key
-        self._kept: Sight | None = None
+        self._kept = Sight()
+        self._kept_hash = ""
 
     async def recall(self) -> Sight | None:
         """Returns what an earlier life saw, None if that does not hold any more.
@@ -128,14 +164,36 @@ class SightKeeper:
             return parse_sight(text)
         except ValidationError as error:
             log.warning("what an earlier agent saw of this host cannot be read and is forgotten: %s", error)
+            self._store().note_forgotten(SIGHT, str(error))
             return None
 
     async def keep(self, sight: Sight) -> None:
-        """Writes a sight that holds a view of JAX's; one that is written already is not written again."""
-        if not self._key or sight.jax is None or sight.is_recalled or sight == self._kept:
-            return
+        """Writes a sight that holds a view of JAX's, where it says something new or what is kept has become old."""
+        if self._is_worth_keeping(sight) and (hash_lasting(sight) != self._kept_hash or self._is_old(sight)):
+            await self._write(sight)
+
+    async def keep_last(self, sight: Sight) -> None:
+        """Writes the last sight of this life, so that the next tells true ages; a disk that hangs keeps nobody."""
+        if self._is_worth_keeping(sight):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_LIMIT_S):
+                    await self._write(sight)
+
+    def _is_worth_keeping(self, sight: Sight) -> bool:
+        return bool(self._key) and sight.jax is not None and not sight.is_recalled and sight != self._kept
+
+    def _is_old(self, sight: Sight) -> bool:
+        """Tells whether what is kept was seen long before; also after the clock was set back."""
+        return abs(_seen_at(sight) - _seen_at(self._kept)) >= KEPT_FOR
+
+    async def _write(self, sight: Sight) -> None:
         try:
             await self._store().put_sight(self._key, dump_sight(sight))
-            self._kept = sight
+            self._kept, self._kept_hash = sight, hash_lasting(sight)
         except StoreUnavailableError as error:
             log.debug("the last sight was not kept: %s", error)  # the board says that the store fails
+
+
+def _seen_at(sight: Sight) -> datetime:
+    """Returns when the newest part of a sight was seen; of nothing, long ago."""
+    return max((at for at in (sight.facts_at, sight.jax_at) if at is not None), default=_NEVER)

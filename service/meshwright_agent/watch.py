@@ -1,13 +1,14 @@
 """The watch: looks at the host through the probe and the device worker, keeps what it saw, and reports it as health.
 
-Rule: every look is bounded in time, and what could not be seen stays as old as it is. Knows nothing of HTTP.
+Rule: every look at the facts is bounded in time and waits for no JAX, whose start may hang for minutes; what could not
+be seen stays as old as it is. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from meshwright_agent.children import may_touch, read_roots
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.memory import count_unowned
-from meshwright_agent.facts.model import parse_host_facts
+from meshwright_agent.facts.model import HolderFacts, parse_host_facts
+from meshwright_agent.facts.unlisted import doubt_unnamed
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.ears import Hearing, XidEars
 from meshwright_agent.health.history import History
@@ -72,6 +74,7 @@ class HostWatch:
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     def _build_ears(self, listener: Supervisor) -> XidEars:
         return XidEars(
@@ -94,34 +97,64 @@ class HostWatch:
         return self.sight.jax is not None or bool(facts and (facts.gpus or facts.tpus))
 
     async def run(self) -> None:
-        """Looks for ever; an error of one look is logged and does not end the watch."""
-        while True:
-            try:
-                await self.look()
-                if self._keeper is not None:
-                    await self._keeper.keep(self.sight)
-            except Exception:
-                log.exception("a look at the host failed")
-            await asyncio.sleep(self._settings.probe_interval_s)
+        """Looks until it is cancelled; an error of one look is logged and does not end the watch."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                    if self._keeper is not None:
+                        await self._keeper.keep(self.sight)
+                except Exception:
+                    log.exception("a look at the host failed")
+                await asyncio.sleep(self._settings.probe_interval_s)
+        finally:
+            await self._end_asking()
+            if self._keeper is not None:
+                await self._keeper.keep_last(self.sight)
 
-    async def look(self) -> None:
-        """Looks once: facts by the probe, then JAX's view if the worker is there or may be started for it.
+    async def look(self) -> asyncio.Task[None] | None:
+        """Looks once at the facts, by the probe; returns the asking of JAX that is under way, which nobody waits for.
 
-        A worker that is busy is not asked: it would answer after its bench, and the next look with it. Its progress
-        is its sign of life (`note_progress`), and its call has a deadline.
+        JAX is asked if the worker is there or may be started for it. A worker that is busy is not: it would answer
+        after its bench, and the next look with it. Its progress is its sign of life (`note_progress`), and its call
+        has a deadline.
         """
-        if self._stays and (self.sight.jax is None or self.sight.is_recalled):
-            await asyncio.gather(self.look_at_facts(), self.look_at_jax())
-            return
+        if self._stays and not self._has_answered:
+            self._ask_jax()
+            await self.look_at_facts()
+            return self._asking
         await self.look_at_facts()
         if self._device.state == "busy":
-            return
+            return self._asking
         if self._is_left_over():
             await self._device.release(reason="a device is reserved, and the worker had nothing to do")
         if self._may_wake() if self._stays else self._may_touch():
-            await self.look_at_jax()
+            self._ask_jax()
         else:
             self.note_worker()
+        return self._asking
+
+    def _ask_jax(self) -> None:
+        """Has JAX asked, once at a time: while its start hangs, or a bench is before it, the next looks add nothing."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_in_turn())
+        else:
+            self.note_worker()
+
+    async def _ask_in_turn(self) -> None:
+        try:
+            await self.look_at_jax()
+            if self._keeper is not None:
+                await self._keeper.keep(self.sight)
+        except Exception:
+            log.exception("a look at JAX failed")
+        finally:
+            self._asking = None
+
+    async def _end_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
 
     def _may_wake(self) -> bool:
         """On a host without accelerators the worker stays, and is started again if it died; not if it was released."""
@@ -130,12 +163,34 @@ class HostWatch:
     def _may_touch(self) -> bool:
         """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
 
-        With `hold: always` it is kept, and started again after leases. Not after a release, as on hosts without; also
-        not where it had told no view before that.
+        What an earlier life of the agent learnt is none of this one's looks. With `hold: always` it is kept, and
+        started again after leases. Not after a release, as on hosts without; also not where it had told no view before
+        that.
         """
-        if self._is_reserved() or not may_touch(self.sight.facts) or not self._may_wake():
+        if self._is_reserved() or not self._may_wake():
             return False
-        return self.sight.jax is None or self._settings.hold == "always"
+        is_open = self._device.state == "ready"  # then nothing more is opened
+        if not is_open and not may_touch(self.sight.facts):
+            return False
+        return not self._has_answered or self._settings.hold == "always"
+
+    @property
+    def _has_answered(self) -> bool:
+        """True once JAX has told its view in this life of the agent."""
+        return self.sight.jax is not None and not self.sight.is_recalled
+
+    def _tell_untouched(self) -> str:
+        """Returns why JAX is not started on accelerators of which it has told nothing; empty where it may be."""
+        facts = self.sight.facts
+        if self._stays or self._has_answered or self._may_touch():
+            return ""
+        if self.released:
+            return "not started: the devices were released; a bench starts it"
+        if self._is_reserved():
+            return "not started: a device is leased"
+        if facts is None or facts.holders is None:
+            return "not started: it is not known who holds the devices"
+        return f"not started: {_describe_holders(facts.holders)}"
 
     def _is_left_over(self) -> bool:
         """Tells whether a bench of who has a lease left its worker there, which `hold: always` would keep."""
@@ -184,6 +239,8 @@ class HostWatch:
         facts = parse_host_facts(answer.result)
         if absent is not None and absent == self._absent_generation():  # and it was not there in between
             self.memory.note(count_unowned(facts.gpus), generation=absent)
+        else:
+            facts = doubt_unnamed(facts)
         self.sight = self.sight.with_facts(facts, now)
         hearing = Hearing(is_wanted=False)
         if self.ears is not None:
@@ -238,10 +295,13 @@ class HostWatch:
         return "" if self._absent_generation() is None else self.memory.tell_missing()
 
     def note_worker(self) -> None:
-        """Reports the worker's state."""
+        """Reports the worker's state; not of one that is up and has yet to say on which devices."""
+        if self.sight.jax is None and self._failure is None and self._device.state in {"ready", "busy"}:
+            return
         self._verdicts.report_worker(
             self._device,
-            has_started=self.sight.jax is not None and not self.sight.is_recalled,
+            has_started=self._has_answered,
+            untouched=self._tell_untouched(),
             failure="" if self._failure is None else _first_line(self._failure),
             mismatch=self.tell_mismatch() or self._tell_missing_memory(),
             at=self._clock.now(),
@@ -315,6 +375,18 @@ class HostWatch:
             hint="wait until GET /readyz answers 200",
             retry_after_s=1.0,
         )
+
+
+def _describe_holders(holders: Iterable[HolderFacts]) -> str:
+    """Returns who holds which devices, of others' processes: the first, and how many more there are."""
+    others = [holder for holder in holders if not holder.own]
+    names = [f"process {holder.pid}" + (f" ({holder.name})" if holder.name else "") for holder in others]
+    held = list(dict.fromkeys(device for holder in others for device in holder.devices))
+    return f"{_abridge(names)} {'hold' if len(others) > 1 else 'holds'} {_abridge(held) or 'a device'}"
+
+
+def _abridge(words: Sequence[str]) -> str:
+    return "".join(words[:1]) + (f" and {len(words) - 1} more" if len(words) > 1 else "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -43,7 +43,8 @@ class FakeNvml:
             [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
             [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
             "remote_types" of those links where they are not to be told from it, "fabric" {"state", "status", "health",
-            "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot]. Of its health, if it is to
+            "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot], and "minor" where the
+            number of its file is not its index. Of its health, if it is to
             tell any: "temperature", "thresholds" {threshold: degrees}, "clocks" (mask), "ecc" [volatile, aggregate],
             "remapped" [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most,
             generation, most], "performance_state", "recovery", "link_errors" {counter: of each link}, "event_types"
@@ -138,6 +139,10 @@ class FakeNvml:
 
     def nvmlDeviceGetArchitecture(self, device: Document) -> int:
         return int(self._field("nvmlDeviceGetArchitecture", device, "architecture"))
+
+    def nvmlDeviceGetMinorNumber(self, handle: Document) -> int:
+        self._check("nvmlDeviceGetMinorNumber", handle)
+        return int(handle.get("minor", handle["index"]))
 
     def nvmlDeviceGetComputeMode(self, handle: Document) -> int:
         return int(self._field("nvmlDeviceGetComputeMode", handle, "compute_mode"))

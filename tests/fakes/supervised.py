@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
+from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.faults import Obituary
 from meshwright_agent.worker.supervisor import Answer, ReleaseOutcome
 from tests.fakes.stored import EPOCH
@@ -76,3 +77,9 @@ class FakeSupervisor:
 def answering(*answers: Reply, **fields: Any) -> FakeSupervisor:
     """Returns one that answers so."""
     return FakeSupervisor(deque(answers), **fields)
+
+
+async def look_and_ask(watch: HostWatch) -> None:
+    """Looks once, and waits for JAX's answer where it is asked."""
+    if asking := await watch.look():
+        await asking

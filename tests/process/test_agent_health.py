@@ -107,6 +107,21 @@ def test_driver_and_store_are_looked_at_while_a_long_bench_runs() -> None:
         assert read_run(agent, run_id)["state"] == "running"
 
 
+def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
+    settings = plant_host("tpu-v5p-4", tmp_path)
+    hanging = {
+        "PYTHONPATH": plant_jax(tmp_path / "path", "import time; time.sleep(3600)"),
+        "MESHWRIGHT_START_TIMEOUT_S": "600",
+    }
+    with start_agent(cpu_devices=None, **settings, **hanging, **WATCHFUL) as agent:
+        wait_for(lambda: ask(agent, "/devices")["worker"]["state"] == "starting", agent, limit_s=30)
+        for _ in range(10):
+            await_newer_look(agent, "driver")
+            assert read_component(agent, "driver")["state"] == "healthy"
+        assert set(chips(agent).values()) == {"healthy"}
+        assert ask(agent, "/devices")["worker"]["generation"] == 1
+
+
 def test_what_a_bench_tells_is_a_sign_of_life_of_worker_and_devices() -> None:
     both = {**LONG, "cases": ["matmul", "all_reduce"], "matmul_size": 64}  # the first is over in a moment
     with start_agent(cpu_devices=2, **WATCHFUL) as agent:

@@ -17,14 +17,15 @@ from meshwright.errors import NotReadyError, RunFailedError, WorkerCrashedError,
 from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.children import read_roots
-from meshwright_agent.facts.model import HolderFacts, build_json
+from meshwright_agent.facts.model import HolderFacts, Problem, build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.settings import Settings
+from meshwright_agent.sight import Sight, dump_sight, parse_sight
 from meshwright_agent.watch import HostWatch
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.worker.supervisor import Answer, CallCancelled, Supervisor
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock, build_record_json
-from tests.fakes.supervised import FakeSupervisor, Reply, answering
+from tests.fakes.supervised import FakeSupervisor, Reply, answering, look_and_ask
 
 STALE_AFTER_S = 60.0
 FOREIGN = HolderFacts(pid=4711, name="python", devices=("GPU-0",))
@@ -44,7 +45,7 @@ class Scene:
     settings: Settings
 
     def look(self) -> None:
-        asyncio.run(self.watch.look())
+        asyncio.run(look_and_ask(self.watch))
 
     def component(self, name: str) -> Component:
         return next(c for c in self.board.view(self.clock.now()).components if c.name == name)
@@ -186,6 +187,15 @@ def test_a_wrong_result_degrades_its_device_until_a_right_one_whatever_jax_lists
     assert scene.state("device:0") == "healthy"
 
 
+def test_a_worker_that_is_up_is_not_called_well_before_it_has_said_on_which_devices(tpu: Machine) -> None:
+    scene = stage(facts_of(tpu, holders=()), {**tpu.jax, "platform": "cpu"}, stays=False)  # type: ignore[dict-item]
+    scene.device.state = "ready"
+    scene.watch.note_worker()  # as its supervisor does
+    assert scene.state("worker") == "initializing"
+    scene.look()
+    assert scene.state("worker") == "degraded"
+
+
 # ---- the probe ------------------------------------------------------------------------------------------------------
 
 
@@ -214,10 +224,13 @@ def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Mac
 
 
 def test_what_should_have_been_readable_degrades_the_driver_and_is_told(dgx: Machine) -> None:
-    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(), problems=("NVML: no permission", "no /proc/1/fd")))
+    problems = (Problem("unreadable", "NVML: no permission"), Problem("unanswered", "GPU 2: no clock"))
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(), problems=problems))
     scene.look()
     driver = scene.component("driver")
-    assert (driver.state, driver.reason) == ("degraded", "NVML: no permission; no /proc/1/fd")
+    assert (driver.state, driver.reason) == ("degraded", "NVML: no permission; GPU 2: no clock")
+    assert "device files" in driver.action
+    assert "doctor" in driver.action
 
 
 def test_a_driver_that_answers_again_is_healthy_again(cpu: Machine) -> None:
@@ -254,7 +267,7 @@ def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_t
     scene.look()
     worker = scene.component("worker")
     assert worker.state == "unhealthy"
-    assert "no jaxlib" in worker.reason
+    assert (worker.permanence, "no jaxlib" in worker.reason) == ("permanent", True)
     assert "doctor" in worker.action
     with pytest.raises(WorkerFailedError) as caught:
         scene.watch.require_topology()
@@ -281,7 +294,9 @@ def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> N
     scene.device.answers = deque([WorkerCrashedError("died by SIGSEGV")])
     scene.device.state_after = "backoff"
     scene.look()
-    assert (scene.state("worker"), scene.component("worker").reason) == ("degraded", "died: died by SIGSEGV")
+    worker = scene.component("worker")
+    assert (worker.state, worker.reason) == ("degraded", "died: died by SIGSEGV")
+    assert worker.permanence == "transient"
 
 
 def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_possible(cpu: Machine) -> None:
@@ -354,9 +369,30 @@ def test_jax_is_not_started_while_somebody_else_holds_a_device(dgx: Machine) -> 
     scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN)))
     scene.look()
     assert scene.device.calls == []
-    assert scene.state("worker") == "initializing"
+    worker = scene.component("worker")
+    assert (worker.state, worker.reason) == ("initializing", "not started: process 4711 (python) holds GPU-0")
     scene.watch.require_topology()
     assert len(scene.devices().devices) == 8
+
+
+def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_long_as_the_job_runs(
+    dgx: Machine,
+) -> None:
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN, replace(FOREIGN, pid=5, devices=("GPU-1",)))))
+    for _ in range(3):
+        scene.clock.advance(STALE_AFTER_S)
+        scene.look()
+        assert scene.board.view(scene.clock.now()).state == "healthy"
+        assert scene.component("worker").reason == "not started: process 4711 (python) and 1 more hold GPU-0 and 1 more"
+
+
+def test_what_an_earlier_life_learnt_of_jax_on_accelerators_is_asked_again(dgx: Machine) -> None:
+    scene = stage_dgx(dgx)
+    scene.look()
+    scene.watch.sight = parse_sight(dump_sight(scene.watch.sight))
+    scene.device.state = "stopped"
+    scene.look()
+    assert (len(scene.device.calls), scene.state("worker")) == (2, "healthy")
 
 
 def test_jax_is_not_started_where_nobody_could_look_who_holds_the_devices(dgx: Machine) -> None:
@@ -438,6 +474,68 @@ def test_a_tpu_is_missed_by_its_pci_address(tpu: Machine) -> None:
     assert scene.state(f"device:{facts.tpus[0].pci_bus_id}") == "unhealthy"
 
 
+# ---- while JAX's start hangs ----------------------------------------------------------------------------------------
+
+
+class HangingSupervisor(FakeSupervisor):
+    """Starts for ever; `asked` is set once it is."""
+
+    asked: asyncio.Event | None = None
+
+    async def call(self, *args: Any, **kwargs: Any) -> Answer:
+        self.state = "starting"
+        self.calls.append((args[0], args[1], kwargs["deadline_s"]))
+        if self.asked is not None:
+            self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_facts_are_looked_at_while_jax_does_not_start_and_it_is_asked_once(dgx: Machine, stays: bool) -> None:
+    scene = stage(facts_of(dgx, holders=()), {}, stays=stays)
+    device = HangingSupervisor(deque())
+    scene.watch._device = device  # type: ignore[assignment]
+
+    async def look_often() -> None:
+        for _ in range(4):
+            scene.clock.advance(STALE_AFTER_S)
+            await scene.watch.look()
+            await asyncio.sleep(0)
+            assert scene.state("driver") == "healthy"
+            assert set(scene.states_of_devices().values()) == {"healthy"}
+        assert (len(scene.probe.calls), len(device.calls)) == (4, 1)
+
+    asyncio.run(asyncio.wait_for(look_often(), 20))
+
+
+def test_a_watch_that_ends_ends_its_question_to_jax_as_well(dgx: Machine) -> None:
+    scene = stage(facts_of(dgx, holders=()), {}, stays=False)
+    scene.watch._device = device = HangingSupervisor(deque())  # type: ignore[assignment]
+
+    async def watch_until_asked() -> None:
+        before = asyncio.all_tasks()
+        device.asked = asyncio.Event()
+        watching = asyncio.create_task(scene.watch.run())
+        await device.asked.wait()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert asyncio.all_tasks() == before
+
+    asyncio.run(asyncio.wait_for(watch_until_asked(), 20))
+
+
+def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
+    dgx: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = stage_dgx(dgx, device=[{"no": "platform"}, jax_of(dgx)])
+    scene.look()
+    assert "a look at JAX failed" in caplog.text
+    scene.watch.sight = replace(scene.watch.sight, jax=None)
+    scene.look()
+    assert scene.state("worker") == "healthy"
+
+
 # ---- for ever -------------------------------------------------------------------------------------------------------
 
 
@@ -462,3 +560,43 @@ def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog
 
     asyncio.run(asyncio.wait_for(watch_until_seen(), 20))
     assert "a look at the host failed" in caplog.text
+
+
+def test_what_was_seen_last_is_kept_when_the_watch_ends(cpu: Machine) -> None:
+    @dataclass
+    class Keeper:
+        kept: int = 0
+        last: Sight | None = None
+
+        async def keep(self, sight: Sight) -> None:
+            self.kept += 1
+
+        async def keep_last(self, sight: Sight) -> None:
+            await asyncio.sleep(0)
+            self.last = sight
+
+    keeper = Keeper()
+    scene = stage_cpu(cpu)
+    watch = HostWatch(
+        probe=scene.probe,  # type: ignore[arg-type]
+        device=scene.device,  # type: ignore[arg-type]
+        board=scene.board,
+        settings=scene.settings,
+        clock=scene.clock,
+        stays=True,
+        keeper=keeper,  # type: ignore[arg-type]
+    )
+
+    async def watch_until_kept() -> None:
+        watching = asyncio.create_task(watch.run())
+        while not keeper.kept or watch.sight.jax is None:
+            await asyncio.sleep(0)
+            assert not watching.done()
+        assert keeper.last is None
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert watching.cancelled()
+
+    asyncio.run(asyncio.wait_for(watch_until_kept(), 20))
+    assert keeper.last == watch.sight
+    assert watch.sight.jax is not None

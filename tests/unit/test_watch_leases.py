@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from meshwright_agent.children import build_device_spec
-from meshwright_agent.facts.model import build_json
+from meshwright_agent.facts.model import ProcessFacts, build_json
+from meshwright_agent.facts.owners import find_holders
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.settings import Settings
 from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock
-from tests.fakes.supervised import FakeSupervisor, answering
+from tests.fakes.supervised import FakeSupervisor, answering, look_and_ask
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ class Host:
 
     def look(self) -> int:
         """Looks once; returns how many workers there have been."""
-        asyncio.run(self.watch.look())
+        asyncio.run(look_and_ask(self.watch))
         return self.device.generation
 
     def change_memory(self, dgx: Machine, used_bytes: int) -> None:
@@ -60,6 +61,9 @@ def test_jax_is_not_started_while_a_device_is_reserved(dgx: Machine, hold: str) 
     host = Host(dgx, hold)
     host.is_reserved = True
     assert [host.look(), host.look()] == [0, 0]
+    worker = host.board.component("worker", host.clock.now())
+    assert (worker.state, worker.reason) == ("initializing", "not started: a device is leased")
+    assert host.board.view(host.clock.now()).state == "healthy"
     host.is_reserved = False
     assert host.look() == 1
 
@@ -133,3 +137,21 @@ def test_memory_that_an_idle_worker_left_behind_degrades_it_until_it_is_back(dgx
     host.change_memory(dgx, 2**21)
     host.look()
     assert host.board.state("worker", host.clock.now()) == "healthy"
+
+
+def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(dgx: Machine) -> None:
+    host = Host(dgx, "always")
+    assert host.look() == 1
+    facts = dgx.read()
+    strange = ProcessFacts(4711, used_bytes=2**30, elsewhere=True)
+    gpus = tuple(replace(gpu, processes=(strange,)) for gpu in facts.gpus)
+    host.probe.answers.clear()
+    host.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=find_holders(gpus, ()))))
+    asked = len(host.device.calls)
+    assert host.look() == 1
+    assert {device.processes for device in host.watch.devices(host.clock.now()).devices} == {None}
+    assert len(host.device.calls) == asked + 1  # the worker that is there opens nothing more
+    host.device.state = "stopped"
+    assert host.look() == 1  # not started anew: now it is somebody else's
+    (seen,) = host.watch.devices(host.clock.now()).devices[0].processes or ()
+    assert (seen.pid, seen.own) == (4711, False)

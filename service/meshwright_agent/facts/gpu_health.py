@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from meshwright_agent.facts.health import GpuHealth
 
-_LOST: Final[Mapping[int, str]] = {
+LOST: Final[Mapping[int, str]] = {
     15: "GPU is lost: it has fallen off the bus or is not accessible",
     16: "the GPU must be reset before it can be used again",
 }
@@ -67,7 +67,7 @@ class GpuHealthReader:
         try:
             return getattr(self._nvml, function)(self._handle, *args)
         except self._nvml.NVMLError as error:
-            self._error = _LOST.get(error.value)
+            self._error = LOST.get(error.value)
         except AttributeError:  # a release of nvidia-ml-py that does not have it
             pass
         return None

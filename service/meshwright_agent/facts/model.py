@@ -16,6 +16,35 @@ from meshwright_agent.facts.health import GpuHealth, KernelLog, PciHealth
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
+ProblemKind = Literal[
+    "driver_down", "unreadable", "no_library", "refused", "unanswered", "fabric", "no_instances", "no_tpu_driver"
+]
+"""The driver serves no card · NVML tells of none, which may only be hidden from this process · nvidia-ml-py is not
+installed · NVML gives no handle for a card · one question failed · the NVLink fabric is not well · a card in MIG mode
+has no instances · no driver has a TPU."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that should have been readable and was not. `text`: a sentence."""
+
+    kind: ProblemKind
+    text: str
+
+
+@dataclass(frozen=True)
+class RefusedCard:
+    """An NVIDIA card that is here and that the driver gives nobody a handle for.
+
+    Attributes:
+        pci_bus_id: None: NVML counts it, and which one it is cannot be told.
+        index: as NVML counts; None: it does not.
+        reason: why, as far as the driver says.
+    """
+
+    pci_bus_id: str | None
+    index: int | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +100,8 @@ class NumaFacts:
 class ProcessFacts:
     """A process that holds a device. `own`: of this agent. `command`: program and script, no arguments.
 
-    `container`, `pod_uid` and `job` ("slurm 4711") are where it belongs, as its cgroup says.
+    `container`, `pod_uid` and `job` ("slurm 4711") are where it belongs, as its cgroup says. `elsewhere`: the driver
+    tells a number that this container's list of processes does not have, so that it may be anybody.
     """
 
     pid: int
@@ -82,6 +112,7 @@ class ProcessFacts:
     container: str | None = None
     pod_uid: str | None = None
     job: str | None = None
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +188,7 @@ class GpuFacts:
 
     Attributes:
         index: of the card, as nvidia-smi counts; the instances of a card share it.
+        minor: of the card's file: 3 of /dev/nvidia3, which need not be its index.
         pci_bus_id: as sysfs writes it: "0000:1b:00.0".
         compute_capability: "9.0".
         fabric: None where the driver knows none, and for MIG instances, which have no NVLink.
@@ -175,6 +207,7 @@ class GpuFacts:
     architecture: str | None = None
     compute_capability: str | None = None
     compute_mode: ComputeMode | None = None
+    minor: int | None = None
     mig: MigFacts | None = None
     fabric: FabricFacts | None = None
     processes: tuple[ProcessFacts, ...] | None = None
@@ -294,7 +327,8 @@ class HostFacts:
         gpus: in NVML's order, which is that of PCI addresses; instances of a card by their slots.
         tpus: in the order of PCI addresses.
         environment: variables that decide what JAX will see here, as the probe (and so the worker) has them.
-        problems: one sentence for each thing that should have been readable and was not.
+        problems: what should have been readable and was not.
+        refused: cards that are here and that nobody can use.
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
         kernel_log: None: it was not to be read, or no NVIDIA card is here that it could tell of.
         tpu_runtimes: what the jobs on the TPUs tell of them; None: nobody holds one, or it was not asked.
@@ -310,7 +344,8 @@ class HostFacts:
     slice: SliceFacts = SliceFacts()
     driver: DriverFacts = DriverFacts()
     environment: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    refused: tuple[RefusedCard, ...] = ()
     holders: tuple[HolderFacts, ...] | None = ()
     kernel_log: KernelLog | None = None
     tpu_runtimes: TpuRuntimes | None = None

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
+from meshwright_agent.facts.bus import Surroundings, find_refused, judge_silence, read_bus
 from meshwright_agent.facts.gpu_health import GpuHealthReader
 from meshwright_agent.facts.model import (
     ComputeMode,
@@ -28,7 +28,10 @@ from meshwright_agent.facts.model import (
     GpuFacts,
     GpuLink,
     MigFacts,
+    Problem,
+    ProblemKind,
     ProcessFacts,
+    RefusedCard,
 )
 from meshwright_agent.facts.nvlink import (
     SWITCH,
@@ -49,6 +52,7 @@ from meshwright_agent.facts.sysfs import (
     read_pcie_root,
     read_text,
 )
+from meshwright_agent.facts.unlisted import judge_listed
 
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _NOT_SUPPORTED: Final = 3
@@ -86,12 +90,14 @@ _MIG_ENABLED: Final = 1
 
 @dataclass(frozen=True)
 class NvidiaFacts:
-    """What NVML said."""
+    """What NVML said. `is_blind`: device files of cards are here, and NVML says nothing."""
 
     gpus: tuple[GpuFacts, ...] = ()
     links: tuple[GpuLink, ...] = ()
     driver: DriverFacts = field(default_factory=DriverFacts)
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    refused: tuple[RefusedCard, ...] = ()
+    is_blind: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,46 +122,67 @@ def find_nvml() -> Any:
         return None
 
 
-def read_nvidia(nvml: Any, *, sysfs: Path, dev: Path, describe: Describe, wants_health: bool = True) -> NvidiaFacts:
+def read_nvidia(
+    nvml: Any,
+    *,
+    here: Surroundings,
+    describe: Describe,
+    lists_all: bool = True,
+    wants_health: bool = True,
+) -> NvidiaFacts:
     """Returns the GPUs of this host.
 
     Args:
         nvml: the module `pynvml`, or what behaves like it; None: there is none.
-        sysfs, dev: where the PCI bus and device files are listed; cards in either without NVML are a problem.
+        here: where the PCI bus and device files are listed; cards in either without NVML are a problem.
         describe: names the processes that NVML lists.
+        lists_all: False where NVML may leave processes out of its list, as in a container (`facts.unlisted`).
         wants_health: False where only holders are asked for, and time is short.
     """
     if nvml is None:
-        return _tell_blind(sysfs, dev, "the package nvidia-ml-py is not installed")
+        return _tell_blind(here, "no_library", "the package nvidia-ml-py is not installed")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return _tell_blind(sysfs, dev, f"NVML does not start: {error}")
-    reader = _Reader(nvml, sysfs, describe, wants_health=wants_health)
+        kind = judge_silence(read_bus(here.sysfs, here.proc), here, error.value)
+        return _tell_blind(here, kind, f"NVML does not start: {error}")
+    reader = _Reader(nvml, here, describe, lists_all=lists_all, wants_health=wants_health)
     try:
         return reader.read()
     finally:
         reader.ask("NVML", "nvmlShutdown")
 
 
-def _tell_blind(sysfs: Path, dev: Path, reason: str) -> NvidiaFacts:
+def _tell_blind(here: Surroundings, kind: ProblemKind, reason: str) -> NvidiaFacts:
     """Returns no GPU; a host that has cards all the same has a problem."""
-    cards = [card.address for card in read_pci_devices(sysfs, NVIDIA) if card.kind.startswith(DISPLAY_CLASS)]
-    seen = cards or [f"/dev/{file.name}" for file in list_folder(dev) if _DEVICE_FILE.fullmatch(file.name)]
+    cards = [card.address for card in read_pci_devices(here.sysfs, NVIDIA) if card.kind.startswith(DISPLAY_CLASS)]
+    files = _list_files(here)
+    seen = cards or files
     if not seen:
         return NvidiaFacts()
-    return NvidiaFacts(problems=(f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}",))
+    problem = f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}"
+    return NvidiaFacts(problems=(Problem(kind, problem),), is_blind=bool(files))
+
+
+def _list_files(here: Surroundings) -> list[str]:
+    return [f"/dev/{file.name}" for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
 
 
 class _Reader:
     """One read, between nvmlInit and nvmlShutdown."""
 
-    def __init__(self, nvml: Any, sysfs: Path, describe: Describe, *, wants_health: bool) -> None:
+    def __init__(
+        self, nvml: Any, here: Surroundings, describe: Describe, *, lists_all: bool, wants_health: bool
+    ) -> None:
         self._nvml = nvml
-        self._sysfs = sysfs
+        self._here = here
+        self._sysfs = here.sysfs
         self._describe = describe
+        self._lists_all = lists_all
         self._wants_health = wants_health
-        self._problems: list[str] = []
+        self._problems: list[Problem] = []
+        self._bus = read_bus(here.sysfs, here.proc)
+        self._refusals: dict[int, int] = {}
 
     def ask(self, whom: str, function: str, *args: Any, none_on: Sequence[int] = (_NOT_SUPPORTED,)) -> Any:
         """Returns what NVML answers; None if it cannot: a problem, unless its error is one of `none_on`."""
@@ -163,10 +190,13 @@ class _Reader:
             return getattr(self._nvml, function)(*args)
         except self._nvml.NVMLError as error:
             if error.value not in none_on:
-                self._problems.append(f"{whom}: {function}: {error}")
+                self._tell(f"{whom}: {function}: {error}")
         except AttributeError:
-            self._problems.append(f"{whom}: {function}: this release of nvidia-ml-py does not have it")
+            self._tell(f"{whom}: {function}: this release of nvidia-ml-py does not have it")
         return None
+
+    def _tell(self, text: str, kind: ProblemKind = "unanswered") -> None:
+        self._problems.append(Problem(kind, text))
 
     def read(self) -> NvidiaFacts:
         """Returns everything."""
@@ -174,16 +204,32 @@ class _Reader:
             version=_to_text(self.ask("driver", "nvmlSystemGetDriverVersion")),
             cuda_version=parse_cuda_version(self.ask("driver", "nvmlSystemGetCudaDriverVersion_v2")),
         )
-        count = self.ask("driver", "nvmlDeviceGetCount") or 0
-        cards = [card for index in range(count) if (card := self._read_card(index)) is not None]
+        count = self._count_cards()
+        cards = [card for index in range(count or 0) if (card := self._read_card(index)) is not None]
         gpus = tuple(gpu for card in cards for gpu in self._read_parts(card))
         whole = [card for card in cards if not card.is_divided]
         links = tuple(link for a, b in combinations(whole, 2) if (link := self._read_link(a, b)) is not None)
-        return NvidiaFacts(gpus, links, driver, tuple(self._problems))
+        refused = self._find_refused(cards) if count is not None else ()
+        if refused and not cards:
+            self._tell(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
+        is_blind = count is None and bool(_list_files(self._here))
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
+
+    def _count_cards(self) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetCount())
+        except self._nvml.NVMLError as error:
+            kind = judge_silence(self._bus, self._here, error.value)
+            self._tell(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
+        return None
+
+    def _find_refused(self, cards: Sequence[_Card]) -> tuple[RefusedCard, ...]:
+        errors = sorted(self._refusals.items())
+        return find_refused(self._bus, [card.facts.pci_bus_id for card in cards], errors, self._here)
 
     def _read_card(self, index: int) -> _Card | None:
         whom = f"GPU {index}"
-        handle = self.ask(whom, "nvmlDeviceGetHandleByIndex", index, none_on=())
+        handle = self._find_card(whom, index)
         if handle is None:
             return None
         facts = self._read_gpu(whom, handle, GpuFacts(index=index))
@@ -195,6 +241,14 @@ class _Reader:
             return _Card(facts, handle, NvLinks(), is_divided=True)
         facts = replace(facts, fabric=self._read_fabric(whom, handle))
         return _Card(facts, handle, self._read_nvlinks(whom, handle), is_divided=False)
+
+    def _find_card(self, whom: str, index: int) -> Any:
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError as error:
+            self._refusals[index] = error.value
+            self._tell(f"{whom}: the driver gives no handle for it: {error}", "refused")
+        return None
 
     def _read_fabric(self, whom: str, handle: Any) -> FabricFacts | None:
         info = self.ask(whom, "c_nvmlGpuFabricInfo_v2_t")
@@ -212,7 +266,7 @@ class _Reader:
             status_text=str(self._nvml.NVMLError(info.status)),
         )
         if fault := describe_fault(fabric):
-            self._problems.append(f"{whom}: {fault}")
+            self._tell(f"{whom}: {fault}", "fabric")
         return fabric
 
     def _read_gpu(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
@@ -229,26 +283,29 @@ class _Reader:
             architecture=_ARCHITECTURES.get(architecture),
             compute_capability=_format_version(self.ask(whom, "nvmlDeviceGetCudaComputeCapability", handle)),
             compute_mode=_COMPUTE_MODES.get(mode),
+            minor=self.ask(whom, "nvmlDeviceGetMinorNumber", handle),
             pci=read_pci_health(folder),
         )
 
     def _read_common(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
         """Returns what cards and MIG instances both have."""
         memory = self.ask(whom, "nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
+        used_bytes = None if memory is None else int(memory.used)
         return replace(
             base,
             kind=_to_text(self.ask(whom, "nvmlDeviceGetName", handle)),
             uuid=_to_text(self.ask(whom, "nvmlDeviceGetUUID", handle)),
             memory_bytes=None if memory is None else int(memory.total),
-            used_bytes=None if memory is None else int(memory.used),
-            processes=self._read_processes(whom, handle),
+            used_bytes=used_bytes,
+            processes=self._read_processes(whom, handle, used_bytes),
         )
 
-    def _read_processes(self, whom: str, handle: Any) -> tuple[ProcessFacts, ...] | None:
+    def _read_processes(self, whom: str, handle: Any, used_bytes: int | None) -> tuple[ProcessFacts, ...] | None:
         running = self.ask(whom, "nvmlDeviceGetComputeRunningProcesses", handle)
         if running is None:
             return None
-        return tuple(self._describe(process.pid, process.usedGpuMemory) for process in running)
+        listed = tuple(self._describe(process.pid, process.usedGpuMemory) for process in running)
+        return listed if self._lists_all else judge_listed(listed, used_bytes)
 
     def _read_parts(self, card: _Card) -> Iterator[GpuFacts]:
         """Yields the card, or its MIG instances."""
@@ -259,7 +316,8 @@ class _Reader:
         slots = range(self.ask(whom, "nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0)
         handles = [self._find_instance(whom, card, slot) for slot in slots]
         if not any(handle is not None for handle in handles):
-            self._problems.append(f"{whom} ({card.facts.key}) is in MIG mode without instances: nothing can run there")
+            words = f"{whom} ({card.facts.key}) is in MIG mode without instances: nothing can run there"
+            self._tell(words, "no_instances")
         for handle in handles:
             if handle is not None:
                 yield self._read_instance(whom, card, handle)

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from meshwright_agent.facts.cgroups import parse_cgroup
-from meshwright_agent.facts.model import HolderFacts, ProcessFacts
+from meshwright_agent.facts.model import GpuFacts, HolderFacts, ProcessFacts, TpuFacts
 from meshwright_agent.facts.sysfs import list_folder, parse_int, read_text
+
+_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The one that the kernel starts with. Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO = 0xEFFFFFFC."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class ProcessTable:
         self._parents: dict[int, int | None] = {}
         self.reader = parse_int(read_own_pid(proc))
         self._agent = self._read_parent(self.reader)
+        self.is_whole = shares_all_numbers(proc)
 
     def describe(self, pid: int, used_bytes: int | None = None) -> ProcessFacts:
         """Returns what is known of a process; names are None for one that has gone or cannot be read."""
@@ -56,6 +61,7 @@ class ProcessTable:
             container=place.container,
             pod_uid=place.pod_uid,
             job=place.job,
+            elsewhere=not self.is_whole and not folder.exists(),
         )
 
     def describe_holder(self, pid: int, devices: Iterable[str]) -> HolderFacts:
@@ -136,6 +142,18 @@ def is_whole_machine(proc: Path) -> bool:
     return read_text(proc / "2/comm") == "kthreadd"
 
 
+def shares_all_numbers(proc: Path) -> bool:
+    """Tells whether the driver's list of processes is whole to this reader, and its numbers are those of this /proc.
+
+    A driver lists whom the reader's PID namespace shows. Source: NVIDIA, open-gpu-kernel-modules, os_find_ns_pid; older
+    ones list nobody to a container (NVIDIA/nvidia-docker#179), or by the host's numbers.
+    """
+    try:
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    except OSError:
+        return is_whole_machine(proc)
+
+
 def is_kernel_thread(folder: Path) -> bool:
     """Tells whether a process is a kernel thread (or has ended): neither has a command line or files."""
     return not read_text(folder / "cmdline")
@@ -166,3 +184,12 @@ def merge_holders(holders: Iterable[HolderFacts]) -> tuple[HolderFacts, ...]:
         devices = {*holder.devices, *(known.devices if known else ())}
         merged[holder.pid] = replace(holder, devices=tuple(sorted(devices)))
     return tuple(merged[pid] for pid in sorted(merged))
+
+
+def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[HolderFacts, ...] | None:
+    """Returns who computes on these devices; None where some could not be looked at and nobody was found."""
+    looked: list[tuple[str, tuple[ProcessFacts, ...] | None]] = []
+    looked += [(gpu.key, gpu.processes) for gpu in gpus]
+    looked += [(chip.device_file or chip.key, chip.processes) for chip in tpus]
+    found = merge_holders(HolderFacts.of(process, (name,)) for name, processes in looked for process in processes or ())
+    return found if found or all(processes is not None for _, processes in looked) else None

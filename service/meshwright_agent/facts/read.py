@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts import cpu, nvidia, tpu
+from meshwright_agent.facts.bus import Surroundings
 from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.memory import count_unowned
-from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProcessFacts, TpuFacts, TpuRuntimes
-from meshwright_agent.facts.owners import OpenFiles, ProcessTable, merge_holders, read_open_files
+from meshwright_agent.facts.model import HolderFacts, HostFacts, Problem, TpuFacts, TpuRuntimes
+from meshwright_agent.facts.owners import OpenFiles, ProcessTable, find_holders, merge_holders, read_open_files
 from meshwright_agent.facts.synchronised import read_synchronised
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 from meshwright_agent.facts.tpu_metrics import PORTS_VARIABLE, find_grpc, parse_ports, read_runtimes
@@ -63,13 +64,19 @@ def read_host_facts(
         asks_jobs: jobs that hold TPUs are asked for their metrics, on the ports that the environment names.
     """
     table = ProcessTable(roots.proc)
-    gpu = nvidia.read_nvidia(nvml, sysfs=roots.sysfs, dev=roots.dev, describe=table.describe, wants_health=wants_health)
+    machine = cpu.read_machine(roots)
+    gpu = nvidia.read_nvidia(
+        nvml,
+        here=Surroundings(roots.sysfs, roots.proc, roots.dev, is_container=machine.container is not None),
+        describe=table.describe,
+        lists_all=table.is_whole,
+        wants_health=wants_health,
+    )
     slice_ = tpu.parse_slice(roots.environ)
     chips = tpu.read_chips(roots.sysfs)
     files = {chip.file for chip in chips if chip.file}
     open_files = read_open_files(roots.proc, files.__contains__) if files else _NOTHING_OPEN
     tpus = tpu.read_tpus(chips, slice_, open_files, table, roots.dev)
-    machine = cpu.read_machine(roots)
     return HostFacts(
         machine=machine,
         cpu=cpu.read_cpu(roots),
@@ -81,11 +88,19 @@ def read_host_facts(
         driver=gpu.driver,
         environment={name: roots.environ[name] for name in VARIABLES if name in roots.environ},
         problems=(*gpu.problems, *_tell_driverless(tpus)),
-        holders=find_holders(gpu.gpus, tpus),
+        refused=gpu.refused,
+        holders=_find_openers(roots.proc, table) if gpu.is_blind else find_holders(gpu.gpus, tpus),
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)) if log else None,
         tpu_runtimes=_read_runtimes(tpus, roots.environ) if asks_jobs else None,
         is_clock_synchronised=read_synchronised(),
     )
+
+
+def _find_openers(proc: Path, table: ProcessTable) -> tuple[HolderFacts, ...] | None:
+    """Returns who has a card's file open, where no driver tells who computes; None: could not look everywhere."""
+    opened = read_open_files(proc, lambda file: _NVIDIA_FILE.fullmatch(file) is not None)
+    found = tuple(table.describe_holder(pid, files) for pid, files in opened.files.items())
+    return found if found or opened.is_complete else None
 
 
 def _read_log(roots: Roots, log: LogPlace, boot_id: str | None, *, has_cards: bool) -> KernelLog | None:
@@ -107,25 +122,12 @@ def _read_runtimes(tpus: Iterable[TpuFacts], environ: Mapping[str, str]) -> TpuR
     return read_runtimes(find_grpc(), parse_ports(environ.get(PORTS_VARIABLE)))
 
 
-def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[str, ...]:
+def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
     return tuple(
-        f"TPU {tpu_.pci_bus_id} has no driver bound: neither an accel node nor a VFIO group"
+        Problem("no_tpu_driver", f"TPU {tpu_.pci_bus_id} has no driver bound: neither an accel node nor a VFIO group")
         for tpu_ in tpus
         if tpu_.device_file is None
     )
-
-
-def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[HolderFacts, ...] | None:
-    """Returns who computes on these devices; None where some could not be looked at and nobody was found."""
-    looked: list[tuple[str, tuple[ProcessFacts, ...] | None]] = []
-    looked += [(gpu.key, gpu.processes) for gpu in gpus]
-    looked += [(chip.device_file or chip.key, chip.processes) for chip in tpus]
-    found = merge_holders(_hold(process, name) for name, processes in looked for process in processes or ())
-    return found if found or all(processes is not None for _, processes in looked) else None
-
-
-def _hold(process: ProcessFacts, device: str) -> HolderFacts:
-    return HolderFacts.of(process, (device,))
 
 
 @dataclass(frozen=True)

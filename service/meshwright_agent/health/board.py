@@ -1,8 +1,9 @@
 """The health board: the last observation of each component, its standing faults, and the rule that joins both.
 
 Rule: never looked is `initializing`; looked too long ago is `unknown`; otherwise what was seen; and a fault that stands
-makes it no better than the fault. Nothing is healthy because nobody complained. Each change of a state is told once.
-Knows nothing of where observations come from.
+makes it no better than the fault. Nothing is healthy because nobody complained. Each change of a state is told once,
+through restarts of the agent: what an earlier life told holds until a look says otherwise. Knows nothing of where
+observations come from.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 
 from meshwright.errors import ComponentNotFoundError
 from meshwright.wire.health import Component, Health, Permanence, State
-from meshwright_agent.health.memory import Fault
+from meshwright_agent.health.memory import Fault, HealthMemory
 from meshwright_agent.health.words import make_sendable
 
 WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
@@ -42,17 +43,21 @@ class HealthBoard:
     Args:
         stale_after_s: an observation that is older is `unknown`.
         on_change: hears of each change of a state, with the words that go with it.
+        memory: keeps what was told; None: it ends with this board.
 
     Attributes:
         version: counts what was written onto the board; while it stands still, time alone changes what `view` returns.
     """
 
-    def __init__(self, *, stale_after_s: float, on_change: OnChange | None = None) -> None:
+    def __init__(
+        self, *, stale_after_s: float, on_change: OnChange | None = None, memory: HealthMemory | None = None
+    ) -> None:
         self._stale_after_s = stale_after_s
         self._on_change = on_change
         self._observations: dict[str, Observation | None] = {}
         self._faults: dict[str, dict[str, Fault]] = {}
-        self._told: dict[str, tuple[State, datetime | None]] = {}
+        self._seen: set[str] = set()  # what a check of this life has looked at; one that says `initializing` has not
+        self._memory = HealthMemory() if memory is None else memory
         self.version = 0
 
     def expect(self, names: Iterable[str]) -> None:
@@ -60,7 +65,6 @@ class HealthBoard:
         self.version += 1
         for name in names:
             self._observations.setdefault(name, None)
-            self._told.setdefault(name, ("initializing", None))
 
     def report(
         self,
@@ -75,6 +79,8 @@ class HealthBoard:
         """Keeps what a check saw."""
         self.expect((name,))
         self._observations[name] = Observation(state, reason, action, at, permanence)
+        if state != "initializing":
+            self._seen.add(name)
         self._settle(name, at)
 
     def add_fault(self, fault: Fault, at: datetime) -> None:
@@ -87,7 +93,7 @@ class HealthBoard:
         """Takes the faults of a component off."""
         self.version += 1
         if self._faults.pop(name, None):
-            self._settle(name, at)
+            self._settle(name, at, is_cleared=True)
 
     def list_faulty(self) -> tuple[str, ...]:
         """Returns the components that have a standing fault."""
@@ -98,7 +104,12 @@ class HealthBoard:
         self.version += 1
         self._observations.pop(name, None)
         self._faults.pop(name, None)
-        self._told.pop(name, None)
+        self._seen.discard(name)
+        self._memory.forget_state(name)
+
+    def forget_unlisted(self) -> None:
+        """Forgets what an earlier life told of components that are not on the board: they are gone from this host."""
+        self._memory.forget_others(self.names())
 
     def names(self) -> tuple[str, ...]:
         """Returns all components, in the order in which they were first known."""
@@ -121,19 +132,32 @@ class HealthBoard:
         for name in self.names():
             self._settle(name, now)
 
-    def _settle(self, name: str, now: datetime) -> None:
-        state, (before, _) = self.state(name, now), self._told[name]
-        if state == before:
+    def _settle(self, name: str, now: datetime, *, is_cleared: bool = False) -> None:
+        """Tells the state if it is another than before.
+
+        Before the first look of this life only faults are known: what they make worse is told, and that they were
+        cleared; not that nobody has looked yet.
+        """
+        standing = self._memory.standing(name)
+        state: State = self.state(name, now)
+        before: State = "initializing" if standing is None else standing.state
+        is_known = is_cleared or name in self._seen
+        is_worse = state != "initializing" and WORST_FIRST.index(state) < WORST_FIRST.index(before)
+        if state == before or not (is_known or is_worse):
             return
-        self._told[name] = (state, now)
+        self._memory.note_state(name, state, now)
         if self._on_change is not None:
             self._on_change(self.component(name, now), before, now)
 
     def view(self, now: datetime) -> Health:
-        """Returns every component as it stands at `now`, and the worst of their states."""
+        """Returns every component as it stands at `now`, and the worst of their states.
+
+        One that is left alone on purpose (a check was here and says `initializing`, with why) counts for nothing: it
+        is not green, and makes nothing else wait.
+        """
         self.settle(now)
         components = tuple(self.component(name, now) for name in self.names())
-        states = {component.state for component in components}
+        states = {c.state for c in components if c.state != "initializing" or c.observed_at is None}
         worst = next((state for state in WORST_FIRST if state in states), "initializing")
         return Health(state=worst, components=components)
 
@@ -151,9 +175,14 @@ class HealthBoard:
             action=make_sendable("; ".join(actions)),
             observed_at=seen.observed_at if seen else None,
             age_s=max(0.0, (now - seen.observed_at).total_seconds()) if seen else None,
-            since=self._told[name][1],
+            since=self._find_since(name, state, now),
             permanence="permanent" if faults else words.permanence,
         )
+
+    def _find_since(self, name: str, state: State, now: datetime) -> datetime | None:
+        """Returns when it came into this state; None: nobody has looked yet, or the clock was set back from then."""
+        standing = self._memory.standing(name)
+        return None if standing is None or standing.state != state or standing.since > now else standing.since
 
     def _describe(self, seen: Observation | None, now: datetime) -> Observation:
         if seen is None:

@@ -72,13 +72,11 @@ class DeviceHealth:
     """Judges look after look.
 
     Args:
-        memory: has the baselines of counters.
+        memory: has the baselines of counters, and what cards had before.
     """
 
     def __init__(self, memory: HealthMemory) -> None:
         self._memory = memory
-        self._most_nvlinks: dict[str, int] = {}
-        self._had_file: set[str] = set()
 
     def judge(self, facts: HostFacts, before: HostFacts | None) -> Diagnosis:
         """Returns what a look means.
@@ -105,8 +103,7 @@ class DeviceHealth:
         most: dict[str, int] = {}
         for card in cards:
             active = (card.health.nvlinks_active if card.health else None) or 0
-            self._most_nvlinks[card.key] = max(active, self._most_nvlinks.get(card.key, 0))
-            most[card.kind] = max(most.get(card.kind, 0), self._most_nvlinks[card.key])
+            most[card.kind] = max(most.get(card.kind, 0), self._memory.note_nvlinks(card.key, active))
         return most
 
     def _judge_parts(self, card: Card, earlier: Card | None, siblings: dict[str, int]) -> Iterator[tuple[str, Finding]]:
@@ -115,7 +112,7 @@ class DeviceHealth:
             health=card.health,
             pci=card.pci,
             before=earlier.health if earlier else None,
-            siblings_nvlinks=siblings.get(card.kind, 0) if self._most_nvlinks[card.key] else 0,
+            siblings_nvlinks=siblings.get(card.kind, 0) if card.key in self._memory.value.nvlinks else 0,
             baselines=baselines(f"link:{card.key}"),
             nonfatal_before=earlier.pci.nonfatal_count if earlier and earlier.pci else None,
         )
@@ -130,17 +127,24 @@ class DeviceHealth:
         if card.health is not None and (word := judge_word(card.health)) is not None:
             yield word
         if card.has_file:
-            self._had_file.add(card.key)
-        elif card.has_file is False and card.key in self._had_file:
+            self._memory.note_file(card.key)
+        elif card.has_file is False and card.key in self._memory.value.had_file:
             action = "check its driver (vfio-pci or accel) and the kernel log; reboot the host if it does not return"
-            yield Finding("unhealthy", f"its device file {card.file} is gone", action)
+            yield Finding("unhealthy", f"its device file {card.file} is gone", action, "permanent")
 
     def _note_baselines(self, card: Card) -> None:
-        """AER counts from boot; only what comes from now on is news: an agent that is new here saw no error come."""
-        name = f"link:{card.key}"
+        """AER counts from boot; only what comes from now on is news: an agent that is new here saw no error come.
+
+        A counter below its baseline counts anew (the card was reset), and so does its baseline: else the next error
+        would be taken for one that was dealt with.
+        """
+        link, memory = f"link:{card.key}", f"memory:{card.key}"
         fatal = card.pci.fatal_count if card.pci else None
-        if fatal is not None and "fatal" not in self._memory.baselines(name):
-            self._memory.set_baselines(name, {"fatal": fatal})
+        if fatal is not None and fatal < self._memory.baselines(link).get("fatal", fatal + 1):
+            self._memory.set_baselines(link, {"fatal": fatal})
+        uncorrectable = card.health.uncorrectable_count if card.health else None
+        if uncorrectable is not None and uncorrectable < self._memory.baselines(memory).get("uncorrectable", 0):
+            self._memory.set_baselines(memory, {"uncorrectable": uncorrectable})
 
     def acknowledge(self, component: str, facts: HostFacts) -> None:
         """Takes an operator's word that what the counters tell is dealt with: of one part, or of all of a device."""
@@ -152,7 +156,9 @@ class DeviceHealth:
                 and card.health.uncorrectable_count is not None
             ):
                 self._memory.set_baselines(f"memory:{card.key}", {"uncorrectable": card.health.uncorrectable_count})
+            if component in names:
+                self._memory.forget_file(card.key)
             if component in names | {f"link:{card.key}"}:
-                self._most_nvlinks.pop(card.key, None)
+                self._memory.forget_nvlinks(card.key)
                 if card.pci and card.pci.fatal_count is not None:
                     self._memory.set_baselines(f"link:{card.key}", {"fatal": card.pci.fatal_count})

@@ -42,10 +42,16 @@ Tell = Callable[[tuple[Xid, ...]], None]
 
 @dataclass(frozen=True)
 class Hearing:
-    """How it stands with NVML's events. `reason`: why they are not listened to; empty while they are."""
+    """How it stands with NVML's events.
+
+    Attributes:
+        reason: why they are not listened to; empty while they are.
+        is_starting: they will be in a moment, and nothing is known against it.
+    """
 
     is_wanted: bool
     reason: str = ""
+    is_starting: bool = False
 
     @property
     def is_listening(self) -> bool:
@@ -96,9 +102,11 @@ class XidEars:
         if not self._is_wanted():
             return Hearing(is_wanted=False)
         reason = self._explain_pause()
-        if not reason and not self._is_open():
-            reason = self._failure or "the listener is starting"
-        return Hearing(is_wanted=True, reason=reason)
+        if reason or self._is_open():
+            return Hearing(is_wanted=True, reason=reason)
+        return Hearing(
+            is_wanted=True, reason=self._failure or "the listener is starting", is_starting=not self._failure
+        )
 
     def _is_open(self) -> bool:
         return self.listener.state in {"ready", "busy"} and self.listener.generation == self._open_generation

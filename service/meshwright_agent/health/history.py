@@ -24,6 +24,7 @@ from meshwright_agent.health.memory import HealthMemory
 from meshwright_agent.health.retention import Retention
 from meshwright_agent.health.words import make_sendable
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.health_events import MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class History:
     Args:
         clock: dates what is deleted.
         keep: events that are kept.
-        keep_days: days that they are kept.
+        keep_days: days that they are kept, from when they were noted: a log may tell what happened long before.
         on_tick: called every second; what it finds out of date is an event.
 
     Attributes:
@@ -88,6 +89,7 @@ class History:
             self.memory.load(stored.memory)
         except ValidationError as error:
             log.error("what was remembered of the host's health cannot be read and is forgotten: %s", error)
+            store.note_forgotten(MEMORY, str(error))
         self.last_seq = stored.last_seq + len(self._waiting)
         renumbered = [
             event.model_copy(update={"seq": stored.last_seq + number}) for number, event in enumerate(self._waiting, 1)
@@ -180,9 +182,9 @@ class History:
     async def _write(self, batch: list[HealthEvent], memory: str | None) -> bool:
         if self._store is None:
             return False
-        oldest = self._retention.find_oldest()
+        oldest, noted = self._retention.find_oldest(), self._clock.now()
         try:
-            await self._store.save_health(batch, memory=memory, keep=self._keep, oldest=oldest)
+            await self._store.save_health(batch, memory=memory, keep=self._keep, oldest=oldest, noted=noted)
         except StoreUnavailableError as error:
             log.warning("%d events of health wait for the store: %s", len(self._waiting), error)
             return False

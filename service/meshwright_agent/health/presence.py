@@ -1,7 +1,9 @@
 """Which devices should be here and are not: against what is declared, else against what was seen and confirmed.
 
-Rule: a device that was seen in this life of the agent, or is confirmed from before, is missing when it is not listed;
-one whose place on the bus holds another device now (MIG, a new card) is not missing but changed. Knows no board.
+Rule: devices are counted as /devices lists them, a card in MIG mode as its instances; where a chip is declared, its
+cards are, divided or not. A device that was seen in this life of the agent, or is confirmed from before, is missing
+when it is not listed; one whose place on the bus holds another device now (MIG, a new card) is not missing but changed.
+A card that is here and that the driver lets nobody use is missing too, though no earlier look saw it. Knows no board.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.topology.counted import ChipCount
-from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.model import HostFacts, RefusedCard
 from meshwright_agent.health.devices import Card, list_cards
 from meshwright_agent.health.diagnosis import Finding
 from meshwright_agent.health.memory import CONFIRMED_LOOKS, HealthMemory, KnownDevice
@@ -62,7 +64,7 @@ class Roll:
             for device in absent
             if device.key not in changed and (device.key in self._seen_here or device.looks >= CONFIRMED_LOOKS)
         )
-        return Presence(missing, tuple(changed), self._judge(cards, missing))
+        return Presence(missing, tuple(changed), self._judge(cards, missing, facts.refused))
 
     def forget(self, keys: list[str]) -> None:
         """Expects devices no more."""
@@ -70,25 +72,49 @@ class Roll:
         self._seen_here -= set(keys)
 
     def _count(self, cards: tuple[Card, ...]) -> int:
-        return sum(self._expected is None or self._expected.is_of(card.kind.partition(" MIG ")[0]) for card in cards)
+        """Returns how many devices run on these cards; where a chip is declared, how many cards have it."""
+        if self._expected is None or self._expected.chip is None:
+            return sum(len(card.devices) for card in cards)
+        return sum(self._expected.is_of(card.kind) for card in cards)
 
     def _is_complete(self, cards: tuple[Card, ...]) -> bool:
         """With as many as an operator declares nobody is missing, whoever was here before."""
         return self._expected is not None and self._count(cards) >= self._expected.count
 
-    def _judge(self, cards: tuple[Card, ...], missing: tuple[KnownDevice, ...]) -> Finding | None:
-        here, names = self._count(cards), ", ".join(describe_device(device) for device in missing)
+    def _tell_unit(self, cards: tuple[Card, ...]) -> str:
+        """Returns what is counted, where cards and devices are not the same."""
+        if all(len(card.devices) == 1 for card in cards):
+            return ""
+        counts_cards = self._expected is not None and self._expected.chip is not None
+        return ", a card in MIG mode counted once" if counts_cards else ", each MIG instance counted"
+
+    def _judge(
+        self, cards: tuple[Card, ...], missing: tuple[KnownDevice, ...], refused: tuple[RefusedCard, ...]
+    ) -> Finding | None:
+        known = {device.pci_bus_id for device in missing}
+        unseen = [card for card in refused if card.pci_bus_id not in known]
+        if None in (card.pci_bus_id for card in refused):  # it may be any of the missing
+            unseen = unseen[len(missing) :]
+        lost = (*(describe_device(device) for device in missing), *map(_describe_refused, unseen))
+        here, names = self._count(cards), ", ".join(lost)
         gone = f"; missing: {names}" if names else ""
+        counted = self._tell_unit(cards)
         if self._expected is not None:
-            reason = f"{here} of {self._expected} are here"
+            reason = f"{here} of {self._expected} are here{counted}"
             if here < self._expected.count:
                 return Finding("unhealthy", f"{reason}{gone}", _ACTION, "permanent")
             return Finding("healthy", reason)
-        if missing:
-            return Finding("unhealthy", f"{here} of {here + len(missing)} devices are here{gone}", _ACTION, "permanent")
+        if lost:
+            reason = f"{here} of {here + len(lost)} devices are here{counted}{gone}"
+            return Finding("unhealthy", reason, _ACTION, "permanent")
         if not cards:
             return None
-        return Finding("healthy", f"{here} devices are here, and none is missing of those that were seen")
+        return Finding("healthy", f"{here} devices are here{counted}, and none is missing of those that were seen")
+
+
+def _describe_refused(card: RefusedCard) -> str:
+    name = "a GPU" if card.index is None else f"GPU {card.index}"
+    return f"{name}{f' at {card.pci_bus_id}' if card.pci_bus_id else ''} ({card.reason})"
 
 
 def describe_device(device: KnownDevice) -> str:

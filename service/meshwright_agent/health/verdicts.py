@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from meshwright.topology.counted import ChipCount
 from meshwright.wire.devices import Device, Devices
-from meshwright.wire.health import State
 from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.devices import DeviceHealth
 from meshwright_agent.health.diagnosis import PARTS, Finding, find_worst
+from meshwright_agent.health.driver import judge_driver
 from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice
@@ -62,19 +62,23 @@ class Verdicts:
         self._memory = history.memory if history else HealthMemory()
         self._devices = DeviceHealth(self._memory)
         self._roll = Roll(self._memory, expected)
-        self._faults: dict[str, str] = {}
         self._standing: dict[str, Finding] = {}
         self._parts: set[str] = set()
+        self._silent: set[str] = set()
+        self._of_last_boot: set[str] = set()
         self._missing: tuple[KnownDevice, ...] = ()
         self._listed: set[str] = set()
         self._ledger = XidLedger()
         board.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
-        """Puts devices and faults of an earlier life of the agent onto the board: nobody has looked at them yet."""
-        for device in self._memory.value.devices:
-            self._listed.add(f"device:{device.key}")
-            self._board.expect((f"device:{device.key}",))
+        """Puts devices, parts and faults of an earlier life of the agent onto the board: nobody has looked yet."""
+        devices = [f"device:{device.key}" for device in self._memory.value.devices]
+        told = self._memory.list_told()
+        parts = [component for component in told if component.partition(":")[0] in PARTS]
+        self._listed.update(devices)
+        self._parts.update(parts)
+        self._board.expect((*devices, *parts, *({INVENTORY} & set(told))))
         for fault in self._memory.value.faults:
             self._board.add_fault(fault, at)
 
@@ -121,9 +125,7 @@ class Verdicts:
             hearing: how it stands with NVML's events.
         """
         self._note_boot(facts, at)
-        problems = "; ".join(facts.problems)
-        state: State = "degraded" if problems else "healthy"
-        self._board.report(DRIVER, state, problems or "driver, sysfs and /proc answer", at=at)
+        self._report(DRIVER, judge_driver(facts.problems), at)
         if facts.kernel_log is not None and facts.kernel_log.error is None:
             news = self._ledger.take("kernel_log", facts.kernel_log.xids, at)
             told = replace(facts, kernel_log=replace(facts.kernel_log, xids=news))
@@ -137,7 +139,9 @@ class Verdicts:
         report_xids(self._board, self._memory, self._history, news, facts, at)
 
     def _note_boot(self, facts: HostFacts, at: datetime) -> None:
+        """Takes the host's boot: another one ends faults, and may bring a driver that tells of other parts."""
         if self._memory.note_boot(facts.machine.boot_id):
+            self._of_last_boot = set(self._parts)
             for component in self._board.list_faulty():
                 self._board.clear_faults(component, at)
 
@@ -145,19 +149,30 @@ class Verdicts:
         diagnosis = self._devices.judge(facts, before)
         keys = {gpu.key for gpu in facts.gpus} | {tpu.key for tpu in facts.tpus}
         self._standing = diagnosis.devices
-        self._listed = {f"device:{key}" for key in keys}
-        for device in devices.devices:
-            if (device.uuid or device.pci_bus_id) in keys:
-                self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
-        for component in self._parts - set(diagnosis.parts):
-            if component.partition(":")[2] in diagnosis.cards:
-                diagnosis.parts[component] = _SILENT_PART
-            else:
-                self._board.forget(component)
-        self._parts = set(diagnosis.parts)
+        shown = [device for device in devices.devices if (device.uuid or device.pci_bus_id) in keys]
+        known = self._listed | {f"device:{device.key}" for device in self._missing}
+        self._listed = {name_component(device) for device in shown}
+        for device in shown:
+            self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
+        untold = self._parts - set(diagnosis.parts)
+        self._silent = {part for part in untold - self._of_last_boot if part.partition(":")[2] in diagnosis.cards}
+        for component in untold - self._silent:
+            self._board.forget(component)
+        diagnosis.parts |= dict.fromkeys(self._silent, _SILENT_PART)
+        self._parts, self._of_last_boot = set(diagnosis.parts), set()
         for component, finding in diagnosis.parts.items():
             self._report(component, finding, at)
         self._report_missing(facts, at)
+        self._forget_unshown(known)
+
+    def _forget_unshown(self, known: Iterable[str]) -> None:
+        """Takes devices off the board that are here and are none of `/devices`, as GPUs with `--cpu-devices`.
+
+        One that a fault stands against stays: XIDs are told of cards, whatever JAX runs on.
+        """
+        missing = {f"device:{device.key}" for device in self._missing}
+        for component in set(known) - self._listed - missing - set(self._board.list_faulty()):
+            self._board.forget(component)
 
     def _report_missing(self, facts: HostFacts, at: datetime) -> None:
         """At each look, so that this does not grow old; one that is listed again was reported as such just now."""
@@ -186,6 +201,7 @@ class Verdicts:
 
     def _forget(self, component: str) -> None:
         self._memory.clear_faults(component)
+        self._memory.clear_wrong(component)
         self._board.forget(component)
 
     # an operator's word
@@ -194,14 +210,18 @@ class Verdicts:
         """Clears what stands against a component until an operator says that it is dealt with.
 
         Args:
-            component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is.
+            component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is; a
+                part that nothing is told of any more is gone.
             at: when the word was given.
             facts: what the last look found; it is judged again. None: nobody has looked.
             devices: the same as `/devices` shows it.
         """
         self._memory.clear_faults(component)
-        self._faults.pop(component, None)
+        self._memory.clear_wrong(component)
         self._board.clear_faults(component, at)
+        if component in self._silent:
+            self._parts.discard(component)
+            self._board.forget(component)
         gone = [d.key for d in self._missing if component in (f"device:{d.key}", INVENTORY)]
         self._roll.forget(gone)
         for key in gone:
@@ -223,26 +243,27 @@ class Verdicts:
         for device in devices:
             component = name_component(device)
             if record["correct"]:
-                self._faults.pop(component, None)
+                self._memory.clear_wrong(component)
             else:
-                self._faults[component] = (
+                reason = (
                     f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
                     f"{record['nwrong']} elements"
                 )
+                self._memory.note_wrong(component, reason)
             self._report_device(device, f"{record['case']} ran on it", at)
 
     def _report_device(self, device: Device, reason: str, at: datetime) -> None:
         component = name_component(device)
         findings = [self._standing[component]] if component in self._standing else []
-        if fault := self._faults.get(component):
+        if wrong := self._memory.value.wrong_results.get(component):
             action = "run the bench again on this device alone; take it out of service if it is wrong again"
-            findings.append(Finding("degraded", fault, action))
+            findings.append(Finding("degraded", wrong, action))
         self._report(component, find_worst(findings) or Finding("healthy", reason), at)
 
     # the worker
 
     def report_worker(
-        self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, at: datetime
+        self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, untouched: str = "", at: datetime
     ) -> None:
         """The device worker's state.
 
@@ -251,33 +272,45 @@ class Verdicts:
             has_started: JAX has answered in this agent's life.
             failure: why the last question to it failed; empty if it did not, or if it was let go since.
             mismatch: in which way JAX is not on this host's devices; empty if it is.
+            untouched: why the watch does not start it, though it has not answered; empty if it does. Nobody has looked
+                at it then: it is `initializing`, and counts for nothing.
             at: when.
         """
-        state, reason, action = _judge_worker(worker, has_started, failure, mismatch)
-        if state is not None:
-            self._board.report(WORKER, state, reason, at=at, action=action)
+        finding = _judge_worker(worker, has_started, failure, mismatch)
+        if finding is None and untouched and worker.state == "stopped":
+            finding = Finding("initializing", untouched)
+        if finding is not None:
+            self._report(WORKER, finding, at)
 
     def report_working(self, generation: int, at: datetime) -> None:
         """The worker told how far its bench is."""
         self._board.report(WORKER, "healthy", f"generation {generation} works on a bench", at=at)
 
 
-def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> tuple[State | None, str, str]:
+def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> Finding | None:
+    """Returns how the worker is; None: nobody knows yet.
+
+    Once its crash budget is spent nothing starts it again; between two tries nobody knows what the next will bring.
+    """
     is_alive = worker.state in {"ready", "busy"}
     cause = worker.last_error or failure
-    if worker.state == "failed" or (failure and not has_started and not is_alive):
-        return "unhealthy", f"does not start: {cause}", DOCTOR
+    if worker.state == "failed":
+        return Finding("unhealthy", f"does not start: {cause}", f"{DOCTOR}, then restart the agent", "permanent")
+    if failure and not has_started and not is_alive:
+        return Finding("unhealthy", f"does not start: {cause}", DOCTOR)
     if failure and is_alive:
-        return "degraded", failure, "see the agent's log"
+        return Finding("degraded", failure, "see the agent's log")
     if failure or worker.state == "backoff":
-        return "degraded", f"died: {cause}", "it is started again by itself; see the agent's log"
+        action = "it is started again by itself; see the agent's log"
+        return Finding("degraded", f"died: {cause}", action, "transient")
     if mismatch:
-        return "degraded", mismatch, DOCTOR
+        return Finding("degraded", mismatch, DOCTOR)
     if is_alive:
-        return "healthy", f"generation {worker.generation} answers", ""
+        return Finding("healthy", f"generation {worker.generation} answers")
     if worker.state == "stopped" and has_started:
-        return "healthy", f"let go on purpose after generation {worker.generation}; it starts on demand", ""
-    return None, "", ""
+        reason = f"let go on purpose after generation {worker.generation}; it starts on demand"
+        return Finding("healthy", reason)
+    return None
 
 
 COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, KERNEL_LOG, NVSWITCH, *PARTS)

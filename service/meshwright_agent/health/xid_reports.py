@@ -49,12 +49,18 @@ def report_kernel_log(
 
 
 def report_hearing(board: HealthBoard, facts: HostFacts, hearing: Hearing, at: datetime) -> None:
-    """Says on the board whether XIDs are seen: by the log, or by NVML's events in its place."""
+    """Says on the board whether XIDs are seen: by the log, or by NVML's events in its place.
+
+    While the listener starts nothing is said: each start of the agent would be a time without XIDs, and is none.
+    """
     log = facts.kernel_log
     if log is not None and log.error is None:
         board.report(KERNEL_LOG, "healthy", "read for XIDs and SXIDs of NVIDIA's drivers", at=at)
         return
     if log is None and not hearing.is_wanted:
+        return
+    if hearing.is_starting:
+        board.expect((KERNEL_LOG,))
         return
     why = "is not read (MESHWRIGHT_KERNEL_LOG is empty)" if log is None else f"cannot be read: {log.error}"
     if hearing.is_listening:

@@ -92,7 +92,9 @@ def _build_granule(look: Look, platform: Platform, count: int) -> Granule:
 
 
 def _warn(look: Look, jax: JaxSight | None) -> tuple[Notice, ...]:
-    notices = [Notice(code="driver_problem", message=text) for text in (look.facts.problems if look.facts else ())]
+    notices = [
+        Notice(code="driver_problem", message=problem.text) for problem in (look.facts.problems if look.facts else ())
+    ]
     if look.facts is None:
         notices.append(_tell_unread())
     if jax is not None and look.jax is None:

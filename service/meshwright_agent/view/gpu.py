@@ -150,6 +150,8 @@ def build_attributes(gpu: GpuFacts, facts: HostFacts) -> dict[str, str | int | b
     values = {
         "type": "gpu" if mig is None else "mig",
         "uuid": gpu.uuid,
+        "index" if mig is None else "parentIndex": gpu.index,
+        "minor" if mig is None else "parentMinor": gpu.minor,
         "productName": (gpu.kind or "").partition(" MIG ")[0] or None,
         "architecture": gpu.architecture,
         "cudaComputeCapability": gpu.compute_capability,

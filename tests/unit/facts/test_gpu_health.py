@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from meshwright_agent.facts.bus import Surroundings
 from meshwright_agent.facts.gpu_health import parse_slowdowns
 from meshwright_agent.facts.health import GpuHealth
 from meshwright_agent.facts.nvidia import read_nvidia
@@ -17,13 +18,15 @@ from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.well import WELL
 
+NOWHERE = Surroundings(*[Path("/nowhere")] * 3)
+
 
 def read(fail: dict[str, int] | None = None, **fields: Any) -> GpuHealth:
     document = json.loads((RECORDED / "dgx-h100" / "nvml.json").read_text())
     nvml = FakeNvml(copy.deepcopy(document), fail)
     nvml.change_gpu(0, **WELL)
     nvml.change_gpu(0, **fields)
-    facts = read_nvidia(nvml, sysfs=Path("/nowhere"), dev=Path("/nowhere"), describe=lambda pid, used: None)  # type: ignore[arg-type, return-value]
+    facts = read_nvidia(nvml, here=NOWHERE, describe=lambda pid, used: None)  # type: ignore[arg-type, return-value]
     assert not nvml.is_open
     health = facts.gpus[0].health
     assert health is not None

@@ -8,7 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright_agent.facts.model import GpuLink, ProcessFacts
+from meshwright_agent.facts.bus import Surroundings
+from meshwright_agent.facts.model import GpuLink, Problem, ProcessFacts
 from meshwright_agent.facts.nvidia import (
     NvidiaFacts,
     find_nvml,
@@ -32,7 +33,9 @@ def load(name: str) -> dict[str, Any]:
 
 def read(nvml: Any, folder: Path = Path("/nowhere")) -> NvidiaFacts:
     return read_nvidia(
-        nvml, sysfs=folder / "sys", dev=folder / "dev", describe=lambda pid, used: ProcessFacts(pid, used_bytes=used)
+        nvml,
+        here=Surroundings(folder / "sys", folder / "proc", folder / "dev"),
+        describe=lambda pid, used: ProcessFacts(pid, used_bytes=used),
     )
 
 
@@ -120,8 +123,8 @@ def test_a_divided_card_without_instances_is_a_problem_since_nothing_can_run_the
     document["gpus"][0]["instances"] = [None, None]
     found = read(FakeNvml(document))
     assert len(found.gpus) == 2
-    assert "GPU 0" in found.problems[0]
-    assert "MIG mode without instances" in found.problems[0]
+    assert "GPU 0" in found.problems[0].text
+    assert "MIG mode without instances" in found.problems[0].text
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,7 @@ def test_a_divided_card_without_instances_is_a_problem_since_nothing_can_run_the
         ("nvmlDeviceGetArchitecture", "architecture"),
         ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
         ("nvmlDeviceGetComputeMode", "compute_mode"),
+        ("nvmlDeviceGetMinorNumber", "minor"),
         ("nvmlDeviceGetComputeRunningProcesses", "processes"),
     ],
 )
@@ -144,7 +148,7 @@ def test_a_call_that_fails_costs_one_field_and_is_named(function: str, field: st
     whole = read(FakeNvml(document))
     assert getattr(found.gpus[2], field) is None
     assert getattr(whole.gpus[2], field) is not None
-    assert [problem for problem in found.problems if problem.startswith(f"GPU 2: {function}: ")] == list(found.problems)
+    assert {problem.text.startswith(f"GPU 2: {function}: ") for problem in found.problems} == {True}
     assert found.gpus[0] == whole.gpus[0]
     assert len(found.gpus) == 4
 
@@ -164,7 +168,7 @@ def test_a_lost_card_is_left_out_and_named() -> None:
     found = read(nvml)
     assert [gpu.index for gpu in found.gpus] == [0, 1, 2, 3, 4, 6, 7]
     assert len(found.links) == 21
-    assert any("GPU 5" in problem for problem in found.problems)
+    assert any("GPU 5" in problem.text for problem in found.problems)
 
 
 def test_nvml_is_shut_down_after_each_read_also_when_one_fails(tmp_path: Path) -> None:
@@ -180,24 +184,24 @@ def test_a_release_of_the_module_without_a_function_costs_one_field() -> None:
 
     found = read(Older(load("pcie-l40s")))
     assert {gpu.architecture for gpu in found.gpus} == {None}
-    assert "does not have it" in found.problems[0]
+    assert "does not have it" in found.problems[0].text
 
 
 def test_cards_on_the_bus_that_nvml_cannot_read_are_a_problem(tmp_path: Path) -> None:
     plant_machine("dgx-h100", tmp_path)
     failing = FakeNvml({}, {"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
     (problem,) = read(failing, tmp_path).problems
-    assert "8 NVIDIA card(s)" in problem
-    assert "0000:1b:00.0" in problem
+    assert "8 NVIDIA card(s)" in problem.text
+    assert "0000:1b:00.0" in problem.text
     (problem,) = read(None, tmp_path).problems
-    assert "nvidia-ml-py" in problem
+    assert "nvidia-ml-py" in problem.text
 
 
 def test_device_files_without_nvml_are_a_problem_where_the_bus_is_hidden(tmp_path: Path) -> None:
     plant("== dev/nvidia0\n\n== dev/nvidiactl\n\n== dev/null\n", tmp_path)
     (problem,) = read(None, tmp_path).problems
-    assert "1 NVIDIA card(s)" in problem
-    assert "(/dev/nvidia0)" in problem
+    assert "1 NVIDIA card(s)" in problem.text
+    assert "(/dev/nvidia0)" in problem.text
 
 
 def test_a_host_without_cards_has_no_problem_and_no_gpu(tmp_path: Path) -> None:
@@ -284,14 +288,14 @@ def test_a_card_outside_the_fabric_has_no_nvlink_though_its_links_are_up(
     assert [kinds[2, other] for other in (4, 5, 6, 7)] == ["SYS"] * 4
     assert {kind for pair, kind in kinds.items() if 2 not in pair} == {"NV18"}
     (problem,) = found.problems
-    assert problem.startswith(f"GPU 2: its NVLink fabric is {told}: ")
+    assert problem.text.startswith(f"GPU 2: its NVLink fabric is {told}: ")
 
 
 def test_a_degraded_fabric_is_a_problem_and_still_joins() -> None:
     document = load("hgx-b200")
     document["gpus"][5]["fabric"]["health"] = 0b01
     found = read(FakeNvml(document))
-    assert found.problems == ("GPU 5: its NVLink fabric is not well: its bandwidth is degraded",)
+    assert found.problems == (Problem("fabric", "GPU 5: its NVLink fabric is not well: its bandwidth is degraded"),)
     assert set(kinds_of(found).values()) == {"NV18"}
 
 

@@ -14,6 +14,7 @@ from meshwright_agent.facts.owners import (
     parse_command,
     parse_parent,
     read_open_files,
+    shares_all_numbers,
 )
 from tests.fakes.tree import plant
 
@@ -67,6 +68,30 @@ def test_nobody_is_unknown_where_a_process_cannot_be_looked_into_unless_it_is_th
 ) -> None:
     plant(PROC + f"== proc/14/fd\na file, so that listing it fails as it does without permission\n{cmdline}", tmp_path)
     assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
+
+
+@pytest.mark.parametrize(
+    ("namespace", "threads", "whole"),
+    [
+        ("pid:[4026531836]", "kthreadd", True),
+        ("pid:[4026531836]", "sh", True),  # a /proc that hides others' processes: the driver does not
+        ("pid:[4026532710]", "sh", False),
+        ("pid:[4026532710]", "kthreadd", False),  # the host's /proc, mounted into a container
+        (None, "kthreadd", True),
+        (None, "sh", False),
+    ],
+)
+def test_a_driver_lists_all_processes_to_who_shares_the_machines_numbers(
+    tmp_path: Path, namespace: str | None, threads: str, whole: bool
+) -> None:
+    plant(PROC.replace("kthreadd", threads), tmp_path)
+    if namespace:
+        (tmp_path / "proc/11/ns").mkdir()
+        (tmp_path / "proc/11/ns/pid").symlink_to(namespace)
+    assert shares_all_numbers(tmp_path / "proc") is whole
+    table = ProcessTable(tmp_path / "proc")
+    assert table.describe(99).elsewhere is not whole
+    assert not table.describe(12).elsewhere
 
 
 def test_a_process_that_descends_from_the_agent_is_its_own(tmp_path: Path) -> None:

@@ -79,6 +79,26 @@ def test_holders_are_unknown_where_the_driver_does_not_list_processes_and_none_i
     assert read_holders(machine.roots, nvml=machine.nvml) is None
 
 
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_where_nvml_tells_no_card_who_has_a_cards_file_open_holds_it(tmp_path: Path, function: str) -> None:
+    facts = plant_machine("dgx-h100", tmp_path, fail={function: pynvml.NVML_ERROR_DRIVER_NOT_LOADED}).read()
+    assert facts.gpus == ()
+    assert [holder.pid for holder in facts.holders or ()] == [1200, 4242]
+
+
+def test_where_nvml_does_not_start_and_processes_cannot_be_seen_the_holders_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert read_host_facts(build_roots(tmp_path)).holders is None
+
+
+def test_cards_without_device_files_can_be_opened_by_nobody(tmp_path: Path) -> None:
+    machine = plant_machine("pcie-l40s", tmp_path, fail={"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+    facts = machine.read()
+    assert facts.problems
+    assert facts.holders == ()
+
+
 def test_a_host_without_accelerators_is_held_by_nobody(tmp_path: Path) -> None:
     assert read_holders(plant_machine("cpu-vm", tmp_path).roots) == ()
 

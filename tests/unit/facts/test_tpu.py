@@ -56,7 +56,7 @@ def test_a_chip_without_a_driver_is_a_problem(tmp_path: Path) -> None:
     assert facts.tpus[2].processes is None
     assert facts.holders is None
     (problem,) = facts.problems
-    assert "0000:85:00.0" in problem
+    assert (problem.kind, "0000:85:00.0" in problem.text) == ("no_tpu_driver", True)
 
 
 def test_an_id_that_two_generations_share_is_told_by_the_accelerator_type(tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_where_the_log_cannot_be_read_the_cards_are_opened_once_and_waited_for_a
     assert scene.ears.hearing.is_listening
 
 
+def test_a_listener_is_starting_until_it_has_opened_the_cards_or_failed() -> None:
+    scene = Scene(RunFailedError("NVML does not start"), QUIET)
+    assert (scene.ears.hearing.is_starting, scene.ears.hearing.is_listening) == (True, False)
+    scene.step()
+    assert not scene.ears.hearing.is_starting
+    scene.clock.advance(RETRY_S)
+    assert not scene.ears.hearing.is_starting  # what was wrong may be so still
+    scene.step()
+    assert (scene.ears.hearing.is_starting, scene.ears.hearing.is_listening) == (False, True)
+
+
 def test_what_comes_is_told() -> None:
     scene = Scene(QUIET, {"xids": [asdict(EVENT)]})
     scene.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from datetime import timedelta
@@ -93,9 +94,60 @@ def test_numbers_and_memory_go_on_after_a_restart_even_when_all_events_are_gone(
     assert run_with_store(tmp_path / "db", second) == (2, "boot-1")
 
 
+@pytest.mark.parametrize("bound", [{"keep": 1}, {"keep_days": 1.0}])
+def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(tmp_path: Path, bound: dict[str, Any]) -> None:
+    clock = ManualClock()
+
+    async def live(store: Store) -> tuple[HealthBoard, History]:
+        history = build(clock, **bound)
+        await history.open(store)
+        board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board.report("device:0", "unhealthy", "it fell", at=clock.now())
+        return board, history
+
+    async def first(store: Store) -> None:
+        _, history = await live(store)
+        await history.flush()
+        clock.advance(timedelta(days=40).total_seconds())
+        for _ in range(3):  # other news, which leave no room for the old, or come when it is too old
+            tell(history, "device:1")
+        await history.flush()
+        assert await read(history, component="device:0") == []
+
+    async def second(store: Store) -> None:
+        board, history = await live(store)
+        assert board.component("device:0", clock.now()).since == EPOCH
+        assert (history.waiting_count, await read(history, component="device:0")) == (0, [])
+
+    run_with_store(tmp_path / "db", first)
+    run_with_store(tmp_path / "db", second)
+
+
+def test_a_state_and_its_event_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    def spoil(statement: str) -> None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "db")) as connection:
+            connection.execute(statement)
+            connection.commit()
+
+    async def test(store: Store) -> None:
+        history = build()
+        await history.open(store)
+        board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board.report("device:0", "unhealthy", "it fell", at=EPOCH)
+        spoil("CREATE TRIGGER full BEFORE INSERT ON health_memory BEGIN SELECT RAISE(ABORT, 'full'); END")
+        assert not await history.flush()
+        assert await read(history) == []
+        spoil("DROP TRIGGER full")
+        assert await history.flush()
+        assert [event.component for event in await read(history)] == ["device:0"]
+        assert '"device:0"' in ((await store.read_health()).memory or "")
+
+    run_with_store(tmp_path / "db", test)
+
+
 def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        await store.save_health([], memory='{"faults": 3}', keep=1, oldest=ManualClock().now())
+        await store.save_health([], memory='{"faults": 3}', keep=1, oldest=EPOCH, noted=EPOCH)
         history = build()
         await history.open(store)
         assert history.memory.value.faults == ()
@@ -207,7 +259,7 @@ def test_the_last_number_never_goes_back_behind_what_was_asked_for(tmp_path: Pat
         await history.open(store)
         for _ in range(2):
             tell(history)
-        await store.save_health(tuple(history._waiting), memory=None, keep=9, oldest=EPOCH)  # written, not yet noted so
+        await store.save_health(tuple(history._waiting), memory=None, keep=9, oldest=EPOCH, noted=EPOCH)
         assert (await history.list_events(after=0, limit=10)).last_seq == 2
         assert (await history.list_events(after=2, limit=10)).last_seq == 2
 
@@ -250,6 +302,24 @@ def test_events_are_kept_for_days_also_on_a_host_where_nothing_more_happens(
             await asyncio.sleep(0.01)
         assert await read(history) == []
         writing.cancel()
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_what_happened_long_before_it_was_noted_is_kept_as_long_as_the_rest(tmp_path: Path) -> None:
+    """The kernel's log tells of XIDs from before the agent was installed."""
+
+    async def test(store: Store) -> None:
+        clock = ManualClock()
+        history = build(clock, keep_days=1)
+        await history.open(store)
+        long_ago = clock.now() - timedelta(days=9)
+        history.note_fault("device:0", "xid_79", state="unhealthy", reason="fell off", action="reboot", at=long_ago)
+        for days, is_kept in ((0.0, True), (0.9, True), (0.2, False)):
+            clock.advance(timedelta(days=days).total_seconds())
+            history.memory.note_log(round(days * 10))
+            assert await history.flush()
+            assert [event.at for event in await read(history)] == [long_ago] * is_kept
 
     run_with_store(tmp_path / "db", test)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,8 @@ from meshwright_agent.health.history import History
 from meshwright_agent.health.own import OwnHealth
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.store.opening import run_with_store
-
-
-@dataclass
-class ManualBoot:
-    boot_id: str = "boot"
-    now_s: float = 100.0
-
-    def since_boot_s(self) -> float:
-        return self.now_s
 
 
 class Scene:

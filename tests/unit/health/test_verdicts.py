@@ -32,6 +32,8 @@ ADDRESS = "0000:1b:00.0"
 class Scene:
     """A host of eight cards that are well, looked at when told; `restart` is an agent that begins anew."""
 
+    cpu_devices: int | None = None
+
     def __init__(self, folder: Path, expect: str = "", machine: str = "dgx-h100") -> None:
         self.machine: Machine = plant_machine(machine, folder)
         document = json.loads((RECORDED / machine / "nvml.json").read_text())
@@ -46,7 +48,7 @@ class Scene:
     def start(self) -> None:
         self.history = History(clock=self.clock, keep=100, keep_days=1)
         self.history.memory.load(self.dump)
-        self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change)
+        self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
         self.verdicts = Verdicts(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
         self.verdicts.recall(self.clock.now())
         self.before: HostFacts | None = None
@@ -68,7 +70,7 @@ class Scene:
     def devices(self, facts: HostFacts) -> Any:
         now = self.clock.now()
         worker = Worker(state="stopped", generation=0, since=now)
-        return build_devices(facts, now, None, worker, now=now, cpu_devices=None)
+        return build_devices(facts, now, None, worker, now=now, cpu_devices=self.cpu_devices)
 
     def acknowledge(self, name: str) -> None:
         facts = self.before
@@ -320,6 +322,31 @@ def test_what_is_declared_is_counted_by_chip(tmp_path: Path, expect: str, state:
     assert scene.state("inventory") == state
 
 
+@pytest.mark.parametrize(
+    ("expect", "reason", "state"),
+    [
+        ("5", "5 of 5 are here, each MIG instance counted", "healthy"),
+        ("6", "5 of 6 are here, each MIG instance counted", "unhealthy"),
+        ("3*a100-40gb", "3 of 3*a100-40gb are here, a card in MIG mode counted once", "healthy"),
+        ("4*a100-40gb", "3 of 4*a100-40gb are here, a card in MIG mode counted once", "unhealthy"),
+    ],
+)
+def test_a_number_is_of_devices_and_a_chip_is_of_cards(tmp_path: Path, expect: str, reason: str, state: str) -> None:
+    """Three instances of one card, and two whole cards."""
+    scene = Scene(tmp_path, expect, "mig-a100")
+    scene.look()
+    assert scene.component("inventory").reason == reason
+    assert scene.state("inventory") == state
+
+
+def test_a_card_of_instances_that_goes_is_counted_as_them_where_nothing_is_declared(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    facts = scene.look()
+    assert "5 devices are here, each MIG instance counted" in scene.component("inventory").reason
+    scene.look(replace(facts, gpus=tuple(gpu for gpu in facts.gpus if gpu.mig is None)))
+    assert "2 of 5 devices are here; missing: " in scene.component("inventory").reason
+
+
 def test_with_as_many_as_are_declared_nobody_is_missing(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "7")
     scene.look()
@@ -334,11 +361,16 @@ def test_a_card_that_was_seen_once_in_an_earlier_life_is_one_that_belongs_here(s
     assert scene.state(f"device:{UUID}") == "unhealthy"
 
 
-def test_a_chip_whose_device_file_goes_is_unhealthy_and_one_that_never_had_it_is_not(tmp_path: Path) -> None:
+def stage_tpus(folder: Path) -> Scene:
     scene = Scene.__new__(Scene)
-    scene.machine, scene.nvml = plant_machine("tpu-v5e-8", tmp_path), None  # type: ignore[assignment]
+    scene.machine, scene.nvml = plant_machine("tpu-v5e-8", folder), None  # type: ignore[assignment]
     scene.clock, scene.expect, scene.dump = ManualClock(), "", None
     scene.start()
+    return scene
+
+
+def test_a_chip_whose_device_file_goes_is_unhealthy_and_one_that_never_had_it_is_not(tmp_path: Path) -> None:
+    scene = stage_tpus(tmp_path)
     facts = scene.look()
     assert scene.ill() == set()
     chips = tuple(replace(chip, has_file=True) for chip in facts.tpus)
@@ -360,3 +392,254 @@ def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:
     assert scene.ill() == {f"device:{UUID}"}
     scene.acknowledge(f"device:{UUID}")
     assert scene.ill() == set()
+
+
+# ---- over restarts --------------------------------------------------------------------------------------------------
+
+
+def boot(facts: HostFacts) -> HostFacts:
+    return replace(facts, machine=replace(facts.machine, boot_id="another"))
+
+
+def sinces(scene: Scene) -> dict[str, Any]:
+    return {name: scene.component(name).since for name in scene.board.names() if name != "worker"}
+
+
+@pytest.mark.parametrize("is_boot", [False, True])
+def test_a_restart_and_a_boot_after_which_all_is_as_before_are_no_events(scene: Scene, is_boot: bool) -> None:
+    scene.nvml.change_gpu(0, temperature=92)
+    facts = scene.look()
+    before, ill = sinces(scene), scene.ill()
+    scene.clock.advance(7200)
+    scene.restart()
+    assert set(scene.board.names()) == {*before, "worker"} - {"kernel_log"}  # listed before anybody has looked
+    scene.look(boot(facts) if is_boot else facts)
+    assert (sinces(scene), scene.ill()) == (before, ill)
+    assert list(scene.history._waiting) == []
+    assert f"thermal:{UUID}" in ill
+
+
+def test_what_has_changed_while_no_agent_was_there_is_an_event_with_the_state_of_before(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.look(without(scene.read(), 0))
+    (event,) = scene.events(f"device:{UUID}")
+    assert (event.before, event.state, event.at) == ("healthy", "unhealthy", scene.clock.now())
+    assert {event.component for event in scene.history._waiting} == {f"device:{UUID}", "inventory"}
+    assert not [name for name in scene.board.names() if name.endswith(UUID) and not name.startswith("device:")]
+    assert f"thermal:{UUID}" not in scene.history.memory.list_told()
+
+
+def test_a_fault_stands_over_a_restart_since_it_came_and_a_boot_ends_it(scene: Scene) -> None:
+    scene.look(None, hit(79))
+    came = scene.clock.now()
+    scene.restart()
+    assert scene.component(f"device:{UUID}").since == came  # before anybody has looked again
+    facts = scene.look()
+    assert (scene.component(f"device:{UUID}").since, scene.events(f"device:{UUID}")) == (came, [])
+    scene.restart()
+    scene.look(boot(facts))
+    assert [event.state for event in scene.events(f"device:{UUID}")] == ["initializing", "healthy"]
+    assert scene.component(f"device:{UUID}").since == scene.clock.now()
+
+
+def test_after_a_restart_with_a_driver_that_hangs_the_parts_of_before_are_unknown_and_come_back(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.verdicts.report_silence("no answer", scene.clock.now())
+    assert scene.state(f"memory:{UUID}") == "unknown"
+    scene.look()
+    assert [event.before for event in scene.events(f"memory:{UUID}")] == ["healthy", "unknown"]
+
+
+def test_a_part_that_is_silent_since_a_restart_is_unknown_until_a_word_or_another_boot(scene: Scene) -> None:
+    part = f"thermal:{UUID}"
+    scene.look()
+    scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
+    scene.restart()
+    facts = scene.look()
+    assert scene.ill() == {part}
+    scene.restart()
+    scene.look()
+    assert (scene.ill(), scene.events(part)) == ({part}, [])
+    kept = scene.dump
+    scene.acknowledge(part)
+    scene.look()
+    assert part not in scene.board.names()
+    scene.dump = kept
+    scene.start()
+    scene.look(boot(facts))  # another driver, as likely as not
+    assert (scene.ill(), part in scene.board.names()) == (set(), False)
+
+
+def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Scene) -> None:
+    name = f"device:{UUID}"
+
+    def bench(correct: bool) -> None:
+        record = {"case": "matmul", "correct": correct, "nwrong": 3, "device_indices": [0]}
+        scene.verdicts.report_record(record, scene.devices(scene.read()).devices[:1], scene.clock.now())
+
+    scene.look()
+    bench(correct=False)
+    since = scene.component(name).since
+    scene.restart()
+    scene.look()
+    seen = scene.component(name)
+    assert (seen.state, seen.since, scene.events(name)) == ("degraded", since, [])
+    assert "3 elements" in seen.reason
+    bench(correct=True)
+    scene.restart()
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_an_instance_that_is_no_more_takes_its_wrong_result_along(scene: Scene) -> None:
+    facts = scene.look()
+    record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
+    scene.verdicts.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
+    first, *rest = facts.gpus
+    scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
+    assert not scene.history.memory.value.wrong_results
+    assert f"device:{UUID}" not in scene.history.memory.list_told()
+
+
+# ---- a driver or a card that is broken before the first look --------------------------------------------------------
+
+
+def test_a_driver_that_serves_no_card_makes_a_fresh_agents_host_unhealthy(scene: Scene) -> None:
+    scene.nvml._fail = {"nvmlInit": 9}
+    scene.look()
+    driver = scene.component("driver")
+    assert (driver.state, driver.permanence) == ("unhealthy", "permanent")
+    assert "reboot" in driver.action
+    scene.nvml._fail = {}
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_that_was_lost_before_the_agent_came_is_missing(scene: Scene) -> None:
+    gpu = scene.read().gpus[3]
+    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{gpu.uuid}": 15}
+    scene.look()
+    inventory = scene.component("inventory")
+    assert (inventory.state, inventory.permanence) == ("unhealthy", "permanent")
+    assert inventory.reason.startswith(f"7 of 8 devices are here; missing: GPU 3 at {gpu.pci_bus_id} (GPU is lost")
+    assert scene.state("driver") == "degraded"
+    scene.nvml._fail = {}
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_that_is_lost_is_counted_once_whether_or_not_it_was_seen_before(scene: Scene) -> None:
+    facts = scene.look()
+    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{facts.gpus[3].uuid}": 15}
+    facts = scene.look()
+    assert scene.component("inventory").reason.startswith("7 of 8 devices are here; missing: NVIDIA H100")
+    unplaced = tuple(replace(card, pci_bus_id=None) for card in facts.refused)
+    scene.look(replace(facts, refused=unplaced))
+    assert scene.component("inventory").reason.startswith("7 of 8 devices are here; missing: NVIDIA H100")
+
+
+def test_an_operator_who_declares_seven_cards_has_them_all(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, expect="7")
+    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{scene.read().gpus[3].uuid}": 15}
+    scene.look()
+    assert scene.state("inventory") == "healthy"
+
+
+# ---- what a card had outlives the agent -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_boot", [False, True])
+def test_nvlinks_that_went_down_are_down_for_the_next_agent_too(scene: Scene, is_boot: bool) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, nvlinks=[None] * 18)
+    facts = scene.look()
+    scene.restart()
+    scene.look(boot(facts) if is_boot else None)
+    link = scene.component(f"link:{UUID}")
+    assert (link.state, "0 of 18 NVLinks are up" in link.reason) == ("unhealthy", True)
+    scene.acknowledge(f"link:{UUID}")
+    scene.restart()
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "healthy"
+
+
+def test_a_device_file_that_went_is_gone_for_the_next_agent_too(tmp_path: Path) -> None:
+    scene = stage_tpus(tmp_path)
+    facts = scene.look()
+    chips = tuple(replace(chip, has_file=True) for chip in facts.tpus)
+    scene.look(replace(facts, tpus=chips))
+    gone = replace(facts, tpus=(replace(chips[0], has_file=False), *chips[1:]))
+    scene.look(gone)
+    scene.restart()
+    scene.look(gone)
+    name = f"device:{chips[0].key}"
+    device = scene.component(name)
+    assert (device.state, device.permanence) == ("unhealthy", "permanent")
+    scene.acknowledge(name)
+    scene.restart()
+    scene.look(gone)
+    assert scene.state(name) == "healthy"
+
+
+def test_what_a_card_had_is_forgotten_with_the_card(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    scene.acknowledge(f"device:{UUID}")
+    assert UUID not in scene.history.memory.value.nvlinks
+
+
+# ---- counters that begin anew ---------------------------------------------------------------------------------------
+
+
+def test_an_error_after_a_reset_is_news_though_as_many_were_acknowledged_before(scene: Scene) -> None:
+    scene.look()
+    for count, state in ((1, "unhealthy"), (0, "healthy"), (1, "unhealthy")):
+        scene.nvml.change_gpu(0, ecc=[count, 1])
+        scene.look()
+        assert scene.state(f"memory:{UUID}") == state
+        if count:
+            scene.acknowledge(f"memory:{UUID}")
+            assert scene.state(f"memory:{UUID}") == "healthy"
+
+
+def test_a_fatal_error_after_the_bus_began_to_count_anew_is_news(scene: Scene) -> None:
+    def facts(count: int) -> HostFacts:
+        found = scene.read()
+        return replace(found, gpus=(replace(found.gpus[0], pci=PciHealth(fatal_count=count)), *found.gpus[1:]))
+
+    for count, state in ((3, "healthy"), (0, "healthy"), (1, "unhealthy")):
+        scene.look(facts(count))
+        assert scene.state(f"link:{UUID}") == state
+
+
+# ---- virtual CPU devices on a host with accelerators ----------------------------------------------------------------
+
+
+def test_cards_that_devices_does_not_show_are_no_components_after_a_driver_that_hung(scene: Scene) -> None:
+    scene.cpu_devices = 2
+    scene.look()
+    scene.verdicts.report_silence("no answer within 10 s", scene.clock.now())
+    assert not [name for name in scene.board.names() if name.startswith("device:")]
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_cards_of_an_earlier_life_are_no_components_where_devices_does_not_show_them(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.cpu_devices = 2
+    assert scene.state(f"device:{UUID}") == "initializing"
+    scene.look(None, hit(79))
+    assert [name for name in scene.board.names() if name.startswith("device:")] == [f"device:{UUID}"]  # with its fault
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def test_a_card_that_came_back_is_no_component_where_devices_does_not_show_it(scene: Scene) -> None:
+    scene.cpu_devices = 2
+    facts = scene.look()
+    scene.look(without(facts, 0))
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    scene.look(facts)
+    assert f"device:{UUID}" not in scene.board.names()

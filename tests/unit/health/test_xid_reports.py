@@ -81,6 +81,17 @@ def test_where_xids_come_from_is_said_and_where_they_are_not_seen_as_well(
     assert words in seen.reason
 
 
+def test_of_a_listener_that_starts_nothing_is_said_so_that_a_restart_is_no_event(scene: Scene) -> None:
+    starting = Hearing(is_wanted=True, reason="the listener is starting", is_starting=True)
+    look(scene, UNREADABLE, starting)
+    assert scene.state("kernel_log") == "initializing"
+    look(scene, UNREADABLE, Hearing(is_wanted=True))
+    scene.restart()
+    look(scene, UNREADABLE, starting)
+    look(scene, UNREADABLE, Hearing(is_wanted=True))
+    assert (scene.state("kernel_log"), scene.events("kernel_log")) == ("healthy", [])
+
+
 def test_a_log_that_is_not_to_be_read_is_no_component(scene: Scene) -> None:
     look(scene, None, Hearing(is_wanted=False))
     assert "kernel_log" not in scene.board.names()

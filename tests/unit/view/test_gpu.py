@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Granule
-from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts
+from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, Problem
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.view.gpu import match_devices
 from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, Machine, plant_machine
@@ -63,6 +63,8 @@ def test_attributes_have_the_names_of_the_dra_driver(dgx: Machine) -> None:
     assert dgx.view().devices[0].attributes == {
         "type": "gpu",
         "uuid": "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0",
+        "index": 0,
+        "minor": 0,
         "productName": H100,
         "architecture": "Hopper",
         "cudaComputeCapability": "9.0",
@@ -150,6 +152,9 @@ def test_an_instance_is_joined_by_its_uuid_and_the_others_are_hidden(tmp_path: P
     assert mig is not None
     assert (mig.profile, mig.gpu_instance_id, mig.parent_uuid[:12]) == ("3g.20gb", 1, "GPU-5c89852c")
     assert seen.devices[0].attributes["type"] == "mig"
+    assert [device.attributes.get("parentIndex") for device in seen.devices] == [0, 0, 0, None, None]
+    assert [device.attributes.get("index") for device in seen.devices] == [None, None, None, 1, 2]
+    assert [device.attributes.get("parentMinor") for device in seen.devices] == [0, 0, 0, None, None]
     assert seen.devices[0].attributes["productName"] == "NVIDIA A100-SXM4-40GB"
     assert [device.position for device in seen.devices] == [0, 1, 2, 3, 4]
     assert [(link.a, link.b, link.kind) for link in seen.links] == [(3, 4, "NV12")]
@@ -210,6 +215,6 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
 
 
 def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:
-    facts = replace(dgx.read(), problems=("GPU 3: lost",))
+    facts = replace(dgx.read(), problems=(Problem("refused", "GPU 3: lost"),))
     seen = build_devices(facts, READ_AT, None, WORKER, now=NOW)
     assert [(notice.code, notice.message) for notice in seen.warnings] == [("driver_problem", "GPU 3: lost")]

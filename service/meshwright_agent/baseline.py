@@ -43,6 +43,10 @@ class MemoryBaseline:
         known = {device: used for device, used in counted.items() if device in self._known}
         return tuple(self._judge(device, used) for device, used in known.items()) or None
 
+    def misses(self, counted: Mapping[str, int]) -> bool:
+        """Tells whether there is a device with a baseline of which nobody could tell now whose memory is in use."""
+        return any(device not in counted for device in self._known)
+
     def _judge(self, device: str, used_bytes: int) -> ReturnedMemory:
         baseline = self._known[device]
         is_back = used_bytes <= baseline + TOLERANCE_BYTES

@@ -1,7 +1,7 @@
 """Benches of this host: taken after a fresh look at who has the devices, done by the device worker, kept for scrapes.
 
-Rule: no device is opened that somebody else has reserved or has to himself; that is looked at when a bench is asked for
-and again before the worker is called. Knows no route.
+Rule: no device is opened that somebody else has reserved or has to himself, or may have, since nobody could look. That
+is looked at when a bench is asked for and again before the worker is called. Knows no route.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwright.errors import DeviceBusyError, LeaseNotFoundError, MeshwrightErr
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.runs import Run
-from meshwright_agent.bench.limits import check_bench, check_holders, find_closed, list_opened
+from meshwright_agent.bench.limits import check_bench, check_holders, find_closed, is_hidden, list_opened
 from meshwright_agent.bench.scope import DEFAULTS, build_host_scope
 from meshwright_agent.bench.unopened import build_passive, build_skipped
 from meshwright_agent.clock import Clock
@@ -31,6 +31,8 @@ BENCH_GRACE_S: Final = 60.0
 """Beyond a bench's own time limit: compiling the case under way, and stopping."""
 FRESH_S: Final = 2.0
 """A look at the owners of devices that a bench may begin with."""
+ALONE_LOOKS: Final = 3
+"""Looks after the worker has gone, each some 0.3 s, before memory that stays in use counts as somebody's."""
 
 Done = tuple[dict[str, Any], int | None]
 
@@ -109,7 +111,8 @@ class Benches:
         Raises:
             RequestError: it cannot be done on this host.
             DeviceLeasedError: a lease covers a device that it would open; LeaseNotFoundError: its own has ended.
-            DeviceBusyError: another process has such a device to itself, or the bench needs idle devices.
+            DeviceBusyError: another process has such a device to itself, or the bench needs idle devices; or who has
+                it could not be looked at.
             NotReadyError: who has the devices could not be looked at.
         """
         said = request.model_dump(mode="json")
@@ -176,6 +179,18 @@ class Benches:
                 raise NotReadyError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
             self._looked_s = self._clock.monotonic()
 
+    async def _look_alone(self) -> None:
+        """Lets the agent's own worker go, and looks anew: whose memory is in use beside its own, nobody could tell.
+
+        A driver takes a moment to clear a context, so the look is repeated while memory is still in use.
+        """
+        await self._device.release(reason="a bench needs idle devices, and who else is there is seen only without it")
+        for _ in range(ALONE_LOOKS):
+            self._looked_s = None
+            await self._look_at_owners()
+            if all(device.processes is not None for device in self._devices().devices):
+                return
+
     def _require_platform(self) -> None:
         """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
         if mismatch := self._watch.tell_mismatch():
@@ -194,6 +209,8 @@ class Benches:
         request = BenchRequest.model_validate(run.request)
         self._give_way(request)
         await self._look_at_owners()
+        if is_hidden(request, self._devices()):
+            await self._look_alone()
         devices = self._devices()
         if closed := find_closed(request, devices):
             return self._write(build_skipped(request, devices, closed, self._clock.now())), None
@@ -231,7 +248,8 @@ class Benches:
         if self._measuring is None:
             return
         try:
-            check_holders(BenchRequest.model_validate(self._measuring.request), self._devices())
+            request = BenchRequest.model_validate(self._measuring.request)
+            check_holders(request, self._devices(), minds_unseen=False)  # what hides them now is our own worker
         except DeviceBusyError as error:
             self._spawn(self._runs().cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
 

@@ -1,6 +1,7 @@
 """The doctor: gathers what is here (I/O, once), then judges it (pure checks), in plain words with a way to mend it.
 
-Knows what goes wrong between a host and its JAX; starts JAX only in the device worker, as the agent would.
+Knows what goes wrong between a host and its JAX; starts JAX only in the device worker, as the agent would, and only
+where the agent would: not on devices that somebody holds.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.identity import explain_libtpu
 from meshwright.errors import ProblemError
 from meshwright.wire.devices import Platform
+from meshwright_agent.children import has_accelerators
+from meshwright_agent.clock import read_boot_clock
+from meshwright_agent.descriptors import ENOUGH, OWN, fit_connections, read_descriptor_limit
 from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.look import ask_probe, ask_worker
+from meshwright_agent.leasing.left import read_left_leases
+from meshwright_agent.look import ask_probe, ask_worker, explain_held
 from meshwright_agent.settings import Settings
 
 Level = Literal["ok", "note", "wrong"]
@@ -73,9 +78,11 @@ class Surroundings:
     jax: Mapping[str, Any] | None = None
     jax_error: str = ""
     jax_log: tuple[str, ...] = field(default=())
+    untouched: str = ""
     state_error: str = ""
     nvml_library: bool = False
     libtpu_mismatch: str = ""
+    descriptors: int = ENOUGH
 
     @property
     def gpu_count(self) -> int:
@@ -91,9 +98,14 @@ class Surroundings:
 Check = Callable[[Surroundings], Finding | None]
 
 
-def examine(settings: Settings, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Returns the findings for this host, most basic first."""
-    return judge(asyncio.run(_gather(settings, os.environ if environ is None else environ)))
+def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, owner: str = "") -> list[Finding]:
+    """Returns the findings for this host, most basic first.
+
+    Args:
+        settings, environ: what an agent would have.
+        owner: the agent that runs on this host, in words; JAX is not started beside it.
+    """
+    return judge(asyncio.run(_gather(settings, os.environ if environ is None else environ, owner)))
 
 
 def judge(here: Surroundings) -> list[Finding]:
@@ -112,8 +124,8 @@ def format_findings(findings: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
-async def _gather(settings: Settings, environ: Mapping[str, str]) -> Surroundings:
-    known: dict[str, Any] = {} if settings.simulate else await _look(settings, environ)
+async def _gather(settings: Settings, environ: Mapping[str, str], owner: str) -> Surroundings:
+    known: dict[str, Any] = {} if settings.simulate else await _look(settings, environ, owner)
     return Surroundings(
         settings=settings,
         environ=environ,
@@ -121,21 +133,35 @@ async def _gather(settings: Settings, environ: Mapping[str, str]) -> Surrounding
         state_error=_try_state_dir(settings),
         nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
         libtpu_mismatch=explain_libtpu() or "",
+        descriptors=read_descriptor_limit(),
         **known,
     )
 
 
-async def _look(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     try:
         seen["facts"] = await ask_probe(settings, environ)
     except ProblemError as error:
         seen["facts_error"] = error.detail
+    if settings.cpu_devices is None and has_accelerators(settings):
+        untouched = owner or explain_held(seen.get("facts")) or _explain_lease(settings)
+        if untouched:
+            return seen | {"untouched": untouched}
     try:
         seen["jax"], _ = await ask_worker(settings, environ)
     except ProblemError as error:
         seen["jax_error"], seen["jax_log"] = error.detail, error.log
     return seen
+
+
+def _explain_lease(settings: Settings) -> str:
+    left = read_left_leases(settings.state_dir / "meshwright.sqlite3", read_boot_clock(settings.proc_root))
+    if not left:
+        return ""
+    lease = left[0].lease
+    devices = ", ".join(str(device.local_index) for device in lease.devices)
+    return f"device {devices} is leased by {lease.id} ({lease.purpose})"
 
 
 def _read_versions() -> dict[str, str]:
@@ -183,7 +209,7 @@ def _check_probe(here: Surroundings) -> Finding | None:
         mend = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
         return Finding("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", mend)
     if here.facts.problems:
-        return Finding("note", "probe", "; ".join(here.facts.problems))
+        return Finding("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
     return Finding(
         "ok",
         "probe",
@@ -256,7 +282,7 @@ def _check_platforms(here: Surroundings) -> Finding | None:
 
 def _explain_platform(here: Surroundings, word: str) -> str:
     """Returns why JAX cannot start on the platform of this name; empty if nothing speaks against it."""
-    if here.jax is not None and here.jax["platform"] != "cpu":
+    if here.untouched or (here.jax is not None and here.jax["platform"] != "cpu"):
         return ""
     match word:
         case "cpu":
@@ -297,6 +323,10 @@ def _find_cause(error: str, log: tuple[str, ...]) -> str:
 
 
 def _check_worker(here: Surroundings) -> Finding | None:
+    if here.untouched:
+        mend = "a running agent says in GET /devices what its JAX sees; else run this again when the devices are free, "
+        mend += "and as root where other users' processes cannot be looked at"
+        return Finding("note", "device worker", f"JAX was not started: {here.untouched}", mend)
     if here.jax is None:
         mend = "mend what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
         cause = _find_cause(here.jax_error, here.jax_log)
@@ -349,6 +379,21 @@ def _check_simulation(here: Surroundings) -> Finding | None:
     return Finding("note", "simulated", seen, mend)
 
 
+def _check_connections(here: Surroundings) -> Finding | None:
+    """Says how many connections an agent would take that is started as the doctor was."""
+    wanted = here.settings.connection_limit
+    most = fit_connections(wanted, here.descriptors)
+    may_have = f"a process started here may have {here.descriptors} file descriptors"
+    if most == wanted:
+        return Finding("ok", "connections", f"at most {most}, as MESHWRIGHT_CONNECTION_LIMIT has it; {may_have}")
+    seen = f"at most {most}, not the {wanted} of MESHWRIGHT_CONNECTION_LIMIT: {may_have}, and the agent keeps {OWN} of "
+    seen += "them for its children and files"
+    mend = f"raise the hard limit to {wanted + OWN}: LimitNOFILE= (systemd), ulimit -Hn (shell), --ulimit (docker); or "
+    mend += f"set MESHWRIGHT_CONNECTION_LIMIT={most}\na service has limits of its own: what the running agent takes is "
+    mend += "meshwright_http_connection_limit of GET /metrics"
+    return Finding("note", "connections", seen, mend)
+
+
 def _check_state(here: Surroundings) -> Finding | None:
     if here.state_error:
         mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
@@ -367,8 +412,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     _check_compilers,
     _check_holders,
     _check_cpu_quota,
+    _check_connections,
     _check_state,
 )
 
-SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
+SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_connections, _check_state)
 """Of an agent that needs neither JAX nor a driver."""

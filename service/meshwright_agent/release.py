@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from meshwright.errors import DeviceBusyError, ProblemError
-from meshwright.wire.devices import Holder, Release, ReturnedMemory
+from meshwright.wire.devices import Holder, Release, ReturnedMemory, Unseen
 from meshwright_agent.baseline import MemoryBaseline
 from meshwright_agent.children import read_roots
 from meshwright_agent.clock import Clock
@@ -62,21 +62,23 @@ async def release_devices(
 
     look = await _ask_in_time(probe, settings, spawn, left_s())
     memory = baseline.compare(look.memory)
-    while not _is_back(memory) and left_s() >= ANOTHER_LOOK_S:  # a driver takes a moment to clear a context
-        again = await _ask_in_time(probe, settings, spawn, left_s())
-        if not again.memory:
+    while (not _is_back(memory) or baseline.misses(look.memory)) and left_s() >= ANOTHER_LOOK_S:
+        again = await _ask_in_time(probe, settings, spawn, left_s())  # a driver takes a moment to clear a context
+        if again.unseen == "late" and not again.memory:
             break
         look, memory = again, baseline.compare(again.memory)
     ending = (*outcome.abandoned_pids, *heard)
     holding = _list_holding(device, outcome.abandoned_pids)  # one may have gone while we looked
     if ears is not None:
         holding |= _list_holding(ears.listener, heard)
+    held = _name_own(look.held, ending, holding)
     return Release(
         released=not holding,
         took_s=clock.monotonic() - started_s,
         killed=outcome.killed,
         cancelled_runs=cancelled,
-        held=_name_own(look.held, ending, holding),
+        held=held,
+        unseen=look.unseen if held is None else None,
         memory=memory,
         worker=device.view(),
     )
@@ -114,9 +116,10 @@ async def make_way(
 
 @dataclass(frozen=True)
 class Look:
-    """What the probe says after a release: who holds a device (None: could not look), and memory by device."""
+    """What the probe says after a release: who holds a device (None: `unseen` says why), and memory by device."""
 
     held: tuple[Holder, ...] | None = None
+    unseen: Unseen = "late"
     memory: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -162,4 +165,4 @@ async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> L
         return Look()
     holders = answer.result["holders"]
     held = None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
-    return Look(held, answer.result.get("memory", {}))
+    return Look(held, "hidden", answer.result.get("memory", {}))

@@ -29,10 +29,9 @@ from meshwright_agent.store.database import Store
 from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.supervised import FakeSupervisor, Reply, answering
 from tests.unit.leasing.leases import build_lease
-from tests.unit.leasing.scene import ManualBoot
 
 FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
 
@@ -282,3 +281,65 @@ def test_a_passive_bench_of_two_devices_names_only_their_links(tmp_path: Path, d
         assert [{link["a"], link["b"]} for link in passive["links"]] == [{2, 5}]
 
     run_scene(tmp_path, [look(dgx)], [{}], test)
+
+
+# ---- holders that could not be looked at -----------------------------------------------------------------------------
+
+
+def test_no_bench_that_needs_a_device_idle_is_taken_where_nobody_could_look(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises(DeviceBusyError, match=r"who holds device 3 .* could not be looked at"):
+            await scene.submit(tier="full", devices=[3])
+        assert await scene.runs.list() == ()
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx, processes=None)], [{}], test)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_our_own_worker_is_let_go_where_only_without_it_can_be_seen_who_else_is_there(
+    tmp_path: Path, dgx: Machine, is_alone: bool
+) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.watch.look_at_jax()
+        scene.clock.advance(100)
+        run = await scene.finish(await scene.submit(tier="full", devices=[3], cases=["matmul"]))
+        assert len(scene.device.releases) == 1
+        assert "idle devices" in scene.device.releases[0]
+        assert scene.count(scene.device, "bench") == is_alone
+        assert run.state == "succeeded"
+        if not is_alone:
+            (skipped,) = (run.result or {})["skipped"]
+            assert "who holds device 3" in skipped["reason"]
+
+    hidden, after = look(dgx, processes=None), look(dgx, processes=() if is_alone else None)
+    assert dgx.jax is not None
+    answers: list[Reply] = [dict(dgx.jax), {"records": [], "skipped": []}, dict(dgx.jax)]
+    # Memory is not cleared at once: the first look after the release shows it in use still.
+    run_scene(tmp_path, [hidden, hidden, hidden, after], answers, test)
+
+
+def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        answer = scene.device.call
+
+        async def measure(op: str, arguments: dict[str, Any], **options: Any) -> Any:
+            if op == "bench":
+                begun.set()
+                await go_on.wait()
+            return await answer(op, arguments, **options)
+
+        scene.device.call = measure  # type: ignore[method-assign]
+        run = await scene.submit(tier="full", devices=[3])
+        await asyncio.wait_for(begun.wait(), 30)
+        await scene.watch.look_at_facts()
+        await asyncio.sleep(0.05)
+        state = (await scene.runs.get(run.id)).state
+        go_on.set()
+        await scene.finish(run)
+        assert state == "running"
+
+    assert dgx.jax is not None
+    free, hidden = look(dgx, processes=()), look(dgx, processes=None)
+    run_scene(tmp_path, [free, free, hidden], [dict(dgx.jax)], test)

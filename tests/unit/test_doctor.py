@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,10 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.wire.leases import LeasedDevice
+from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.doctor import CHECKS, Finding, Surroundings, examine, format_findings, judge
-from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts, Problem
+from meshwright_agent.facts.tpu import read_chips
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.serving.claim import claim_host, find_owner
 from meshwright_agent.settings import Settings
-from tests.fakes.machines import plant_machine
+from meshwright_agent.store.database import Store
+from tests.fakes.machines import RECORDED, plant_machine
+from tests.fakes.tree import plant
+from tests.unit.leasing.leases import build_lease
 
 PLAIN = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA13 = PLAIN | {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
@@ -108,6 +118,21 @@ def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_i
     expect(here, "note", "compilers", seen=["0.0.51"], mend=["pip install 'libtpu==0.0.42.*'"])
 
 
+def test_it_says_how_many_connections_an_agent_started_here_takes_and_why(machines: dict[str, Surroundings]) -> None:
+    finding = find(machines["cpu"], "connections")
+    assert finding is not None
+    assert finding.seen.startswith("at most 2048, as MESHWRIGHT_CONNECTION_LIMIT has it; ")
+    few = replace(machines["cpu"], descriptors=1024)
+    seen = ["at most 896, not the 2048 of MESHWRIGHT_CONNECTION_LIMIT", "1024 file descriptors", "keeps 128"]
+    expect(few, "note", "connections", seen=seen, mend=["LimitNOFILE", "2176", "MESHWRIGHT_CONNECTION_LIMIT=896"])
+    simulated = replace(few, settings=Settings(simulate="h100:8"))
+    assert find(simulated, "connections") == find(few, "connections")
+    less = few.settings.model_copy(update={"connection_limit": 896})
+    mended = find(replace(few, settings=less), "connections")
+    assert mended is not None
+    assert mended.level == "ok"
+
+
 # ---- JAX ------------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +210,10 @@ def test_a_driver_that_does_not_answer(machines: dict[str, Surroundings]) -> Non
 def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
     facts = machines["cpu"].facts
     assert facts is not None
-    here = replace(machines["cpu"], facts=replace(facts, problems=("no /proc/1/fd", "no NUMA")))
+    here = replace(
+        machines["cpu"],
+        facts=replace(facts, problems=tuple(Problem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))),
+    )
     expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
 
 
@@ -318,6 +346,15 @@ def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
     assert find(replace(machines["gpu"], facts=replace(facts, holders=holders)), "devices") is None
 
 
+@pytest.mark.parametrize("value", ["rocm", "tpu", "nonsense", "cuda"])
+def test_jax_that_was_not_started_is_a_note_with_the_reason_and_no_fault(
+    machines: dict[str, Surroundings], value: str
+) -> None:
+    here = replace(machines["gpu"], jax=None, untouched="process 7 (train.py) holds device 0")
+    expect(here, "note", "device worker", seen=["not started: process 7 (train.py) holds device 0"], mend=["as root"])
+    assert find(replace(here, environ={"JAX_PLATFORMS": value}), "JAX_PLATFORMS") is None
+
+
 @pytest.mark.parametrize(("threads", "mentioned"), [(0, True), (1, False), (64, False), (None, False)])
 def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | None, mentioned: bool) -> None:
     facts = machines["cpu"].facts
@@ -364,7 +401,7 @@ def test_whatever_is_here_is_judged_in_one_line_each_and_what_is_wrong_says_how_
 def test_a_check_that_has_nothing_to_look_at_says_nothing(machines: dict[str, Surroundings]) -> None:
     subjects = {finding.subject for finding in judge(machines["cpu"])}
     assert not subjects & {"NVIDIA driver", "CUDA plugin", "libtpu", "JAX_PLATFORMS", "devices", "CPU"}
-    assert len(CHECKS) == 11
+    assert len(CHECKS) == 12
 
 
 def test_findings_are_written_one_line_each_with_the_way_to_mend_them_below() -> None:
@@ -437,15 +474,87 @@ def test_a_state_directory_that_is_a_file_and_a_probe_without_a_host_are_found_b
     assert (findings["probe"].level, findings["device worker"].level) == ("wrong", "wrong")
 
 
+# ---- devices that somebody has --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A host with TPUs that nobody holds; JAX, were it started there, would leave a file."""
+    plant((RECORDED / "tpu-v5e-8" / "tree.txt").read_text(), tmp_path)
+    shutil.rmtree(tmp_path / "proc/3110")
+    jax = tmp_path / "broken" / "jax"
+    jax.mkdir(parents=True)
+    (jax / "__init__.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\nraise ImportError('touched')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{jax.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    roots = {f"{name}_root": tmp_path / folder for name, folder in (("sysfs", "sys"), ("proc", "proc"), ("dev", "dev"))}
+    return Settings(state_dir=tmp_path / "state", **roots)  # type: ignore[arg-type]
+
+
+def look_at_worker(settings: Settings, **options: Any) -> tuple[Finding, bool]:
+    """Returns what the doctor says of the worker, and whether it started JAX."""
+    (worker,) = (each for each in examine(settings, **options) if each.subject == "device worker")
+    return worker, (settings.sysfs_root.parent / "touched").exists()
+
+
+def test_the_doctor_starts_jax_on_devices_that_nobody_has(tpu_host: Settings) -> None:
+    worker, touched = look_at_worker(tpu_host)
+    assert (worker.level, touched) == ("wrong", True)
+    assert "touched" in worker.seen
+
+
+def test_the_doctor_starts_no_jax_on_devices_that_a_process_holds(tpu_host: Settings) -> None:
+    (file,) = {read_chips(tpu_host.sysfs_root)[0].file}
+    plant(f"== proc/4242/cmdline\n/opt/train\n=> proc/4242/fd/3 -> {file}", tpu_host.proc_root.parent)
+    worker, touched = look_at_worker(tpu_host)
+    assert (worker.level, touched) == ("note", False)
+    assert worker.seen == "JAX was not started: process 4242 (/opt/train) holds device 0"
+
+
+def test_the_doctor_starts_no_jax_where_nobody_can_look(tpu_host: Settings, tmp_path: Path) -> None:
+    settings = tpu_host.model_copy(update={"proc_root": tmp_path / "nothing"})
+    worker, touched = look_at_worker(settings)
+    assert (worker.level, touched) == ("note", False)
+    assert "could not be looked at" in worker.seen
+
+
+def test_the_doctor_starts_no_jax_beside_the_agent_of_the_host(tpu_host: Settings) -> None:
+    assert find_owner(tpu_host.sysfs_root) == ""
+    claim = claim_host(tpu_host.sysfs_root)
+    try:
+        claim.tell(["http://127.0.0.1:8790"])
+        owner = find_owner(tpu_host.sysfs_root)
+    finally:
+        claim.release()
+    worker, touched = look_at_worker(tpu_host, owner=owner)
+    assert (worker.level, touched) == ("note", False)
+    assert f"(process {os.getpid()}, which answers on http://127.0.0.1:8790)" in worker.seen
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings, is_over: bool) -> None:
+    boot = read_boot_clock(tpu_host.proc_root)
+    book = LeaseBook(SystemClock(), boot)
+    lease = build_lease(devices=(LeasedDevice(local_index=2), LeasedDevice(local_index=3)))
+
+    async def write() -> None:
+        store = await Store.open(tpu_host.state_dir / "meshwright.sqlite3", clock=SystemClock())
+        await store.save_leases([book.date(lease, -1 if is_over else 600)])
+        await store.close()
+
+    asyncio.run(write())
+    worker, touched = look_at_worker(tpu_host)
+    assert touched is is_over
+    if not is_over:
+        assert worker.seen == f"JAX was not started: device 2, 3 is leased by {lease.id} ({lease.purpose})"
+
+
 # ---- simulated hosts ------------------------------------------------------------------------------------------------
 
 
 def test_of_an_agent_that_simulates_it_is_said_so_and_nothing_of_the_host_is_looked_at(tmp_path: Path) -> None:
     findings = examine(Settings(simulate="64*h100:8", state_dir=tmp_path, dev_root=tmp_path / "none"), {})
-    assert [(finding.level, finding.subject) for finding in findings] == [
-        ("note", "simulated"),
-        ("ok", "state directory"),
-    ]
+    assert [finding.subject for finding in findings] == ["simulated", "connections", "state directory"]
+    assert (findings[0].level, findings[2].level) == ("note", "ok")
     assert "64*h100:8" in findings[0].seen
     assert "--simulate" in findings[0].mend
 
@@ -453,4 +562,7 @@ def test_of_an_agent_that_simulates_it_is_said_so_and_nothing_of_the_host_is_loo
 def test_a_simulation_that_cannot_write_is_as_wrong_as_any_agent(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     findings = examine(Settings(simulate="h100:8", state_dir=tmp_path / "file" / "state"), {})
-    assert [finding.level for finding in findings] == ["note", "wrong"]
+    assert [(finding.level, finding.subject) for finding in findings if finding.subject != "connections"] == [
+        ("note", "simulated"),
+        ("wrong", "state directory"),
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Scene:
     spawn: FakeSpawn
     probe: FakeSupervisor
     runs: RunQueue
+    baseline: MemoryBaseline = field(default_factory=MemoryBaseline)
 
     async def release(self, ears: XidEars | None = None) -> Release:
         return await release_devices(
@@ -46,7 +47,7 @@ class Scene:
             settings=Settings(),
             clock=SystemClock(),
             spawn=asyncio.create_task,
-            baseline=MemoryBaseline(),
+            baseline=self.baseline,
             ears=ears,
         )
 
@@ -119,6 +120,42 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
         assert (await scene.release()).released
 
     run_scene(tmp_path, test, look=look)
+
+
+@pytest.mark.parametrize(
+    ("look", "held", "unseen"),
+    [
+        ({"holders": None}, None, "hidden"),
+        (CallCancelled("the probe was ended"), None, "late"),
+        ({"holders": []}, (), None),
+    ],
+)
+def test_a_release_says_why_nobody_could_look(
+    tmp_path: Path, look: Reply, held: tuple[()] | None, unseen: str | None
+) -> None:
+    async def test(scene: Scene) -> None:
+        answer = await scene.release()
+        assert (answer.held, answer.unseen) == (held, unseen)
+
+    run_scene(tmp_path, test, look=look)
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+def test_memory_that_hides_who_holds_a_device_is_looked_at_again_until_it_is_cleared(
+    tmp_path: Path, is_cleared: bool
+) -> None:
+    hidden: Reply = {"holders": None, "memory": {}}
+
+    async def test(scene: Scene) -> None:
+        scene.baseline.note({"GPU-1": 2**20}, generation=0)
+        if is_cleared:
+            scene.probe.answers.append({"holders": [], "memory": {"GPU-1": 2**20}})
+        answer = await scene.release()
+        assert answer.took_s < BOUND_S
+        assert (answer.held, answer.unseen) == (((), None) if is_cleared else (None, "hidden"))
+        assert [each.is_back for each in answer.memory or ()] == [True] * is_cleared
+
+    run_scene(tmp_path, test, look=hidden)
 
 
 def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.topology.matrix import format_links
-from meshwright.topology.text import is_declared
+from meshwright.topology.text import describe_kind, is_declared
 from meshwright.wire.base import Evidence
-from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release
+from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release, Unseen
 
 
 def show_devices(
@@ -101,9 +101,8 @@ def _join(*parts: str | None) -> str:
 
 
 def _describe_kind(device: Device) -> str:
-    mig = f" MIG {device.mig.profile or ''}".rstrip() if device.mig else ""
     mode = f" [{device.compute_mode}]" if device.compute_mode not in {None, "default"} else ""
-    return f"{device.kind}{mig}{' (virtual)' if device.virtual else ''}{mode}"
+    return f"{describe_kind(device)}{' (virtual)' if device.virtual else ''}{mode}"
 
 
 def _describe_memory(device: Device) -> str:
@@ -181,11 +180,16 @@ def _print_release(session: Session, reply: Release) -> None:
     for run_id in reply.cancelled_runs:
         session.out.print(f"cancelled {clean(run_id)}")
     if reply.held is None:
-        print_warning(session, "nobody could look in time who else holds the devices")
+        print_warning(session, f"who else holds the devices is not known: {_UNSEEN[reply.unseen]}")
     elif reply.held:
         session.out.print(build_table(HOLDER_COLUMNS, reply.held))
 
 
+_UNSEEN: Final[dict[Unseen | None, str]] = {
+    "late": "the driver did not answer in time",
+    "hidden": "the agent may not look into all processes of the host (runbook: Rights)",
+    None: "nobody could look",
+}
 HOLDER_COLUMNS: Final[tuple[Column[Holder], ...]] = (
     Column("still held by", lambda holder: f"{holder.pid}{' (agent)' if holder.own else ''}"),
     Column("name", lambda holder: holder.name or ""),

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, cast
 
 from pydantic import FailFast, Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply
+from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply, Request
 
 Platform = Literal["cpu", "gpu", "tpu"]
 _PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
@@ -20,6 +20,9 @@ WorkerState = Literal["stopped", "starting", "ready", "busy", "stopping", "backo
 GranuleKind = Literal["host", "slice"]
 """What is joined inside by a fast network: a TPU slice, or a host of GPUs or CPUs."""
 
+
+Unseen = Literal["late", "hidden"]
+"""Why nobody could say who holds the devices."""
 
 LINK_COUNT_MAX: Final = 1024
 """Parallel links of one pair of devices: far more than any has, so that their rates stay finite."""
@@ -238,6 +241,10 @@ class ReturnedMemory(Reply):
     is_back: bool = Field(description="true: no more than the baseline, within the driver's own rounding")
 
 
+class ReleaseRequest(Request):
+    """`POST /devices/release`: nothing to choose, since all devices are given back or none."""
+
+
 class Release(Reply):
     """`POST /devices/release`: what became of it."""
 
@@ -246,7 +253,12 @@ class Release(Reply):
     took_s: float
     killed: bool = Field(description="true: the worker did not go by itself and was killed")
     cancelled_runs: tuple[str, ...] = ()
-    held: tuple[Holder, ...] | None = Field(default=(), description="who still holds one; null: could not look in time")
+    held: tuple[Holder, ...] | None = Field(default=(), description="who still holds one; null: see `unseen`")
+    unseen: Unseen | None = Field(
+        default=None,
+        description="why `held` is null. late: the driver did not answer in time; hidden: it answered, and the agent "
+        "may not look into all processes; null also from an older agent",
+    )
     memory: tuple[ReturnedMemory, ...] | None = Field(
         default=None, description="whether device memory is back where it was; null: no driver tells, or not in time"
     )

@@ -40,7 +40,7 @@ class Health(Reply):
     """`GET /health`."""
 
     schema_version: str = SCHEMA_VERSION
-    state: State = Field(description="the worst state of all components")
+    state: State = Field(description="the worst state of all components but those that are left alone on purpose")
     components: tuple[Component, ...]
 
 

@@ -32,6 +32,13 @@ CONTEXT_BYTES: Final = 400 * 2**20
 
 
 _ALL_ARE_OPENED: Final = "; JAX opens all devices of a host that it sees, also those that are not measured"
+_LET_IT_LOOK: Final = (
+    "let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers for TPUs)"
+    ', or use "tier": "passive"'
+)
+_OPEN: Final = frozenset({"ready", "busy"})
+_THERE: Final = _OPEN | {"starting", "stopping"}
+"""States of the agent's worker in which it has its devices open; in which it may have."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
         InvalidMeshError: the mesh is no mesh.
         InvalidRequestError: a device, an axis or a mesh size that is not there.
         BenchTooLargeError: it needs more memory than a device or the host has.
-        DeviceBusyError: another process holds a device that it would need for itself.
+        DeviceBusyError: another process holds a device that it would need for itself, or fills one that it would open,
+            or nobody could look whether one does; not while the agent's own worker is what hides that (`is_hidden`).
     """
     scope = build_host_scope(request, devices)
     if request.tier == "light":
@@ -99,7 +107,8 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
     chosen = _list_chosen(scope, devices)
     for demand in list_demands(scope):
         _check_memory(demand, devices, chosen)
-    check_holders(request, devices)
+    check_holders(request, devices, minds_unseen=devices.worker.state not in _THERE)
+    _check_contexts(request, devices)
 
 
 def resolve_tier(request: BenchRequest, scope: Scope) -> Tier:
@@ -191,10 +200,43 @@ def _device_room(device: Device) -> int | None:
 
 def _count_others(device: Device, used_bytes: int) -> int:
     """Returns what of the memory in use is not the agent's own; beside others, our context is to be added."""
-    processes = device.processes or ()
-    own_bytes = sum(process.used_bytes or 0 for process in processes if process.own)
-    is_shared = bool(processes) and not any(process.own for process in processes)
-    return max(0, used_bytes - own_bytes) + (CONTEXT_BYTES if is_shared else 0)
+    own_bytes = sum(process.used_bytes or 0 for process in device.processes or () if process.own)
+    return max(0, used_bytes - own_bytes) + (CONTEXT_BYTES if _needs_context(device) else 0)
+
+
+def _needs_context(device: Device) -> bool:
+    """Tells whether a bench would add a context to somebody else's, or to what may be somebody's."""
+    if device.processes is None:
+        return device.platform == "gpu"
+    return bool(device.processes) and not any(process.own for process in device.processes)
+
+
+def _check_contexts(request: BenchRequest, devices: Devices) -> None:
+    """Refuses a bench whose context does not fit on a GPU that JAX opens, measured or not."""
+    if _is_open(devices):
+        return  # the contexts are there
+    for device in list_opened(request, devices):
+        memory = device.memory
+        if device.platform != "gpu" or memory is None or memory.capacity_bytes is None or memory.used_bytes is None:
+            continue
+        left = max(0, memory.capacity_bytes - memory.used_bytes)
+        if _needs_context(device) and left < CONTEXT_BYTES:
+            raise _refuse_full(device, left)
+
+
+def _refuse_full(device: Device, left_bytes: int) -> DeviceBusyError:
+    others = _list_others(device)
+    who = _name(others) if others else "others, who could not be looked at,"
+    until = f"wait for process {others[0].pid} to end" if others else "wait until there is room"
+    return DeviceBusyError(
+        f"a bench would open device {device.local_index} ({device.kind}) too, of which {who} "
+        f"{'leaves' if len(others) == 1 else 'leave'} {left_bytes} bytes; a CUDA context takes up to {CONTEXT_BYTES}",
+        hint=f"{until}, or hide the device from the agent (CUDA_VISIBLE_DEVICES){_ALL_ARE_OPENED}",
+    )
+
+
+def _is_open(devices: Devices) -> bool:
+    return devices.worker.state in _OPEN
 
 
 def _check_room(demand: Demand, where: str, need_bytes: int, multiple: float, room_bytes: int | None) -> None:
@@ -226,20 +268,45 @@ def _suggest(demand: Demand, fits_bytes: float) -> str:
     return f'use "sizes_bytes": [{2 ** int(math.log2(fits_bytes))}]'
 
 
-def check_holders(request: BenchRequest, devices: Devices) -> None:
+def check_holders(request: BenchRequest, devices: Devices, *, minds_unseen: bool = True) -> None:
     """Does nothing if nobody else is in the way of the bench.
 
+    Holders that could not be looked at may be anybody. Only of a device that one process at a time can use, and that
+    the agent's own worker has open, it is known all the same that nobody else is there.
+
+    Args:
+        minds_unseen: False where only a holder that is seen counts.
+
     Raises:
-        DeviceBusyError: a process has a device to itself that JAX would open, or the tier needs the devices idle.
+        DeviceBusyError: a process has a device to itself that JAX would open, or the tier needs the devices idle; or
+            there may be one, since nobody could look.
     """
-    scope = build_host_scope(request, devices)
-    tier = resolve_tier(request, scope)
-    for device in list_opened(request, devices):
-        if is_exclusive(device) and (others := _list_others(device)):
-            raise _refuse_busy(tier, device, others, exclusive=True)
-    for device in _list_chosen(scope, devices):
-        if tier == "full" and (others := _list_others(device)):
-            raise _refuse_busy(tier, device, others, exclusive=False)
+    tier = resolve_tier(request, build_host_scope(request, devices))
+    for device in _list_needed(request, devices, tier):
+        others = _list_others(device)
+        if others:
+            raise _refuse_busy(tier, device, others, exclusive=is_exclusive(device))
+        if minds_unseen and _is_unseen(device, devices):
+            raise _refuse_unseen(tier, device)
+
+
+def is_hidden(request: BenchRequest, devices: Devices) -> bool:
+    """Tells whether the agent's own worker may be why nobody can tell who else has a device that must be idle."""
+    needed = _list_needed(request, devices, resolve_tier(request, build_host_scope(request, devices)))
+    return devices.worker.state in _THERE and any(_is_unseen(device, devices) for device in needed)
+
+
+def _is_unseen(device: Device, devices: Devices) -> bool:
+    return device.processes is None and not (is_exclusive(device) and _is_open(devices))
+
+
+def _list_needed(request: BenchRequest, devices: Devices, tier: Tier) -> list[Device]:
+    """Returns the devices that a bench needs for itself."""
+    exclusive = [device for device in list_opened(request, devices) if is_exclusive(device)]
+    if tier != "full":
+        return exclusive
+    chosen = _list_chosen(build_host_scope(request, devices), devices)
+    return [*exclusive, *(device for device in chosen if device not in exclusive and device.platform != "cpu")]
 
 
 def is_exclusive(device: Device) -> bool:
@@ -248,6 +315,7 @@ def is_exclusive(device: Device) -> bool:
 
 
 def _list_others(device: Device) -> list[DeviceProcess]:
+    """Returns the processes that are seen to hold a device and are not the agent's; `_is_unseen`: there may be more."""
     return [process for process in device.processes or () if not process.own]
 
 
@@ -262,15 +330,31 @@ def describe_process(process: DeviceProcess) -> str:
     return f"process {process.pid} ({name})" + (f" in {place}" if place else "")
 
 
+def _name(processes: Sequence[DeviceProcess]) -> str:
+    more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
+    return ", ".join(map(describe_process, processes[:3])) + more
+
+
+def _describe_need(*, exclusive: bool) -> str:
+    return "one process at a time can use it" if exclusive else "the full tier needs idle devices"
+
+
 def _refuse_busy(tier: Tier, device: Device, others: Sequence[DeviceProcess], *, exclusive: bool) -> DeviceBusyError:
-    rule = "one process at a time can use it" if exclusive else "the full tier needs idle devices"
-    named = ", ".join(map(describe_process, others[:3])) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
     hold = "holds" if len(others) == 1 else "hold"
     return DeviceBusyError(
-        f"a bench of the {tier} tier would open device {device.local_index} ({device.kind}), which {named} {hold}; "
-        f"{rule}",
+        f"a bench of the {tier} tier would open device {device.local_index} ({device.kind}), which {_name(others)} "
+        f"{hold}; {_describe_need(exclusive=exclusive)}",
         hint=f"wait for process {others[0].pid} to end"
         + (_ALL_ARE_OPENED if exclusive else ', or name other devices: "devices": […], or use "tier": "light"'),
+    )
+
+
+def _refuse_unseen(tier: Tier, device: Device) -> DeviceBusyError:
+    exclusive = is_exclusive(device)
+    return DeviceBusyError(
+        f"who holds device {device.local_index} ({device.kind}) could not be looked at, and a bench of the {tier} tier "
+        f"would open it; {_describe_need(exclusive=exclusive)}, and a bench opens none unseen",
+        hint=_LET_IT_LOOK + (_ALL_ARE_OPENED if exclusive else ', or "tier": "light", which shares a GPU'),
     )
 
 

@@ -22,10 +22,12 @@ from meshwright_agent.leasing.choice import build_leased, choose_devices
 from meshwright_agent.leasing.ownership import AGENT, Claimant
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
-from meshwright_agent.store.leases import ROUTE, StoredLease
+from meshwright_agent.store.leases import ROUTE, TABLE, StoredLease
 
 SWEEP_S: Final = 1.0
 """How often the end of leases is looked for, so that it is written down and seen on /devices."""
+
+UNREADABLE: Final = "the store could not read it when the agent was started"
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +71,17 @@ class LeaseDesk:
         self.preempted: Counter[tuple[str, ...]] = Counter({("lease",): 0, ("run",): 0})
         self._unwritten: dict[str, str] = {}
         self._untold: set[str] = set()
+        self._again: dict[str, StoredLease] = {}
 
     async def start(self) -> None:
-        """Takes up the leases of the agent before; then looks for ends for ever, in the background."""
+        """Takes up the leases of the agent before; then looks for ends for ever, in the background.
+
+        One that cannot be read holds nothing: nobody knows its devices.
+        """
         self.book.recall(await self._store().list_held_leases())
+        for lease_id in self._store().unreadable.get(TABLE, ()):
+            log.error("lease %s cannot be read: its devices are not reserved any more", lease_id)
+            self._unwritten[lease_id] = UNREADABLE
         await self._sweep()
         self._spawn(self._run())
 
@@ -131,7 +140,7 @@ class LeaseDesk:
             self._untold.add(held.lease.id)  # the disk may write it after all, later than we waited
             self._undo(held, given_way)
             raise
-        return await self._clear(held, runs)
+        return await self._clear(held, given_way, runs)
 
     def _build(
         self,
@@ -156,17 +165,17 @@ class LeaseDesk:
         )
         return self.book.date(lease, request.ttl_s)
 
-    async def _clear(self, held: StoredLease, runs: tuple[str, ...]) -> StoredLease:
+    async def _clear(self, held: StoredLease, given_way: Sequence[StoredLease], runs: tuple[str, ...]) -> StoredLease:
         """Frees the devices of the agent's own work.
 
         Raises:
-            DeviceBusyError: its worker does not let go; the lease has ended then.
+            DeviceBusyError: its worker does not let go; the lease has ended then, and those that gave way hold again.
         """
         reason = f"pre-empted by lease {held.lease.id} ({held.lease.purpose})"
         try:
             gone = await self._make_way(runs, reason)
         except DeviceBusyError as error:
-            await self._end(held.lease.id, f"not given: {error.detail}")
+            await self._give_back(held, given_way, f"not given: {error.detail}")
             raise
         told = held.lease.model_copy(update={"cancelled_runs": gone})
         kept = StoredLease(told, held.boot_id, held.until_s)
@@ -174,6 +183,13 @@ class LeaseDesk:
         self.preempted["run",] += len(gone)
         self.preempted["lease",] += len(kept.lease.preempted_leases)
         return kept
+
+    async def _give_back(self, held: StoredLease, given_way: Sequence[StoredLease], reason: str) -> None:
+        """Ends a lease that could not be given; what gave way to it holds on, for as long as it had."""
+        self._undo(held, given_way)
+        self._again |= {each.lease.id: each for each in given_way}
+        self._unwritten[held.lease.id] = reason
+        await self._write_ends()
 
     def _undo(self, held: StoredLease, given_way: Sequence[StoredLease]) -> None:
         self.book.end(held.lease.id)
@@ -259,7 +275,11 @@ class LeaseDesk:
     ) -> None:
         """Writes leases, and whatever could not be written before."""
         unwritten, untold = dict(self._unwritten), frozenset(self._untold)
-        await self._store().save_leases(held, key=key, ended={**unwritten, **(ended or {})}, forgotten=untold)
+        written = {each.lease.id for each in held}
+        again = [each for name, each in self._again.items() if name not in written and self.book.find(name) is not None]
+        ends = {**unwritten, **(ended or {})}
+        await self._store().save_leases((*held, *again), key=key, ended=ends, forgotten=untold)
+        self._again = {}
         for lease_id in unwritten:
             self._unwritten.pop(lease_id, None)
         self._untold -= untold

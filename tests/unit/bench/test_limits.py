@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from meshwright.errors import BenchTooLargeError, DeviceBusyError, InvalidRequestError
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
-from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory
-from meshwright_agent.bench.limits import APPETITES, check_bench, find_closed, list_demands, resolve_tier
+from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory, WorkerState
+from meshwright_agent.bench.limits import (
+    APPETITES,
+    CONTEXT_BYTES,
+    check_bench,
+    check_holders,
+    find_closed,
+    is_hidden,
+    list_demands,
+    resolve_tier,
+)
 from meshwright_agent.bench.scope import CASES, build_host_scope, build_scope
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import GIB, build_host
@@ -227,3 +236,91 @@ def test_beside_another_process_a_cuda_context_is_reserved_and_our_own_memory_is
     with pytest.raises(BenchTooLargeError):
         check(host(16 * GIB - 500 * 2**20), **size)
     check(host(16 * GIB - 600 * 2**20), **size)
+
+
+# ---- holders that could not be looked at -----------------------------------------------------------------------------
+
+UNSEEN: dict[str, Any] = {"processes": None}
+
+
+def with_worker(host: Devices, state: WorkerState) -> Devices:
+    return host.model_copy(update={"worker": host.worker.model_copy(update={"state": state})})
+
+
+@pytest.mark.parametrize(
+    ("platform", "mode", "tier"),
+    [
+        ("tpu", None, "light"),
+        ("tpu", None, "full"),
+        ("gpu", "exclusive_process", "light"),
+        ("gpu", "exclusive_process", "full"),
+        ("gpu", "default", "full"),
+    ],
+)
+def test_who_could_not_be_looked_at_may_be_in_the_way(platform: Any, mode: str | None, tier: str) -> None:
+    host = build_host(2, platform, changes={1: {**UNSEEN, "compute_mode": mode}})
+    with pytest.raises(DeviceBusyError, match=r"who holds device 1 \(.*\) could not be looked at") as caught:
+        check(host, tier=tier, cases=["matmul"], devices=[1])
+    for word in ("owners.conf", "features.hostPID", '"tier": "passive"'):
+        assert word in caught.value.hint
+    assert ('"tier": "light"' in caught.value.hint) is (mode == "default")
+    check(host, tier="passive")
+
+
+def test_a_shared_gpu_has_room_for_a_light_bench_beside_whoever_may_be_there() -> None:
+    check(build_host(2, "gpu", changes={1: {**UNSEEN, "compute_mode": "default"}}), tier="light")
+
+
+@pytest.mark.parametrize(("platform", "mode"), [("tpu", None), ("gpu", "exclusive_process")])
+def test_nobody_else_is_on_a_device_for_one_process_that_our_own_has_open(platform: Any, mode: str | None) -> None:
+    host = build_host(2, platform, changes={0: {**UNSEEN, "compute_mode": mode}})
+    for state in ("ready", "busy"):
+        check_holders(BenchRequest(), with_worker(host, state))  # type: ignore[arg-type]
+        assert not is_hidden(BenchRequest(), with_worker(host, state))  # type: ignore[arg-type]
+    with pytest.raises(DeviceBusyError):
+        check_holders(BenchRequest(), with_worker(host, "starting"))
+
+
+@pytest.mark.parametrize("state", ["stopped", "starting", "ready", "busy", "stopping", "backoff", "failed"])
+def test_our_own_worker_hides_who_else_is_on_a_shared_gpu_and_is_no_reason_to_refuse(state: Any) -> None:
+    request = BenchRequest(tier="full")
+    host = with_worker(build_host(2, "gpu", changes={1: {**UNSEEN, "compute_mode": "default"}}), state)
+    is_there = state in {"starting", "ready", "busy", "stopping"}
+    assert is_hidden(request, host) is is_there
+    assert not is_hidden(BenchRequest(tier="light"), host)
+    if is_there:
+        check_bench(request, host)
+    else:
+        with pytest.raises(DeviceBusyError):
+            check_bench(request, host)
+    with pytest.raises(DeviceBusyError):  # before it begins: the worker is let go first
+        check_holders(request, host)
+    check_holders(request, host, minds_unseen=False)
+
+
+# ---- room for a context ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [None, (DeviceProcess(pid=7, name="train.py"),)])
+def test_every_gpu_that_jax_opens_beside_others_has_room_for_a_context(processes: Any) -> None:
+    def host(left_bytes: int, **more: Any) -> Devices:
+        memory = Memory(capacity_bytes=16 * GIB, used_bytes=16 * GIB - left_bytes, **EVIDENCE)
+        return build_host(
+            2, "gpu", changes={1: {"memory": memory, "processes": processes, "compute_mode": "default", **more}}
+        )
+
+    asked: dict[str, Any] = {"tier": "light", "devices": [0], "cases": ["matmul"]}
+    check(host(CONTEXT_BYTES), **asked)
+    with pytest.raises(DeviceBusyError, match=rf"device 1 .* too.*{CONTEXT_BYTES - 1} bytes") as caught:
+        check(host(CONTEXT_BYTES - 1), **asked)
+    assert ("process 7 (train.py) leaves" in caught.value.detail) is bool(processes)
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
+    check_bench(BenchRequest.model_validate(asked), with_worker(host(0), "ready"))  # its context is there
+    check(host(0, processes=()), **asked)  # memory that nobody's context takes: JAX says what it thinks of it
+
+
+def test_beside_who_could_not_be_looked_at_a_context_is_reserved_too() -> None:
+    memory = Memory(capacity_bytes=16 * GIB, used_bytes=16 * GIB - 500 * 2**20, **EVIDENCE)
+    host = build_host(1, "gpu", changes={0: {"memory": memory, "compute_mode": "default", **UNSEEN}})
+    with pytest.raises(BenchTooLargeError):
+        check(host, cases=["replicate"], sizes_bytes=[64 * 2**20], devices=[0])

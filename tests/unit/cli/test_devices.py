@@ -3,6 +3,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from meshwright.cli.devices import describe_processes
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.wire.base import Notice
@@ -70,8 +72,13 @@ def test_mig_compute_mode_and_jax_id_are_shown_where_there_are_any(meshwright: C
     line = _show_first(
         meshwright, jax=jax, mig=Mig(parent_uuid="GPU-0", profile="1g.10gb"), compute_mode="exclusive_process"
     )
-    assert "NVIDIA H100 80GB HBM3 MIG 1g.10gb [exclusive_process]" in line
+    assert "NVIDIA H100 80GB HBM3 MIG 1g.10gb of GPU-0 [exclusive_process]" in line
     assert " 2048 " in line
+
+
+def test_an_instance_whose_kind_has_its_profile_is_told_it_once(meshwright: CommandLine) -> None:
+    line = _show_first(meshwright, kind="NVIDIA A100 MIG 3g.20gb", mig=Mig(parent_uuid="GPU-0", profile="3g.20gb"))
+    assert "NVIDIA A100 MIG 3g.20gb of GPU-0 " in line
 
 
 def test_holders_are_named_and_the_agents_own_worker_is_marked() -> None:
@@ -164,8 +171,14 @@ def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: C
     assert printed.out.splitlines()[-1].split() == ["99", "(agent)", "train", "GPU-1"]
 
 
-def test_holders_that_nobody_could_look_up_are_not_called_none(meshwright: CommandLine) -> None:
+@pytest.mark.parametrize(
+    ("unseen", "words"),
+    [("late", "did not answer in time"), ("hidden", "may not look into all processes"), (None, "nobody could look")],
+)
+def test_holders_that_nobody_could_look_up_are_not_called_none_and_the_reason_is_told(
+    meshwright: CommandLine, unseen: Any, words: str
+) -> None:
     worker = meshwright.fake.devices.worker
-    reply = Release(released=True, took_s=0.1, killed=False, held=None, worker=worker)
+    reply = Release(released=True, took_s=0.1, killed=False, held=None, unseen=unseen, worker=worker)
     meshwright.fake.answer("POST", "/devices/release", reply)
-    assert "nobody could look" in meshwright("release").err
+    assert words in meshwright("release").err

@@ -15,21 +15,10 @@ from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.leasing.desk import LeaseDesk
 from meshwright_agent.store.database import Store
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.bench.hosts import build_host
 
 Result = TypeVar("Result")
-
-
-@dataclass
-class ManualBoot:
-    """Time since the machine started, which goes on when told to, and no more than that."""
-
-    boot_id: str = "boot-1"
-    now_s: float = 1000.0
-
-    def since_boot_s(self) -> float:
-        return self.now_s
 
 
 class SickStore:

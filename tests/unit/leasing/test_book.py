@@ -13,11 +13,10 @@ from meshwright.wire.devices import Device, Mig
 from meshwright.wire.leases import LeasedDevice, LeaseRequest
 from meshwright_agent.leasing.book import LeaseBook, covers
 from meshwright_agent.leasing.choice import build_leased, choose_devices
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import build_host
 from tests.unit.leasing.leases import build_lease
-from tests.unit.leasing.scene import ManualBoot
 
 
 def build(**fields: Any) -> Device:

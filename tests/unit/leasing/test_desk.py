@@ -16,8 +16,8 @@ from meshwright.errors import (
     LeaseNotFoundError,
     StoreUnavailableError,
 )
-from tests.fakes.stored import ManualClock
-from tests.unit.leasing.scene import ManualBoot, Scene, opened, run_scene
+from tests.fakes.stored import ManualBoot, ManualClock
+from tests.unit.leasing.scene import Scene, opened, run_scene
 
 # ---- who gives way -------------------------------------------------------------------------------------------------
 
@@ -369,3 +369,56 @@ def test_the_end_of_a_lease_is_seen_without_being_asked_for(tmp_path: Path) -> N
             assert "not renewed" in (await scene.store.find_lease(lease.id)).ended
 
     asyncio.run(main())
+
+
+# ---- a lease that could not be given ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_what_gave_way_to_a_lease_that_could_not_be_given_holds_on(tmp_path: Path, is_down: bool) -> None:
+    boot = ManualBoot()
+
+    async def first(scene: Scene) -> str:
+        old = await scene.lease([0, 1], preemptible=True, ttl_s=600)
+        scene.holds_on = True
+        make_way = scene.make_way
+
+        async def fail(runs: Any, reason: str) -> tuple[str, ...]:
+            scene.store.is_down = is_down
+            scene.boot.now_s += 100
+            return await make_way(runs, reason)
+
+        scene.make_way = fail  # type: ignore[method-assign]
+        with pytest.raises(DeviceBusyError, match="process 7"):
+            await scene.lease([1, 2])
+        assert [(each.id, each.expires_in_s) for each in scene.desk.list()] == [(old.id, 500)]
+        assert scene.desk.preempted["lease",] == 0
+        scene.store.is_down = scene.holds_on = False
+        await scene.lease([3])  # with this, or at the next sweep, what the disk did not take is written
+        return old.id
+
+    async def second(scene: Scene) -> list[str]:
+        return [each.id for each in scene.desk.list()]
+
+    old_id = run_scene(tmp_path, first, boot=boot)
+    assert run_scene(tmp_path, second, boot=boot)[0] == old_id
+
+
+def test_what_gave_way_does_not_hold_on_beyond_its_time(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        old = await scene.lease([0], preemptible=True, ttl_s=2)
+        scene.holds_on = True
+        make_way = scene.make_way
+
+        async def take_long(runs: Any, reason: str) -> tuple[str, ...]:
+            scene.boot.now_s += 3
+            return await make_way(runs, reason)
+
+        scene.make_way = take_long  # type: ignore[method-assign]
+        with pytest.raises(DeviceBusyError):
+            await scene.lease([0])
+        assert scene.desk.list() == ()
+        with pytest.raises(LeaseNotFoundError):
+            await scene.desk.get(old.id)
+
+    run_scene(tmp_path, test)

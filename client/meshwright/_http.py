@@ -65,6 +65,8 @@ def _build_tls(settings: Settings) -> ssl.SSLContext:
         raise SettingsError(
             f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error}); name a PEM file"
         ) from None
+    if settings.ca_file is not None:  # which may hold the agent's own certificate alone: Python's default from 3.13 on
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     cert, key = settings.client_cert_file, settings.client_key_file
     if cert is None:
         return context
@@ -121,8 +123,8 @@ def _find_tls(error: BaseException) -> ssl.SSLError | None:
 
 def _kind(error: Exception, was_answered: bool) -> FailureKind:
     match _find_tls(error):
-        case ssl.SSLCertVerificationError():
-            return "untrusted"
+        case ssl.SSLCertVerificationError() as distrust:
+            return "expired" if getattr(distrust, "verify_code", None) in _NOT_NOW else "untrusted"
         case ssl.SSLError(reason=reason) if isinstance(error, httpx.ConnectError) or reason not in _TLS_ENDINGS:
             return "handshake"
     match error:
@@ -134,6 +136,12 @@ def _kind(error: Exception, was_answered: bool) -> FailureKind:
             return "stale"
     return "lost"
 
+
+_NOT_NOW: Final = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which is also of an authority's certificate.
+
+Source: OpenSSL's X509_STORE_CTX_get_error(3).
+"""
 
 _TLS_ENDINGS: Final = frozenset({"UNEXPECTED_EOF_WHILE_READING", "APPLICATION_DATA_AFTER_CLOSE_NOTIFY"})
 """OpenSSL's reasons that mean a connection that ended, as it may on any transport."""
@@ -348,8 +356,15 @@ def _build_refusal() -> ssl.SSLError:
     return error
 
 
+def _build_expired() -> ssl.SSLError:
+    error = ssl.SSLCertVerificationError(1, "the certificate has expired")
+    error.verify_code = max(_NOT_NOW)
+    return error
+
+
 _TLS_ERRORS: Final[dict[FailureKind, Callable[[], ssl.SSLError]]] = {
     "untrusted": lambda: ssl.SSLCertVerificationError(1, "the certificate is not trusted"),
+    "expired": _build_expired,
     "handshake": _build_refusal,
 }
 
@@ -362,6 +377,7 @@ def _build_exception(broken: BrokenError, request: httpx.Request) -> httpx.Trans
         "lost": httpx.RemoteProtocolError,
         "closed": httpx.CloseError,
         "untrusted": httpx.ConnectError,
+        "expired": httpx.ConnectError,
         "handshake": httpx.ReadError,
     }
     if broken.kind in _TLS_ERRORS:

@@ -19,6 +19,7 @@ AxisType = Literal["auto", "explicit", "manual"]
 AXIS_TYPES: Final[tuple[AxisType, ...]] = get_args(AxisType)
 MAX_AXES: Final = 16
 MAX_NAME_LENGTH: Final = 64
+MAX_SIZE_DIGITS: Final = 20
 
 MeshLike = str | Mapping[str, int] | Sequence[tuple[str, int]]
 """What `MeshSpec.parse` reads: "dp:2,tp:4", {"dp": 2, "tp": 4} or [("dp", 2), ("tp", 4)]."""
@@ -161,7 +162,7 @@ def _parse_entry(entry: str) -> tuple[str, int]:
     if not colon:
         raise _refuse(f"entry {entry.strip()!r} has no size; an axis is name:size")
     digits = size.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_SIZE_DIGITS):
         raise _refuse(f"axis {name!r} has size {size!r}; a size is an integer ≥ 1, or -1")
     return name, int(size)
 
@@ -185,5 +186,7 @@ def _check_name(name: object) -> None:
 def _check_size(name: str, size: object) -> None:
     if isinstance(size, bool) or not isinstance(size, int):
         raise _refuse(f"axis {name!r} has size {repr(size)[:80]}; a size is an integer ≥ 1, or -1")
+    if abs(size) >= 10**MAX_SIZE_DIGITS:
+        raise _refuse(f"axis {name!r} has a size of over {MAX_SIZE_DIGITS} digits; a size is an integer ≥ 1, or -1")
     if size < 1 and size != -1:
         raise _refuse(f"axis {name!r} has size {size}; a size is ≥ 1, or -1 for the rest of the devices")

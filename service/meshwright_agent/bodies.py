@@ -1,12 +1,13 @@
 """Bodies: bytes as strict JSON, and as a model. RFC 8259, without what `json` lets through.
 
-Rule: doubled names, NaN, Infinity and anything but UTF-8 are refused, and every refusal is a problem. Pure, so that
-the planner child reads what the agent only passes on.
+Rule: doubled names, NaN, Infinity, half a surrogate pair and anything but UTF-8 are refused, and every refusal is a
+problem. Pure, so that the planner child reads what the agent only passes on.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -17,6 +18,8 @@ from meshwright.wire.problem import translate_validation
 
 MOST_ERRORS: Final = 100
 """That a refusal goes into: a topology of hundreds of hosts that is none has thousands, all alike."""
+
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -37,12 +40,15 @@ def parse_json(body: bytes) -> Any:
     """Returns the value that a body says.
 
     Raises:
-        json.JSONDecodeError: not UTF-8, not JSON, a name twice in one object, a number that is none, or nested too
-            deep.
+        json.JSONDecodeError: not UTF-8, not JSON, a name twice in one object, a number that is none, half a surrogate
+            pair, or nested too deep.
     """
     text = _decode(body)
     try:
-        return json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):
+            _refuse_halves(value)
+        return value
     except json.JSONDecodeError:
         raise
     except RecursionError as error:
@@ -84,6 +90,18 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         doubled = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"the name {doubled[:80]!r} stands twice in one object; the first value would be lost")
     return built
+
+
+def _refuse_halves(value: Any) -> None:
+    """Passes if every string of a value can be written again: `json` reads half a pair where it is escaped.
+
+    Source: RFC 8259 §8.2.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise ValueError(f"\\u{half:04x} is half of a surrogate pair and no character; write both halves") from error
 
 
 def _refuse_constant(word: str) -> NoReturn:

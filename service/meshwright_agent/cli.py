@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import shlex
 import shutil
+import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -102,8 +106,10 @@ def doctor(
 ) -> None:
     """Say in plain words what is wrong with this host's JAX, and how to mend it."""
     from meshwright_agent.doctor import examine, format_findings
+    from meshwright_agent.serving.claim import find_owner
 
-    findings = examine(read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir))
+    settings = read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir)
+    findings = examine(settings, owner=find_owner(settings.sysfs_root))
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
@@ -115,8 +121,9 @@ def _serve(settings: Settings) -> int:
     from meshwright_agent.access.errors import AccessSettingsError
     from meshwright_agent.agent import Agent
     from meshwright_agent.api.app import build_app
+    from meshwright_agent.descriptors import raise_descriptor_limit
     from meshwright_agent.serving.claim import HostTakenError
-    from meshwright_agent.serving.descriptors import raise_descriptor_limit
+    from meshwright_agent.serving.refused import RefusedConnections
     from meshwright_agent.serving.server import CannotListenError, serve
     from meshwright_agent.telemetry.logs import logging_to_stderr
     from meshwright_agent.telemetry.tracing import TRACING, TracingUnavailableError
@@ -126,8 +133,9 @@ def _serve(settings: Settings) -> int:
         with logging_to_stderr(settings.log_format, settings.log_level), sending:
             raise_descriptor_limit()
             agent = Agent(settings)
+            refused: RefusedConnections = Counter()
             with _claiming(settings) as tell:
-                return serve(build_app(agent), agent, on_listening=tell)
+                return serve(build_app(agent, refused), agent, on_listening=tell, refused=refused)
     except (CannotListenError, StoreUnavailableError, TracingUnavailableError, HostTakenError) as error:
         typer.echo(str(error), err=True)
         return 1
@@ -152,7 +160,10 @@ def _claiming(settings: Settings) -> Iterator[Callable[[list[str]], None]]:
     def tell(addresses: list[str]) -> None:
         if claim is not None:
             claim.tell(addresses)
-        _print_addresses(addresses, settings)
+        if settings.log_format == "json":
+            _log_addresses(addresses, settings)
+        else:
+            _print_addresses(addresses, settings)
 
     try:
         yield tell
@@ -161,27 +172,48 @@ def _claiming(settings: Settings) -> Iterator[Callable[[list[str]], None]]:
             claim.release()
 
 
+def _log_addresses(addresses: list[str], settings: Settings) -> None:
+    """Says where the agent listens as one record of the log, at any level: collectors join stdout and stderr."""
+    log = logging.getLogger("meshwright.listening")
+    log.setLevel(logging.INFO)
+    version = meshwright_agent.__version__
+    extra = {"version": version, "addresses": addresses, "simulates": settings.simulate}
+    log.info("meshwright agent %s listens on %s", version, ", ".join(addresses), extra=extra)
+
+
 def _print_addresses(addresses: list[str], settings: Settings) -> None:
     typer.echo(f"meshwright agent {meshwright_agent.__version__} listens on {', '.join(addresses)}")
     if settings.simulate is not None:
         typer.echo(f"simulates {settings.simulate}: its devices are declared, none is here, nothing can be measured")
-    if addresses[0].startswith("unix://"):
-        curl = f"curl -s --unix-socket {addresses[0].removeprefix('unix://')} http://agent"
+    lines = _list_tries(addresses[0], settings)
+    typer.echo("try:\n" + "\n".join(f"  {line}" for line in lines))
+    sys.stdout.flush()
+
+
+def _list_tries(address: str, settings: Settings) -> list[str]:
+    """Returns lines for a shell that ask an agent at this address; what only the caller has is a variable in them."""
+    variables = ""
+    if address.startswith("unix://"):
+        curl = f"curl -s --unix-socket {address.removeprefix('unix://')} http://agent"
     else:
-        tls = "" if settings.tls_cert_file is None else f" --cacert {settings.tls_cert_file}"
-        token = "" if settings.tokens_file is None else ' -H "Authorization: Bearer $MESHWRIGHT_TOKEN"'
-        curl = f"curl -s{tls}{token} {addresses[0]}"
+        options = "" if settings.tokens_file is None else ' -H "Authorization: Bearer $MESHWRIGHT_TOKEN"'
+        if settings.tls_client_ca_file is not None:
+            options = f' --cert "$MESHWRIGHT_CLIENT_CERT_FILE" --key "$MESHWRIGHT_CLIENT_KEY_FILE"{options}'
+        if settings.tls_cert_file is not None:
+            address = address.replace("//0.0.0.0:", f"//{socket.gethostname()}:")  # which no certificate names
+            address = address.replace("//[::]:", f"//{socket.gethostname()}:")
+            options = f" --cacert {shlex.quote(str(settings.tls_cert_file))}{options}"
+            variables = f" MESHWRIGHT_CA_FILE={shlex.quote(str(settings.tls_cert_file))}"
+        curl = f"curl -s{options} {address}"
     quick = f"{curl}/placement/bench --json '{{}}'".replace("curl -s", "curl -s -i")
-    lines = [
+    return [
         f"{curl}/readyz",
         f"{curl}/devices?format=text".replace("?", r"\?"),
         f"{curl}/mesh/plan?mesh=dp:2,tp:-1".replace("?", r"\?"),
         f"{curl}/batch-size?hardware=h100".replace("?", r"\?"),
         *([] if settings.simulate else [quick]),
-        f"MESHWRIGHT_URL={addresses[0]} {_find_command()} plan dp:2,tp:-1",
+        f"MESHWRIGHT_URL={address}{variables} {_find_command()} plan dp:2,tp:-1",
     ]
-    typer.echo("try:\n" + "\n".join(f"  {line}" for line in lines))
-    sys.stdout.flush()
 
 
 def _find_command() -> str:

@@ -58,7 +58,12 @@ class Settings(BaseSettings):
     uds_mode: str = Field(default="0660", pattern="^0?[0-7]{3}$", description="permissions of the unix socket, octal")
     connection_limit: int = Field(default=2048, ge=1, le=65536, description="open connections; more get 503 at once")
     header_timeout_s: float = Field(default=10.0, gt=0, le=600, description="how long a request's headers may take")
-    body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="how long a request's body may take")
+    body_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="how long a request's body may take, and an answer stand still that nobody reads",
+    )
     header_limit_bytes: int = Field(
         default=1 << 14, ge=1024, le=1 << 20, description="largest request line with headers; longer gets 431"
     )
@@ -88,7 +93,12 @@ class Settings(BaseSettings):
         "again when leases end",
     )
     probe_interval_s: float = Field(default=30.0, gt=0, description="how often driver, sysfs and worker are looked at")
-    stale_after_s: float = Field(default=120.0, gt=0, description="a health check older than this is unknown")
+    stale_after_s: float = Field(
+        default=120.0,
+        gt=0,
+        validate_default=True,
+        description="a health check older than this is unknown; at least twice MESHWRIGHT_PROBE_INTERVAL_S",
+    )
     start_timeout_s: float = Field(default=120.0, gt=0, description="how long JAX may take to start")
     probe_timeout_s: float = Field(default=10.0, gt=0, description="how long a driver may take to answer")
     describe_timeout_s: float = Field(default=30.0, gt=0, description="how long JAX may take to list its devices")
@@ -122,7 +132,9 @@ class Settings(BaseSettings):
     keep_events: int = Field(default=10000, ge=1, description="events of health to keep")
     keep_events_days: float = Field(default=30.0, gt=0, le=36500, description="days that events of health are kept")
     expect: str = Field(
-        default="", description="devices that must be here: 8, or 8*h100; empty: those that were seen, once confirmed"
+        default="",
+        description="devices that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, cards of "
+        "that chip, divided or not; empty: those that were seen, once confirmed",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
     xid_events: Literal["auto", "always", "never"] = Field(
@@ -169,6 +181,18 @@ class Settings(BaseSettings):
         if info.field_name in _OPTIONAL_PATHS:
             return None
         raise ValueError("is empty; give a folder, or leave the setting out")
+
+    @field_validator("stale_after_s", mode="after")
+    @classmethod
+    def _outlasting_a_look(cls, stale_s: float, info: ValidationInfo) -> float:
+        """What is looked at in time must not be too old before the next look has ended, and that takes its time."""
+        interval_s = info.data.get("probe_interval_s")  # None: it is wrong, and said already
+        if interval_s is None or stale_s >= 2 * interval_s:
+            return stale_s
+        raise ValueError(
+            f"{stale_s:g} s is less than twice probe_interval_s ({interval_s:g} s), so that what was seen in time "
+            f"would be unknown before the next look; give {4 * interval_s:g}, or look every {stale_s / 4:g} s"
+        )
 
     @field_validator("expect", mode="after")
     @classmethod

@@ -50,7 +50,8 @@ WITHOUT_WORKER = (
 @pytest.fixture(scope="module")
 def robust() -> Iterator[RunningAgent]:
     """An agent whose worker may be killed often, and is not started again by a look at the host."""
-    with start_agent(cpu_devices=4, MESHWRIGHT_CRASH_BUDGET="100", MESHWRIGHT_PROBE_INTERVAL_S="3600") as agent:
+    rare = {"MESHWRIGHT_PROBE_INTERVAL_S": "3600", "MESHWRIGHT_STALE_AFTER_S": "7200"}
+    with start_agent(cpu_devices=4, MESHWRIGHT_CRASH_BUDGET="100", **rare) as agent:
         yield agent
 
 

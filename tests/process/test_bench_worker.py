@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from meshwright.errors import InvalidRequestError
 from meshwright.wire.bench import BenchResult
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.worker.supervisor import ChildSpec, Supervisor
+from meshwright_agent.worker.supervisor import Supervisor
+from tests.process.device_workers import LIMIT_S, supervise
 
-LIMIT_S = 120.0
 SMALL = {"cases": ["host_to_device", "all_reduce"], "sizes_bytes": [65536], "samples": 3}
 LONG = {"cases": ["all_reduce"], "sizes_bytes": [1 << 24], "samples": 1000, "max_s": 100.0}
-
-
-def supervise(scenario: Callable[[Supervisor], Awaitable[None]]) -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
-
-    async def run() -> None:
-        spec = ChildSpec("device", "meshwright_agent.worker.device", lambda: environment)
-        supervisor = Supervisor(spec, clock=SystemClock())
-        try:
-            await asyncio.wait_for(scenario(supervisor), LIMIT_S)
-        finally:
-            await supervisor.close()
-
-    asyncio.run(run())
 
 
 def test_a_bench_tells_progress_and_records_and_answers_with_its_result() -> None:

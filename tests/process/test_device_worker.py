@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Awaitable, Callable
-
 import jax
 import pytest
 
 from meshwright.errors import WorkerFailedError
 from meshwright.wire.devices import JaxView
-from meshwright_agent.clock import SystemClock
 from meshwright_agent.worker import device
-from meshwright_agent.worker.supervisor import ChildSpec, Supervisor
-
-LIMIT_S = 120.0
-
-
-def supervise(scenario: Callable[[Supervisor], Awaitable[None]], **variables: str) -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", **variables}
-
-    async def run() -> None:
-        spec = ChildSpec("device", "meshwright_agent.worker.device", lambda: environment)
-        supervisor = Supervisor(spec, clock=SystemClock())
-        try:
-            await asyncio.wait_for(scenario(supervisor), LIMIT_S)
-        finally:
-            await supervisor.close()
-
-    asyncio.run(run())
+from meshwright_agent.worker.supervisor import Supervisor
+from tests.process.device_workers import LIMIT_S, supervise
 
 
 def test_it_says_hello_with_versions_and_describes_its_devices_as_jax_does() -> None:

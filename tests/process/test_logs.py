@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from meshwright_agent import __version__
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import plant_jax
 
@@ -20,9 +21,8 @@ JAX_SPEAKS = "import sys; print('jax was here', file=sys.stderr); raise ImportEr
 
 
 def read_lines(agent: RunningAgent) -> list[dict[str, Any]]:
-    """Returns the lines of the log, each of which must be an object; what was printed for people aside."""
-    lines = agent.log_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    """Returns the lines of stdout and stderr together, each of which must be an object."""
+    return [json.loads(line) for line in agent.log_text().splitlines()]
 
 
 def find(agent: RunningAgent, **fields: Any) -> list[dict[str, Any]]:
@@ -49,6 +49,9 @@ def test_every_request_is_a_line_of_json_with_its_id_and_template_once_that_was_
             "status": 422,
         }
         assert (devices["route"], devices["status"]) == ("/devices", 200)
+        (listening,) = find(agent, logger="meshwright.listening")  # also at level warning
+        assert listening["addresses"] == [agent.url, f"unix://{agent.uds}"]
+        assert (listening["version"], listening["simulates"]) == (__version__, None)
         assert "hunter2" not in agent.log_text()
 
 

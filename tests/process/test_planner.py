@@ -10,8 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from meshwright.testing.hardware import build_devices
 from meshwright.wire.mesh import PlanRequest
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import is_alive, list_children, list_mapped_files, stopped, worker_pid
+from tests.process.polling import polling
 
 LARGE = "v5p:16x20x28"
 MESHES = ("dp:56,fsdp:20,tp:8", "dp:28,fsdp:40,tp:8", "pp:4,dp:28,fsdp:10,tp:8")
@@ -53,33 +52,11 @@ def find_planner(agent: RunningAgent) -> int:
     return found[0]
 
 
-@contextlib.contextmanager
-def polling(agent: RunningAgent) -> Iterator[list[float]]:
-    """Asks /healthz again and again for the length of the block; gives how long each answer took."""
-    took_s: list[float] = []
-    ended = threading.Event()
-
-    def poll() -> None:
-        with httpx.Client(base_url=agent.url, timeout=60) as client:
-            while not ended.wait(0.005):
-                began_s = time.perf_counter()
-                client.get("/healthz").raise_for_status()
-                took_s.append(time.perf_counter() - began_s)
-
-    poller = threading.Thread(target=poll)
-    poller.start()
-    try:
-        yield took_s
-    finally:
-        ended.set()
-        poller.join(timeout=60)
-
-
 # ---- it is not felt -------------------------------------------------------------------------------------------------
 
 
 def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_lives(host: RunningAgent) -> None:
-    with polling(host) as took_s:
+    with polling(host, every_s=0.005) as took_s:
         replies = [ask(host, mesh=mesh, target=LARGE) for mesh in (*MESHES, *MESHES)]
     assert [reply.status_code for reply in replies] == [200] * len(replies)
     assert len(replies[0].json()["plans"][0]["devices"]) == 8960
@@ -190,7 +167,7 @@ def build_hosts(count: int) -> list[dict[str, Any]]:
 def test_a_topology_of_megabytes_is_planned_and_not_felt(host: RunningAgent) -> None:
     body = {"mesh": "dp:200,tp:8", "topology": build_hosts(200)}
     assert len(json.dumps(body)) > 1 << 20
-    with polling(host) as took_s:
+    with polling(host, every_s=0.005) as took_s:
         reply = ask(host, **body)
     assert reply.status_code == 200, reply.text[:2000]
     assert {device["host"] for device in reply.json()["plans"][0]["devices"]} == {f"gpu-{n}" for n in range(200)}

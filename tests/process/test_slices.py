@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
-import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 
 from meshwright.topology.torus import Dimension, find_wraps
-from tests.process.slice_environment import SLICE_ENVIRONMENT
+from tests.process.slice_environment import run_on_slices
 
 PROGRAM = Path(__file__).with_name("slice_job.py")
 LIMIT_S = 200.0
@@ -66,19 +63,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def answers() -> list[dict[str, Any]]:
-    cases = json.dumps([case.to_json() for case in CASES])
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        input=cases,
-        env={**os.environ, **SLICE_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    return run_on_slices(PROGRAM, [case.to_json() for case in CASES], LIMIT_S)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{c.slices}*{c.target} {c.sizes}" for c in CASES])

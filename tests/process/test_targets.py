@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
 from tests.fakes.slices import NamedSlice, read_named_slices
 from tests.process.described_job import digest
-from tests.process.slice_environment import SLICE_ENVIRONMENT
+from tests.process.slice_environment import run_on_slices
 
 PROGRAM = Path(__file__).with_name("described_job.py")
 LIMIT_S = 200.0
@@ -56,17 +53,8 @@ CASES = [(named.name, write_case(named)) for named in read_named_slices()] + SEV
 
 @pytest.fixture(scope="module")
 def described() -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        input=json.dumps([case for _, case in CASES]),
-        env={**os.environ, **SLICE_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip((name for name, _ in CASES), json.loads(done.stdout.splitlines()[-1]), strict=True))
+    answers = run_on_slices(PROGRAM, [case for _, case in CASES], LIMIT_S)
+    return dict(zip((name for name, _ in CASES), answers, strict=True))
 
 
 def tell(topology: Topology) -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pytest
 from meshwright_agent.worker.planner import OF_THE_TRAINING
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import ask, await_end, is_alive, list_children, parse_events, read_run, stopped
+from tests.process.polling import polling
 
 MODEL = {
     "vocab_size": 256,
@@ -84,35 +84,13 @@ def await_compiler(agent: RunningAgent, run_id: str) -> int:
     return pid
 
 
-@contextlib.contextmanager
-def polling(agent: RunningAgent) -> Iterator[list[float]]:
-    """Asks /healthz again and again for the length of the block; gives how long each answer took."""
-    took_s: list[float] = []
-    ended = threading.Event()
-
-    def poll() -> None:
-        with httpx.Client(base_url=agent.url, timeout=60) as client:
-            while not ended.wait(0.02):
-                began_s = time.perf_counter()
-                client.get("/healthz").raise_for_status()
-                took_s.append(time.perf_counter() - began_s)
-
-    poller = threading.Thread(target=poll)
-    poller.start()
-    try:
-        yield took_s
-    finally:
-        ended.set()
-        poller.join(timeout=60)
-
-
 # ---- a plan for a TPU that is not here ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def told(host: RunningAgent) -> tuple[list[dict[str, Any]], dict[str, Any], list[float]]:
     """The events and the end of a compile for TPUs, and how long /healthz took meanwhile."""
-    with polling(host) as took_s:
+    with polling(host, every_s=0.02) as took_s:
         run_id = submit(host, build_request(**ON_TPU))
         events = parse_events(httpx.get(f"{host.url}/runs/{run_id}/events", timeout=120).text)
     return events, await_end(host, run_id), took_s

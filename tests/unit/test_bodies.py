@@ -60,3 +60,14 @@ def test_a_body_is_its_text_or_the_byte_that_is_none_is_told() -> None:
     assert decode_body("köln".encode()) == "köln"
     with pytest.raises(InvalidRequestError, match="not UTF-8: byte 1 is 0xf6"):
         decode_body("köln".encode("latin-1"))
+
+
+@pytest.mark.parametrize("text", [r'"\ud800"', r'{"a": ["\uDFFF"]}', r'{"\ud83d": 1}', r'"\ude00\ud83d"'])
+def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError, match="half of a surrogate pair"):
+        parse_json(text.encode())
+
+
+@pytest.mark.parametrize("text", [r'"\ud83d\ude00"', r'"\\ud800"', '"😀"'])
+def test_a_whole_pair_and_its_letters_are_text(text: str) -> None:
+    assert parse_json(text.encode()) == json.loads(text)

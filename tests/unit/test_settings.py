@@ -149,6 +149,21 @@ def test_an_upper_bound_is_taken_and_one_more_is_not(name: str, most: int) -> No
         Settings(**{name: most + 1})
 
 
+@pytest.mark.parametrize("value", [{"probe_interval_s": 61}, {"stale_after_s": 59}])
+def test_what_was_seen_in_time_may_not_be_too_old_before_the_next_look(value: dict[str, float]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(**value)  # type: ignore[arg-type]
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("stale_after_s",)
+    stale_s = re.search(r"give ([0-9.]+),", error["msg"])
+    interval_s = re.search(r"look every ([0-9.]+) s", error["msg"])
+    assert stale_s
+    assert interval_s
+    assert Settings(**{**value, "stale_after_s": float(stale_s[1])})  # type: ignore[arg-type]
+    assert Settings(**{**value, "probe_interval_s": float(interval_s[1])})  # type: ignore[arg-type]
+    assert Settings(stale_after_s=60, probe_interval_s=30).stale_after_s == 60
+
+
 def test_every_setting_says_what_it_is_and_every_number_is_bounded() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name

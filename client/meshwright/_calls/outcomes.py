@@ -32,7 +32,12 @@ MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
 _REPEATABLE: Final = frozenset({408, 429})
-_FUTILE: Final = frozenset({"untrusted", "closed"})
+_LIKE_REFUSED: Final = frozenset({"lost", "stale"})
+"""So it looks when an agent refuses a client's certificate: in TLS 1.3 the client has ended its handshake by then."""
+_REFUSED: Final = (
+    "look that MESHWRIGHT_CLIENT_CERT_FILE is set, has not expired, and is signed by an authority of the agent's"
+)
+_FUTILE: Final = frozenset({"untrusted", "expired", "closed"})
 """Failures that a repetition does not mend."""
 _HINTS: Final = {
     "refused": "start one with `meshwright-agent serve`, or name its address in MESHWRIGHT_URL",
@@ -42,6 +47,8 @@ _HINTS: Final = {
     "closed": "make a new client, or close this one later",
     "untrusted": "name the file of the authority that signed the agent's certificate in MESHWRIGHT_CA_FILE, and ask by "
     "a name that stands in the certificate",
+    "expired": "the agent's certificate, or its authority's, is not valid at this time: renew it, or check the clock "
+    "of this host",
     "handshake": "show a certificate that the agent takes (MESHWRIGHT_CLIENT_CERT_FILE, MESHWRIGHT_CLIENT_KEY_FILE); "
     "an agent without TLS is asked by http://",
 }
@@ -174,8 +181,10 @@ def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
 
 def _build_connection_error(failure: Failure, request: Request, host: str) -> AgentConnectionError:
     hint = _HINTS[failure.kind]
-    if failure.kind == "lost" and host.startswith("https:"):  # a refused certificate may look like this
-        hint = f"{hint}; {_HINTS['handshake']}"
+    if failure.kind in _LIKE_REFUSED and host.startswith("https:"):
+        hint = (
+            f"where the agent asks for a client certificate, it may have refused this client's: {_REFUSED}; else {hint}"
+        )
     if failure.kind == "timeout":
         return AgentTimeoutError(f"{request}: {host} did not answer in time: {failure.message}", host=host, hint=hint)
     return AgentConnectionError(f"{request}: no answer from {host}: {failure.message}", host=host, hint=hint)

@@ -91,6 +91,11 @@ def parse_address(text: str) -> Address:
     Raises:
         SettingsError: any other text.
     """
+    if "@" in text and not text.strip().startswith("unix:"):
+        raise SettingsError(
+            "the agent's address has a user or a password before an @, which is not shown here and not sent; leave it "
+            f"out, and give the token in MESHWRIGHT_TOKEN or MESHWRIGHT_TOKEN_FILE; {_EXAMPLE}"
+        )
     try:
         parts = urlsplit(text.strip())
         port = parts.port  # parsed, and checked, only when asked for
@@ -102,7 +107,7 @@ def parse_address(text: str) -> Address:
         case "unix" if not parts.netloc and parts.path.startswith("/") and parts.path != "/":
             path = unquote(parts.path)
             return Address("http://localhost", path, f"unix://{path}", is_local=True)
-        case "http" | "https" if parts.hostname and "@" not in parts.netloc and port != 0:
+        case "http" | "https" if parts.hostname and port != 0:
             url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
             return Address(url, None, url, is_local=_is_loopback(parts))
     raise SettingsError(f"the agent's address {text!r} is not http://, https:// or unix:///path; {_EXAMPLE}")

@@ -107,7 +107,8 @@ _Timeout = Annotated[
         "--timeout",
         metavar="S",
         callback=check_timeout,
-        help="Seconds that one answer may take, a compile's too; not the whole of a bench, which has --max-s.",
+        help="Seconds that an answer may keep silent, and a compile take; of check and fleets the whole command, "
+        "of a bench not: it has --max-s.",
     ),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the agent's JSON, and nothing else.")]

@@ -2,7 +2,8 @@
 
 Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
 required of it (`requirements`) has a state as its parts have.
-Asks once and briefly, since node checks have a time limit.
+Asks once and briefly, since node checks have a time limit, and says it briefly: parts that share a cause are told once,
+and a line is as long as who reads it keeps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typer.core import TyperCommand
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
 from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge, parse_required, take_one
 from meshwright.cli.session import Session
+from meshwright.cli.time_limit import TimeLimit
 from meshwright.errors import MeshwrightError
 from meshwright.wire.health import Component, Health, State
 
@@ -32,6 +34,11 @@ TIMEOUT_S: Final = 10.0
 NPD_BYTES: Final = 80
 """What the node problem detector keeps of a plugin's output. Source: kubernetes/node-problem-detector,
 pkg/custompluginmonitor/types/config.go, defaultMaxOutputLength."""
+NAGIOS_BYTES: Final = 1023
+"""What a packet of NRPE 2 holds, figures and all. Source: NagiosEnterprises/nrpe, include/common.h,
+MAX_PACKETBUFFER_LENGTH 1024."""
+SLURM_BYTES: Final = 200
+"""What deploy/slurm/healthcheck.sh gives Slurm as a reason."""
 
 EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     # pass, info, warning · critical or unknown · could not run
@@ -83,7 +90,10 @@ def check_health(
       nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
       npd      0 OK · 1 problem (degraded, unhealthy) · 2 unknown; at most 80 bytes
       slurm    1 the node must be drained (unhealthy) · 0 otherwise; one line
-    Usage errors are 2, of nagios 3. Asks once, for at most 10 s (--timeout).
+    Usage errors are 2, of nagios 3.
+
+    Asks once. All of it takes at most 10 s (--timeout): what the host's health does not say by then is no answer, what
+    a requirement must know is unknown.
     """
     codes = EXIT_CODES[exit_style]
     required = parse_required(
@@ -93,10 +103,12 @@ def check_health(
         take_one(max_age, "--max-age"),
         max_health,
     )
+    limit_s = TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
     try:
-        with session.open(timeout_s=TIMEOUT_S, max_retries=0) as client:
-            health = client.health()
-            findings = judge(required, health, client)
+        with session.open(timeout_s=limit_s, max_retries=0) as client:
+            limit = TimeLimit(limit_s, client.base_url)
+            health = limit.ask(client.health)
+            findings = judge(required, health, client, limit)
     except MeshwrightError as error:
         _print_no_answer(session, exit_style, error)
         return codes["no_answer"]
@@ -169,14 +181,14 @@ def find_style(arguments: Sequence[str]) -> ExitStyle:
 
 
 def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
-    """Returns one line: the requirements and parts that are as bad as the whole, with their reasons."""
+    """Returns one line: the requirements and parts that are as bad as the whole, with their reasons, each once."""
     worst = find_worst(health, findings)
     missed = [f"{_VERDICTS[each.state]}: {_flatten(str(each))}" for each in findings if each.state == worst]
-    parts = [
-        f"{part.name} {part.state}: {_flatten(part.reason)}".rstrip(": ")
-        for part in health.components
-        if part.state == worst
-    ]
+    names: dict[str, list[str]] = {}
+    for part in health.components:
+        if part.state == worst:
+            names.setdefault(_flatten(part.reason), []).append(part.name)
+    parts = [_tell_parts(of_reason, worst, reason) for reason, of_reason in names.items()]
     if worst == "healthy" or not missed + parts:
         count = len(findings)
         met = f", {count} requirement{'s' if count > 1 else ''} met" if findings else ""
@@ -184,18 +196,26 @@ def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
     return "; ".join(missed + parts)
 
 
+def _tell_parts(names: Sequence[str], state: State, reason: str) -> str:
+    """Returns what parts have in common: "8 parts unknown: driver does not answer, such as device:0"."""
+    if len(names) == 1:
+        return f"{names[0]} {state}: {reason}".rstrip(": ")
+    return f"{f'{len(names)} parts {state}: {reason}'.rstrip(': ')}, such as {names[0]}"
+
+
 def format_line(style: ExitStyle, outcome: Outcome, summary: str, counts: Mapping[State, int]) -> str:
     """Returns the one line that a style prints; `counts` is the parts in each state, {} if not known."""
     code = EXIT_CODES[style][outcome]
     match style:
         case "nagios":
-            figures = " ".join(f"{state}={counts.get(state, 0)}" for state in get_args(State))
+            named = " ".join(f"{state}={counts.get(state, 0)}" for state in get_args(State))
+            figures = f" | {named}" if counts else ""
             line = f"MESHWRIGHT {NAGIOS_WORDS[code]} - {summary.replace('|', '/')}"
-            return f"{line} | {figures}" if counts else line
+            return f"{_cut(line, NAGIOS_BYTES - len(figures))}{figures}"
         case "npd":
-            return _cut(summary)
+            return _cut(summary.translate(_ASCII).encode("ascii", "replace").decode(), NPD_BYTES)
         case "slurm":
-            return f"{'drain' if code else 'keep'}: {summary}"
+            return _cut(f"{'drain' if code else 'keep'}: {summary}", SLURM_BYTES)
     return summary
 
 
@@ -203,10 +223,12 @@ def _flatten(text: str) -> str:
     return clean(" ".join(text.split()))
 
 
-def _cut(text: str) -> str:
-    """Returns the text within the limit, in plain ASCII, since the limit counts bytes."""
-    plain = text.translate(_ASCII).encode("ascii", "replace").decode()
-    return plain if len(plain) <= NPD_BYTES else f"{plain[: NPD_BYTES - 3]}..."
+def _cut(text: str, most_bytes: int) -> str:
+    """Returns the text, and of one that is longer its beginning with "..."; no sign is cut in two."""
+    whole = text.encode(errors="replace")
+    if len(whole) <= most_bytes:
+        return text
+    return f"{whole[: most_bytes - 3].decode(errors='ignore')}..."
 
 
 def _print_components(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:

@@ -1,26 +1,39 @@
-"""`meshwright events` and `meshwright acknowledge`: what happened to a host's health, and an operator's word on it."""
+"""`meshwright events` and `meshwright acknowledge`: what happened to a host's health, and an operator's word on it.
+
+Rule: what was asked for is shown whole, in as many calls as that takes; where less is shown, it is said.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
+from meshwright.cli.components import find_component, list_components, tell_components
 from meshwright.cli.output import Column, build_table, clean, style_state
 from meshwright.cli.quantities import parse_moment
 from meshwright.cli.session import OK, Session
-from meshwright.wire.health import HealthEvent
+from meshwright.errors import ComponentNotFoundError
+from meshwright.wire.health import HealthEvent, HealthEvents
+
+if TYPE_CHECKING:
+    from meshwright._client import Client
 
 MOST: Final = 1000
 """Events that an agent tells at once."""
+SHOWN: Final = 100
+"""Events that are shown where nobody said which."""
 
 
 def show_events(
     session: Session,
-    component: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this one: device:3.")] = None,
+    component: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only of this one, as `meshwright check` names it; device:3 is device 3's."),
+    ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="1h", help="Not older than this: 30min, 24h, or 2026-11-22T10:00:00Z.")
     ] = None,
@@ -34,7 +47,8 @@ def show_events(
 ) -> int:
     """Show what happened to the host's health, oldest first.
 
-    With --json the agent's reply; with --follow too, one event a line.
+    All that there is --since a time or --after an event; without these, the newest 100. With --json as the agent
+    replies; with --follow too, one event a line.
 
     Exit codes: 0 done · 2 usage, or no answer · 130 interrupted.
     """
@@ -46,24 +60,58 @@ def show_events(
     if follow:
         return _follow(session, component, at, after)
     with session.open() as client:
-        reply = client.events(component, after=after, limit=limit, since=at)
-    if session.as_json:
-        session.print_json(reply)
-    elif reply.events:
-        session.out.print(build_table(COLUMNS, reply.events))
-    else:
-        of = "" if component is None else f" of {clean(component)}; `meshwright check` names the components"
-        session.print_lines(f"no events{of}")
+        if component is not None:
+            component = find_component(client, component)
+        if limit is None and (at, after) != (None, None):
+            reply = _join(_read_pages(client, component, at, after))
+        else:
+            reply = client.events(component, after=after, limit=limit or SHOWN, since=at)
+        if session.as_json:
+            session.print_json(reply)
+        elif reply.events:
+            session.out.print(build_table(COLUMNS, reply.events))
+        else:
+            session.print_lines("no events" if component is None else _tell_none(component, list_components(client)))
+    if (at, after, limit) == (None, None, None) and len(reply.events) == SHOWN:
+        told = f"these are the newest {SHOWN}; --since 24h or --after 0 shows all from there on"
+        session.err.print(told, soft_wrap=True)
     return OK
+
+
+def _tell_none(component: str, names: Collection[str]) -> str:
+    known = "" if component in names else f"; {tell_components(component, names)}"
+    return f"no events of {clean(component)}{known}"
+
+
+def _read_pages(
+    client: Client, component: str | None, since: datetime | None, after: int | None
+) -> Iterator[HealthEvents]:
+    """Yields all that the agent has, oldest first, in replies of `MOST` events; at least one reply."""
+    seen = after or 0
+    while True:
+        reply = client.events(component, after=seen, limit=MOST, since=since)
+        yield reply
+        if len(reply.events) < MOST:
+            return
+        seen = reply.events[-1].seq
+
+
+def _join(pages: Iterable[HealthEvents]) -> HealthEvents:
+    """Returns replies as one: the last, with the events of all."""
+    *before, last = pages
+    events = [event for page in before for event in page.events]
+    return last.model_copy(update={"events": (*events, *last.events)})
 
 
 def _follow(session: Session, component: str | None, since: datetime | None, after: int | None) -> int:
     with session.open() as client:
+        if component is not None:
+            component = find_component(client, component)
         if since is not None:
-            known = client.events(component, since=since, after=after, limit=MOST)
-            if not _tell(session, known.events, component):
-                return OK
-            after = known.events[-1].seq if known.events else known.last_seq
+            for page in _read_pages(client, component, since, after):
+                if not _tell(session, page.events, component):
+                    return OK
+                after = page.events[-1].seq if page.events else page.last_seq
         for event in client.follow_events(after):
             if not _tell(session, (event,), component):
                 break
@@ -85,7 +133,10 @@ def _write(event: HealthEvent, *, as_json: bool) -> str:
 
 def acknowledge_component(
     session: Session,
-    component: Annotated[str, typer.Argument(metavar="COMPONENT", help="Its name, as `meshwright check` shows it.")],
+    component: Annotated[
+        str,
+        typer.Argument(metavar="COMPONENT", help="Its name, as `meshwright check` shows it; device:3 is device 3's."),
+    ],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="What was done about it; kept in the history.")],
 ) -> int:
     """Tell the agent that the faults of a component are dealt with. Needs a token with the scope admin.
@@ -93,7 +144,12 @@ def acknowledge_component(
     Exit codes: 0 done · 1 no such component · 2 usage, or no answer.
     """
     with session.open() as client:
-        told = client.acknowledge(component, reason)
+        component = find_component(client, component)
+        try:
+            told = client.acknowledge(component, reason)
+        except ComponentNotFoundError as error:
+            error.hint = tell_components(component, list_components(client))
+            raise
     if session.as_json:
         session.print_json(told)
     else:

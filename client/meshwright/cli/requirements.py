@@ -16,6 +16,7 @@ import typer
 from meshwright.cli.arguments import parse_case
 from meshwright.cli.output import format_bytes, format_rate, format_time
 from meshwright.cli.quantities import parse_devices, parse_duration, parse_memory, parse_rate
+from meshwright.cli.time_limit import TimeLimit
 from meshwright.errors import MeshwrightError
 from meshwright.topology.counted import ChipCount
 from meshwright.wire.bench import BenchCase, BenchRecord, LatestBench
@@ -115,17 +116,17 @@ def _parse_bandwidth(text: str) -> tuple[BenchCase, float]:
     return case, parse_rate(rate, "--min-busbw")
 
 
-def judge(required: Required, health: Health, client: Client) -> tuple[Finding, ...]:
-    """Returns what became of each requirement; asks the agent for what they need, once each."""
-    return tuple(_judge(required, health, client))
+def judge(required: Required, health: Health, client: Client, limit: TimeLimit) -> tuple[Finding, ...]:
+    """Returns what became of each requirement; asks the agent for what they need, once each and within the limit."""
+    return tuple(_judge(required, health, client, limit))
 
 
-def _judge(required: Required, health: Health, client: Client) -> Iterator[Finding]:
+def _judge(required: Required, health: Health, client: Client, limit: TimeLimit) -> Iterator[Finding]:
     if required.max_health is not None:
         yield judge_health(required.max_health, health)
     if required.devices is None and required.min_hbm_bytes is None and not required.min_busbw:
         return
-    devices = _ask(client.devices)
+    devices = _ask(client.devices, limit)
     if required.devices is not None:
         wanted = required.devices
         yield _apply("devices", str(wanted), devices, lambda seen: judge_devices(wanted, seen))
@@ -133,7 +134,7 @@ def _judge(required: Required, health: Health, client: Client) -> Iterator[Findi
         least = required.min_hbm_bytes
         asked = _write_least_memory(least)
         yield _apply("hbm", asked, devices, lambda seen: judge_memory(least, _choose(required.devices, seen)))
-    latest = _ask(client.latest_bench) if required.min_busbw else ""
+    latest = _ask(client.latest_bench, limit) if required.min_busbw else ""
     for case, rate in required.min_busbw.items():
         asked = _write_least_rate(rate, required.max_age_s)
         if isinstance(devices, str):
@@ -143,10 +144,10 @@ def _judge(required: Required, health: Health, client: Client) -> Iterator[Findi
         yield _apply(case, asked, latest, partial(judge_bandwidth, case, rate, required.max_age_s, chosen))
 
 
-def _ask(question: Callable[[], T]) -> T | str:
+def _ask(question: Callable[[], T], limit: TimeLimit) -> T | str:
     """Returns the answer, or why there is none."""
     try:
-        return question()
+        return limit.ask(question)
     except MeshwrightError as error:
         return f"could not be looked at: {str(error).partition(chr(10))[0]}"
 

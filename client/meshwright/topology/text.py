@@ -15,6 +15,8 @@ from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder
 
 WIDTH: Final = 100
 MOST_IN_MATRIX: Final = 16
+UUID_SHOWN: Final = 12
+"""Characters of a GPU's uuid: "GPU-" and the first eight digits."""
 CONTAINER_SHOWN: Final = 12
 """Characters of a container's id that `docker ps` shows too."""
 
@@ -128,7 +130,15 @@ def is_declared(devices: Devices) -> bool:
 
 
 def _show_kind(device: Device) -> str:
-    return f"{device.kind.removeprefix('NVIDIA ')}{' (virtual)' if device.virtual else ''}"
+    return f"{describe_kind(device).removeprefix('NVIDIA ')}{' (virtual)' if device.virtual else ''}"
+
+
+def describe_kind(device: Device) -> str:
+    """Returns the product's name; of a MIG instance with its profile and the card that it is a part of."""
+    if device.mig is None:
+        return device.kind
+    profile = f" MIG {device.mig.profile or ''}".rstrip() if " MIG " not in device.kind else ""
+    return f"{device.kind}{profile} of {device.mig.parent_uuid[:UUID_SHOWN]}"
 
 
 def _show_memory(device: Device) -> str:

@@ -82,6 +82,7 @@ class ActivityCollector(Collector):
     def _collect_store(self) -> Iterator[Metric]:
         store = self._agent.store
         yield build_counter("meshwright_store_failures_total", store.failure_count)
+        yield build_histogram("meshwright_store_write_duration_seconds", ("outcome",), [((), store.writes)])
         size = build_gauges("meshwright_store_size_bytes", ())
         if store.size_bytes is not None:
             size.add_metric([], store.size_bytes)

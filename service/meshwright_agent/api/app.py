@@ -33,9 +33,10 @@ from meshwright_agent.api.gate import Gate, Observe
 from meshwright_agent.api.openapi import document_access
 from meshwright_agent.api.problem import MEDIA_TYPE, install_handlers
 from meshwright_agent.api.tracing import TracedApp
+from meshwright_agent.serving.refused import RefusedConnections
 from meshwright_agent.telemetry.logs import log_access
 
-API_VERSION: Final = "1.5.0"
+API_VERSION: Final = "1.6.0"
 """The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
 
 _DESCRIPTION: Final = (
@@ -68,8 +69,13 @@ DOCUMENTED: Final = (Problem, PlanRequest)
 """Models that stand in the document though no FastAPI signature names them."""
 
 
-def build_api(agent: Agent) -> FastAPI:
-    """Returns the FastAPI application on an agent, whose life it leads (lifespan)."""
+def build_api(agent: Agent, refused: RefusedConnections | None = None) -> FastAPI:
+    """Returns the FastAPI application on an agent, whose life it leads (lifespan).
+
+    Args:
+        agent: whose routes these are.
+        refused: what the server counts of connections that end without a request, for /metrics.
+    """
     app = FastAPI(
         title="meshwright agent",
         version=API_VERSION,
@@ -84,7 +90,7 @@ def build_api(agent: Agent) -> FastAPI:
     app.state.agent = agent
     app.state.rendering = devices.Rendering()
     app.state.board_rendering = health.BoardRendering()
-    app.state.meters = metrics.Meters(agent)
+    app.state.meters = metrics.Meters(agent, refused)
     app.router.routes[:0] = list(_PLAIN_ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
@@ -93,9 +99,9 @@ def build_api(agent: Agent) -> FastAPI:
     return app
 
 
-def build_app(agent: Agent) -> ASGIApp:
-    """Returns what the server runs: the API behind the gate."""
-    api = build_api(agent)
+def build_app(agent: Agent, refused: RefusedConnections | None = None) -> ASGIApp:
+    """Returns what the server runs: the API behind the gate; arguments as of `build_api`."""
+    api = build_api(agent, refused)
     meters: metrics.Meters = api.state.meters
     observe: Observe = meters.observe
     if agent.settings.access_log:

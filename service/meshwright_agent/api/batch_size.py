@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchTraining
 from meshwright.wire.runs import Run
-from meshwright_agent.api.dependencies import BODY_REFUSALS, AgentHere, IdempotencyKey, needs, problems
-from meshwright_agent.api.gate import JsonRoute, spend
+from meshwright_agent.api.dependencies import BODY_REFUSALS, SITE_REFUSAL, AgentHere, IdempotencyKey, needs, problems
+from meshwright_agent.api.gate import JsonRoute, refuse_other_sites, spend
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 
 router = APIRouter(tags=["batch size"], route_class=JsonRoute)
@@ -57,9 +57,10 @@ def _reply(advice: BatchSize) -> Response:
     return Response(advice.model_dump_json(), media_type="application/json")
 
 
-@router.get("/batch-size", summary="How large a batch (for curl)", responses=_REFUSALS)
+@router.get("/batch-size", summary="How large a batch (for curl)", responses=_REFUSALS | SITE_REFUSAL)
 async def advise_by_get(
     agent: AgentHere,
+    sent: Request,
     hardware: Annotated[str | None, Query(max_length=128)] = None,
     batch: Annotated[int | None, Query(ge=1, le=2**53)] = None,
     model: Annotated[str | None, Query(max_length=128, description="a preset's name")] = None,
@@ -68,6 +69,8 @@ async def advise_by_get(
     mesh: Annotated[str | None, Query(max_length=1024)] = None,
 ) -> BatchSize:
     """The same by query: `?hardware=h100&batch=256`, `?model=llama3-8b&target=v5e:4x4&seq=8192`."""
+    if model is not None:
+        refuse_other_sites(sent)
     training = None if seq is None else BatchTraining(sequence_length=seq)
     return await agent.batch_sizes.answer(
         BatchSizeRequest(hardware=hardware, batch=batch, model=model, training=training, target=target, mesh=mesh)

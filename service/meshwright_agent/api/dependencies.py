@@ -87,6 +87,9 @@ BODY_REFUSALS: Final = problems(
 )
 """How every route that reads a body refuses one."""
 
+SITE_REFUSAL: Final = problems(s403="forbidden: it costs work, and a browser sent it for a page of another site")
+"""How a GET that the planner or the compiler answers refuses pages of other sites."""
+
 STORE_REFUSALS: Final = problems(s503="the store does not answer, or the agent is starting")
 
 TEXT: Final[dict[str, Any]] = {"text/plain": {"schema": {"type": "string"}}}

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from meshwright.errors import InvalidRequestError
 from meshwright.topology.text import format_devices
-from meshwright.wire.devices import Devices, Release
+from meshwright.wire.devices import Devices, Release, ReleaseRequest
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import (
     BODY_REFUSALS,
@@ -38,7 +38,7 @@ async def read_devices(request: Request) -> Response:
     """
     agent: Agent = request.app.state.agent
     if request.scope["query_string"] and _read_format(request) == "text":
-        return PlainTextResponse(format_devices(agent.devices()))
+        return PlainTextResponse(format_devices(agent.picture.devices()))
     rendering: Rendering = request.app.state.rendering
     shown = rendering.read(agent)
     asked = request.headers.get("if-none-match")
@@ -63,9 +63,9 @@ class Rendering:
 
     def read(self, agent: Agent) -> Shown:
         """Returns the replies of this moment."""
-        key = (agent.snapshot_key(), 0 if agent.host.is_still else int(agent.clock.monotonic()))
+        key = (agent.picture.key(), 0 if agent.host.is_still else int(agent.clock.monotonic()))
         if self._shown is None or self._shown.key != key:
-            self._shown = self._render(agent.devices(), key)
+            self._shown = self._render(agent.picture.devices(), key)
         return self._shown
 
     def _render(self, devices: Devices, key: object) -> Shown:
@@ -118,8 +118,13 @@ def _matches(asked: str, etag: str) -> bool:
     responses=STORE_REFUSALS | BODY_REFUSALS,
     openapi_extra=needs("operate"),
 )
-async def release_devices(agent: AgentHere, idempotency_key: IdempotencyKey = None) -> Release:
-    """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device."""
+async def release_devices(
+    agent: AgentHere, request: ReleaseRequest | None = None, idempotency_key: IdempotencyKey = None
+) -> Release:
+    """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device.
+
+    All devices or none: JAX lets go of what it opened only with its process. So the body, if there is one, is `{}`.
+    """
     return await agent.release()
 
 

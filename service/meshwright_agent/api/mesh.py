@@ -23,12 +23,13 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import (
     BODY_REFUSALS,
     IDEMPOTENCY_PARAMETER,
+    SITE_REFUSAL,
     AgentHere,
     document_body,
     needs,
     problems,
 )
-from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body, spend
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body, refuse_other_sites, spend
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 from meshwright_agent.replies import PlanAnswer
 
@@ -171,9 +172,13 @@ async def plan_by_post(request: Request) -> Response:
     return _answer(agent, await agent.plan(body, _read_key(request)))
 
 
-@router.get("/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, responses=_REFUSALS | ACCEPTED)
+@router.get(
+    "/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, responses=_REFUSALS | ACCEPTED | SITE_REFUSAL
+)
 async def plan_by_get(agent: AgentHere, sent: Request, query: Annotated[PlanQuery, Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
+    if query.target is not None or query.model is not None or query.verify != "none":
+        refuse_other_sites(sent)
     if query.verify != "none":
         spend(sent)
     return _answer(agent, await agent.plan(query.to_request()))

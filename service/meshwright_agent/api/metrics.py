@@ -1,13 +1,15 @@
 """/metrics: Prometheus text from an own registry. Prefix meshwright_, base units; unknown is an absent series.
 
-Labels are dcgm-exporter's where they mean the same (gpu, UUID, pci_bus_id, modelName, Hostname), so that both join.
+Labels are dcgm-exporter's where they mean the same (gpu, UUID, pci_bus_id, device, modelName, Hostname), and written as
+it writes them, so that both join.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections import Counter as Counts
+from collections.abc import Collection, Iterator
 from typing import Final, get_args
 
 from prometheus_client import (
@@ -46,6 +48,8 @@ from meshwright_agent.api.families import (
     build_one_hot,
 )
 from meshwright_agent.api.gate import PlainRoute
+from meshwright_agent.health.verdicts import DRIVER, name_component
+from meshwright_agent.serving.refused import REASONS, RefusedConnections
 from meshwright_agent.telemetry.durations import Labels
 
 __all__ = ["METRICS", "Meters"]
@@ -59,7 +63,8 @@ TURN_S: Final = 0.001
 """How long a scrape works on before it lets others go first."""
 MOST_LISTED: Final = 1024
 """Devices with series of their own. Only a simulated host has more; a scrape of thousands would hold up the agent."""
-_DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "modelName", "Hostname", "platform")
+_DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "platform")
+"""Source: NVIDIA/dcgm-exporter, internal/pkg: rendermetrics/render_metrics.go, collector/gpu_collector.go."""
 REFUSALS: Final = tuple(
     sorted(kind.code for kind in (UnauthorizedError, ForbiddenError, HostNotAllowedError, RateLimitedError))
 )
@@ -67,9 +72,9 @@ REFUSALS: Final = tuple(
 
 
 class Meters:
-    """The registry of one app: counters fed by the gate, and a collector that asks the agent when scraped."""
+    """The registry of one app: counters fed by the gate, and collectors that ask agent and server when scraped."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, refused: RefusedConnections | None = None) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "meshwright_http_requests",
@@ -98,6 +103,7 @@ class Meters:
         info.labels(version=meshwright_agent.__version__).set(1)
         self.registry.register(AgentCollector(agent))
         self.registry.register(ActivityCollector(agent))
+        self.registry.register(ConnectionCollector(Counts() if refused is None else refused))
         ProcessCollector(registry=self.registry)
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -122,6 +128,22 @@ class Meters:
 disable_created_metrics()
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class ConnectionCollector(Collector):
+    """Reads what the server has counted; all reasons stand there from the start, so that a first one is a rise."""
+
+    def __init__(self, refused: RefusedConnections) -> None:
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the family of this moment."""
+        counts: dict[Labels, float] = {(reason,): self._refused[reason] for reason in REASONS}
+        yield build_counters("meshwright_http_connections_refused_total", ("reason",), counts)
+
+    def describe(self) -> list[Metric]:
+        """Returns nothing, as the others."""
+        return []
 
 
 class AgentCollector(Collector):
@@ -171,7 +193,7 @@ class AgentCollector(Collector):
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:
-            devices = self._agent.devices().devices
+            devices = self._agent.picture.devices().devices
         except ProblemError:
             return
         if len(devices) > MOST_LISTED:
@@ -179,14 +201,19 @@ class AgentCollector(Collector):
         info = build_gauges("meshwright_device_info", _DEVICE_LABELS)
         capacity = build_gauges("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
         used = build_gauges("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
+        unknown = self._list_unknown()
         for device in devices:
             labels = _labels_of(device)
             info.add_metric(labels, 1)
             if device.memory and device.memory.capacity_bytes is not None:
                 capacity.add_metric(labels, device.memory.capacity_bytes)
-            if device.memory and device.memory.used_bytes is not None:
+            if device.memory and device.memory.used_bytes is not None and not _is_out_of_sight(device, unknown):
                 used.add_metric(labels, device.memory.used_bytes)
         yield from (info, capacity, used)
+
+    def _list_unknown(self) -> frozenset[str]:
+        board, now = self._agent.board, self._agent.clock.now()
+        return frozenset(name for name in board.names() if board.state(name, now) == "unknown")
 
     def _collect_bench(self) -> Iterator[Metric]:
         names = ("case", "axis", "axis_size", "size_bytes", "dtype", "devices")
@@ -211,15 +238,37 @@ class AgentCollector(Collector):
         yield from (bandwidth, flops, age)
 
 
+def _is_out_of_sight(device: Device, unknown: Collection[str]) -> bool:
+    """Tells whether what is known of how a device is used is of the past: nobody sees it, or its driver is silent.
+
+    A fault makes a device unhealthy also while its driver is silent, so the driver is asked for as well.
+    """
+    is_passive = device.memory is not None and device.memory.basis == "passive"
+    return name_component(device) in unknown or (is_passive and DRIVER in unknown)
+
+
 def _labels_of(device: Device) -> list[str]:
     return [
         str(device.local_index),
         device.uuid or "",
-        device.pci_bus_id or "",
+        _write_pci_address(device.pci_bus_id or ""),
+        _name_card(device),
         device.kind,
         device.host,
         device.platform,
     ]
+
+
+def _write_pci_address(address: str) -> str:
+    """Returns sysfs' address "0000:1b:00.0" as NVML writes it: "00000000:1B:00.0"."""
+    domain, colon, place = address.partition(":")
+    return f"{domain:0>8}{colon}{place}".upper() if colon else address
+
+
+def _name_card(device: Device) -> str:
+    """Returns "nvidia0" of the card that nvidia-smi calls 0, as dcgm-exporter does: no device file's number."""
+    index = device.attributes.get("index", device.attributes.get("parentIndex"))
+    return "" if device.platform != "gpu" or index is None else f"nvidia{index}"
 
 
 class _Family(Collector):

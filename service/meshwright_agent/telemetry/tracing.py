@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -83,7 +82,7 @@ class Tracing:
         """
         for name in _TALKERS:
             logging.getLogger(name).addFilter(hide_query)
-        provider = _build_provider(version)
+        provider = build_provider(version)
         self._tracer = provider.get_tracer("meshwright_agent", version)
         try:
             yield
@@ -121,18 +120,24 @@ class Tracing:
 TRACING: Final = Tracing()
 
 
-def _build_provider(version: str) -> Any:
+def build_provider(version: str) -> Any:
+    """Returns what makes spans and sends them, under the name and version that OpenTelemetry's variables say, or ours.
+
+    Raises:
+        TracingUnavailableError: the extra `otel` is not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         missing = error.name or "OpenTelemetry"
         message = f"MESHWRIGHT_TRACING is on, and {missing} is not installed; {PIP_LINE}, or turn it off"
         raise TracingUnavailableError(message) from error
-    name = os.environ.get("OTEL_SERVICE_NAME", "meshwright-agent")
-    resource = Resource.create({"service.name": name, "service.version": version})
+    told = OTELResourceDetector().detect().attributes  # of the two variables; what is given to `create` would win
+    ours = {"service.name": "meshwright-agent", "service.version": version}
+    resource = Resource.create({name: value for name, value in ours.items() if name not in told})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

@@ -27,11 +27,13 @@ from meshwright_agent.access.certificates import CertificateFile, Validity
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters, expose
 from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.telemetry.durations import Durations
+from meshwright_agent.serving.refused import REASONS, RefusedConnections
+from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
 from meshwright_agent.worker.supervisor import Supervisor
 from tests.fakes.machines import plant_machine
 from tests.fakes.stored import EPOCH, ManualClock, build_record
 
+INFO = "meshwright_device_info"
 Labels = dict[str, str]
 Samples = list[tuple[Labels, float]]
 
@@ -45,7 +47,7 @@ def build_child(**parts: Any) -> Any:
         "abandoned_pids": (),
         "durations": Durations(),
     }
-    assert set(known) <= {*dir(Supervisor), "crash_count", "durations"}
+    assert set(known) <= {*dir(Supervisor), "durations"}
     return SimpleNamespace(**known | parts)
 
 
@@ -71,7 +73,9 @@ class MemoryAgent:
     runs: Any = field(default_factory=lambda: build_runs(queued_count=2, running=(object(),)))
     releases: Durations = field(default_factory=Durations)
     loop_lags: Durations = field(default_factory=Durations)
-    store: Any = field(default_factory=lambda: SimpleNamespace(failure_count=0, size_bytes=None))
+    store: Any = field(
+        default_factory=lambda: SimpleNamespace(failure_count=0, size_bytes=None, writes=Durations(WRITE_BOUNDS_S))
+    )
     count_connections: Any = None
     connection_limit: int | None = None
     doorkeeper: Any = field(default_factory=lambda: SimpleNamespace(certificates=lambda: ()))
@@ -88,10 +92,14 @@ class MemoryAgent:
     def readiness(self) -> tuple[bool, str]:
         return self.is_ready, "because"
 
-    def devices(self) -> Devices:
+    def _see_devices(self) -> Devices:
         if self.seen is None:
             raise NotReadyError("nothing is known yet")
         return self.seen
+
+    @property
+    def picture(self) -> Any:
+        return SimpleNamespace(devices=self._see_devices)
 
     @property
     def benches(self) -> Any:
@@ -101,7 +109,7 @@ class MemoryAgent:
 def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
     made = {"clock", "board", "compiles", "releases", "loop_lags", "count_connections", "book", "leases", "history"}
     made |= {"connection_limit", "doorkeeper"}
-    real = set(dir(Agent)) | made | {"benches", "device", "probe", "listener", "planner", "compiler"}
+    real = set(dir(Agent)) | made | {"benches", "picture", "device", "probe", "listener", "planner", "compiler"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 
 
@@ -135,6 +143,7 @@ def _build_busy(dgx: Devices) -> tuple[MemoryAgent, Meters]:
     agent.releases.observe(("released",), 0.18)
     agent.loop_lags.observe((), 0.002)
     agent.store.size_bytes = 4096
+    agent.store.writes.observe(("written",), 0.003)
     agent.device.pid = os.getpid()
     agent.count_connections = lambda: 5
     agent.connection_limit = 896
@@ -185,11 +194,30 @@ def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) ->
     assert labels == {
         "gpu": "0",
         "UUID": first.uuid,
-        "pci_bus_id": first.pci_bus_id,
+        "pci_bus_id": "00000000:1B:00.0",
+        "device": "nvidia0",
         "modelName": first.kind,
         "Hostname": first.host,
         "platform": "gpu",
     }
+    assert first.pci_bus_id == "0000:1b:00.0"
+
+
+def test_instances_of_a_card_have_its_address_and_device_and_a_uuid_of_their_own(tmp_path: Path) -> None:
+    labels = [
+        labels for labels, _ in _samples(_scrape(MemoryAgent(seen=plant_machine("mig-a100", tmp_path).view())), INFO)
+    ]
+    assert [each["device"] for each in labels] == ["nvidia0", "nvidia0", "nvidia0", "nvidia1", "nvidia2"]
+    assert len({each["pci_bus_id"] for each in labels}) == 3
+    assert len({each["UUID"] for each in labels}) == 5
+
+
+def test_a_device_that_dcgm_exporter_does_not_know_has_no_number_of_its(dgx: Devices) -> None:
+    declared = dgx.devices[0].model_copy(update={"attributes": {}, "pci_bus_id": None})
+    chip = dgx.devices[1].model_copy(update={"platform": "tpu"})
+    text = _scrape(MemoryAgent(seen=dgx.model_copy(update={"devices": (declared, chip)})))
+    assert [labels["device"] for labels, _ in _samples(text, INFO)] == ["", ""]
+    assert _samples(text, INFO)[0][0]["pci_bus_id"] == ""
 
 
 def test_a_simulated_host_says_so_and_of_thousands_of_devices_none_is_listed(dgx: Devices) -> None:
@@ -231,6 +259,26 @@ def test_before_anything_is_known_there_is_no_series_of_devices_but_the_rest_sta
     assert _value(text, "meshwright_ready") == 0
     assert _value(text, "meshwright_worker_generation") == 3
     assert _value(text, "meshwright_build_info", version=meshwright_agent.__version__) == 1
+
+
+def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is_silent(
+    tmp_path: Path,
+) -> None:
+    seen = plant_machine("dgx-h100", tmp_path).view()
+    agent = MemoryAgent(seen=seen)
+    used, capacity = "meshwright_device_memory_used_bytes", "meshwright_device_memory_capacity_bytes"
+    agent.board.report("driver", "healthy", "", at=EPOCH)
+    agent.board.report(f"device:{seen.devices[2].uuid}", "unknown", "", at=EPOCH)
+    text = _scrape(agent)
+    assert [labels["gpu"] for labels, _ in _samples(text, used)] == list("0134567")
+    assert len(_samples(text, capacity)) == 8
+    agent.board.report(f"device:{seen.devices[2].uuid}", "unhealthy", "XID 79", at=EPOCH)
+    agent.board.report("driver", "unknown", "it does not answer", at=EPOCH)
+    text = _scrape(agent)
+    assert _samples(text, used) == []
+    assert len(_samples(text, capacity)) == 8
+    agent.board.report("driver", "healthy", "", at=EPOCH)
+    assert len(_samples(_scrape(agent), used)) == 8
 
 
 def test_runs_and_worker_are_those_of_the_moment_of_the_scrape() -> None:
@@ -317,6 +365,16 @@ def test_records_of_other_devices_are_series_of_their_own(dgx: Devices) -> None:
     assert len({tuple(sorted(labels.items())) for labels, _ in found}) == 2
 
 
+def test_writes_of_the_store_are_a_histogram_by_outcome() -> None:
+    agent = MemoryAgent()
+    for outcome, seconds in (("written", 0.003), ("written", 3.0), ("failed", 0.1)):
+        agent.store.writes.observe((outcome,), seconds)
+    text, name = _scrape(agent), "meshwright_store_write_duration_seconds"
+    assert _value(text, f"{name}_bucket", outcome="written", le="2.0") == 1
+    assert _value(text, f"{name}_count", outcome="written") == 2
+    assert _value(text, f"{name}_sum", outcome="failed") == pytest.approx(0.1)
+
+
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
@@ -337,6 +395,18 @@ def test_requests_are_counted_by_route_method_and_status() -> None:
     assert _value(text, name, route="/devices", method="GET", status="304") == 1
     assert _value(text, name, route="/runs/{run_id}", method="DELETE", status="404") == 1
     assert _value(text, "meshwright_http_request_duration_seconds_count", route="/devices") == 4
+
+
+def test_connections_without_a_request_are_counted_by_reason_from_the_start() -> None:
+    refused: RefusedConnections = Counter()
+    agent = MemoryAgent()
+    meters = Meters(agent, refused)  # type: ignore[arg-type]
+    name = "meshwright_http_connections_refused_total"
+    assert {labels["reason"]: value for labels, value in _samples(_scrape(agent, meters), name)} == dict.fromkeys(
+        REASONS, 0
+    )
+    refused["slow_headers"] += 2
+    assert _value(_scrape(agent, meters), name, reason="slow_headers") == 2
 
 
 def test_made_up_methods_fall_on_one_series() -> None:

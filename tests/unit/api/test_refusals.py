@@ -132,6 +132,48 @@ def test_a_body_that_is_not_utf_8_is_refused_and_not_mended(app: FastAPI, path: 
     assert "not UTF-8" in heard.document["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/batch-size", r'{"model": "\ud800"}'),
+        ("/batch-size", r'{"model": {"layers": "\ud800"}}'),
+        ("/batch-size", r'{"model": "llama3-8b", "target": "\ud800"}'),
+        ("/batch-size", r'{"model": "llama3-8b", "mesh": "\udc00:1"}'),
+        ("/mesh/plan", r'{"mesh": "dp:1", "target": "\ud800"}'),
+        ("/leases", r'{"devices": "all", "purpose": "\ud800"}'),
+        ("/placement/bench", r'{"\ud800": 1}'),
+    ],
+)
+def test_text_that_cannot_be_written_again_is_refused_as_the_body(app: FastAPI, path: str, body: str) -> None:
+    heard = ask(app, "POST", path, headers=JSON, pieces=[body.encode()])
+    assert (heard.status, heard.document["code"]) == (422, "invalid_request")
+    assert "surrogate" in heard.document["detail"]
+
+
+@pytest.mark.parametrize("body", [b'{"devices":[0]}', b"{", b'"x"', b"[]"])
+def test_a_release_takes_no_choice_of_devices(app: FastAPI, body: bytes) -> None:
+    heard = ask(app, "POST", "/devices/release", headers=JSON, pieces=[body])
+    assert (heard.status, heard.document["code"]) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/mesh/plan?target=v5e:2x2&model=llama3-8b&mesh=tp:4&verify=compile&batch=1&seq=128",
+        "/mesh/plan?mesh=tp:4&target=h100:8",
+        "/mesh/plan?mesh=tp:4&model=llama3-8b&batch=1",
+        "/batch-size?model=llama3-8b&target=h100:8",
+    ],
+)
+@pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}])
+def test_a_page_of_another_site_spends_neither_planner_nor_compiler(
+    app: FastAPI, target: str, headers: dict[str, str]
+) -> None:
+    heard = ask(app, target=target, headers=headers)
+    assert (heard.status, heard.document["code"]) == (403, "forbidden")
+    assert ask(app, target="/batch-size?hardware=h100", headers=headers).status == 200  # costs nothing
+
+
 @pytest.mark.parametrize("key", ["", "k" * 256])
 @pytest.mark.parametrize("path", ["/placement/bench", "/mesh/plan", "/batch-size"])
 def test_an_idempotency_key_that_is_none_is_named_and_not_called_the_body(app: FastAPI, path: str, key: str) -> None:
@@ -153,7 +195,7 @@ def test_an_idempotency_key_that_is_none_is_named_and_not_called_the_body(app: F
         ("get", "/placement/bench", {"200", "422", "503"}),
         ("post", "/placement/bench", {"202", "409", "413", "415", "422", "429", "503"}),
         ("post", "/mesh/plan", {"200", "202", "409", "413", "415", "422", "429", "503"}),
-        ("get", "/mesh/plan", {"200", "202", "422", "429", "503"}),
+        ("get", "/mesh/plan", {"200", "202", "403", "422", "429", "503"}),
         ("post", "/batch-size", {"200", "202", "404", "409", "413", "415", "422", "429", "503"}),
         ("post", "/devices/release", {"200", "413", "415", "422", "429", "503"}),
         ("get", "/health", {"200", "422"}),

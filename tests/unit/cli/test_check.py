@@ -1,14 +1,32 @@
 from __future__ import annotations
 
-from typing import Any, get_args
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshwright.cli.check import EXIT_CODES, NPD_BYTES, ExitStyle, Outcome, format_line, summarize
+from meshwright.cli import main
+from meshwright.cli.check import (
+    EXIT_CODES,
+    NAGIOS_BYTES,
+    NPD_BYTES,
+    SLURM_BYTES,
+    ExitStyle,
+    Outcome,
+    format_line,
+    summarize,
+)
+from meshwright.cli.time_limit import TimeLimit
+from meshwright.errors import AgentTimeoutError
+from meshwright.testing import FakeAgent
 from meshwright.wire.health import Component, Health, State
 from tests.unit.cli.conftest import CommandLine
+from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
@@ -180,3 +198,108 @@ def test_no_requirement_is_dropped_in_silence(meshwright: CommandLine, twice: tu
     printed = meshwright("check", *twice)
     assert (printed.code, meshwright.fake.requests) == (2, [])
     assert twice[-2] in printed.err
+
+
+# ---- one time limit
+
+
+@contextlib.contextmanager
+def _drip(meshwright: CommandLine, slow: str) -> Iterator[str]:
+    """Where an agent is that says `slow` byte by byte, and the rest at once, as `meshwright.fake` has it."""
+    ended = threading.Event()
+
+    def act(heard: Heard, file: BinaryIO) -> bool:
+        path = heard.line.split()[1]
+        with meshwright.fake.http_client() as client:
+            told = answer(client.get(path).content)
+        if path != slow:
+            file.write(told)
+            return True
+        for byte in told:
+            file.write(bytes([byte]))
+            file.flush()
+            if ended.wait(0.05):
+                break
+        return False
+
+    with serve(act) as server:
+        try:
+            yield server.url
+        finally:
+            ended.set()
+
+
+def _check_within(limit_s: float, *arguments: str) -> int:
+    began_s = time.monotonic()
+    with pytest.raises(SystemExit) as stopped:
+        main(("check", "--timeout", str(limit_s), *arguments))
+    assert time.monotonic() - began_s < limit_s + 2
+    return int(stopped.value.code or 0)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_answer_that_drips_is_none_when_the_time_is_over(
+    meshwright: CommandLine, capsys: pytest.CaptureFixture[str], style: ExitStyle
+) -> None:
+    with _drip(meshwright, "/health") as url:
+        assert _check_within(0.4, "--url", url, "--exit-style", style) == EXIT_CODES[style]["no_answer"]
+        printed = capsys.readouterr()
+        assert f"no answer from {url} within 0.4 s" in printed.out + printed.err
+
+
+def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_unknown(
+    meshwright: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meshwright.fake = FakeAgent("h100:8")
+    wanted = ("--require", "8*h100", "--min-hbm", "1GiB", "--min-busbw", "all-reduce=300GB/s")
+    with _drip(meshwright, "/devices") as url:
+        assert _check_within(0.6, "--url", url, "--exit-style", "slurm", *wanted) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("keep: unknown: devices 8*h100: could not be looked at: no answer from ")
+
+
+def test_when_the_time_is_over_nothing_more_is_asked() -> None:
+    moments = iter((0.0, 3.0, 4.0))
+    limit = TimeLimit(4.0, "http://a", clock=lambda: next(moments))
+    asked: list[int] = []
+    assert limit.ask(lambda: asked.append(1)) is None
+    with pytest.raises(AgentTimeoutError, match="no answer from http://a within 4 s"):
+        limit.ask(lambda: asked.append(2))
+    assert asked == [1]
+
+
+# ---- one line that stays short
+
+HUNG = "driver does not answer: the probe was ended after 10 s in nvmlDeviceGetHandleByIndex; its facts are 95 s old"
+
+
+def _build_hung(count: int = 8, reason: str = HUNG) -> Health:
+    names = [f"{part}:GPU-{number:036}" for number in range(count) for part in ("device", "thermal", "memory", "link")]
+    parts = [Component(name=name, state="unknown", reason=reason) for name in ("driver", "inventory", *names)]
+    return Health(state="unknown", components=(Component(name="store", state="healthy"), *parts))
+
+
+def test_parts_that_share_a_cause_are_told_once_with_their_number(meshwright: CommandLine) -> None:
+    meshwright.fake.health = _build_hung()
+    assert summarize(_build_hung()) == f"34 parts unknown: {HUNG}, such as driver"
+    out = meshwright("check", "--exit-style", "nagios").out
+    assert out == (
+        f"MESHWRIGHT UNKNOWN - 34 parts unknown: {HUNG}, such as driver "
+        "| initializing=0 healthy=1 degraded=0 unhealthy=0 unknown=34\n"
+    )
+
+
+def test_parts_without_a_reason_are_told_together_too() -> None:
+    assert summarize(_build_hung(1, "")) == "6 parts unknown, such as driver"
+
+
+@given(st.lists(st.text(max_size=300), max_size=60))
+@example([f"{number} µ" * 40 for number in range(30)])
+def test_a_line_is_as_long_as_who_reads_it_keeps_and_figures_are_kept_whole(reasons: list[str]) -> None:
+    parts = tuple(Component(name=f"device:{n}", state="unhealthy", reason=each) for n, each in enumerate(reasons))
+    health = Health(state="unhealthy", components=parts)
+    counts: dict[State, int] = {"unhealthy": len(parts)}
+    nagios = format_line("nagios", "unhealthy", summarize(health), counts)
+    assert len(nagios.encode()) <= NAGIOS_BYTES
+    assert nagios.endswith(f" | initializing=0 healthy=0 degraded=0 unhealthy={len(parts)} unknown=0")
+    assert len(format_line("slurm", "unhealthy", summarize(health), counts).encode()) <= SLURM_BYTES

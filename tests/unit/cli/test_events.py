@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from meshwright.cli.components import tell_components
+from meshwright.cli.events import MOST, SHOWN
 from meshwright.testing import FakeAgent
+from meshwright.wire.health import Component, Health
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -82,6 +85,87 @@ def test_following_goes_on_after_what_is_known_one_event_a_line(line: CommandLin
 def test_following_since_a_time_tells_each_event_once_and_without_one_only_news(line: CommandLine) -> None:
     assert len(_follow(line, "--since", "1h")) == 2
     assert _follow(line) == []
+
+
+def _make(line: CommandLine, count: int) -> None:
+    """Lets device 0 fail and recover until there are so many events."""
+    line.fake = FakeAgent("h100:2")
+    for number in range(count):
+        line.fake.change_health("device:0", "healthy" if number % 2 else "degraded", "hot")
+
+
+@pytest.mark.parametrize("arguments", [("--since", "1h"), ("--after", "0"), ("--since", "1h", "--after", "0")])
+def test_all_events_since_a_time_or_after_one_are_shown_however_many(
+    line: CommandLine, arguments: tuple[str, ...]
+) -> None:
+    _make(line, 104)
+    printed = line("events", *arguments)
+    assert [int(row[0]) for row in _rows(printed.out)] == [*range(1, 105)]
+    assert printed.err == ""
+
+
+def test_more_events_than_an_agent_tells_at_once_are_one_reply_too(line: CommandLine) -> None:
+    _make(line, 2 * MOST + 1)
+    reply = line("--json", "events", "--since", "1h").json
+    assert [event["seq"] for event in reply["events"]] == [*range(1, 2 * MOST + 2)]
+    assert reply["last_seq"] == 2 * MOST + 1
+    _make(line, MOST)
+    assert len(line("--json", "events", "--since", "1h").json["events"]) == MOST
+
+
+@pytest.mark.parametrize(("count", "is_said"), [(SHOWN - 1, False), (SHOWN + 4, True)])
+def test_that_only_the_newest_are_shown_is_said(line: CommandLine, count: int, is_said: bool) -> None:
+    _make(line, count)
+    printed = line("events")
+    assert len(_rows(printed.out)) == min(count, SHOWN)
+    assert (f"the newest {SHOWN}" in printed.err, "--since 24h" in printed.err) == (is_said, is_said)
+
+
+def test_following_since_a_time_leaves_out_nothing_of_a_long_history(line: CommandLine) -> None:
+    _make(line, MOST + 50)
+    told = [json.loads(text)["seq"] for text in _follow(line, "--since", "1h", "--json")]
+    assert told == [*range(1, MOST + 51)]
+
+
+@pytest.fixture
+def by_uuid(line: CommandLine) -> CommandLine:
+    """The same host as a real agent names its parts: by uuid."""
+    names = ["driver"]
+    for device in line.fake.devices.devices:
+        names += [f"device:{device.uuid}", f"thermal:{device.uuid}"]
+    line.fake.health = Health(state="healthy", components=tuple(Component(name=n, state="healthy") for n in names))
+    line.fake.change_health(f"thermal:{line.fake.devices.devices[1].uuid}", "degraded", "hot")
+    return line
+
+
+def test_a_device_may_be_named_by_its_index_where_components_go_by_uuid(by_uuid: CommandLine) -> None:
+    uuid = by_uuid.fake.devices.devices[1].uuid
+    assert [row[4] for row in _rows(by_uuid("events", "--component", "thermal:1").out)] == [f"thermal:{uuid}"]
+    assert [text.split("  ")[1] for text in _follow(by_uuid, "--since", "1h", "--component", "thermal:1")] == [
+        f"thermal:{uuid}"
+    ]
+    printed = by_uuid("acknowledge", "thermal:1", "--reason", "fan replaced")
+    assert (printed.code, printed.out) == (0, f"thermal:{uuid} healthy\n")
+
+
+@pytest.mark.parametrize("name", ["device:7", "device:²", "device:GPU-9", "gadget"])
+def test_a_name_that_no_component_has_is_answered_with_those_that_there_are(by_uuid: CommandLine, name: str) -> None:
+    there = [each.name for each in by_uuid.fake.health.components]
+    expected = [each for each in there if each.startswith("device:")] if name.startswith("device") else there
+    printed = by_uuid("acknowledge", name, "--reason", "x")
+    assert (printed.code, printed.out) == (1, "")
+    assert f"hint: there are {', '.join(expected)}\n" in printed.err
+    assert by_uuid("events", "--component", name).out == f"no events of {name}; there are {', '.join(expected)}\n"
+
+
+def test_of_many_components_only_some_are_named() -> None:
+    said = tell_components("device:99", [f"device:{number}" for number in range(20)])
+    assert said.endswith("device:15 and 4 more; `meshwright check` names all")
+
+
+def test_an_index_is_taken_as_it_is_while_no_device_is_known(by_uuid: CommandLine) -> None:
+    by_uuid.fake.fail_next(503, "not_ready", path="/devices", times=9)
+    assert by_uuid("acknowledge", "thermal:1", "--reason", "x").code == 1
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,14 @@ def test_a_mesh_that_is_none_is_an_invalid_mesh_and_named_once() -> None:
     with pytest.raises(InvalidMeshError) as caught:
         build_request_model(PlanRequest, {"mesh": 3.5})
     assert [error["field"] for error in caught.value.errors] == ["mesh"]
+
+
+@pytest.mark.parametrize("kind", ["lost", "stale"])
+def test_over_tls_a_connection_that_breaks_may_be_a_refused_certificate_and_the_hint_begins_so(
+    kind: FailureKind,
+) -> None:
+    request = Request("GET", "/health")
+    told = build_error(Failure(kind, "Server disconnected"), request, "https://gw:8790")
+    assert told.hint.startswith("where the agent asks for a client certificate, it may have refused this client's")
+    plain = build_error(Failure(kind, "Server disconnected"), request, "http://gw:8790")
+    assert "certificate" not in plain.hint

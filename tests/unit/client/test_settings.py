@@ -107,3 +107,24 @@ def test_any_text_is_an_address_or_a_settings_error(text: str) -> None:
     except SettingsError:
         return
     assert address.url.startswith(("http://", "https://"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:s3cret@127.0.0.1:1",
+        "https://s3cret@gw",
+        "htp://u:s3cret@gw",
+        "http://u:s3/cret@gw:1",
+        "u:s3cret@gw",
+    ],
+)
+def test_a_password_in_the_address_is_refused_by_name_and_not_shown(text: str) -> None:
+    with pytest.raises(SettingsError, match="MESHWRIGHT_TOKEN") as caught:
+        parse_address(text)
+    assert "a user or a password" in str(caught.value)
+    assert "s3" not in str(caught.value)
+
+
+def test_a_socket_may_have_an_at_in_its_path() -> None:
+    assert parse_address("unix:///run/a@b.sock").socket == "/run/a@b.sock"

@@ -1,4 +1,4 @@
-"""What is said in the log of where spans are sent."""
+"""What is said in the log of where spans are sent, and under which name they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from meshwright_agent.telemetry.tracing import hide_query
+from meshwright_agent.telemetry.tracing import build_provider, hide_query
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,28 @@ def test_other_words_stay_as_they_are() -> None:
     record = logging.LogRecord("a", logging.DEBUG, "f.py", 1, "%d spans? 50%% went", (3,), None)
     assert hide_query(record)
     assert record.getMessage() == "3 spans? 50% went"
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "version"),
+    [
+        ({}, "meshwright-agent", "1.2"),
+        ({"OTEL_SERVICE_NAME": "a"}, "a", "1.2"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=b,service.version=9"}, "b", "9"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=b,k8s.node.name=n", "OTEL_SERVICE_NAME": "a"}, "a", "1.2"),
+    ],
+)
+def test_the_service_is_named_by_opentelemetrys_variables_and_by_us_where_they_do_not(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str, version: str
+) -> None:
+    for variable in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    provider = build_provider("1.2")
+    try:
+        attributes = provider.resource.attributes
+        assert (attributes["service.name"], attributes["service.version"]) == (name, version)
+        assert ("k8s.node.name" in attributes) == ("k8s" in variables.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    finally:
+        provider.shutdown()

@@ -78,6 +78,13 @@ def test_the_agents_own_process_and_a_mode_other_than_default_are_named(tmp_path
     assert "| agent/5" in format_devices(seen.model_copy(update={"devices": (first, *seen.devices[1:])}))
 
 
+def test_an_instance_is_named_once_and_with_its_card(tmp_path: Path) -> None:
+    rows = format_devices(plant_machine("mig-a100", tmp_path).view()).splitlines()
+    (first,) = [row for row in rows if row.startswith("[0]")]
+    assert first.startswith("[0] A100-SXM4-40GB MIG 3g.20gb of GPU-5c89852c | 0000:07:00.0 | ")
+    assert not any(" of GPU-" in row for row in rows if row.startswith("[3]"))
+
+
 def test_warnings_are_wrapped_below_with_their_hints(tmp_path: Path) -> None:
     notice = Notice(code="x", message="word " * 40, hint="do this")
     seen = plant_machine("cpu-vm", tmp_path).view().model_copy(update={"warnings": (notice,)})

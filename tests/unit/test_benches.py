@@ -231,6 +231,21 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
     run_scene(tmp_path, [look(dgx)], [dict(dgx.jax)], test)
 
 
+def hold_measuring(scene: Scene) -> tuple[asyncio.Event, asyncio.Event]:
+    """Lets benches of the device worker wait; returns what is set when one has begun, and what lets it go on."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    answer = scene.device.call
+
+    async def measure(op: str, arguments: dict[str, Any], **options: Any) -> Any:
+        if op == "bench":
+            begun.set()
+            await go_on.wait()
+        return await answer(op, arguments, **options)
+
+    scene.device.call = measure  # type: ignore[method-assign]
+    return begun, go_on
+
+
 @pytest.mark.parametrize(
     ("tier", "mode", "is_ended"),
     [
@@ -243,16 +258,7 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_what_it_must_have_to_itself(
     tmp_path: Path, dgx: Machine, tier: str, mode: str, is_ended: bool
 ) -> None:
     async def test(scene: Scene) -> None:
-        begun, go_on = asyncio.Event(), asyncio.Event()
-        answer = scene.device.call
-
-        async def measure(op: str, arguments: dict[str, Any], **options: Any) -> Any:
-            if op == "bench":
-                begun.set()
-                await go_on.wait()
-            return await answer(op, arguments, **options)
-
-        scene.device.call = measure  # type: ignore[method-assign]
+        begun, go_on = hold_measuring(scene)
         run = await scene.submit(tier=tier, devices=[3])
         await asyncio.wait_for(begun.wait(), 30)
         await scene.watch.look_at_facts()  # the agent's own worker, and the job
@@ -321,16 +327,7 @@ def test_our_own_worker_is_let_go_where_only_without_it_can_be_seen_who_else_is_
 
 def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: Path, dgx: Machine) -> None:
     async def test(scene: Scene) -> None:
-        begun, go_on = asyncio.Event(), asyncio.Event()
-        answer = scene.device.call
-
-        async def measure(op: str, arguments: dict[str, Any], **options: Any) -> Any:
-            if op == "bench":
-                begun.set()
-                await go_on.wait()
-            return await answer(op, arguments, **options)
-
-        scene.device.call = measure  # type: ignore[method-assign]
+        begun, go_on = hold_measuring(scene)
         run = await scene.submit(tier="full", devices=[3])
         await asyncio.wait_for(begun.wait(), 30)
         await scene.watch.look_at_facts()

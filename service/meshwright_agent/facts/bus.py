@@ -75,7 +75,7 @@ def _read_driver(path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class BusRoots:
     """Where the cards are looked for. `is_container`: this process is in one, whose own /dev NVML looks into."""
 
     sysfs: Path
@@ -85,7 +85,7 @@ class Surroundings:
     may_open: MayOpen = may_open
 
 
-def judge_silence(cards: Iterable[BusCard], here: Surroundings, error: int) -> ProblemKind:
+def judge_silence(cards: Iterable[BusCard], here: BusRoots, error: int) -> ProblemKind:
     """Returns what it means that NVML tells of no card at all.
 
     Args:
@@ -107,7 +107,7 @@ def judge_silence(cards: Iterable[BusCard], here: Surroundings, error: int) -> P
 
 
 def find_refused(
-    cards: Sequence[BusCard], listed: Iterable[str | None], errors: Sequence[tuple[int, int]], here: Surroundings
+    cards: Sequence[BusCard], listed: Iterable[str | None], errors: Sequence[tuple[int, int]], here: BusRoots
 ) -> tuple[RefusedCard, ...]:
     """Returns the cards that are here and that the driver does not let anybody use.
 
@@ -131,6 +131,6 @@ def find_refused(
     return tuple(RefusedCard(card.address, None, reason) for card in absent if _is_openable(card, here))
 
 
-def _is_openable(card: BusCard, here: Surroundings) -> bool:
+def _is_openable(card: BusCard, here: BusRoots) -> bool:
     file = here.dev / f"nvidia{card.minor}"
     return card.minor is not None and file.exists() and here.may_open(file)

@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
-from meshwright_agent.facts.bus import Surroundings, find_refused, judge_silence, read_bus
+from meshwright_agent.facts.bus import BusRoots, find_refused, judge_silence, read_bus
 from meshwright_agent.facts.gpu_health import GpuHealthReader
 from meshwright_agent.facts.model import (
     ComputeMode,
@@ -125,7 +125,7 @@ def find_nvml() -> Any:
 def read_nvidia(
     nvml: Any,
     *,
-    here: Surroundings,
+    here: BusRoots,
     describe: Describe,
     lists_all: bool = True,
     wants_health: bool = True,
@@ -153,7 +153,7 @@ def read_nvidia(
         reader.ask("NVML", "nvmlShutdown")
 
 
-def _tell_blind(here: Surroundings, kind: ProblemKind, reason: str) -> NvidiaFacts:
+def _tell_blind(here: BusRoots, kind: ProblemKind, reason: str) -> NvidiaFacts:
     """Returns no GPU; a host that has cards all the same has a problem."""
     cards = [card.address for card in read_pci_devices(here.sysfs, NVIDIA) if card.kind.startswith(DISPLAY_CLASS)]
     files = _list_files(here)
@@ -164,16 +164,14 @@ def _tell_blind(here: Surroundings, kind: ProblemKind, reason: str) -> NvidiaFac
     return NvidiaFacts(problems=(Problem(kind, problem),), is_blind=bool(files))
 
 
-def _list_files(here: Surroundings) -> list[str]:
+def _list_files(here: BusRoots) -> list[str]:
     return [f"/dev/{file.name}" for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
 
 
 class _Reader:
     """One read, between nvmlInit and nvmlShutdown."""
 
-    def __init__(
-        self, nvml: Any, here: Surroundings, describe: Describe, *, lists_all: bool, wants_health: bool
-    ) -> None:
+    def __init__(self, nvml: Any, here: BusRoots, describe: Describe, *, lists_all: bool, wants_health: bool) -> None:
         self._nvml = nvml
         self._here = here
         self._sysfs = here.sysfs

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts import cpu, nvidia, tpu
-from meshwright_agent.facts.bus import Surroundings
+from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.memory import count_unowned
@@ -67,7 +67,7 @@ def read_host_facts(
     machine = cpu.read_machine(roots)
     gpu = nvidia.read_nvidia(
         nvml,
-        here=Surroundings(roots.sysfs, roots.proc, roots.dev, is_container=machine.container is not None),
+        here=BusRoots(roots.sysfs, roots.proc, roots.dev, is_container=machine.container is not None),
         describe=table.describe,
         lists_all=table.is_whole,
         wants_health=wants_health,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from meshwright_agent.facts.bus import Surroundings, may_open, read_bus
+from meshwright_agent.facts.bus import BusRoots, may_open, read_bus
 from meshwright_agent.facts.nvidia import NvidiaFacts, read_nvidia
 from tests.fakes.machines import plant_machine
 from tests.fakes.nvml import FakeNvml
@@ -31,7 +31,7 @@ class Host:
             information = f"Model: \t\t NVIDIA H100\nBus Location: \t {address}\nDevice Minor: \t {minor}"
             plant(f"== proc/driver/nvidia/gpus/{address}/information\n{information}\n== dev/nvidia{minor}\n", folder)
         shutil.rmtree(folder / "sys/bus/pci/drivers", ignore_errors=True)
-        self.here = Surroundings(
+        self.here = BusRoots(
             folder / "sys",
             folder / "proc",
             folder / "dev",

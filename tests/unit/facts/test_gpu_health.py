@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright_agent.facts.bus import Surroundings
+from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.gpu_health import parse_slowdowns
 from meshwright_agent.facts.health import GpuHealth
 from meshwright_agent.facts.nvidia import read_nvidia
@@ -18,7 +18,7 @@ from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.well import WELL
 
-NOWHERE = Surroundings(*[Path("/nowhere")] * 3)
+NOWHERE = BusRoots(*[Path("/nowhere")] * 3)
 
 
 def read(fail: dict[str, int] | None = None, **fields: Any) -> GpuHealth:

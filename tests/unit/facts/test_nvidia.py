@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright_agent.facts.bus import Surroundings
+from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.model import GpuLink, Problem, ProcessFacts
 from meshwright_agent.facts.nvidia import (
     NvidiaFacts,
@@ -34,7 +34,7 @@ def load(name: str) -> dict[str, Any]:
 def read(nvml: Any, folder: Path = Path("/nowhere")) -> NvidiaFacts:
     return read_nvidia(
         nvml,
-        here=Surroundings(folder / "sys", folder / "proc", folder / "dev"),
+        here=BusRoots(folder / "sys", folder / "proc", folder / "dev"),
         describe=lambda pid, used: ProcessFacts(pid, used_bytes=used),
     )
 

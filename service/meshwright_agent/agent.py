@@ -19,9 +19,31 @@ from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run
 from meshwright_agent.access.doorkeeper import Doorkeeper
-from meshwright_agent.batch_sizes import BatchSizes
-from meshwright_agent.benches import Benches
-from meshwright_agent.children import (
+from meshwright_agent.answers.batch_sizes import BatchSizes
+from meshwright_agent.answers.benches import Benches
+from meshwright_agent.answers.compiles import Compiles
+from meshwright_agent.answers.evidence import Evidence
+from meshwright_agent.answers.plans import PlanMaker
+from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
+from meshwright_agent.health.board import HealthBoard, build_unknown_component
+from meshwright_agent.health.history import History
+from meshwright_agent.health.own import OwnHealth
+from meshwright_agent.host.picture import HostPicture
+from meshwright_agent.host.release import make_way, release_devices
+from meshwright_agent.host.sight import SightKeeper, build_sight_key
+from meshwright_agent.host.simulation import SimulatedHost
+from meshwright_agent.host.watch import HostWatch
+from meshwright_agent.job_environment import describe_job_environment
+from meshwright_agent.labels import LabelFile, Sighting
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.leasing.desk import LeaseDesk
+from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+from meshwright_agent.telemetry.durations import LAG_BOUNDS_S, RELEASE_BOUNDS_S, Durations
+from meshwright_agent.telemetry.lag import watch_lag
+from meshwright_agent.worker.children import (
     build_compiler_spec,
     build_device_spec,
     build_listener_spec,
@@ -29,30 +51,8 @@ from meshwright_agent.children import (
     build_probe_spec,
     has_accelerators,
 )
-from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
-from meshwright_agent.compiles import Compiles
-from meshwright_agent.evidence import Evidence
-from meshwright_agent.health.board import HealthBoard, build_unknown_component
-from meshwright_agent.health.history import History
-from meshwright_agent.health.own import OwnHealth
-from meshwright_agent.job_environment import describe_job_environment
-from meshwright_agent.labels import LabelFile, Sighting
-from meshwright_agent.leasing.book import LeaseBook
-from meshwright_agent.leasing.desk import LeaseDesk
-from meshwright_agent.picture import HostPicture
-from meshwright_agent.plans import PlanMaker
-from meshwright_agent.release import make_way, release_devices
-from meshwright_agent.replies import PlanAnswer
-from meshwright_agent.runs import RunQueue
-from meshwright_agent.settings import Settings
-from meshwright_agent.sight import SightKeeper, build_sight_key
-from meshwright_agent.simulation import SimulatedHost
-from meshwright_agent.store.database import Store
-from meshwright_agent.telemetry.durations import LAG_BOUNDS_S, RELEASE_BOUNDS_S, Durations
-from meshwright_agent.telemetry.lag import watch_lag
-from meshwright_agent.upkeep import tend_workers
-from meshwright_agent.watch import HostWatch
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.worker.upkeep import tend_workers
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ import typer
 
 import meshwright_agent
 from meshwright.errors import StoreUnavailableError
-from meshwright_agent.flags import read_settings
+from meshwright_agent.commands.flags import read_settings
+from meshwright_agent.commands.token import app as token_app
 from meshwright_agent.settings import Settings
-from meshwright_agent.token_command import app as token_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -92,7 +92,7 @@ def serve(
 )
 def plan(context: typer.Context) -> None:
     """Plan a mesh without a running agent: on a target, or on this host."""
-    from meshwright_agent.plan_command import app as command  # here: an agent that serves needs none of it
+    from meshwright_agent.commands.plan import app as command  # here: an agent that serves needs none of it
 
     command(args=context.args, prog_name="meshwright-agent plan")
 
@@ -151,8 +151,8 @@ def _claiming(settings: Settings) -> Iterator[Callable[[list[str]], None]]:
     Raises:
         HostTakenError: another agent has them.
     """
-    from meshwright_agent.children import has_accelerators
     from meshwright_agent.serving.claim import claim_host
+    from meshwright_agent.worker.children import has_accelerators
 
     owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
     claim = claim_host(settings.sysfs_root) if owns else None

@@ -20,13 +20,13 @@ from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.identity import explain_libtpu
 from meshwright.errors import ProblemError
 from meshwright.wire.devices import Platform
-from meshwright_agent.children import has_accelerators
 from meshwright_agent.clock import read_boot_clock
 from meshwright_agent.descriptors import ENOUGH, OWN, fit_connections, read_descriptor_limit
 from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.host.look import ask_probe, ask_worker, explain_held
 from meshwright_agent.leasing.left import read_left_leases
-from meshwright_agent.look import ask_probe, ask_worker, explain_held
 from meshwright_agent.settings import Settings
+from meshwright_agent.worker.children import has_accelerators
 
 Level = Literal["ok", "note", "wrong"]
 _MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 
 import httpx
 
-from meshwright_agent.baseline import TOLERANCE_BYTES
 from meshwright_agent.facts.nvidia import find_nvml
+from meshwright_agent.host.baseline import TOLERANCE_BYTES
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.device.smi import SmiCard, read_smi
 from tests.process.living import FINAL, LONG, ask, read_run, read_worker, submit

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import httpx
 
-from meshwright_agent.baseline import TOLERANCE_BYTES
 from meshwright_agent.bench.limits import CONTEXT_BYTES, LIGHT_BYTES
+from meshwright_agent.host.baseline import TOLERANCE_BYTES
 from tests.agents import RunningAgent, wait_for
 from tests.device.bed import (
     IDLE_S,

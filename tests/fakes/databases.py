@@ -12,8 +12,8 @@ from meshwright.wire.leases import Lease, LeasedDevice
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
 from meshwright_agent.health.memory import Fault, HealthMemory
+from meshwright_agent.host.sight import Sight, SightKeeper, dump_sight
 from meshwright_agent.settings import Settings
-from meshwright_agent.sight import Sight, SightKeeper, dump_sight
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.leases import StoredLease

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
-from meshwright_agent.watch import HostWatch
+from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.worker.faults import Obituary
 from meshwright_agent.worker.supervisor import Answer, ReleaseOutcome
 from tests.fakes.stored import EPOCH

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from meshwright_agent.children import build_device_spec, build_probe_spec
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
-from meshwright_agent.watch import HostWatch
+from meshwright_agent.worker.children import build_device_spec, build_probe_spec
 from meshwright_agent.worker.supervisor import Supervisor
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.machines import RECORDED

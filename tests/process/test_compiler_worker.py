@@ -15,11 +15,11 @@ from meshwright.compiling.limits import NICENESS
 from meshwright.errors import RunFailedError, WorkerFailedError
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.verification import Verification
-from meshwright_agent.children import build_compiler_spec
+from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.compiles import Compiles
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.worker.children import build_compiler_spec
 from meshwright_agent.worker.compile_task import CompileTask, Operation
 from meshwright_agent.worker.supervisor import Supervisor
 from tests.fakes import faulty_compiler

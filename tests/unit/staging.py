@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.wire.runs import Run, RunEvent
-from meshwright_agent.runs import Emit, RunQueue
+from meshwright_agent.runs.queue import Emit, RunQueue
 from meshwright_agent.store.database import Store
 from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import opened

@@ -13,8 +13,8 @@ from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
+from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
-from meshwright_agent.watch import Sight
 from meshwright_agent.worker.planner import parse_here
 from tests.fakes.stored import build_record_json
 

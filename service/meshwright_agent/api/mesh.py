@@ -20,6 +20,7 @@ from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 from meshwright.wire.model import Remat, TrainingSpec
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
+from meshwright_agent.answers.replies import PlanAnswer
 from meshwright_agent.api.dependencies import (
     BODY_REFUSALS,
     IDEMPOTENCY_PARAMETER,
@@ -31,7 +32,6 @@ from meshwright_agent.api.dependencies import (
 )
 from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body, refuse_other_sites, spend
 from meshwright_agent.api.runs import ACCEPTED, answer_run
-from meshwright_agent.replies import PlanAnswer
 
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
 

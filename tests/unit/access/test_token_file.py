@@ -13,7 +13,7 @@ from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.token_file import LARGEST_BYTES, add_token, read_token_file, remove_token
 from meshwright_agent.access.tokens import Token, TokenLineError, make_token
 from meshwright_agent.cli import app
-from meshwright_agent.token_command import parse_expiry
+from meshwright_agent.commands.token import parse_expiry
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from meshwright.cli.option_groups import spread_options
 from meshwright.cli.plan import show_plan
-from meshwright_agent import plan_command
+from meshwright_agent.commands import plan as plan_command
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwright_agent.ledger import RunLedger
+from meshwright_agent.runs.ledger import RunLedger
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.unreadable import LOGGED_MOST, NAMED_MOST, UnreadableRows, tell_unreadable

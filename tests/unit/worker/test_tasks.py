@@ -15,7 +15,7 @@ from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
-from meshwright_agent.replies import PlanAnswer
+from meshwright_agent.answers.replies import PlanAnswer
 from meshwright_agent.worker.child import CallContext
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.planner import Here, describe_request, fit, write_plans

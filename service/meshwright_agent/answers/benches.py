@@ -1,0 +1,275 @@
+"""Benches of this host: taken after a fresh look at who has the devices, done by the device worker, kept for scrapes.
+
+Rule: no device is opened that somebody else has reserved or has to himself, or may have, since nobody could look. That
+is looked at when a bench is asked for and again before the worker is called. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from meshwright.errors import DeviceBusyError, LeaseNotFoundError, MeshwrightError, NotReadyError, WorkerFailedError
+from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
+from meshwright.wire.devices import Device, Devices
+from meshwright.wire.runs import Run
+from meshwright_agent.bench.limits import check_bench, check_holders, find_closed, is_hidden, list_opened
+from meshwright_agent.bench.measurements import BENCHES_MOST, HostMeasurements
+from meshwright_agent.bench.scope import DEFAULTS, build_host_scope
+from meshwright_agent.bench.unopened import build_passive, build_skipped
+from meshwright_agent.clock import Clock
+from meshwright_agent.host.simulation import SimulatedHost
+from meshwright_agent.host.watch import LOG_LINES, HostWatch
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.runs.queue import Emit, RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+
+BENCH_GRACE_S: Final = 60.0
+"""Beyond a bench's own time limit: compiling the case under way, and stopping."""
+FRESH_S: Final = 2.0
+"""A look at the owners of devices that a bench may begin with."""
+ALONE_LOOKS: Final = 3
+"""Looks after the worker has gone, each some 0.3 s, before memory that stays in use counts as somebody's."""
+
+Done = tuple[dict[str, Any], int | None]
+
+
+class Benches:
+    """Benches of one host.
+
+    Args:
+        device: the worker.
+        host: what looks at the devices, or stands for them.
+        devices: the host with its leases; raises UnavailableError while it is not known.
+        runs: the queue, once it is open.
+        book: the leases that hold.
+        settings: the worker's time limits.
+        clock: ages looks.
+        spawn: starts work that the agent ends when it closes.
+    """
+
+    def __init__(
+        self,
+        device: Supervisor,
+        host: HostWatch | SimulatedHost,
+        *,
+        devices: Callable[[], Devices],
+        runs: Callable[[], RunQueue],
+        book: LeaseBook,
+        settings: Settings,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+    ) -> None:
+        self.measurements = HostMeasurements()
+        self._device = device
+        self._host = host
+        self._devices = devices
+        self._runs = runs
+        self._book = book
+        self._settings = settings
+        self._clock = clock
+        self._spawn = spawn
+        self._newest: dict[object, BenchRecord] = {}
+        self._looking = asyncio.Lock()
+        self._looked_s: float | None = None
+        self._measuring: Run | None = None
+
+    @property
+    def _watch(self) -> HostWatch:
+        assert isinstance(self._host, HostWatch), "require_hardware comes first"
+        return self._host
+
+    # ---- what was measured -----------------------------------------------------------------------------------------
+
+    async def recall(self, store: Store) -> None:
+        """Reads what benches of before have measured."""
+        for record in (await store.latest_bench()).records:
+            self.remember(record)
+        self.measurements.recall(await store.list_succeeded("bench", limit=BENCHES_MOST))
+
+    async def latest(self, store: Store) -> LatestBench:
+        """Returns the newest record of each case."""
+        return await store.latest_bench()
+
+    def remember(self, record: BenchRecord) -> None:
+        """Keeps a record for scrapes, in the place of the older one of its case."""
+        place = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices)
+        self._newest[place] = record
+
+    def newest_records(self) -> tuple[BenchRecord, ...]:
+        """Returns the newest records that the agent has in memory: what a scrape may see without asking the store."""
+        return tuple(self._newest.values())
+
+    # ---- what is asked ---------------------------------------------------------------------------------------------
+
+    async def submit(self, request: BenchRequest, key: str | None) -> Run:
+        """Queues a bench after checking that it can be done here; the same key gives the same run.
+
+        Raises:
+            RequestError: it cannot be done on this host.
+            DeviceLeasedError: a lease covers a device that it would open; LeaseNotFoundError: its own has ended.
+            DeviceBusyError: another process has such a device to itself, or the bench needs idle devices; or who has
+                it could not be looked at.
+            NotReadyError: who has the devices could not be looked at.
+        """
+        said = request.model_dump(mode="json")
+        earlier = None if key is None else await self._runs().recall("bench", said, key=key)
+        if earlier is not None:
+            return earlier
+        self._host.require_hardware("a bench")
+        if request.tier == "passive":
+            self._host.require_facts()
+            build_host_scope(request, self._devices())
+            run, _ = await self._runs().submit("bench", said, key=key, execute=self._tell_passive, lane="passive")
+            return run
+        self._host.require_topology()
+        self._require_unreserved(request)
+        await self._look_at_owners()
+        devices = self._devices()
+        if not find_closed(request, devices):  # else its cases are skipped, with the reason
+            check_bench(request, devices)
+            self._require_platform()
+        self._require_unreserved(request)  # one may have come while the owners were looked at
+        run, _ = await self._runs().submit("bench", said, key=key)
+        return run
+
+    def find_in_the_way(self, leased: Sequence[Device]) -> tuple[str, ...]:
+        """Returns the benches, waiting or under way, that would open one of these devices, oldest first."""
+        names = {device.local_index for device in leased}
+        found = []
+        for run in self._runs().list_live("device"):
+            opened = list_opened(BenchRequest.model_validate(run.request), self._devices())
+            if names & {device.local_index for device in opened}:
+                found.append(run.id)
+        return tuple(found)
+
+    def _require_unreserved(self, request: BenchRequest) -> None:
+        """Passes if no lease but the request's own is in the way."""
+        if request.lease is not None and self._book.find(request.lease) is None:
+            detail = f"the bench names lease {request.lease!r}, which is not here or has ended"
+            raise LeaseNotFoundError(
+                detail, hint="GET /leases lists those that hold; leave it out to bench free devices"
+            )
+        opened = list_opened(request, self._devices())
+        in_the_way = self._book.list_covering(opened, but=request.lease)
+        if in_the_way:
+            raise self._book.refuse(in_the_way, opened, "the bench")
+
+    async def _look_at_owners(self) -> None:
+        """Looks who has the devices, unless that was done just now; of CPUs there is no owner.
+
+        Raises:
+            NotReadyError: the probe did not answer.
+        """
+        if self._devices().platform == "cpu":
+            return
+        asked_s = self._clock.monotonic()
+        async with self._looking:
+            if self._looked_s is not None and asked_s - self._looked_s < FRESH_S:
+                return
+            before = self._watch.sight.facts
+            await self._watch.look_at_facts()
+            if self._watch.sight.facts is before:
+                detail = (
+                    "who has the devices could not be looked at: the driver did not answer; a bench opens none unseen"
+                )
+                raise NotReadyError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+            self._looked_s = self._clock.monotonic()
+
+    async def _look_alone(self) -> None:
+        """Lets the agent's own worker go, and looks anew: whose memory is in use beside its own, nobody could tell.
+
+        A driver takes a moment to clear a context, so the look is repeated while memory is still in use.
+        """
+        await self._device.release(reason="a bench needs idle devices, and who else is there is seen only without it")
+        for _ in range(ALONE_LOOKS):
+            self._looked_s = None
+            await self._look_at_owners()
+            if all(device.processes is not None for device in self._devices().devices):
+                return
+
+    def _require_platform(self) -> None:
+        """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
+        if mismatch := self._watch.tell_mismatch():
+            hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
+            raise WorkerFailedError(mismatch, hint=hint, log=self._device.log_tail[-LOG_LINES:])
+
+    # ---- what is done ----------------------------------------------------------------------------------------------
+
+    async def execute(self, run: Run, emit: Emit) -> Done:
+        """Does one bench that was taken: the queue calls it.
+
+        Raises:
+            CallCancelled: a lease has come.
+            ProblemError: as the worker fails, or as `submit` refuses.
+        """
+        request = BenchRequest.model_validate(run.request)
+        self._give_way(request)
+        await self._look_at_owners()
+        if is_hidden(request, self._devices()):
+            await self._look_alone()
+        devices = self._devices()
+        if closed := find_closed(request, devices):
+            return self._write(build_skipped(request, devices, closed, self._clock.now())), None
+        try:
+            check_holders(request, devices)
+        except DeviceBusyError as error:  # since it was taken: it is not the bench that failed
+            return self._write(build_skipped(request, devices, error.detail, self._clock.now())), None
+        if self._watch.sight.jax is None:
+            await self._watch.look_at_jax()
+        self._require_platform()
+        self._give_way(request)
+        return await self._measure(run, request, emit)
+
+    async def _measure(self, run: Run, request: BenchRequest, emit: Emit) -> Done:
+        limit_s = request.max_s or DEFAULTS[request.suite, self._devices().platform == "cpu"].limit_s
+        deadline_s = limit_s + BENCH_GRACE_S + self._settings.start_timeout_s
+
+        def hear(value: dict[str, Any]) -> None:
+            self._watch.note_progress(value)
+            if "record" in value:
+                self.remember(BenchRecord.model_validate(value["record"]))
+            emit(value)
+
+        self._measuring = run
+        try:
+            answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
+        finally:
+            self._measuring = None
+        self._spawn(self._look_again())
+        self.measurements.note(run.id, answer.result)
+        return answer.result, answer.generation
+
+    def note_look(self) -> None:
+        """Ends the bench that measures if somebody has come to hold what it must have to itself: a job has begun."""
+        if self._measuring is None:
+            return
+        try:
+            request = BenchRequest.model_validate(self._measuring.request)
+            check_holders(request, self._devices(), minds_unseen=False)  # what hides them now is our own worker
+        except DeviceBusyError as error:
+            self._spawn(self._runs().cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
+
+    async def _look_again(self) -> None:
+        if self._device.state in {"ready", "busy"}:  # not started anew for a look: a lease may have ended it
+            await self._watch.look_at_jax()
+
+    def _give_way(self, request: BenchRequest) -> None:
+        try:
+            self._require_unreserved(request)
+        except MeshwrightError as error:
+            raise CallCancelled(f"gave way: {error}") from error
+
+    async def _tell_passive(self, run: Run, _emit: Emit) -> Done:
+        """Answers without opening a device: what a fresh look shows, or the last where the driver does not answer."""
+        await self._watch.look_at_facts()
+        request = BenchRequest.model_validate(run.request)
+        return self._write(build_passive(request, self._devices(), self._clock.now())), None
+
+    @staticmethod
+    def _write(result: Any) -> dict[str, Any]:
+        written: dict[str, Any] = result.model_dump(mode="json")
+        return written

@@ -1,0 +1,100 @@
+"""One look at this host without an agent: the probe and the device worker, each asked once and ended.
+
+Rule: what an agent would not touch unasked (devices that another process holds) is not touched here either. Knows no
+plan and no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from meshwright.errors import ProblemError, WorkerFailedError
+from meshwright.wire.devices import Devices, Worker
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.facts.model import GpuFacts, HostFacts, TpuFacts, parse_host_facts
+from meshwright_agent.settings import Settings
+from meshwright_agent.view import JaxSight, build_devices
+from meshwright_agent.worker.children import (
+    build_device_spec,
+    build_probe_spec,
+    has_accelerators,
+    may_touch,
+    read_roots,
+)
+from meshwright_agent.worker.supervisor import Supervisor
+
+_UNSEEN: Final = (
+    "a plan needs this host's devices; device files of accelerators are here, no driver lists a device, and JAX was "
+    "not started since another process may hold them"
+)
+
+
+async def ask_probe(settings: Settings, environ: Mapping[str, str]) -> HostFacts:
+    """Returns what driver, sysfs and /proc say.
+
+    Raises:
+        ProblemError: the probe did not answer.
+    """
+    probe = Supervisor(build_probe_spec(settings, environ), clock=SystemClock())
+    try:
+        answer = await probe.call("facts", read_roots(settings), deadline_s=settings.probe_timeout_s)
+        return parse_host_facts(answer.result)
+    finally:
+        await probe.close()
+
+
+async def ask_worker(settings: Settings, environ: Mapping[str, str]) -> tuple[dict[str, Any], Worker]:
+    """Returns what JAX shows, and the worker that it showed it in.
+
+    Raises:
+        ProblemError: JAX does not start; the log says why.
+    """
+    worker = Supervisor(build_device_spec(settings, environ, stays=True), clock=SystemClock())
+    try:
+        answer = await worker.call("describe", {}, deadline_s=settings.start_timeout_s)
+        return answer.result, worker.view()
+    except ProblemError as error:
+        error.log = error.log or worker.log_tail
+        raise
+    finally:
+        await worker.close()
+
+
+def explain_held(facts: HostFacts | None) -> str:
+    """Returns who keeps JAX off this host's devices (`may_touch`), in words; "" where nobody does."""
+    if may_touch(facts):
+        return ""
+    devices: Sequence[GpuFacts | TpuFacts] = (facts.gpus or facts.tpus) if facts else ()
+    for index, device in enumerate(devices):
+        for process in device.processes or ():
+            if not process.own:
+                return f"process {process.pid} ({process.command or process.name or '?'}) holds device {index}"
+    return "who holds the devices could not be looked at"
+
+
+async def look_at_host(settings: Settings, environ: Mapping[str, str]) -> Devices:
+    """Returns this host as an agent shows it after its first look.
+
+    Raises:
+        ProblemError: no device is known: neither does the driver list one, nor does JAX start.
+    """
+    clock = SystemClock()
+    facts, failure = None, None
+    try:
+        facts = await ask_probe(settings, environ)
+    except ProblemError as error:
+        failure = error
+    facts_at = clock.now()
+    sight = None
+    worker = Worker(state="stopped", generation=0, since=facts_at)
+    if settings.cpu_devices is not None or not has_accelerators(settings) or may_touch(facts):
+        try:
+            view, worker = await ask_worker(settings, environ)
+            sight = JaxSight(view, clock.now(), worker.generation, "live")
+        except ProblemError as error:
+            failure = error
+    if sight is None and not (facts and (facts.gpus or facts.tpus)):
+        raise failure or WorkerFailedError(_UNSEEN, hint="`meshwright-agent doctor` says what is wrong with this host")
+    at = facts_at if facts else None
+    return build_devices(facts, at, sight, worker, now=clock.now(), cpu_devices=settings.cpu_devices)

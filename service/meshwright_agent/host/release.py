@@ -1,0 +1,168 @@
+"""Release: the devices are given back within a bound, and whoever still holds one is named.
+
+Rule: the answer comes in time also when the driver hangs; then it says that nobody could look. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from meshwright.errors import DeviceBusyError, ProblemError
+from meshwright.wire.devices import Holder, Release, ReturnedMemory, Unseen
+from meshwright_agent.clock import Clock
+from meshwright_agent.health.ears import XidEars
+from meshwright_agent.host.baseline import MemoryBaseline
+from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.children import read_roots
+from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+
+BOUND_S: Final = 2.0
+ANSWER_S: Final = 0.3
+"""Of the bound, kept for the answer, which a busy host may write late."""
+LOOK_S: Final = 0.45
+"""Of the bound, kept for asking who still holds a device: a worker that is not gone by then is looked at as it ends."""
+ANOTHER_LOOK_S: Final = 0.5
+"""Of the bound, at least left for asking again whether memory is back: a probe starts in some 0.3 s."""
+REASON: Final = "the devices were released (POST /devices/release)"
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+"""Starts work that the agent ends when it closes."""
+
+
+async def release_devices(
+    *,
+    device: Supervisor,
+    probe: Supervisor,
+    runs: RunQueue,
+    settings: Settings,
+    clock: Clock,
+    spawn: Spawn,
+    baseline: MemoryBaseline,
+    ears: XidEars | None = None,
+) -> Release:
+    """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device.
+
+    Args:
+        ears: whose listener has the driver open as well, and lets go too.
+    """
+    started_s = clock.monotonic()
+    within_s = BOUND_S - ANSWER_S - LOOK_S
+    outcome, heard, cancelled = await asyncio.gather(
+        device.release(reason=REASON, within_s=within_s),
+        _pause(ears, within_s),
+        runs.cancel_all(REASON, lane="device"),
+    )
+
+    def left_s() -> float:
+        return started_s + BOUND_S - ANSWER_S - clock.monotonic()
+
+    look = await _ask_in_time(probe, settings, spawn, left_s())
+    memory = baseline.compare(look.memory)
+    while (not _is_back(memory) or baseline.misses(look.memory)) and left_s() >= ANOTHER_LOOK_S:
+        again = await _ask_in_time(probe, settings, spawn, left_s())  # a driver takes a moment to clear a context
+        if again.unseen == "late" and not again.memory:
+            break
+        look, memory = again, baseline.compare(again.memory)
+    ending = (*outcome.abandoned_pids, *heard)
+    holding = _list_holding(device, outcome.abandoned_pids)  # one may have gone while we looked
+    if ears is not None:
+        holding |= _list_holding(ears.listener, heard)
+    held = _name_own(look.held, ending, holding)
+    return Release(
+        released=not holding,
+        took_s=clock.monotonic() - started_s,
+        killed=outcome.killed,
+        cancelled_runs=cancelled,
+        held=held,
+        unseen=look.unseen if held is None else None,
+        memory=memory,
+        worker=device.view(),
+    )
+
+
+async def make_way(
+    *, device: Supervisor, runs: RunQueue, ids: Collection[str], reason: str, has_devices: bool
+) -> tuple[str, ...]:
+    """Returns which of these benches gave way, once they have ended and the worker is off the devices. Bounded.
+
+    Args:
+        device: the worker.
+        runs: the queue.
+        ids: the benches that are in the way.
+        reason: what they are told.
+        has_devices: the worker holds accelerators also between two benches; on CPUs only a bench is in the way. A bench
+            that is not among these opens none of the devices in question (JAX does not see them), and goes on.
+
+    Raises:
+        DeviceBusyError: the worker does not end, whatever is done to it.
+    """
+    under_way = [run.id for run in runs.list_live("device") if run.state == "running"]
+    is_busy = any(run_id in ids for run_id in under_way)
+    if not is_busy and (under_way or not has_devices):
+        return await runs.cancel_all(reason, lane="device", only=ids)
+    outcome, gone = await asyncio.gather(
+        device.release(reason=reason), runs.cancel_all(reason, lane="device", only=ids)
+    )
+    if has_devices and outcome.abandoned_pids:
+        pids = ", ".join(map(str, outcome.abandoned_pids))
+        detail = f"the agent's own worker, process {pids}, does not let go of the devices, not even killed"
+        raise DeviceBusyError(detail, hint="the driver hangs: look at the kernel log, and drain this host")
+    return gone
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the probe says after a release: who holds a device (None: `unseen` says why), and memory by device."""
+
+    held: tuple[Holder, ...] | None = None
+    unseen: Unseen = "late"
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+
+async def _pause(ears: XidEars | None, within_s: float) -> tuple[int, ...]:
+    """Returns the listeners that had not ended within `within_s`."""
+    return () if ears is None else (await ears.pause(within_s=within_s)).abandoned_pids
+
+
+def _list_holding(child: Supervisor, pids: Collection[int]) -> dict[int, str]:
+    """Returns which of these processes of a child are still there, with the module that each runs."""
+    return {pid: child.spec.module for pid in pids if pid in child.holding_pids}
+
+
+def _name_own(
+    held: tuple[Holder, ...] | None, ending: Collection[int], holding: Mapping[int, str]
+) -> tuple[Holder, ...] | None:
+    """Returns the holders, with the agent's own processes that do not end, whatever the probe saw of them."""
+    seen = tuple(holder for holder in held or () if holder.pid not in ending or holder.pid in holding)
+    unseen = holding.keys() - {holder.pid for holder in seen}
+    own = tuple(Holder(pid=pid, command=f"python -m {holding[pid]}", own=True) for pid in sorted(unseen))
+    return None if held is None and not own else (*seen, *own)
+
+
+def _is_back(memory: tuple[ReturnedMemory, ...] | None) -> bool:
+    return all(each.is_back for each in memory or ())
+
+
+async def _ask_in_time(probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float) -> Look:
+    """Returns what the probe says; nothing if it cannot say so in time, as with a driver that hangs."""
+    limit_s = max(0.1, bound_s)
+    asking: asyncio.Task[Look] = spawn(_ask_probe(probe, settings, limit_s))
+    done, _ = await asyncio.wait({asking}, timeout=limit_s)
+    if not done:
+        asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
+        return Look()
+    return asking.result()
+
+
+async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> Look:
+    try:
+        answer = await probe.call("holders", read_roots(settings), deadline_s=limit_s)
+    except (ProblemError, CallCancelled):
+        return Look()
+    holders = answer.result["holders"]
+    held = None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
+    return Look(held, "hidden", answer.result.get("memory", {}))

@@ -1,0 +1,393 @@
+"""The watch: looks at the host through the probe and the device worker, keeps what it saw, and reports it as health.
+
+Rule: every look at the facts is bounded in time and waits for no JAX, whose start may hang for minutes; what could not
+be seen stays as old as it is. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
+from meshwright.topology.counted import parse_chip_count
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Devices, Worker
+from meshwright_agent.clock import Clock
+from meshwright_agent.facts.health import Xid
+from meshwright_agent.facts.memory import count_unowned
+from meshwright_agent.facts.model import HolderFacts, parse_host_facts
+from meshwright_agent.facts.unlisted import doubt_unnamed
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.ears import Hearing, XidEars
+from meshwright_agent.health.history import History
+from meshwright_agent.health.verdicts import Verdicts
+from meshwright_agent.host.baseline import MemoryBaseline
+from meshwright_agent.host.sight import Sight, SightKeeper
+from meshwright_agent.settings import Settings
+from meshwright_agent.view import JaxSight, build_devices
+from meshwright_agent.worker.children import may_touch, read_roots
+from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+
+log = logging.getLogger(__name__)
+
+LOG_LINES: Final = 60
+"""Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
+
+
+class HostWatch:
+    """Looks every `probe_interval_s`, and whenever it is asked to."""
+
+    is_still: Final = False
+    readiness: Final = "ready"
+    notices: Final[tuple[Notice, ...]] = ()
+
+    def __init__(
+        self,
+        *,
+        probe: Supervisor,
+        device: Supervisor,
+        board: HealthBoard,
+        settings: Settings,
+        clock: Clock,
+        stays: bool,
+        is_reserved: Callable[[], bool] = lambda: False,
+        history: History | None = None,
+        keeper: SightKeeper | None = None,
+        on_look: Callable[[], None] = lambda: None,
+        listener: Supervisor | None = None,
+    ) -> None:
+        self._probe = probe
+        self._device = device
+        self._verdicts = Verdicts(board, history, parse_chip_count(settings.expect) if settings.expect else None)
+        self._settings = settings
+        self._clock = clock
+        self._stays = stays
+        self._is_reserved = is_reserved
+        self._keeper = keeper
+        self._on_look = on_look
+        self.ears = self._build_ears(listener) if listener is not None else None
+        self.memory = MemoryBaseline()
+        self.sight = Sight()
+        self.released = False
+        self._failure: ProblemError | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def _build_ears(self, listener: Supervisor) -> XidEars:
+        return XidEars(
+            listener,
+            settings=self._settings,
+            clock=self._clock,
+            tell=self._report_events,
+            list_faults=self._verdicts.list_faults,
+        )
+
+    @property
+    def key(self) -> object:
+        """What tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
+        return self.sight
+
+    @property
+    def knows_topology(self) -> bool:
+        """True once JAX or a driver has told which devices are here."""
+        facts = self.sight.facts
+        return self.sight.jax is not None or bool(facts and (facts.gpus or facts.tpus))
+
+    async def run(self) -> None:
+        """Looks until it is cancelled; an error of one look is logged and does not end the watch."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                    if self._keeper is not None:
+                        await self._keeper.keep(self.sight)
+                except Exception:
+                    log.exception("a look at the host failed")
+                await asyncio.sleep(self._settings.probe_interval_s)
+        finally:
+            await self._end_asking()
+            if self._keeper is not None:
+                await self._keeper.keep_last(self.sight)
+
+    async def look(self) -> asyncio.Task[None] | None:
+        """Looks once at the facts, by the probe; returns the asking of JAX that is under way, which nobody waits for.
+
+        JAX is asked if the worker is there or may be started for it. A worker that is busy is not: it would answer
+        after its bench, and the next look with it. Its progress is its sign of life (`note_progress`), and its call
+        has a deadline.
+        """
+        if self._stays and not self._has_answered:
+            self._ask_jax()
+            await self.look_at_facts()
+            return self._asking
+        await self.look_at_facts()
+        if self._device.state == "busy":
+            return self._asking
+        if self._is_left_over():
+            await self._device.release(reason="a device is reserved, and the worker had nothing to do")
+        if self._may_wake() if self._stays else self._may_touch():
+            self._ask_jax()
+        else:
+            self.note_worker()
+        return self._asking
+
+    def _ask_jax(self) -> None:
+        """Has JAX asked, once at a time: while its start hangs, or a bench is before it, the next looks add nothing."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_in_turn())
+        else:
+            self.note_worker()
+
+    async def _ask_in_turn(self) -> None:
+        try:
+            await self.look_at_jax()
+            if self._keeper is not None:
+                await self._keeper.keep(self.sight)
+        except Exception:
+            log.exception("a look at JAX failed")
+        finally:
+            self._asking = None
+
+    async def _end_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _may_wake(self) -> bool:
+        """On a host without accelerators the worker stays, and is started again if it died; not if it was released."""
+        return not self.released or self._device.state in {"ready", "busy"}
+
+    def _may_touch(self) -> bool:
+        """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
+
+        What an earlier life of the agent learnt is none of this one's looks. With `hold: always` it is kept, and
+        started again after leases. Not after a release, as on hosts without; also not where it had told no view before
+        that.
+        """
+        if self._is_reserved() or not self._may_wake():
+            return False
+        is_open = self._device.state == "ready"  # then nothing more is opened
+        if not is_open and not may_touch(self.sight.facts):
+            return False
+        return not self._has_answered or self._settings.hold == "always"
+
+    @property
+    def _has_answered(self) -> bool:
+        """True once JAX has told its view in this life of the agent."""
+        return self.sight.jax is not None and not self.sight.is_recalled
+
+    def _tell_untouched(self) -> str:
+        """Returns why JAX is not started on accelerators of which it has told nothing; empty where it may be."""
+        facts = self.sight.facts
+        if self._stays or self._has_answered or self._may_touch():
+            return ""
+        if self.released:
+            return "not started: the devices were released; a bench starts it"
+        if self._is_reserved():
+            return "not started: a device is leased"
+        if facts is None or facts.holders is None:
+            return "not started: it is not known who holds the devices"
+        return f"not started: {_describe_holders(facts.holders)}"
+
+    def _is_left_over(self) -> bool:
+        """Tells whether a bench of who has a lease left its worker there, which `hold: always` would keep."""
+        if self._stays or not self._is_reserved() or self._device.state != "ready":
+            return False
+        return (self._clock.now() - self._device.since).total_seconds() >= self._settings.idle_release_s
+
+    def _build_question(self) -> dict[str, Any]:
+        log_place = {"kernel_log": self._settings.kernel_log, **self._verdicts.log_place}
+        return {**read_roots(self._settings), **(log_place if self._settings.kernel_log else {})}
+
+    async def recall(self) -> None:
+        """Takes up what an earlier life of the agent knew of devices and their faults.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        self._verdicts.recall(self._clock.now())
+        if self._keeper is not None:
+            self.sight = await self._keeper.recall() or self.sight
+
+    def acknowledge(self, component: str) -> None:
+        """Takes an operator's word that a component's faults are dealt with; the last look is judged again."""
+        now = self._clock.now()
+        known = self.sight.facts is not None
+        self._verdicts.acknowledge(
+            component,
+            self.sight.facts_at or now,
+            facts=self.sight.facts,
+            devices=self.devices(now) if known else None,
+        )
+
+    async def look_at_facts(self) -> None:
+        """Asks the probe; a driver that does not answer in time is reported, and its facts grow old."""
+        now = self._clock.now()
+        limit_s = self._settings.probe_timeout_s
+        if self._probe.state == "failed" and not self._probe.abandoned_pids:
+            self._probe.reset()  # a driver may recover; the pause is ours, and nothing that hangs in it piles up
+        absent = self._absent_generation()
+        try:
+            answer = await self._probe.call("facts", self._build_question(), deadline_s=limit_s)
+        except (ProblemError, CallCancelled) as error:
+            self._verdicts.report_silence(_first_line(error), now)
+            return
+        before = self.sight.facts
+        facts = parse_host_facts(answer.result)
+        if absent is not None and absent == self._absent_generation():  # and it was not there in between
+            self.memory.note(count_unowned(facts.gpus), generation=absent)
+        else:
+            facts = doubt_unnamed(facts)
+        self.sight = self.sight.with_facts(facts, now)
+        hearing = Hearing(is_wanted=False)
+        if self.ears is not None:
+            self.ears.note_look(facts)
+            hearing = self.ears.hearing
+        self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
+        self._on_look()
+
+    def _report_events(self, xids: tuple[Xid, ...]) -> None:
+        if self.sight.facts is not None:
+            self._verdicts.report_events(xids, self.sight.facts, self._clock.now())
+
+    async def look_at_jax(self) -> None:
+        """Asks the device worker for JAX's devices, starting it if need be; what failed stands on the board."""
+        try:
+            answer = await self._device.call("describe", {}, deadline_s=self._settings.describe_timeout_s)
+        except CallCancelled:
+            self.note_worker()
+            return
+        except ProblemError as error:
+            self._failure = error
+            self.note_worker()
+            return
+        now = self._clock.now()
+        self._failure = None
+        self.sight = self.sight.with_jax(answer.result, now, answer.generation)
+        self.note_worker()
+        if answer.result["platform"] == "cpu" and not self.tell_mismatch():
+            self._verdicts.report_listed(self.devices(now).devices, now)
+
+    def note_release(self) -> None:
+        """Takes note that the worker was let go on purpose: it is not started again unasked."""
+        self.released, self._failure = True, None
+        self.note_worker()
+
+    def note_progress(self, value: Mapping[str, Any]) -> None:
+        """Takes what a bench tells as a sign of life: of the worker, and of the devices that it has measured."""
+        now = self._clock.now()
+        self.released = False
+        self._verdicts.report_working(self._device.generation, now)
+        record = value.get("record")
+        if record and not self.tell_mismatch():
+            devices = self.devices(now).devices
+            chosen = [device for device in devices if device.local_index in record["device_indices"]]
+            self._verdicts.report_record(record, chosen, now)
+
+    def _absent_generation(self) -> int | None:
+        """Returns which worker was there last, where none is there now; else None."""
+        return self._device.generation if self._device.state in {"stopped", "backoff", "failed"} else None
+
+    def _tell_missing_memory(self) -> str:
+        return "" if self._absent_generation() is None else self.memory.tell_missing()
+
+    def note_worker(self) -> None:
+        """Reports the worker's state; not of one that is up and has yet to say on which devices."""
+        if self.sight.jax is None and self._failure is None and self._device.state in {"ready", "busy"}:
+            return
+        self._verdicts.report_worker(
+            self._device,
+            has_started=self._has_answered,
+            untouched=self._tell_untouched(),
+            failure="" if self._failure is None else _first_line(self._failure),
+            mismatch=self.tell_mismatch() or self._tell_missing_memory(),
+            at=self._clock.now(),
+        )
+
+    def tell_mismatch(self) -> str:
+        """Returns how JAX is not on this host's devices: it runs on the CPU of a host with accelerators; else ""."""
+        if self.sight.jax is None:
+            return ""
+        devices = self.devices(self._clock.now())
+        if self.sight.jax["platform"] == devices.platform:
+            return ""
+        return (
+            f"this host has {len(devices.devices)} {devices.platform} devices, "
+            f"but its JAX runs on {self.sight.jax['platform']}"
+        )
+
+    def devices(self, now: datetime) -> Devices:
+        """Returns the host's topology as known at `now`."""
+        return build_devices(
+            self.sight.facts,
+            self.sight.facts_at,
+            self._jax_sight(),
+            self.worker(),
+            now=now,
+            cpu_devices=self._settings.cpu_devices,
+        )
+
+    def _jax_sight(self) -> JaxSight | None:
+        sight = self.sight
+        if sight.jax is None or sight.jax_at is None:
+            return None
+        alive = self._device.state in {"ready", "busy"} and self._device.generation == sight.jax_generation
+        return JaxSight(sight.jax, sight.jax_at, sight.jax_generation, "live" if alive else "cached")
+
+    def worker(self) -> Worker:
+        """Returns the device worker as replies show it."""
+        return self._device.view()
+
+    @property
+    def failure(self) -> str:
+        """Why JAX did not answer when it was last asked; empty if it did, or was not asked."""
+        return "" if self._failure is None else (self._device.last_error or _first_line(self._failure))
+
+    def require_facts(self) -> None:
+        """Passes if `/devices` can be answered; raises as `require_topology` does."""
+        if self.sight.facts is None:
+            self.require_topology()
+
+    def require_hardware(self, asked: str) -> None:
+        """Passes: this host is what it says."""
+
+    def require_topology(self) -> None:
+        """Passes if plans can be answered.
+
+        Raises:
+            WorkerFailedError: the worker cannot start; with the last lines of its log.
+            NotReadyError: nobody has looked yet.
+        """
+        if self.knows_topology:
+            return
+        if self._failure is not None or self._device.state in {"failed", "backoff"}:
+            cause = self._device.last_error or (self._failure and _first_line(self._failure))
+            hint = "run `meshwright-agent doctor` on the host; GET /health tells the state"
+            log_ = self._device.log_tail or (self._failure.log if self._failure else ())
+            raise WorkerFailedError(
+                f"no device is known: JAX does not start: {cause}", hint=hint, log=log_[-LOG_LINES:]
+            )
+        raise NotReadyError(
+            "the agent is still looking at its devices",
+            hint="wait until GET /readyz answers 200",
+            retry_after_s=1.0,
+        )
+
+
+def _describe_holders(holders: Iterable[HolderFacts]) -> str:
+    """Returns who holds which devices, of others' processes: the first, and how many more there are."""
+    others = [holder for holder in holders if not holder.own]
+    names = [f"process {holder.pid}" + (f" ({holder.name})" if holder.name else "") for holder in others]
+    held = list(dict.fromkeys(device for holder in others for device in holder.devices))
+    return f"{_abridge(names)} {'hold' if len(others) > 1 else 'holds'} {_abridge(held) or 'a device'}"
+
+
+def _abridge(words: Sequence[str]) -> str:
+    return "".join(words[:1]) + (f" and {len(words) - 1} more" if len(words) > 1 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

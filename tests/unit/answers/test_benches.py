@@ -1,0 +1,342 @@
+"""Benches on hosts with accelerators: who is looked at, when, and what becomes of a bench that may not open a device.
+
+Worker and probe are told; queue, store and book of leases are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, NotReadyError, WorkerTimeoutError
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.devices import Devices
+from meshwright.wire.leases import LeasedDevice
+from meshwright.wire.runs import FINAL_STATES, Run
+from meshwright_agent.answers.benches import Benches
+from meshwright_agent.facts.model import ProcessFacts, build_json
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.host.watch import HostWatch
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+from meshwright_agent.worker.supervisor import CallCancelled
+from tests.fakes.machines import Machine, plant_machine
+from tests.fakes.stored import ManualBoot, ManualClock
+from tests.fakes.supervised import FakeSupervisor, Reply, answering
+from tests.unit.leasing.leases import build_lease
+
+FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
+
+
+@dataclass
+class Scene:
+    benches: Benches
+    watch: HostWatch
+    runs: RunQueue
+    book: LeaseBook
+    probe: FakeSupervisor
+    device: FakeSupervisor
+    clock: ManualClock
+
+    async def submit(self, **fields: Any) -> Run:
+        return await self.benches.submit(BenchRequest.model_validate(fields), None)
+
+    async def finish(self, run: Run) -> Run:
+        async for _ in self.runs.events(run.id):
+            pass
+        ended = await self.runs.get(run.id)
+        assert ended.state in FINAL_STATES
+        return ended
+
+    def lease(self, *indices: int) -> None:
+        named = tuple(LeasedDevice(local_index=index) for index in indices)
+        self.book.put(self.book.date(build_lease(devices=named), 60))
+
+    def count(self, supervisor: FakeSupervisor, op: str) -> int:
+        return sum(call[0] == op for call in supervisor.calls)
+
+
+def run_scene(
+    folder: Path, looks: list[Reply], answers: list[Reply], test: Callable[[Scene], Coroutine[Any, Any, Any]]
+) -> None:
+    async def main() -> None:
+        clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
+        probe, device = answering(*looks), answering(*answers)
+        board, settings = HealthBoard(stale_after_s=60), Settings()
+        watch = HostWatch(
+            probe=probe,  # type: ignore[arg-type]
+            device=device,  # type: ignore[arg-type]
+            board=board,
+            settings=settings,
+            clock=clock,
+            stays=False,
+            on_look=lambda: benches.note_look(),
+        )
+        book = LeaseBook(clock, ManualBoot())
+        store = await Store.open(folder / "runs.sqlite3", clock=clock)
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            task = asyncio.create_task(work)
+            tasks.add(task)
+            return task
+
+        def devices() -> Devices:
+            return book.mark(watch.devices(clock.now()))
+
+        benches = Benches(
+            device,  # type: ignore[arg-type]
+            watch,
+            devices=devices,
+            runs=lambda: runs,
+            book=book,
+            settings=settings,
+            clock=clock,
+            spawn=spawn,
+        )
+        runs = RunQueue(store, benches.execute, clock=clock, cancelled_by=(CallCancelled,))
+        await runs.start()
+        await watch.look_at_facts()
+        try:
+            await test(Scene(benches, watch, runs, book, probe, device, clock))
+        finally:
+            await runs.close("over")
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx"))
+
+
+def look(dgx: Machine, **changes: Any) -> Reply:
+    """Returns one look at a host whose GPU 3 is changed so."""
+    facts = dgx.read()
+    gpus = tuple(replace(gpu, **changes) if place == 3 else gpu for place, gpu in enumerate(facts.gpus))
+    return build_json(replace(facts, gpus=gpus))
+
+
+def test_who_has_a_device_is_looked_at_when_a_bench_is_asked_for(tmp_path: Path, dgx: Machine) -> None:
+    taken = look(dgx, processes=(FOREIGN,), compute_mode="exclusive_process")
+
+    async def test(scene: Scene) -> None:
+        with pytest.raises(DeviceBusyError, match=r"device 3 .* process 4711 \(python train.py\) in slurm 7"):
+            await scene.submit(devices=[0])
+        assert await scene.runs.list() == ()
+
+    run_scene(tmp_path, [look(dgx), taken], [{}], test)
+
+
+def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises(NotReadyError, match="driver did not answer"):
+            await scene.submit()
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx), WorkerTimeoutError("the probe did not answer")], [{}], test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"compute_mode": "prohibited"}, "device 3 .* prohibited"),
+        ({"compute_mode": "exclusive_process", "processes": (FOREIGN,)}, "device 3 .* process 4711"),
+    ],
+)
+def test_what_closes_a_device_while_a_bench_waits_skips_its_cases_and_opens_nothing(
+    tmp_path: Path, dgx: Machine, changes: dict[str, Any], reason: str
+) -> None:
+    async def test(scene: Scene) -> None:
+        scene.clock.advance(100)
+        first = scene.benches.execute
+
+        async def execute_later(run: Run, emit: Any) -> Any:
+            scene.clock.advance(100)  # so that the look at its submission is old
+            return await first(run, emit)
+
+        scene.runs._execute = execute_later
+        run = await scene.finish(await scene.submit(cases=["matmul", "all_reduce"]))
+        assert run.state == "succeeded"
+        assert run.result is not None
+        assert run.result["records"] == []
+        assert [skipped["case"] for skipped in run.result["skipped"]] == ["matmul", "all_reduce"]
+        assert all(re.search(reason, skipped["reason"]) for skipped in run.result["skipped"])
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx), look(dgx), look(dgx, **changes)], [{}], test)
+
+
+def test_a_device_in_prohibited_mode_is_skipped_not_refused(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        run = await scene.finish(await scene.submit(cases=["matmul"]))
+        assert (run.state, run.generation) == ("succeeded", None)
+        assert "prohibited" in (run.result or {})["skipped"][0]["reason"]
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx, compute_mode="prohibited")], [{}], test)
+
+
+def test_on_accelerators_any_lease_is_in_the_way(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        scene.lease(7)
+        with pytest.raises(DeviceLeasedError, match="device 7 by lease-1"):
+            await scene.submit(devices=[0])
+        looked = scene.count(scene.probe, "facts")
+        run = await scene.finish(await scene.submit(tier="passive"))
+        assert run.state == "succeeded"
+        assert scene.count(scene.probe, "facts") == looked + 1
+        passive = (run.result or {})["passive"]
+        assert len(passive["devices"]) == 8
+        assert {link["kind"] for link in passive["links"]} == {"NV18"}
+        assert all(link["bandwidth_bytes_per_s"] for link in passive["links"])
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx)], [{}], test)
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "while JAX starts"])
+def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, moment: str) -> None:
+    async def test(scene: Scene) -> None:
+        work, look_at_jax = scene.benches.execute, scene.watch.look_at_jax
+
+        async def execute(run: Run, emit: Any) -> Any:
+            if moment == "while it waits":
+                scene.lease(0)
+            return await work(run, emit)
+
+        async def start_jax() -> None:
+            await look_at_jax()
+            scene.lease(0)
+
+        scene.runs._execute = execute
+        scene.watch.look_at_jax = start_jax  # type: ignore[method-assign]
+        ended = await scene.finish(await scene.submit())
+        assert ended.state == "cancelled"
+        assert ended.error is not None
+        assert "lease-1" in ended.error.detail
+        assert scene.count(scene.device, "bench") == 0
+        assert scene.count(scene.device, "describe") == (moment == "while JAX starts")
+
+    assert dgx.jax is not None
+    run_scene(tmp_path, [look(dgx)], [dict(dgx.jax)], test)
+
+
+def hold_measuring(scene: Scene) -> tuple[asyncio.Event, asyncio.Event]:
+    """Lets benches of the device worker wait; returns what is set when one has begun, and what lets it go on."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    answer = scene.device.call
+
+    async def measure(op: str, arguments: dict[str, Any], **options: Any) -> Any:
+        if op == "bench":
+            begun.set()
+            await go_on.wait()
+        return await answer(op, arguments, **options)
+
+    scene.device.call = measure  # type: ignore[method-assign]
+    return begun, go_on
+
+
+@pytest.mark.parametrize(
+    ("tier", "mode", "is_ended"),
+    [
+        ("full", "default", True),
+        ("light", "default", False),
+        ("light", "exclusive_process", True),
+    ],
+)
+def test_a_bench_ends_when_a_job_has_come_to_hold_what_it_must_have_to_itself(
+    tmp_path: Path, dgx: Machine, tier: str, mode: str, is_ended: bool
+) -> None:
+    async def test(scene: Scene) -> None:
+        begun, go_on = hold_measuring(scene)
+        run = await scene.submit(tier=tier, devices=[3])
+        await asyncio.wait_for(begun.wait(), 30)
+        await scene.watch.look_at_facts()  # the agent's own worker, and the job
+        await asyncio.sleep(0.05)
+        state = (await scene.runs.get(run.id)).state
+        go_on.set()
+        ended = await scene.finish(run)
+        assert state == ("cancelled" if is_ended else "running")
+        if is_ended:
+            assert ended.error is not None
+            assert "gave way to a job: a bench" in ended.error.detail
+            assert "process 4711 (python train.py) in slurm 7" in ended.error.detail
+
+    own = ProcessFacts(5, "python", "python -m meshwright_agent.worker.device", 2**30, own=True)
+    free = look(dgx, processes=(), compute_mode=mode)
+    held = look(dgx, processes=(own, FOREIGN), compute_mode=mode)
+    assert dgx.jax is not None
+    run_scene(tmp_path, [free, free, held], [dict(dgx.jax)], test)
+
+
+def test_a_passive_bench_of_two_devices_names_only_their_links(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        run = await scene.finish(await scene.submit(tier="passive", devices=[2, 5]))
+        passive = (run.result or {})["passive"]
+        assert [device["local_index"] for device in passive["devices"]] == [2, 5]
+        assert [{link["a"], link["b"]} for link in passive["links"]] == [{2, 5}]
+
+    run_scene(tmp_path, [look(dgx)], [{}], test)
+
+
+# ---- holders that could not be looked at -----------------------------------------------------------------------------
+
+
+def test_no_bench_that_needs_a_device_idle_is_taken_where_nobody_could_look(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises(DeviceBusyError, match=r"who holds device 3 .* could not be looked at"):
+            await scene.submit(tier="full", devices=[3])
+        assert await scene.runs.list() == ()
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx, processes=None)], [{}], test)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_our_own_worker_is_let_go_where_only_without_it_can_be_seen_who_else_is_there(
+    tmp_path: Path, dgx: Machine, is_alone: bool
+) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.watch.look_at_jax()
+        scene.clock.advance(100)
+        run = await scene.finish(await scene.submit(tier="full", devices=[3], cases=["matmul"]))
+        assert len(scene.device.releases) == 1
+        assert "idle devices" in scene.device.releases[0]
+        assert scene.count(scene.device, "bench") == is_alone
+        assert run.state == "succeeded"
+        if not is_alone:
+            (skipped,) = (run.result or {})["skipped"]
+            assert "who holds device 3" in skipped["reason"]
+
+    hidden, after = look(dgx, processes=None), look(dgx, processes=() if is_alone else None)
+    assert dgx.jax is not None
+    answers: list[Reply] = [dict(dgx.jax), {"records": [], "skipped": []}, dict(dgx.jax)]
+    # Memory is not cleared at once: the first look after the release shows it in use still.
+    run_scene(tmp_path, [hidden, hidden, hidden, after], answers, test)
+
+
+def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        begun, go_on = hold_measuring(scene)
+        run = await scene.submit(tier="full", devices=[3])
+        await asyncio.wait_for(begun.wait(), 30)
+        await scene.watch.look_at_facts()
+        await asyncio.sleep(0.05)
+        state = (await scene.runs.get(run.id)).state
+        go_on.set()
+        await scene.finish(run)
+        assert state == "running"
+
+    assert dgx.jax is not None
+    free, hidden = look(dgx, processes=()), look(dgx, processes=None)
+    run_scene(tmp_path, [free, free, hidden], [dict(dgx.jax)], test)

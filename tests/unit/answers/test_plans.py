@@ -1,0 +1,237 @@
+"""PlanMaker without a child: what is planned here and what is handed over, and every way that it can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshwright.errors import (
+    BodyTooLargeError,
+    DrainingError,
+    InvalidRequestError,
+    NotReadyError,
+    PlanInfeasibleError,
+    PlanNotFoundError,
+    QueueFullError,
+    StoreUnavailableError,
+    WorkerCrashedError,
+)
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright_agent.access.turns import EACH_MAX
+from meshwright_agent.answers.plans import SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.planner import Here, write_plans
+from meshwright_agent.worker.protocol import FrameError
+from meshwright_agent.worker.supervisor import CallCancelled
+from tests.fakes.supervised import FakeSupervisor, answering
+
+TARGET = PlanRequest(mesh="dp:2,tp:-1", target="v5e:2x4")
+ANSWER = write_plans(TARGET, None)
+
+
+class MemoryStore:
+    """The two verbs of the store that plans need; a test compares nothing more with the real one."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, str] = {}
+
+    async def put_plan(self, fingerprint: str, body: str) -> None:
+        self.plans[fingerprint] = body
+
+    async def get_plan(self, fingerprint: str) -> str | None:
+        return self.plans.get(fingerprint)
+
+
+def hide() -> Here:
+    raise NotReadyError("the agent is still looking", hint="wait")
+
+
+def build(
+    planner: FakeSupervisor,
+    store: Any = None,
+    *,
+    here: str = "cpu:8",
+    look: Callable[[], Here] | None = None,
+) -> PlanMaker:
+    kept = MemoryStore() if store is None else store
+
+    def open_store() -> Any:
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
+
+    return PlanMaker(
+        planner,  # type: ignore[arg-type]
+        settings=Settings(plan_timeout_s=7),
+        store=open_store,
+        here=look or (lambda: Here(build_target(here))),
+        tell_here=lambda known: {"target": here, "health": known.health, "notices": []},
+    )
+
+
+def read(maker: PlanMaker, request: PlanRequest) -> Plans:
+    return Plans.model_validate_json(asyncio.run(maker.answer(request)).write())
+
+
+# ---- where a plan is made -------------------------------------------------------------------------------------------
+
+
+def test_a_small_host_is_planned_here_and_the_child_is_not_asked() -> None:
+    planner = answering(AssertionError("asked"))
+    plans = read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES}"), PlanRequest(mesh="x:-1"))
+    assert plans.plans[0].mesh_shape == {"x": SMALL_HOST_DEVICES}
+    assert planner.calls == []
+
+
+def test_a_target_is_handed_over_and_this_host_need_not_be_known() -> None:
+    planner = answering(ANSWER)
+    assert read(build(planner, look=hide), TARGET).plans[0].target == "v5e:2x4"
+    ((op, arguments, deadline_s),) = planner.calls
+    assert (op, arguments["here"], deadline_s) == ("plan", None, 7)
+    assert json.loads(arguments["request"]) == {"mesh": "dp:2,tp:-1", "target": "v5e:2x4"}
+
+
+def test_a_topology_is_handed_over() -> None:
+    planner = answering(ANSWER)
+    read(build(planner, look=hide), PlanRequest(mesh="x:1", topology=()))
+    assert json.loads(planner.calls[0][1]["request"]) == {"mesh": "x:1", "topology": []}
+
+
+def test_a_large_host_is_handed_over_with_the_request() -> None:
+    planner = answering(ANSWER)
+    read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES + 1}"), PlanRequest(mesh="x:-1"))
+    assert planner.calls[0][1]["here"] == {"target": f"cpu:{SMALL_HOST_DEVICES + 1}", "health": {}, "notices": []}
+
+
+def test_a_large_body_is_handed_over_unread_with_this_host_or_the_reason_why_it_is_not_known() -> None:
+    body = b'{"mesh": "x:8"}' + b" " * SMALL_BODY_BYTES
+    for look, expected in (
+        (None, {"target": "cpu:8", "health": {}, "notices": []}),
+        (hide, {"problem": "the agent is still looking"}),
+    ):
+        planner = answering(ANSWER)
+        asyncio.run(build(planner, look=look).answer_body(body))
+        assert planner.calls[0][1] == {"request": body.decode(), "here": expected}
+
+
+def test_a_body_is_handed_over_as_it_came_since_the_planner_may_know_what_to_make_of_a_newer_ones_fields() -> None:
+    planner = answering(ANSWER)
+    body = b'{"mesh": "x:8", "target": "v5e:2x4", "schema_version": "9", "colour": "red"}'
+    asyncio.run(build(planner).answer_body(body))
+    assert planner.calls[0][1]["request"] == body.decode()
+
+
+@pytest.mark.parametrize("size", [0, SMALL_BODY_BYTES])
+def test_a_body_that_is_no_text_is_refused_before_anybody_is_asked(size: int) -> None:
+    planner = answering(ANSWER)
+    with pytest.raises(InvalidRequestError, match="not UTF-8"):
+        asyncio.run(build(planner).answer_body(b"\xff" + b" " * size))
+    assert planner.calls == []
+
+
+def test_a_small_body_that_is_wrong_is_refused_here() -> None:
+    planner = answering(ANSWER)
+    with pytest.raises(InvalidRequestError, match="colour"):
+        asyncio.run(build(planner).answer_body(b'{"mesh": "x:8", "target": "v5e:2x4", "colour": 1}'))
+    assert planner.calls == []
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (PlanInfeasibleError("no", hint="other"), PlanInfeasibleError),
+        (WorkerCrashedError("gone"), WorkerCrashedError),
+        (CallCancelled("closing"), DrainingError),
+        (FrameError("too long"), BodyTooLargeError),
+    ],
+)
+def test_what_the_child_cannot_do_is_a_problem_and_the_next_request_is_answered(
+    failure: Exception, raised: type[Exception]
+) -> None:
+    maker = build(answering(failure, ANSWER))
+    with pytest.raises(raised):
+        asyncio.run(maker.answer(TARGET))
+    assert read(maker, TARGET).plans
+
+
+def test_a_planner_that_crashed_too_often_is_given_a_new_chance_by_each_request() -> None:
+    planner = answering(ANSWER, state="failed")
+    assert read(build(planner), TARGET).plans
+    assert planner.resets == 1
+
+
+def test_more_requests_than_may_wait_are_told_when_to_come_again() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+        planner = answering(ANSWER)
+        call = planner.call
+
+        async def wait(*args: Any, **options: Any) -> Any:
+            await gate.wait()
+            return await call(*args, **options)
+
+        planner.call = wait  # type: ignore[method-assign]
+        maker = build(planner)
+        waiting = [asyncio.create_task(maker.answer(TARGET)) for _ in range(EACH_MAX + 1)]  # one is asked
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError) as caught:
+            await maker.answer(TARGET)
+        assert caught.value.retry_after_s
+        gate.set()
+        await asyncio.gather(*waiting)
+        assert (await maker.answer(TARGET)).shown
+
+    asyncio.run(main())
+
+
+def test_while_the_agent_shuts_down_only_small_plans_are_made() -> None:
+    class Released(FakeSupervisor):
+        async def release(self, *, reason: str) -> None:
+            assert reason == "closing"
+            self.state = "stopped"
+
+    async def main() -> None:
+        planner = Released(answering(ANSWER).answers)
+        maker = build(planner)
+        await maker.answer(TARGET)
+        await maker.close(10)
+        assert planner.state == "stopped"
+        with pytest.raises(DrainingError):
+            await maker.answer(TARGET)
+        assert (await maker.answer(PlanRequest(mesh="x:8"))).shown
+
+    asyncio.run(main())
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [TARGET, PlanRequest(mesh="x:8"), PlanRequest(mesh="x:8", include_devices=False)])
+def test_a_plan_is_kept_with_its_devices_and_found_by_its_fingerprint(request_: PlanRequest) -> None:
+    store = MemoryStore()
+    maker = build(answering(ANSWER), store)
+    plan = read(maker, request_).plans[0]
+    found = Plans.model_validate_json(asyncio.run(maker.read_stored(plan.fingerprint)))
+    assert found.plans[0].devices is not None
+    assert found.plans[0].granules[0].used_positions is not None
+    assert found.plans[0].model_copy(update={"devices": plan.devices, "granules": plan.granules}) == plan
+
+
+def test_a_fingerprint_that_nobody_made_is_not_found() -> None:
+    with pytest.raises(PlanNotFoundError, match="mw1-0"):
+        asyncio.run(build(answering(ANSWER)).read_stored("mw1-0"))
+
+
+@pytest.mark.parametrize("request_", [TARGET, PlanRequest(mesh="x:8")])
+def test_a_store_that_does_not_answer_costs_the_storing_and_not_the_plan(request_: PlanRequest) -> None:
+    plans = read(build(answering(ANSWER), StoreUnavailableError("disk full")), request_)
+    assert plans.plans
+    assert [(notice.code, "disk full" in notice.message) for notice in plans.warnings] == [("plan_not_stored", True)]

@@ -1,0 +1,129 @@
+"""A plan's answer in pieces of text is, joined, the text of the models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.wire.base import Notice
+from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.model import ModelFacts
+from meshwright.wire.verification import Verification
+from meshwright_agent.answers.replies import RUN_CHARS, PlanAnswer, frame_plans, frame_stored
+from tests.fakes.stored import build_plan
+
+NOTICE = Notice(code="a", message='"plans":[]', hint="b")
+
+
+def cut(plans: Plans, *, bare: bool = False) -> PlanAnswer:
+    """Returns the answer as the planner sends it."""
+    shown = [plan.model_copy(update={"devices": None}).model_dump_json() for plan in plans.plans]
+    pieces: dict[str, Any] = {
+        "frame": plans.model_copy(update={"plans": ()}).model_dump_json(),
+        "fingerprints": [plan.fingerprint for plan in plans.plans],
+        "kept": [plan.model_dump_json() for plan in plans.plans],
+        "shown": shown if bare else None,
+    }
+    return PlanAnswer.of(pieces)
+
+
+plans = st.builds(
+    lambda numbers, texts: Plans(
+        plans=tuple(build_plan(number, code=texts) for number in numbers),
+        warnings=(Notice(code="c", message=texts),),
+    ),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.text() | st.just('"plans":[]'),
+)
+
+
+@given(plans=plans)
+def test_an_answer_is_written_as_its_models_are(plans: Plans) -> None:
+    assert cut(plans).write() == plans.model_dump_json()
+
+
+def test_what_is_shown_may_lack_the_devices_that_are_kept() -> None:
+    answer = cut(Plans(plans=(build_plan(1),)), bare=True)
+    assert Plans.model_validate_json(answer.write()).plans[0].devices is None
+    assert Plan.model_validate_json(answer.kept[0]).devices is not None
+
+
+@given(plans=plans)
+def test_a_warning_more_stands_behind_those_that_are_there_and_changes_nothing_else(plans: Plans) -> None:
+    warned = plans.model_copy(update={"warnings": (*plans.warnings, NOTICE)})
+    assert cut(plans).warn(NOTICE).write() == warned.model_dump_json()
+
+
+def test_a_stored_plan_is_shown_as_a_reply_of_one() -> None:
+    plan = build_plan(1)
+    assert frame_stored(plan.model_dump_json()) == Plans(plans=(plan,)).model_dump_json()
+
+
+# ---- with what the compiler says ------------------------------------------------------------------------------------
+
+
+def cut_tasks(plans: Plans) -> PlanAnswer:
+    bare = tuple(plan.model_copy(update={"devices": None}).model_dump_json() for plan in plans.plans)
+    return replace(cut(plans), tasks=({},) * len(plans.plans), bare=bare)
+
+
+@given(plans=plans, text=st.text() | st.just('"verification":null'))
+def test_a_verification_stands_in_every_form_that_is_shown_and_changes_nothing_else(plans: Plans, text: str) -> None:
+    said = Verification(status="verified", reason=text)
+    filled = cut_tasks(plans).verify([said.model_dump_json()] * len(plans.plans))
+    verified = [plan.model_copy(update={"verification": said}) for plan in plans.plans]
+    assert filled.write() == plans.model_copy(update={"plans": tuple(verified)}).model_dump_json()
+    assert filled.kept == cut_tasks(plans).kept
+    assert [Plan.model_validate_json(each).verification for each in filled.bare] == [said] * len(verified)
+
+
+@given(texts=st.text() | st.just('"model":null'), name=st.text())
+def test_facts_of_a_model_are_shown_and_not_kept(texts: str, name: str) -> None:
+    facts = ModelFacts(name=name, parameter_count=2, active_parameter_count=1)
+    kept, told = build_plan(1, code=texts), build_plan(2, code=texts).model_copy(update={"model": facts})
+    pieces = {
+        "frame": Plans(plans=()).model_dump_json(),
+        "fingerprints": [kept.fingerprint, told.fingerprint],
+        "kept": [kept.model_dump_json(), told.model_copy(update={"model": None}).model_dump_json()],
+        "shown": None,
+        "models": ["null", facts.model_dump_json()],
+    }
+    answer = PlanAnswer.of(pieces)
+    assert answer.write() == Plans(plans=(kept, told)).model_dump_json()
+    assert [Plan.model_validate_json(each).model for each in answer.kept] == [None, None]
+
+
+def test_a_runs_result_lacks_the_devices_only_where_they_are_very_many() -> None:
+    small = cut_tasks(Plans(plans=(build_plan(1),)))
+    assert small.cut_for_run() is small
+    large = cut_tasks(Plans(plans=(build_plan(1, code="x" * RUN_CHARS),)))
+    plans = Plans.model_validate_json(large.cut_for_run().write())
+    assert plans.plans[0].devices is None
+    assert [notice.code for notice in plans.warnings] == ["devices_left_out"]
+    assert "GET /mesh/plan" in plans.warnings[0].hint
+
+
+def test_pieces_with_tasks_are_an_answer_with_tasks() -> None:
+    answer = cut(Plans(plans=(build_plan(1),)))
+    pieces = {"frame": answer.frame, "fingerprints": ["a"], "kept": ["{}"], "shown": None}
+    assert PlanAnswer.of(pieces).tasks == ()
+    told = PlanAnswer.of({**pieces, "tasks": [{"op": "verify"}], "bare": ["{}"], "request": "{}"})
+    assert (told.tasks, told.bare, told.request) == (({"op": "verify"},), ("{}",), "{}")
+
+
+def test_a_frame_without_plans_stays_one() -> None:
+    assert frame_plans(Plans(plans=()).model_dump_json()) == Plans(plans=()).model_dump_json()
+
+
+def test_plans_that_the_compiler_refuses_go_behind_those_that_it_passed() -> None:
+    plan = '{"name":NAME,"verification":null}'
+    shown = tuple(plan.replace("NAME", str(number)) for number in range(4))
+    answer = PlanAnswer('{"plans":[]}', ("a",) * 4, ("{}",) * 4, shown, bare=shown)
+    said = [f'{{"status":"{status}"}}' for status in ("does_not_fit", "aborted", "verified", "not_compiled")]
+    found = json.loads(answer.verify(said).write())["plans"]
+    assert [each["name"] for each in found] == [2, 1, 3, 0]
+    assert [each["verification"]["status"] for each in found] == ["verified", "aborted", "not_compiled", "does_not_fit"]

@@ -1,0 +1,110 @@
+"""What an agent keeps of its benches for plans: right results of runs that succeeded, the newest that plans take."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.planning.search.measured import Measurement
+from meshwright.wire.bench import Collective
+from meshwright_agent.agent import Agent
+from meshwright_agent.bench.measurements import HostMeasurements
+from meshwright_agent.host.watch import Sight
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.planner import parse_here
+from tests.fakes.machines import READ_AT, plant_machine
+from tests.fakes.measured import (
+    MIB,
+    build_bench_record,
+    build_bench_result,
+    build_collective,
+    build_host,
+    build_matmul,
+    build_memory,
+)
+from tests.fakes.stored import EPOCH, ManualClock, build_run
+
+
+def read(known: HostMeasurements, later_s: float = 0.0) -> list[Measurement]:
+    told = known.tell(EPOCH + timedelta(seconds=later_s))
+    return [Measurement.model_validate(row) for row in json.loads(json.dumps(told))]
+
+
+def result(*rows: Measurement, **fields: Any) -> dict[str, Any]:
+    return build_bench_result([build_bench_record(row, **fields) for row in rows])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        build_matmul(3, 4e14),
+        build_memory(0, 1e11),
+        build_collective("all_reduce", 3e11, size_bytes=1024 * MIB),
+        build_collective("permute", 3e11, size_bytes=1024 * MIB, devices=(4, 5, 6, 7)),
+    ],
+    ids=lambda row: row.case,
+)
+def test_a_record_is_told_as_it_was_measured_with_its_run_and_age(row: Measurement) -> None:
+    known = HostMeasurements()
+    known.note("run-0007", result(row))
+    (told,) = read(known, later_s=90)
+    assert told.flop_count == pytest.approx(row.flop_count)
+    assert told.model_copy(update={"flop_count": row.flop_count}) == row.model_copy(
+        update={"run_id": "run-0007", "age_s": 90.0}
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"nwrong": 3}, {"correct": False}, {"collective": Collective(op="all-reduce", count=0, bytes=0)}],
+)
+def test_what_came_out_wrong_or_was_never_done_is_not_told(fields: dict[str, Any]) -> None:
+    known = HostMeasurements()
+    row = build_collective("all_reduce", 3e11, size_bytes=1024 * MIB)
+    known.note("run-0001", result(row, **fields))
+    assert read(known) == []
+    known.note("run-0002", result(row, collective=Collective(op="all-reduce", count=1, bytes=1024 * MIB)))
+    assert [each.run_id for each in read(known)] == ["run-0002"]
+
+
+def test_a_quick_bench_does_not_drive_out_what_only_a_longer_one_can_tell() -> None:
+    full = [build_memory(0, 2e12, size_bytes=size * MIB) for size in (256, 1024)]
+    known = HostMeasurements()
+    known.note("run-0001", result(*full))
+    known.note("run-0002", result(build_memory(0, 1e12, size_bytes=256 * MIB)))  # too short to be told from its start
+    assert [row.run_id for row in read(known)] == ["run-0001", "run-0001"]
+    known.note("run-0003", result(*full))
+    assert [row.run_id for row in read(known)] == ["run-0003", "run-0003"]
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
+    known = HostMeasurements()
+    known.note("run-0001", result(build_matmul(0, 4e14)))
+    assert [row.age_s for row in read(known, later_s=-60)] == [0.0]
+
+
+def test_stored_runs_are_recalled_in_the_order_in_which_they_were_made(caplog: pytest.LogCaptureFixture) -> None:
+    older = build_run(1, state="succeeded", result=result(build_matmul(0, 3e14), build_matmul(1, 3e14)))
+    newer = build_run(2, state="succeeded", result=result(build_matmul(0, 5e14)))
+    other = build_run(3, state="succeeded", result={"suite": "of another release"})
+    known = HostMeasurements()
+    known.recall((other, newer, older))
+    assert {row.device_indices: row.run_id for row in read(known)} == {(0,): "run-0002", (1,): "run-0001"}
+    assert "run-0003" in caplog.text
+
+
+def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> None:
+    clock = ManualClock(READ_AT)
+    agent = Agent(Settings(state_dir=tmp_path), clock=clock, environ={})
+    agent.watch.sight = Sight(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
+    told = json.loads(json.dumps(agent.picture.tell_here(agent.picture.here())))
+    assert parse_here(told).measured == ()
+    agent.benches.measurements.note("run-0009", result(*build_host(4e14)))
+    here = parse_here(json.loads(json.dumps(agent.picture.tell_here(agent.picture.here()))))
+    assert {row.run_id for row in here.measured} == {"run-0009"}
+    assert len(here.measured) == 16
+    assert {row.device_kind for row in here.measured} == {device.kind for device in here.topology.devices}

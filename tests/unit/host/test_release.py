@@ -1,0 +1,234 @@
+"""Releases and leases over a worker that does not end: what is answered in time, and whom it names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import DeviceBusyError
+from meshwright.wire.devices import Holder, Release
+from meshwright.wire.runs import Run
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.health.ears import XidEars
+from meshwright_agent.host.baseline import MemoryBaseline
+from meshwright_agent.host.release import ANSWER_S, BOUND_S, LOOK_S, make_way, release_devices
+from meshwright_agent.runs.queue import Emit, RunQueue
+from meshwright_agent.settings import Settings
+from meshwright_agent.store.database import Store
+from meshwright_agent.worker.process import ChildSpec, Ending
+from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from tests.fakes.children import FakeChild, FakeSpawn
+from tests.fakes.supervised import FakeSupervisor, Reply, answering
+
+SEEN = {"pid": 4711, "name": "python", "command": "python train.py", "devices": ["/dev/vfio/0"], "own": False}
+OWN = {"pid": 1001, "name": "python", "command": "python -m …", "devices": ["/dev/vfio/0"], "own": True}
+
+
+@dataclass
+class Scene:
+    """A worker without a process, a probe that is told, a real queue."""
+
+    worker: Supervisor
+    spawn: FakeSpawn
+    probe: FakeSupervisor
+    runs: RunQueue
+    baseline: MemoryBaseline = field(default_factory=MemoryBaseline)
+
+    async def release(self, ears: XidEars | None = None) -> Release:
+        return await release_devices(
+            device=self.worker,
+            probe=self.probe,  # type: ignore[arg-type]
+            runs=self.runs,
+            settings=Settings(),
+            clock=SystemClock(),
+            spawn=asyncio.create_task,
+            baseline=self.baseline,
+            ears=ears,
+        )
+
+    async def begin_run(self) -> Run:
+        """Returns a bench that runs."""
+        run, _ = await self.runs.submit("bench", {})
+        while run.state != "running":
+            await asyncio.sleep(0)
+            run = await self.runs.get(run.id)
+        return run
+
+
+def run_scene(
+    folder: Path, test: Callable[[Scene], Coroutine[Any, Any, Any]], *, spawn: FakeSpawn | None = None, look: Reply
+) -> None:
+    async def main() -> None:
+        spawning = spawn or FakeSpawn()
+        spec = ChildSpec("device", "some.worker", dict, backoff_initial_s=0.0)
+        worker = Supervisor(spec, clock=SystemClock(), spawn=spawning)
+        store = await Store.open(folder / "runs.sqlite3", clock=SystemClock())
+
+        async def execute(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
+            answer = await worker.call("bench", {}, deadline_s=30)
+            return answer.result, answer.generation
+
+        runs = RunQueue(store, execute, clock=SystemClock(), cancelled_by=(CallCancelled,))
+        await runs.start()
+        try:
+            await test(Scene(worker, spawning, answering(look), runs))
+        finally:
+            await worker.close()
+            await runs.close("over")
+            await store.close()
+
+    asyncio.run(main())
+
+
+def holding_on(until: asyncio.Event) -> type[FakeChild]:
+    """Returns children whose end, once asked for, comes when `until` is set."""
+
+    class Slow(FakeChild):
+        async def stop(self, *, gently: bool) -> Ending:
+            await until.wait()
+            return await super().stop(gently=gently)
+
+    return Slow
+
+
+@pytest.mark.parametrize(
+    ("look", "pids"),
+    [
+        ({"holders": [SEEN]}, [4711, 1001]),
+        ({"holders": [SEEN, OWN]}, [4711, 1001]),
+        ({"holders": None}, [1001]),
+        (CallCancelled("the probe was ended"), [1001]),
+    ],
+)
+def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, look: Reply, pids: list[int]) -> None:
+    async def test(scene: Scene) -> None:
+        ended = asyncio.Event()
+        scene.spawn.kind = holding_on(ended)
+        await scene.worker.start()
+        answer = await scene.release()
+        assert BOUND_S - ANSWER_S - LOOK_S <= answer.took_s < BOUND_S
+        assert (answer.released, answer.killed, answer.worker.state) == (False, True, "stopping")
+        assert answer.held is not None
+        assert [holder.pid for holder in answer.held] == pids
+        assert answer.held[-1].own
+        ended.set()
+        assert (await scene.release()).released
+
+    run_scene(tmp_path, test, look=look)
+
+
+@pytest.mark.parametrize(
+    ("look", "held", "unseen"),
+    [
+        ({"holders": None}, None, "hidden"),
+        (CallCancelled("the probe was ended"), None, "late"),
+        ({"holders": []}, (), None),
+    ],
+)
+def test_a_release_says_why_nobody_could_look(
+    tmp_path: Path, look: Reply, held: tuple[()] | None, unseen: str | None
+) -> None:
+    async def test(scene: Scene) -> None:
+        answer = await scene.release()
+        assert (answer.held, answer.unseen) == (held, unseen)
+
+    run_scene(tmp_path, test, look=look)
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+def test_memory_that_hides_who_holds_a_device_is_looked_at_again_until_it_is_cleared(
+    tmp_path: Path, is_cleared: bool
+) -> None:
+    hidden: Reply = {"holders": None, "memory": {}}
+
+    async def test(scene: Scene) -> None:
+        scene.baseline.note({"GPU-1": 2**20}, generation=0)
+        if is_cleared:
+            scene.probe.answers.append({"holders": [], "memory": {"GPU-1": 2**20}})
+        answer = await scene.release()
+        assert answer.took_s < BOUND_S
+        assert (answer.held, answer.unseen) == (((), None) if is_cleared else (None, "hidden"))
+        assert [each.is_back for each in answer.memory or ()] == [True] * is_cleared
+
+    run_scene(tmp_path, test, look=hidden)
+
+
+def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        ended = asyncio.Event()
+        scene.spawn.kind = holding_on(ended)
+        await scene.worker.start()
+        ask = scene.probe.call
+
+        async def end_meanwhile(*args: Any, **kwargs: Any) -> Any:
+            ended.set()
+            await scene.worker.release()
+            return await ask(*args, **kwargs)
+
+        scene.probe.call = end_meanwhile  # type: ignore[method-assign]
+        answer = await scene.release()
+        assert (answer.released, [holder.pid for holder in answer.held or ()]) == (True, [4711])
+
+    run_scene(tmp_path, test, look={"holders": [SEEN, OWN]})
+
+
+def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.worker.start()
+        for _ in range(2):
+            answer = await scene.release()
+            assert (answer.released, [holder.pid for holder in answer.held or ()]) == (False, [1001])
+        with pytest.raises(DeviceBusyError, match="process 1001, does not let go"):
+            await make_way(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=True)
+
+    spawn = FakeSpawn(ending=Ending(status=None, killed=True))
+    run_scene(tmp_path, test, spawn=spawn, look={"holders": []})
+
+
+def test_a_listener_that_does_not_let_go_of_the_driver_is_named_as_the_worker_is(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        spec = ChildSpec("listener", "some.listener", dict, backoff_initial_s=0.0)
+        listener = Supervisor(spec, clock=SystemClock(), spawn=FakeSpawn(ending=Ending(status=None, killed=True)))
+        ears = XidEars(
+            listener, settings=Settings(), clock=SystemClock(), tell=lambda xids: None, list_faults=lambda: ()
+        )
+        assert (await scene.release(ears)).released  # nothing listens
+        await listener.start()
+        answer = await scene.release(ears)
+        assert (answer.released, answer.held) == (
+            False,
+            (Holder(pid=1001, command="python -m some.listener", own=True),),
+        )
+        await ears.close()
+
+    run_scene(tmp_path, test, look={"holders": []})
+
+
+@pytest.mark.parametrize(("is_in_the_way", "has_devices"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
+    tmp_path: Path, is_in_the_way: bool, has_devices: bool
+) -> None:
+    async def test(scene: Scene) -> None:
+        run = await scene.begin_run()
+        ids = (run.id,) if is_in_the_way else ()
+        gone = await make_way(device=scene.worker, runs=scene.runs, ids=ids, reason="a lease", has_devices=has_devices)
+        assert gone == ids
+        assert (await scene.runs.get(run.id)).state == ("cancelled" if is_in_the_way else "running")
+        assert scene.worker.state == ("stopped" if is_in_the_way else "busy")
+
+    run_scene(tmp_path, test, look={"holders": []})
+
+
+@pytest.mark.parametrize("has_devices", [True, False])
+def test_a_lease_ends_an_idle_worker_only_where_that_has_accelerators(tmp_path: Path, has_devices: bool) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.worker.start()
+        await make_way(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=has_devices)
+        assert scene.worker.state == ("stopped" if has_devices else "ready")
+
+    run_scene(tmp_path, test, look={"holders": []})

@@ -1,0 +1,602 @@
+"""The watch on a host that is told: what the probe and the worker answer is a list, and time passes when it is told to.
+
+Facts are those of recorded machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from meshwright.errors import NotReadyError, RunFailedError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
+from meshwright.wire.devices import Devices, WorkerState
+from meshwright.wire.health import Component
+from meshwright_agent.facts.model import HolderFacts, Problem, build_json
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.host.sight import Sight, dump_sight, parse_sight
+from meshwright_agent.host.watch import HostWatch
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.children import read_roots
+from meshwright_agent.worker.supervisor import Answer, CallCancelled, Supervisor
+from tests.fakes.machines import Machine, plant_machine
+from tests.fakes.stored import ManualClock, build_record_json
+from tests.fakes.supervised import FakeSupervisor, Reply, answering, look_and_ask
+
+STALE_AFTER_S = 60.0
+FOREIGN = HolderFacts(pid=4711, name="python", devices=("GPU-0",))
+OWN = HolderFacts(pid=12, name="python", devices=("GPU-0",), own=True)
+SILENT = WorkerTimeoutError("the probe did not answer within 10 s\nand more words")
+
+
+@dataclass
+class Scene:
+    """A watch, and everything around it."""
+
+    watch: HostWatch
+    probe: FakeSupervisor
+    device: FakeSupervisor
+    board: HealthBoard
+    clock: ManualClock
+    settings: Settings
+
+    def look(self) -> None:
+        asyncio.run(look_and_ask(self.watch))
+
+    def component(self, name: str) -> Component:
+        return next(c for c in self.board.view(self.clock.now()).components if c.name == name)
+
+    def state(self, name: str) -> str:
+        return self.board.state(name, self.clock.now())
+
+    def states_of_devices(self) -> dict[str, str]:
+        names = [name.removeprefix("device:") for name in self.board.names() if name.startswith("device:")]
+        return {name: self.state(f"device:{name}") for name in names}
+
+    def devices(self) -> Devices:
+        return self.watch.devices(self.clock.now())
+
+
+def stage(
+    probe: Reply | list[Reply], device: Reply | list[Reply], *, cpu_devices: int | None = None, stays: bool = True
+) -> Scene:
+    def supervise(answers: Reply | list[Reply]) -> FakeSupervisor:
+        return answering(*(answers if isinstance(answers, list) else [answers]))
+
+    clock, board = ManualClock(), HealthBoard(stale_after_s=STALE_AFTER_S)
+    settings = Settings(cpu_devices=cpu_devices)
+    fakes = supervise(probe), supervise(device)
+    watch = HostWatch(
+        probe=fakes[0],  # type: ignore[arg-type]
+        device=fakes[1],  # type: ignore[arg-type]
+        board=board,
+        settings=settings,
+        clock=clock,
+        stays=stays,
+    )
+    return Scene(watch, *fakes, board, clock, settings)
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return plant_machine("cpu-vm", tmp_path_factory.mktemp("cpu"))
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx"))
+
+
+@pytest.fixture(scope="module")
+def tpu(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return plant_machine("tpu-v5e-8", tmp_path_factory.mktemp("tpu"))
+
+
+def facts_of(machine: Machine, **changes: Any) -> Reply:
+    return build_json(replace(machine.read(), **changes))
+
+
+def jax_of(machine: Machine) -> Reply:
+    assert machine.jax is not None
+    return dict(machine.jax)
+
+
+def stage_cpu(
+    cpu: Machine, probe: Reply | list[Reply] | None = None, device: Reply | list[Reply] | None = None
+) -> Scene:
+    return stage(probe or facts_of(cpu), device or jax_of(cpu), cpu_devices=len(jax_of(cpu)["devices"]))  # type: ignore[index]
+
+
+def stage_dgx(
+    dgx: Machine, probe: Reply | list[Reply] | None = None, device: Reply | list[Reply] | None = None
+) -> Scene:
+    return stage(probe or facts_of(dgx, holders=()), device or jax_of(dgx), stays=False)
+
+
+def test_the_fake_has_the_members_and_signatures_of_the_real_one() -> None:
+    own = {name for name in vars(answering({})) if not name.startswith("_")} | {"call", "release", "reset", "view"}
+    assert own - {"answers", "calls", "releases", "resets", "state_after"} <= set(dir(Supervisor))
+    for name in ("call", "reset", "view"):
+        real, fake = (inspect.signature(getattr(cls, name)).parameters for cls in (Supervisor, FakeSupervisor))
+        assert [(p.name, p.kind) for p in real.values()] == [(p.name, p.kind) for p in fake.values()]
+
+
+# ---- before, and on a host whose worker may stay --------------------------------------------------------------------
+
+
+def test_before_the_first_look_nothing_is_known_and_nothing_is_healthy(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    assert not scene.watch.knows_topology
+    assert {scene.state("worker"), scene.state("driver")} == {"initializing"}
+    with pytest.raises(NotReadyError) as caught:
+        scene.watch.require_topology()
+    assert caught.value.retry_after_s
+    assert "/readyz" in caught.value.hint
+    assert (scene.probe.calls, scene.device.calls) == ([], [])
+
+
+def test_one_look_tells_everything_of_a_cpu_host(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.watch.require_topology()
+    assert (scene.state("driver"), scene.state("worker")) == ("healthy", "healthy")
+    devices = scene.devices()
+    assert len(devices.devices) == len(jax_of(cpu)["devices"])  # type: ignore[arg-type]
+    assert scene.states_of_devices() == {str(d.local_index): "healthy" for d in devices.devices}
+    assert {d.jax.basis for d in devices.devices if d.jax} == {"live"}
+
+
+def test_the_probe_and_the_worker_are_asked_within_the_settings_limits(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    log = {"kernel_log": "/dev/kmsg", "kernel_log_after": None, "boot_id": None}
+    asked = {**read_roots(scene.settings), **log}
+    assert scene.probe.calls == [("facts", asked, scene.settings.probe_timeout_s)]
+    assert scene.device.calls == [("describe", {}, scene.settings.describe_timeout_s)]
+
+
+def test_a_worker_that_is_busy_is_not_asked_and_its_progress_is_its_sign_of_life(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.device.state = "busy"
+    scene.clock.advance(STALE_AFTER_S + 1)
+    scene.look()
+    assert len(scene.device.calls) == 1
+    assert scene.state("worker") == "unknown"
+    scene.watch.note_progress({"done": 1, "total": 2, "message": ""})
+    assert scene.state("worker") == "healthy"
+    assert set(scene.states_of_devices().values()) == {"unknown"}
+    scene.watch.note_progress({"record": build_record_json(device_indices=(0, 1))})
+    assert [scene.state(f"device:{index}") for index in (0, 1)] == ["healthy", "healthy"]
+
+
+def test_a_wrong_result_degrades_its_device_until_a_right_one_whatever_jax_lists(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.watch.note_progress({"record": build_record_json(device_indices=(0,), correct=False, nwrong=3)})
+    scene.look()
+    device = scene.component("device:0")
+    assert (device.state, scene.state("device:1")) == ("degraded", "healthy")
+    assert "3 elements" in device.reason
+    assert device.action
+    scene.watch.note_progress({"record": build_record_json(device_indices=(0,), correct=True, nwrong=0)})
+    assert scene.state("device:0") == "healthy"
+
+
+def test_a_worker_that_is_up_is_not_called_well_before_it_has_said_on_which_devices(tpu: Machine) -> None:
+    scene = stage(facts_of(tpu, holders=()), {**tpu.jax, "platform": "cpu"}, stays=False)  # type: ignore[dict-item]
+    scene.device.state = "ready"
+    scene.watch.note_worker()  # as its supervisor does
+    assert scene.state("worker") == "initializing"
+    scene.look()
+    assert scene.state("worker") == "degraded"
+
+
+# ---- the probe ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silence", [SILENT, WorkerCrashedError("died by signal 9"), CallCancelled("closing")])
+def test_a_driver_that_does_not_answer_is_unknown_and_its_facts_stay_and_grow_old(
+    cpu: Machine, silence: Exception
+) -> None:
+    scene = stage_cpu(cpu, probe=[facts_of(cpu), silence])
+    scene.look()
+    scene.clock.advance(30)
+    scene.look()
+    driver = scene.component("driver")
+    assert (driver.state, driver.age_s) == ("unknown", 0)
+    assert "the probe did not answer: " in driver.reason
+    assert "\n" not in driver.reason
+    assert driver.action
+    assert scene.devices().host.age_s == 30
+    assert scene.state("worker") == "healthy"
+
+
+def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, probe=SILENT)
+    scene.look()
+    assert scene.watch.knows_topology
+    assert "facts_missing" in [w.code for w in scene.devices().warnings]
+
+
+def test_what_should_have_been_readable_degrades_the_driver_and_is_told(dgx: Machine) -> None:
+    problems = (Problem("unreadable", "NVML: no permission"), Problem("unanswered", "GPU 2: no clock"))
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(), problems=problems))
+    scene.look()
+    driver = scene.component("driver")
+    assert (driver.state, driver.reason) == ("degraded", "NVML: no permission; GPU 2: no clock")
+    assert "device files" in driver.action
+    assert "doctor" in driver.action
+
+
+def test_a_driver_that_answers_again_is_healthy_again(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, probe=[SILENT, facts_of(cpu)])
+    scene.look()
+    assert scene.state("driver") == "unknown"
+    scene.look()
+    assert scene.state("driver") == "healthy"
+
+
+def test_a_probe_that_is_given_up_is_asked_again_unless_processes_hang_in_the_driver(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.probe.state, scene.probe.abandoned_pids = "failed", (99,)
+    scene.look()
+    assert scene.probe.resets == 0
+    scene.probe.state, scene.probe.abandoned_pids = "failed", ()
+    scene.look()
+    assert scene.probe.resets == 1
+
+
+def test_nobody_looks_and_everything_becomes_unknown(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.clock.advance(STALE_AFTER_S + 1)
+    assert {scene.state(name) for name in scene.board.names()} == {"unknown"}
+
+
+# ---- the worker -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_the_error(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, device=WorkerFailedError("ImportError: no jaxlib"))
+    scene.device.state_after, scene.device.log_tail = "failed", tuple(f"line {n}" for n in range(200))
+    scene.look()
+    worker = scene.component("worker")
+    assert worker.state == "unhealthy"
+    assert (worker.permanence, "no jaxlib" in worker.reason) == ("permanent", True)
+    assert "doctor" in worker.action
+    with pytest.raises(WorkerFailedError) as caught:
+        scene.watch.require_topology()
+    assert "no jaxlib" in caught.value.detail
+    assert caught.value.log[-1] == "line 199"
+    assert 10 < len(caught.value.log) < 200
+    assert "doctor" in caught.value.hint
+
+
+@pytest.mark.parametrize("after", ["backoff", "stopped"])
+def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Machine, after: WorkerState) -> None:
+    scene = stage_cpu(cpu, device=WorkerCrashedError("died by SIGSEGV", log=("the last line",)))
+    scene.device.state_after = after
+    scene.look()
+    assert (scene.state("worker"), scene.component("worker").reason) == ("unhealthy", "does not start: died by SIGSEGV")
+    with pytest.raises(WorkerFailedError, match="died by SIGSEGV") as caught:
+        scene.watch.require_topology()
+    assert caught.value.log == ("the last line",)
+
+
+def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.device.answers = deque([WorkerCrashedError("died by SIGSEGV")])
+    scene.device.state_after = "backoff"
+    scene.look()
+    worker = scene.component("worker")
+    assert (worker.state, worker.reason) == ("degraded", "died: died by SIGSEGV")
+    assert worker.permanence == "transient"
+
+
+def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_possible(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, device=[jax_of(cpu), WorkerCrashedError("died by SIGSEGV")])
+    scene.look()
+    scene.device.state_after = "backoff"
+    scene.look()
+    scene.watch.require_topology()
+    assert {d.jax.basis for d in scene.devices().devices if d.jax} == {"cached"}
+
+
+def test_a_view_of_an_earlier_worker_is_cached_until_the_new_one_has_been_asked(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.device.generation = 2
+    assert {d.jax.basis for d in scene.devices().devices if d.jax} == {"cached"}
+    scene.look()
+    assert {(d.jax.basis, d.jax.generation) for d in scene.devices().devices if d.jax} == {("live", 2)}
+
+
+def test_a_living_worker_whose_jax_does_not_list_its_devices_is_not_healthy(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, device=RunFailedError("RuntimeError: backend is gone\n  more"))
+    scene.device.state = "ready"
+    scene.look()
+    worker = scene.component("worker")
+    assert (worker.state, worker.reason) == ("degraded", "RuntimeError: backend is gone")
+
+
+def test_a_worker_that_was_let_go_on_purpose_stays_healthy_and_says_so(dgx: Machine) -> None:
+    scene = stage_dgx(dgx)
+    scene.look()
+    assert scene.state("worker") == "healthy"
+    scene.device.state = "stopped"
+    scene.clock.advance(STALE_AFTER_S + 1)
+    scene.look()
+    assert scene.state("worker") == "healthy"
+    assert "starts on demand" in scene.component("worker").reason
+    assert len(scene.device.calls) == 1
+
+
+def test_a_worker_that_may_stay_is_started_again_if_it_stopped_but_not_if_it_was_released(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.device.state, scene.watch.released = "stopped", True
+    scene.look()
+    assert (len(scene.device.calls), scene.device.generation) == (1, 1)
+    scene.watch.released = False
+    scene.look()
+    assert (scene.device.state, scene.device.generation) == ("ready", 2)
+
+
+def test_a_released_worker_that_was_started_by_a_bench_is_looked_at_again(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.watch.released = True
+    scene.look()
+    assert len(scene.device.calls) == 2
+
+
+def test_a_look_that_was_cancelled_says_nothing_against_the_worker(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, device=CallCancelled("released"))
+    scene.look()
+    assert scene.state("worker") == "initializing"
+
+
+# ---- accelerators ---------------------------------------------------------------------------------------------------
+
+
+def test_jax_is_not_started_while_somebody_else_holds_a_device(dgx: Machine) -> None:
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN)))
+    scene.look()
+    assert scene.device.calls == []
+    worker = scene.component("worker")
+    assert (worker.state, worker.reason) == ("initializing", "not started: process 4711 (python) holds GPU-0")
+    scene.watch.require_topology()
+    assert len(scene.devices().devices) == 8
+
+
+def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_long_as_the_job_runs(
+    dgx: Machine,
+) -> None:
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN, replace(FOREIGN, pid=5, devices=("GPU-1",)))))
+    for _ in range(3):
+        scene.clock.advance(STALE_AFTER_S)
+        scene.look()
+        assert scene.board.view(scene.clock.now()).state == "healthy"
+        assert scene.component("worker").reason == "not started: process 4711 (python) and 1 more hold GPU-0 and 1 more"
+
+
+def test_what_an_earlier_life_learnt_of_jax_on_accelerators_is_asked_again(dgx: Machine) -> None:
+    scene = stage_dgx(dgx)
+    scene.look()
+    scene.watch.sight = parse_sight(dump_sight(scene.watch.sight))
+    scene.device.state = "stopped"
+    scene.look()
+    assert (len(scene.device.calls), scene.state("worker")) == (2, "healthy")
+
+
+def test_jax_is_not_started_where_nobody_could_look_who_holds_the_devices(dgx: Machine) -> None:
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=None))
+    scene.look()
+    assert scene.device.calls == []
+    assert scene.watch.knows_topology
+
+
+def test_jax_is_started_once_the_devices_are_free_and_then_not_again(dgx: Machine) -> None:
+    busy, free = facts_of(dgx, holders=(FOREIGN,)), facts_of(dgx, holders=(OWN,))
+    scene = stage_dgx(dgx, probe=[busy, free, free, free])
+    for expected in (0, 1, 1, 1):
+        scene.look()
+        assert len(scene.device.calls) == expected
+
+
+def test_jax_is_not_started_on_accelerators_before_the_driver_has_answered(dgx: Machine) -> None:
+    scene = stage_dgx(dgx, probe=[SILENT, facts_of(dgx, holders=())])
+    scene.look()
+    assert scene.device.calls == []
+    with pytest.raises(NotReadyError):
+        scene.watch.require_topology()
+    scene.look()
+    assert len(scene.device.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["dgx", "tpu"])
+def test_accelerators_that_the_driver_lists_are_healthy_one_by_one(name: str, request: pytest.FixtureRequest) -> None:
+    machine: Machine = request.getfixturevalue(name)
+    scene = stage(facts_of(machine, holders=(FOREIGN,)), jax_of(machine), stays=False)
+    scene.look()
+    assert list(scene.states_of_devices().values()) == ["healthy"] * 8
+    assert set(scene.states_of_devices()) == {device.uuid or device.pci_bus_id for device in scene.devices().devices}
+
+
+def test_an_accelerator_that_is_gone_is_unhealthy_under_its_own_name_for_as_long_as_it_is_gone(dgx: Machine) -> None:
+    facts = dgx.read()
+    lost = facts.gpus[3]
+    without = facts_of(dgx, gpus=(*facts.gpus[:3], *facts.gpus[4:]), holders=(FOREIGN,))
+    scene = stage_dgx(dgx, probe=[facts_of(dgx, holders=(FOREIGN,)), without])
+    scene.look()
+    for _ in range(3):
+        scene.clock.advance(STALE_AFTER_S)
+        scene.look()
+        component = scene.component(f"device:{lost.uuid}")
+        assert (component.state, component.age_s) == ("unhealthy", 0)
+        assert "no longer lists it" in component.reason
+        assert "kernel log" in component.action
+    assert sorted(scene.states_of_devices().values()) == ["healthy"] * 7 + ["unhealthy"]
+
+
+def test_all_accelerators_gone_at_once_are_all_unhealthy(dgx: Machine) -> None:
+    scene = stage_dgx(
+        dgx, probe=[facts_of(dgx, holders=(FOREIGN,)), facts_of(dgx, gpus=(), links=(), holders=(FOREIGN,))]
+    )
+    scene.look()
+    scene.look()
+    uuids = [gpu.uuid for gpu in dgx.read().gpus]
+    assert {scene.state(f"device:{uuid}") for uuid in uuids} == {"unhealthy"}
+
+
+def test_an_accelerator_that_is_back_is_no_longer_missed(dgx: Machine) -> None:
+    facts = dgx.read()
+    whole = facts_of(dgx, holders=(FOREIGN,))
+    without = facts_of(dgx, gpus=facts.gpus[:7], holders=(FOREIGN,))
+    scene = stage_dgx(dgx, probe=[whole, without, whole])
+    for _ in range(3):
+        scene.look()
+    assert list(scene.states_of_devices().values()) == ["healthy"] * 8
+
+
+def test_a_tpu_is_missed_by_its_pci_address(tpu: Machine) -> None:
+    facts = tpu.read()
+    probes = [facts_of(tpu, holders=(FOREIGN,)), facts_of(tpu, tpus=facts.tpus[1:], holders=(FOREIGN,))]
+    scene = stage(probes, jax_of(tpu), stays=False)
+    scene.look()
+    scene.look()
+    assert scene.state(f"device:{facts.tpus[0].pci_bus_id}") == "unhealthy"
+
+
+# ---- while JAX's start hangs ----------------------------------------------------------------------------------------
+
+
+class HangingSupervisor(FakeSupervisor):
+    """Starts for ever; `asked` is set once it is."""
+
+    asked: asyncio.Event | None = None
+
+    async def call(self, *args: Any, **kwargs: Any) -> Answer:
+        self.state = "starting"
+        self.calls.append((args[0], args[1], kwargs["deadline_s"]))
+        if self.asked is not None:
+            self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_facts_are_looked_at_while_jax_does_not_start_and_it_is_asked_once(dgx: Machine, stays: bool) -> None:
+    scene = stage(facts_of(dgx, holders=()), {}, stays=stays)
+    device = HangingSupervisor(deque())
+    scene.watch._device = device  # type: ignore[assignment]
+
+    async def look_often() -> None:
+        for _ in range(4):
+            scene.clock.advance(STALE_AFTER_S)
+            await scene.watch.look()
+            await asyncio.sleep(0)
+            assert scene.state("driver") == "healthy"
+            assert set(scene.states_of_devices().values()) == {"healthy"}
+        assert (len(scene.probe.calls), len(device.calls)) == (4, 1)
+
+    asyncio.run(asyncio.wait_for(look_often(), 20))
+
+
+def test_a_watch_that_ends_ends_its_question_to_jax_as_well(dgx: Machine) -> None:
+    scene = stage(facts_of(dgx, holders=()), {}, stays=False)
+    scene.watch._device = device = HangingSupervisor(deque())  # type: ignore[assignment]
+
+    async def watch_until_asked() -> None:
+        before = asyncio.all_tasks()
+        device.asked = asyncio.Event()
+        watching = asyncio.create_task(scene.watch.run())
+        await device.asked.wait()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert asyncio.all_tasks() == before
+
+    asyncio.run(asyncio.wait_for(watch_until_asked(), 20))
+
+
+def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
+    dgx: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = stage_dgx(dgx, device=[{"no": "platform"}, jax_of(dgx)])
+    scene.look()
+    assert "a look at JAX failed" in caplog.text
+    scene.watch.sight = replace(scene.watch.sight, jax=None)
+    scene.look()
+    assert scene.state("worker") == "healthy"
+
+
+# ---- for ever -------------------------------------------------------------------------------------------------------
+
+
+def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    scene = stage_cpu(cpu, probe=[{"no": "facts"}, facts_of(cpu)])
+    settings = scene.settings.model_copy(update={"probe_interval_s": 0.001})
+    watch = HostWatch(
+        probe=scene.probe,  # type: ignore[arg-type]
+        device=scene.device,  # type: ignore[arg-type]
+        board=scene.board,
+        settings=settings,
+        clock=scene.clock,
+        stays=True,
+    )
+
+    async def watch_until_seen() -> None:
+        watching = asyncio.create_task(watch.run())
+        while scene.state("driver") != "healthy":
+            await asyncio.sleep(0)
+            assert not watching.done()
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(watch_until_seen(), 20))
+    assert "a look at the host failed" in caplog.text
+
+
+def test_what_was_seen_last_is_kept_when_the_watch_ends(cpu: Machine) -> None:
+    @dataclass
+    class Keeper:
+        kept: int = 0
+        last: Sight | None = None
+
+        async def keep(self, sight: Sight) -> None:
+            self.kept += 1
+
+        async def keep_last(self, sight: Sight) -> None:
+            await asyncio.sleep(0)
+            self.last = sight
+
+    keeper = Keeper()
+    scene = stage_cpu(cpu)
+    watch = HostWatch(
+        probe=scene.probe,  # type: ignore[arg-type]
+        device=scene.device,  # type: ignore[arg-type]
+        board=scene.board,
+        settings=scene.settings,
+        clock=scene.clock,
+        stays=True,
+        keeper=keeper,  # type: ignore[arg-type]
+    )
+
+    async def watch_until_kept() -> None:
+        watching = asyncio.create_task(watch.run())
+        while not keeper.kept or watch.sight.jax is None:
+            await asyncio.sleep(0)
+            assert not watching.done()
+        assert keeper.last is None
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert watching.cancelled()
+
+    asyncio.run(asyncio.wait_for(watch_until_kept(), 20))
+    assert keeper.last == watch.sight
+    assert watch.sight.jax is not None

@@ -1,0 +1,157 @@
+"""When the watch starts JAX on accelerators: not while a device is reserved, and again after it with `hold: always`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright_agent.facts.model import ProcessFacts, build_json
+from meshwright_agent.facts.owners import find_holders
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.host.watch import HostWatch
+from meshwright_agent.settings import Settings
+from meshwright_agent.worker.children import build_device_spec
+from meshwright_agent.worker.supervisor import CallCancelled
+from tests.fakes.machines import Machine, plant_machine
+from tests.fakes.stored import ManualClock
+from tests.fakes.supervised import FakeSupervisor, answering, look_and_ask
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx"))
+
+
+class Host:
+    """A watch over a host of GPUs, whose worker and leases are set by hand."""
+
+    def __init__(self, dgx: Machine, hold: str = "on_demand", **settings: Any) -> None:
+        assert dgx.jax is not None
+        self.is_reserved = False
+        self.device: FakeSupervisor = answering(dict(dgx.jax))
+        self.probe = answering(build_json(replace(dgx.read(), holders=())))
+        self.board, self.clock = HealthBoard(stale_after_s=60), ManualClock()
+        self.watch = HostWatch(
+            probe=self.probe,  # type: ignore[arg-type]
+            device=self.device,  # type: ignore[arg-type]
+            board=self.board,
+            settings=Settings(hold=hold, **settings),  # type: ignore[arg-type]
+            clock=self.clock,
+            stays=False,
+            is_reserved=lambda: self.is_reserved,
+        )
+
+    def look(self) -> int:
+        """Looks once; returns how many workers there have been."""
+        asyncio.run(look_and_ask(self.watch))
+        return self.device.generation
+
+    def change_memory(self, dgx: Machine, used_bytes: int) -> None:
+        facts = dgx.read()
+        gpus = tuple(replace(gpu, used_bytes=used_bytes, processes=()) for gpu in facts.gpus)
+        self.probe.answers.clear()
+        self.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=())))
+
+
+@pytest.mark.parametrize("hold", ["on_demand", "always"])
+def test_jax_is_not_started_while_a_device_is_reserved(dgx: Machine, hold: str) -> None:
+    host = Host(dgx, hold)
+    host.is_reserved = True
+    assert [host.look(), host.look()] == [0, 0]
+    worker = host.board.component("worker", host.clock.now())
+    assert (worker.state, worker.reason) == ("initializing", "not started: a device is leased")
+    assert host.board.view(host.clock.now()).state == "healthy"
+    host.is_reserved = False
+    assert host.look() == 1
+
+
+@pytest.mark.parametrize(("hold", "workers"), [("on_demand", 1), ("always", 2)])
+def test_a_worker_that_a_lease_ended_comes_back_with_hold_always(dgx: Machine, hold: str, workers: int) -> None:
+    host = Host(dgx, hold)
+    host.look()
+    host.device.state, host.is_reserved = "stopped", True
+    assert host.look() == 1
+    host.is_reserved = False
+    assert host.look() == workers
+
+
+def test_a_worker_that_was_released_does_not_come_back_by_itself(dgx: Machine) -> None:
+    host = Host(dgx, "always")
+    host.look()
+    host.device.state = "stopped"
+    host.watch.note_release()
+    assert [host.look(), host.look()] == [1, 1]
+
+
+@pytest.mark.parametrize("hold", ["on_demand", "always"])
+def test_a_worker_that_was_released_before_it_had_told_its_view_does_not_come_back_by_itself(
+    dgx: Machine, hold: str
+) -> None:
+    host = Host(dgx, hold)
+    told = host.device.answers[0]
+    host.device.answers[0] = CallCancelled("the devices were released")
+    host.look()
+    host.watch.note_release()
+    host.device.answers[0] = told
+    assert [host.look(), host.look()] == [0, 0]
+    host.watch.note_progress({"done": 0, "total": 1})  # a bench has started it
+    assert host.look() == 1
+
+
+@pytest.mark.parametrize(
+    ("is_reserved", "rested_s", "is_ended"), [(True, 60, True), (True, 59, False), (False, 60, False)]
+)
+def test_a_worker_that_a_bench_left_on_reserved_devices_is_ended_when_it_has_rested(
+    dgx: Machine, is_reserved: bool, rested_s: float, is_ended: bool
+) -> None:
+    host = Host(dgx, "always", idle_release_s=60)
+    host.look()
+    host.is_reserved, host.device.since = is_reserved, host.clock.now()
+    host.clock.advance(rested_s)
+    host.look()
+    assert [reason for reason in host.device.releases if "reserved" in reason] == host.device.releases
+    assert (len(host.device.releases), host.device.state) == ((1, "stopped") if is_ended else (0, "ready"))
+
+
+@pytest.mark.parametrize(
+    ("hold", "stays", "idle_s"), [("on_demand", False, 7.0), ("always", False, None), ("on_demand", True, None)]
+)
+def test_a_worker_that_is_held_is_never_idle_for_too_long(hold: str, stays: bool, idle_s: float | None) -> None:
+    settings = Settings(hold=hold, idle_release_s=7.0)  # type: ignore[arg-type]
+    assert build_device_spec(settings, {}, stays=stays).idle_release_s == idle_s
+
+
+def test_memory_that_an_idle_worker_left_behind_degrades_it_until_it_is_back(dgx: Machine) -> None:
+    host = Host(dgx)
+    host.change_memory(dgx, 2**20)
+    host.look()
+    host.device.state = "stopped"
+    host.change_memory(dgx, 2**30)
+    host.look()
+    worker = next(part for part in host.board.view(host.clock.now()).components if part.name == "worker")
+    assert worker.state == "degraded"
+    assert f"{2**30} bytes, {2**20} before it" in worker.reason
+    host.change_memory(dgx, 2**21)
+    host.look()
+    assert host.board.state("worker", host.clock.now()) == "healthy"
+
+
+def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(dgx: Machine) -> None:
+    host = Host(dgx, "always")
+    assert host.look() == 1
+    facts = dgx.read()
+    strange = ProcessFacts(4711, used_bytes=2**30, elsewhere=True)
+    gpus = tuple(replace(gpu, processes=(strange,)) for gpu in facts.gpus)
+    host.probe.answers.clear()
+    host.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=find_holders(gpus, ()))))
+    asked = len(host.device.calls)
+    assert host.look() == 1
+    assert {device.processes for device in host.watch.devices(host.clock.now()).devices} == {None}
+    assert len(host.device.calls) == asked + 1  # the worker that is there opens nothing more
+    host.device.state = "stopped"
+    assert host.look() == 1  # not started anew: now it is somebody else's
+    (seen,) = host.watch.devices(host.clock.now()).devices[0].processes or ()
+    assert (seen.pid, seen.own) == (4711, False)

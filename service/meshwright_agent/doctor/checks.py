@@ -1,193 +1,27 @@
-"""The doctor: gathers what is here (I/O, once), then judges it (pure checks), in plain words with a way to mend it.
+"""Checks of a host: each looks at one thing of what was gathered, and says what it found. Pure.
 
-Knows what goes wrong between a host and its JAX; starts JAX only in the device worker, as the agent would, and only
-where the agent would: not on devices that somebody holds.
+Knows what goes wrong between a host and its JAX.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ctypes.util
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Final
 
 from meshwright.compiling.compilers import explain_missing
-from meshwright.compiling.identity import explain_libtpu
-from meshwright.errors import ProblemError
 from meshwright.wire.devices import Platform
-from meshwright_agent.clock import read_boot_clock
-from meshwright_agent.descriptors import ENOUGH, OWN, fit_connections, read_descriptor_limit
-from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.host.look import ask_probe, ask_worker, explain_held
-from meshwright_agent.leasing.left import read_left_leases
-from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import has_accelerators
+from meshwright_agent.descriptors import OWN, fit_connections
+from meshwright_agent.doctor.findings import Finding
+from meshwright_agent.doctor.surroundings import Surroundings
 
-Level = Literal["ok", "note", "wrong"]
-_MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
-_PACKAGES: Final = (
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "jax-cuda12-plugin",
-    "jax-cuda12-pjrt",
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-)
+Check = Callable[[Surroundings], Finding | None]
+
 _COMPILED: Final[tuple[Platform, ...]] = ("cpu", "tpu", "gpu")
 LOG_LINES: Final = 8
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 _CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
 """Lowest NVIDIA driver branch. Source: JAX's installation guide, NVIDIA GPU: ≥ 525 for CUDA 12, ≥ 580 for CUDA 13."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        mend: what to do, one step a line.
-        log: the last lines of what a program wrote, for who wants to look further.
-    """
-
-    level: Level
-    subject: str
-    seen: str
-    mend: str = ""
-    log: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the finding for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Everything that the checks look at."""
-
-    settings: Settings
-    environ: Mapping[str, str]
-    versions: Mapping[str, str]
-    facts: HostFacts | None = None
-    facts_error: str = ""
-    jax: Mapping[str, Any] | None = None
-    jax_error: str = ""
-    jax_log: tuple[str, ...] = field(default=())
-    untouched: str = ""
-    state_error: str = ""
-    nvml_library: bool = False
-    libtpu_mismatch: str = ""
-    descriptors: int = ENOUGH
-
-    @property
-    def gpu_count(self) -> int:
-        """GPUs that the driver lists."""
-        return len(self.facts.gpus) if self.facts else 0
-
-    @property
-    def tpu_count(self) -> int:
-        """TPU chips on the PCI bus."""
-        return len(self.facts.tpus) if self.facts else 0
-
-
-Check = Callable[[Surroundings], Finding | None]
-
-
-def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, owner: str = "") -> list[Finding]:
-    """Returns the findings for this host, most basic first.
-
-    Args:
-        settings, environ: what an agent would have.
-        owner: the agent that runs on this host, in words; JAX is not started beside it.
-    """
-    return judge(asyncio.run(_gather(settings, os.environ if environ is None else environ, owner)))
-
-
-def judge(here: Surroundings) -> list[Finding]:
-    """Returns what all checks say of the surroundings; of an agent that simulates, those that concern it."""
-    checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
-    return [finding for check in checks if (finding := check(here)) is not None]
-
-
-def format_findings(findings: Iterable[Finding]) -> str:
-    """Returns the findings as text: one line each, the way to mend it and the log below."""
-    lines: list[str] = []
-    for finding in findings:
-        lines.append(f"{_MARKS[finding.level]}  {finding.subject}: {finding.seen}")
-        lines += [f"       → {line}" for line in finding.mend.splitlines()]
-        lines += [f"         | {line}" for line in finding.log]
-    return "\n".join(lines)
-
-
-async def _gather(settings: Settings, environ: Mapping[str, str], owner: str) -> Surroundings:
-    known: dict[str, Any] = {} if settings.simulate else await _look(settings, environ, owner)
-    return Surroundings(
-        settings=settings,
-        environ=environ,
-        versions=_read_versions(),
-        state_error=_try_state_dir(settings),
-        nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
-        libtpu_mismatch=explain_libtpu() or "",
-        descriptors=read_descriptor_limit(),
-        **known,
-    )
-
-
-async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
-    try:
-        seen["facts"] = await ask_probe(settings, environ)
-    except ProblemError as error:
-        seen["facts_error"] = error.detail
-    if settings.cpu_devices is None and has_accelerators(settings):
-        untouched = owner or explain_held(seen.get("facts")) or _explain_lease(settings)
-        if untouched:
-            return seen | {"untouched": untouched}
-    try:
-        seen["jax"], _ = await ask_worker(settings, environ)
-    except ProblemError as error:
-        seen["jax_error"], seen["jax_log"] = error.detail, error.log
-    return seen
-
-
-def _explain_lease(settings: Settings) -> str:
-    left = read_left_leases(settings.state_dir / "meshwright.sqlite3", read_boot_clock(settings.proc_root))
-    if not left:
-        return ""
-    lease = left[0].lease
-    devices = ", ".join(str(device.local_index) for device in lease.devices)
-    return f"device {devices} is leased by {lease.id} ({lease.purpose})"
-
-
-def _read_versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _try_state_dir(settings: Settings) -> str:
-    """Returns why the state directory cannot be written, or made where it is not there yet; nothing is made."""
-    try:
-        place = next(path for path in (settings.state_dir, *settings.state_dir.absolute().parents) if path.exists())
-        if not place.is_dir():
-            return f"{place} is not a directory"
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(b"x")
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-# ---- checks: each looks at one thing ------------------------------------------------------------------------------
 
 
 def _check_versions(here: Surroundings) -> Finding | None:

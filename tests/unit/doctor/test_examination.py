@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 
 from meshwright.wire.leases import LeasedDevice
 from meshwright_agent.clock import SystemClock, read_boot_clock
-from meshwright_agent.doctor import CHECKS, Finding, Surroundings, examine, format_findings, judge
+from meshwright_agent.doctor.checks import CHECKS
+from meshwright_agent.doctor.examination import examine, judge
+from meshwright_agent.doctor.findings import Finding, format_findings
+from meshwright_agent.doctor.surroundings import Surroundings
 from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts, Problem
 from meshwright_agent.facts.tpu import read_chips
 from meshwright_agent.leasing.book import LeaseBook

@@ -14,10 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import RequestError
-from meshwright.wire.problem import translate_validation
-
-MOST_ERRORS: Final = 100
-"""That a refusal goes into: a topology of hundreds of hosts that is none has thousands, all alike."""
+from meshwright.wire.problem import MOST_ERRORS, translate_validation
 
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -76,7 +73,7 @@ def parse_body(body: bytes, model: type[Model]) -> Model:
     except json.JSONDecodeError as error:
         raise _translate(error) from error
     except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)[:MOST_ERRORS]]
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)[: MOST_ERRORS + 1]]
         raise translate_validation(found) from error
 
 

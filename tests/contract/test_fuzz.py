@@ -68,9 +68,9 @@ def _plan_what_fits(case: schemathesis.Case) -> None:
         case.body = {**wanted, "mesh": "dp:2,tp:-1", "devices": None, "axis_types": "auto"}
 
 
-def _end_run(http: httpx.Client, response: Any) -> None:
-    """Cancels what a bench request started: the queue stays short, and the worker free."""
-    if response.status_code == 202 and "location" in response.headers:
+def _end_what_began(http: httpx.Client, response: Any) -> None:
+    """Cancels the run or ends the lease that a request began: the queue stays short, worker and devices stay free."""
+    if response.status_code in {201, 202} and "location" in response.headers:
         http.delete(response.headers["location"][0])
 
 
@@ -86,7 +86,7 @@ def test_every_answer_is_what_the_contract_says(case: schemathesis.Case, target:
     _name_what_exists(case, target.known)
     _plan_what_fits(case)
     response = case.call(base_url=target.agent.url, timeout=1 if case.path.endswith("/stream") else 60)  # no end
-    _end_run(target.http, response)
+    _end_what_began(target.http, response)
     case.validate_response(response)
 
 

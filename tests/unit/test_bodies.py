@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from meshwright.errors import InvalidRequestError
-from meshwright_agent.bodies import MOST_ERRORS, decode_body, parse_body, parse_json
+from meshwright.wire.base import MOST_ENTRIES
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.leases import LeaseRequest
+from meshwright.wire.problem import MOST_ERRORS
+from meshwright_agent.bodies import decode_body, parse_body, parse_json
 
 
 class Question(BaseModel):
@@ -54,6 +58,40 @@ def test_a_field_is_named_by_its_path_and_a_thousand_wrong_ones_are_not_all_list
         parse_body(json.dumps({"numbers": ["x"] * 1000}).encode(), Question)
     fields = [entry["field"] for entry in caught.value.errors]
     assert fields == [f"numbers.{index}" for index in range(MOST_ERRORS)]
+
+
+def test_more_than_are_listed_are_said_to_be_more() -> None:
+    for count, more in ((MOST_ERRORS, "(and 99 more)"), (MOST_ERRORS + 1, "(and at least 99 more)")):
+        with pytest.raises(InvalidRequestError) as caught:
+            parse_body(json.dumps({"numbers": ["x"] * count}).encode(), Question)
+        assert caught.value.detail.endswith(more)
+
+
+def test_a_list_of_thousands_of_entries_that_no_branch_takes_is_refused_at_once() -> None:
+    body = json.dumps({"purpose": "many", "devices": [2.5e-42, None, {}, False] * 4000}).encode()
+    began_s = time.perf_counter()
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(body, LeaseRequest)
+    assert len(caught.value.errors) <= MOST_ERRORS
+    assert time.perf_counter() - began_s < 10  # comparing each of 48,000 findings with each takes minutes
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "hint"),
+    [
+        (LeaseRequest, {"purpose": "many"}, "set devices to 'all'"),
+        (BenchRequest, {}, f"give devices up to {MOST_ENTRIES} entries"),
+    ],
+    ids=["lease", "bench"],
+)
+@pytest.mark.parametrize("entry", [[], 0], ids=["wrong", "right"])
+def test_a_list_that_is_too_long_is_refused_without_a_look_at_its_entries(
+    model: type[BaseModel], body: dict[str, Any], hint: str, entry: object
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(json.dumps({**body, "devices": [entry] * (MOST_ENTRIES + 1)}).encode(), model)
+    assert [refused["field"] for refused in caught.value.errors] == ["devices"]
+    assert caught.value.hint == hint
 
 
 def test_a_body_is_its_text_or_the_byte_that_is_none_is_told() -> None:

@@ -14,12 +14,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 SCHEMA_VERSION: Final = "1"
 """The version of requests and replies that this release speaks: "major" or "major.minor"."""
@@ -49,6 +51,22 @@ def _check_version(text: str) -> str:
 
 
 SchemaVersion = Annotated[str, AfterValidator(_check_version), Field(description="the version that the sender speaks")]
+
+
+MOST_ENTRIES: Final = 16384
+"""In a list of a request: more than any host has devices."""
+
+
+def _refuse_many(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MOST_ENTRIES:
+        limit = {"field_type": "List", "max_length": MOST_ENTRIES, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", limit)
+    return value
+
+
+COUNTED_FIRST: Final = BeforeValidator(_refuse_many)
+"""Written last, for a list of a request: one that is too long is refused before its entries are looked at. Pydantic looks
+at all of them, and a megabyte of wrong ones takes it seconds."""
 
 
 class Wire(BaseModel):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply, Request
+from meshwright.wire.base import COUNTED_FIRST, SCHEMA_VERSION, Evidence, Notice, Reply, Request
 from meshwright.wire.devices import Device, Link
 
 BenchCase = Literal[
@@ -45,8 +45,10 @@ class BenchRequest(Request):
     suite: Literal["quick", "full"] = Field(
         default="quick", description="quick: within 20 s; full: more sizes and samples"
     )
-    cases: Annotated[tuple[BenchCase, ...], Field(min_length=1)] | None = Field(default=None, description="null: all")
-    devices: Annotated[tuple[StrictInt, ...], Field(min_length=1)] | None = Field(
+    cases: Annotated[tuple[BenchCase, ...], Field(min_length=1), COUNTED_FIRST] | None = Field(
+        default=None, description="null: all"
+    )
+    devices: Annotated[tuple[StrictInt, ...], Field(min_length=1), COUNTED_FIRST] | None = Field(
         default=None, description="local indices; null: all"
     )
     mesh: StrictStr | None = Field(
@@ -54,7 +56,11 @@ class BenchRequest(Request):
     )
     axis: StrictStr | None = Field(default=None, description="the axis to run over; null: each in turn", max_length=64)
     sizes_bytes: (
-        Annotated[tuple[Annotated[StrictInt, Field(ge=4, le=MAX_SIZE_BYTES)], ...], Field(min_length=1, max_length=32)]
+        Annotated[
+            tuple[Annotated[StrictInt, Field(ge=4, le=MAX_SIZE_BYTES)], ...],
+            Field(min_length=1, max_length=32),
+            COUNTED_FIRST,
+        ]
         | None
     ) = Field(default=None, description="S of transfers and collectives; null: the suite's")
     matmul_size: Annotated[StrictInt, Field(ge=8, le=131072)] | None = Field(

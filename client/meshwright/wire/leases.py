@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Reply, Request
+from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, SCHEMA_VERSION, Reply, Request
 
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; one that nobody renews must end some day."""
@@ -27,7 +27,8 @@ class LeaseRequest(Request):
         Literal["all"]
         | Annotated[
             tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1, max_length=128)], ...],
-            Field(min_length=1, max_length=16384),
+            Field(min_length=1, max_length=MOST_ENTRIES),
+            COUNTED_FIRST,
         ]
     ) = Field(default="all", description="local indices or uuids; all: every device of this host")
     purpose: Annotated[StrictStr, Field(min_length=1, max_length=200)] = Field(

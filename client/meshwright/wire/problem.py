@@ -16,6 +16,9 @@ from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemErro
 from meshwright.spec import MeshSpec
 from meshwright.wire.base import SCHEMA_VERSION, Reply
 
+MOST_ERRORS: Final = 100
+"""That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
+
 _DOCS_HINT: Final = "GET /docs shows every field with its type and bounds"
 _QUOTED: Final = re.compile(r"'([^']*)'")
 _TAGS: Final = frozenset({"str", "int", "float", "bool", "DeviceSelection", "Devices"})
@@ -72,8 +75,10 @@ def build_problem(error: ProblemError, *, request_id: str = "") -> Problem:
 def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     """Returns the problem for pydantic's list of errors: `invalid_mesh` if only the mesh is wrong.
 
-    A wrong mesh is told in the words of `MeshSpec`; of a union, only the branch that the value was meant for.
+    A wrong mesh is told in the words of `MeshSpec`; of a union, only the branch that the value was meant for. After
+    the first `MOST_ERRORS` none is looked at: each is compared with all others.
     """
+    is_cut, errors = len(errors) > MOST_ERRORS, errors[:MOST_ERRORS]
     entries: dict[str, list[Mapping[str, Any]]] = {}
     for error in _keep_meant(errors):
         entries.setdefault(_field_of(error), []).append(error)
@@ -82,7 +87,8 @@ def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     if refused:
         told["mesh"] = refused.detail, refused.hint
     fields = [{"field": field, "message": message} for field, (message, _) in told.items()]
-    more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
+    count = f"at least {len(fields) - 1}" if is_cut else str(len(fields) - 1)
+    more = f" (and {count} more)" if len(fields) > 1 else ""
     kind = InvalidMeshError if set(entries) == {"mesh"} else InvalidRequestError
     detail = f"{fields[0]['field']}: {fields[0]['message']}{more}"
     return kind(detail, errors=fields, hint="; ".join(hint for _, hint in told.values() if hint) or _DOCS_HINT)

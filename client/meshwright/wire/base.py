@@ -65,8 +65,8 @@ def _refuse_many(value: Any) -> Any:
 
 
 COUNTED_FIRST: Final = BeforeValidator(_refuse_many)
-"""Written last, for a list of a request: one that is too long is refused before its entries are looked at. Pydantic looks
-at all of them, and a megabyte of wrong ones takes it seconds."""
+"""Written last, for a list of a request: one that is too long is refused before its entries are looked at. Pydantic
+looks at all of them, and a megabyte of wrong ones takes it seconds."""
 
 
 class Wire(BaseModel):

@@ -2,9 +2,9 @@
 
 Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
 and a bare Starlette server that answers the same requests with the same bytes; where the kernel allows it, again with
-servers and client before all other processes. Then /devices while benches run, and beside loops that take as many cores
-and have nothing to do with the agent. Then releases while benches run, and restarts. One thread with an epoll plays all
-connections.
+servers and client before all other processes. Then /devices while benches run, also where they leave a core, and beside
+loops that take as many cores and have nothing to do with the agent. Then releases while benches run, and restarts. One
+thread with an epoll plays all connections.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.bench.load import Target, fetch
 from tests.bench.rows import Row
 from tests.fakes.machines import RECORDED
 from tests.fakes.tree import plant
-from tests.process.living import await_end, do_bench, start_long_bench
+from tests.process.living import await_end, do_bench, start_long_bench, worker_pid
 
 CONNECTIONS: Final = 16
 PERIOD_S: Final = 0.032
@@ -177,13 +177,17 @@ def _compare_mixed(name: str, policy: int, servers: dict[int, int], seconds: flo
 
 
 def _measure_beside_benches(agent: RunningAgent, seconds: float) -> Iterator[Row]:
-    """Rounds take turns: alone, while a bench runs, while loops take the cores that a bench takes."""
-    port, round_s = _port_of(agent), seconds / ROUNDS / 2
-    alone, benched, spun = [], [], []
+    """Rounds take turns: alone, while a bench runs, while it keeps off a core, while loops take all that it takes."""
+    port, round_s, cores = _port_of(agent), seconds / ROUNDS / 2, os.sched_getaffinity(0)
+    alone, benched, kept_off, spun = [], [], [], []
     for _ in range(ROUNDS):
         alone.append(_p99_of_devices(port, round_s))
         run_id = start_long_bench(agent)
         benched.append(_p99_of_devices(port, round_s))
+        if len(cores) > 1:
+            _keep_on(worker_pid(agent), cores - {min(cores)})
+            kept_off.append(_p99_of_devices(port, round_s))
+            _keep_on(worker_pid(agent), cores)
         httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30)
         await_end(agent, run_id)
         with spinning():
@@ -192,9 +196,24 @@ def _measure_beside_benches(agent: RunningAgent, seconds: float) -> Iterator[Row
         ("/devices while a bench runs ÷ alone: p99", alone, "budget 2"),
         ("… ÷ while loops take the cores", spun, "the agent's own part"),
     ):
-        ratio = statistics.median(a / b for a, b in zip(benched, beside, strict=True))
-        figures = f"{statistics.median(benched) * 1e3:.2f} ms beside {statistics.median(beside) * 1e3:.2f} ms"
-        yield (name, f"{ratio:.2f} ×", f"p99 {figures}; {note}")
+        yield _compare_p99(name, benched, beside, note)
+    if kept_off:
+        yield _compare_p99(
+            "… while the bench keeps off a core ÷ alone: p99", kept_off, alone, "as on a host of more cores"
+        )
+
+
+def _compare_p99(name: str, these: Sequence[float], those: Sequence[float], note: str) -> Row:
+    ratio = statistics.median(a / b for a, b in zip(these, those, strict=True))
+    figures = f"{statistics.median(these) * 1e3:.2f} ms beside {statistics.median(those) * 1e3:.2f} ms"
+    return (name, f"{ratio:.2f} ×", f"p99 {figures}; {note}")
+
+
+def _keep_on(pid: int, cores: set[int]) -> None:
+    """Lets a process, with all its threads, run on these cores alone."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _p99_of_devices(port: int, seconds: float) -> float:

@@ -82,13 +82,17 @@ def build_response(metric: str, values: Sequence[float]) -> bytes:
 
 
 @contextlib.contextmanager
-def serving(grpc: Any, values: Values, *, hangs: bool = False) -> Iterator[int]:
-    """Serves the values on a free port of loopback, as tpu-info's server for tests does; yields the port.
+def serving(
+    grpc: Any, values: Values, *, hangs: bool = False, port: int = 0, answer_bytes: bytes | None = None
+) -> Iterator[int]:
+    """Serves the values on a port of loopback, as tpu-info's server for tests does; yields the port.
 
     Args:
         grpc: the module.
         values: by metric, in the order of devices; one that is not there is NOT_FOUND.
         hangs: it takes a question and never answers.
+        port: 0: a free one.
+        answer_bytes: what it answers whatever it is asked, as another program on that port may.
     """
     end = threading.Event()
 
@@ -96,6 +100,8 @@ def serving(grpc: Any, values: Values, *, hangs: bool = False) -> Iterator[int]:
         metric = MESSAGES["MetricRequest"].FromString(request).metric_name
         if hangs:
             end.wait(30)
+        if answer_bytes is not None:
+            return answer_bytes
         if metric not in values:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no metric {metric}")
         return build_response(metric, values[metric])
@@ -104,7 +110,7 @@ def serving(grpc: Any, values: Values, *, hangs: bool = False) -> Iterator[int]:
     method = grpc.unary_unary_rpc_method_handler(answer, request_deserializer=bytes, response_serializer=bytes)
     service = f"{RECORD['package']}.{RECORD['service']}"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {RECORD["method"]: method}),))
-    port = server.add_secure_port("localhost:0", grpc.local_server_credentials())
+    port = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
     server.start()
     try:
         yield port

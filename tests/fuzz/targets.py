@@ -194,6 +194,39 @@ def run_kernel_log(data: bytes) -> None:
         os.close(descriptor)
 
 
+class _Answer:
+    """A channel of gRPC, and the module that makes it: every question is answered with the same bytes."""
+
+    class RpcError(Exception):
+        """None is raised."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def local_channel_credentials(self) -> None:
+        return None
+
+    def secure_channel(self, *_: object, **__: object) -> _Answer:
+        return self
+
+    def __enter__(self) -> _Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def unary_unary(self, *_: object, response_deserializer: Callable[[bytes], bytes], **__: object) -> Any:
+        return lambda _request, **_options: response_deserializer(self._data)
+
+
+def run_runtimes(data: bytes) -> None:
+    """Asks two ports that answer so, and takes as many devices as a host may have."""
+    told = tpu_metrics.read_runtimes(_Answer(data), [8431, 8432])
+    assert len(told.devices) <= 2 * tpu_metrics.MOST_DEVICES
+    assert len(told.select({4, 8})) in (0, 4, 8)
+    check_json(asdict(told))
+
+
 def run_fabric(data: bytes) -> None:
     """Takes what the fabric manager's structure holds: 16 bytes of cluster, then numbers."""
     padded = data.ljust(32, b"\0")
@@ -278,6 +311,10 @@ FACTS: Final[Mapping[str, Target]] = {
 
 OTHERS: Final[Mapping[str, Target]] = {
     "kernel log": Target(run_kernel_log, (b"4,1,1000000,-;" + MESSAGE + b"\n SUBSYSTEM=pci\n", b"6,2,2,-;x\n")),
+    "TPU runtime, two ports": Target(
+        run_runtimes,
+        (build_response(tpu_metrics.USED, [1 << 34] * 4), build_response(tpu_metrics.DUTY, [0.0, 99.5]), b"\x0a\xff"),
+    ),
     "worker protocol, frames": Target(run_frame, FRAMES, (FrameError,)),
     "worker protocol, stream": Target(run_stream, (b"".join(FRAMES), FRAMES[0])),
     "request body": Target(

@@ -32,10 +32,16 @@ ENDINGS = [pytest.param(RunningAgent.stop, id="SIGTERM"), pytest.param(kill, id=
 
 
 def read_since(agent: RunningAgent) -> dict[str, tuple[str, str | None]]:
-    """Each component with its state and since when, once all have been looked at twice."""
+    """Each component with its state and since when, once all have been looked at twice.
+
+    One that is left alone on purpose has been looked at and is in no state: nobody holds the TPUs of these hosts.
+    """
 
     def is_settled() -> bool:
-        return all(part["since"] for part in ask(agent, "/health")["components"])
+        parts = ask(agent, "/health")["components"]
+        return all(
+            part["since"] or (part["name"], bool(part["observed_at"])) == ("tpu_runtime", True) for part in parts
+        )
 
     wait_for(is_settled, agent, limit_s=60)
     for name in ("driver", "store"):

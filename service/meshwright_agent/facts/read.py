@@ -91,7 +91,7 @@ def read_host_facts(
         refused=gpu.refused,
         holders=_find_openers(roots.proc, table) if gpu.is_blind else find_holders(gpu.gpus, tpus),
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)) if log else None,
-        tpu_runtimes=_read_runtimes(tpus, roots.environ) if asks_jobs else None,
+        tpu_runtimes=_read_runtimes(tpus, roots) if asks_jobs else None,
         is_clock_synchronised=read_synchronised(),
     )
 
@@ -115,11 +115,20 @@ def _read_log(roots: Roots, log: LogPlace, boot_id: str | None, *, has_cards: bo
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
 
 
-def _read_runtimes(tpus: Iterable[TpuFacts], environ: Mapping[str, str]) -> TpuRuntimes | None:
-    """Returns what jobs tell of TPUs that they hold; None where none does, or none is seen to: JAX tells of our own."""
-    if all(process.own for chip in tpus for process in chip.processes or ()):
+def _read_runtimes(tpus: Iterable[TpuFacts], roots: Roots) -> TpuRuntimes | None:
+    """Returns what jobs tell of TPUs that they hold; None where none does, or none is seen to: JAX tells of our own.
+
+    A job whose every process has another network namespace than ours is not asked: nobody of its is on our localhost,
+    and whoever is would be taken for it.
+    """
+    pids = {process.pid for chip in tpus for process in chip.processes or () if not process.own}
+    if not pids:
         return None
-    return read_runtimes(find_grpc(), parse_ports(environ.get(PORTS_VARIABLE)))
+    own = tpu.read_link_name(roots.proc / "self/ns/net")
+    theirs = {tpu.read_link_name(roots.proc / f"{pid}/ns/net") for pid in pids}
+    if own is not None and None not in theirs and own not in theirs:
+        return TpuRuntimes(unavailable="the job has a network namespace of its own", unasked="elsewhere")
+    return read_runtimes(find_grpc(), parse_ports(roots.environ.get(PORTS_VARIABLE)))
 
 
 def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:

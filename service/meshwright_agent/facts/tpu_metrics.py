@@ -3,6 +3,9 @@
 Rule: the job is asked, never the TPU; whoever does not answer in time costs nothing but these figures. The messages are
 few and small, so they are read here field by field, and what is not known of them is passed over. gRPC is an argument.
 
+Not told here: the health of ICI links. The service has no metric for it; libtpu's SDK has one, `ici_link_health`, which
+speaks only in the process that has the TPUs (libtpu 0.0.42, `libtpu.sdk.tpumonitoring`).
+
 Source: tpu-info (github.com/google/cloud-accelerator-diagnostics, tpu_info/): the service tpu.monitoring.runtime.
 RuntimeMetricService and its messages in proto/tpu_metric_service.proto, the metrics' names and the port 8431 in
 metrics.py, TPU_RUNTIME_METRICS_PORTS in README.md. Encoding: protobuf.dev/programming-guides/encoding.
@@ -16,12 +19,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from meshwright_agent.facts.model import TpuRuntime, TpuRuntimes
+from meshwright_agent.facts.model import PortFault, TpuPort, TpuRuntime, TpuRuntimes
 from meshwright_agent.facts.sysfs import parse_int
 
 PORTS_VARIABLE: Final = "TPU_RUNTIME_METRICS_PORTS"
 DEFAULT_PORT: Final = 8431
 MOST_PORTS: Final = 16
+MOST_DEVICES: Final = 256
+"""Of one answer: whoever has the port may say what he likes, and what is said is kept and shown."""
 LIMIT_S: Final = 1.0
 """For all ports and metrics together: a job that hangs must not keep the probe from what else it looks at."""
 INSTALL: Final = "pip install 'meshwright[tpu-metrics]'"
@@ -30,6 +35,9 @@ METHOD: Final = "/tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 TOTAL: Final = "tpu.runtime.hbm.memory.total.bytes"
 USED: Final = "tpu.runtime.hbm.memory.usage.bytes"
 DUTY: Final = "tpu.runtime.tensorcore.dutycycle.percent"
+
+_FAULTS: Final[Mapping[str, PortFault]] = {"UNAVAILABLE": "unanswered", "DEADLINE_EXCEEDED": "late"}
+"""By gRPC's status; any other is an answer, and a refusal. Source: grpc.io/docs/guides/status-codes."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types of a field."""
@@ -59,23 +67,31 @@ def read_runtimes(grpc: Any, ports: Sequence[int], *, limit_s: float = LIMIT_S) 
         limit_s: for everything; a port that hangs has its share of it.
     """
     if grpc is None:
-        return TpuRuntimes(unavailable=f"the package grpcio is not installed: {INSTALL}")
+        return TpuRuntimes(unavailable=f"the package grpcio is not installed: {INSTALL}", unasked="no_package")
     began_s = time.monotonic()
     found: list[TpuRuntime] = []
-    problems: list[str] = []
+    asked: list[TpuPort] = []
     for number, port in enumerate(ports, 1):
-        until_s = began_s + limit_s * number / len(ports)
-        try:
-            found += _join({name: _ask(grpc, port, name, until_s) for name in (USED, TOTAL, DUTY)})
-        except (grpc.RpcError, ValueError) as error:
-            problems.append(f"port {port}: {_describe(error)}")
-    unavailable = None if found else "; ".join(problems) or "the job tells of no device"
-    return TpuRuntimes(tuple(sorted(found, key=lambda one: one.device_id)), unavailable)
+        told, fault, text = _ask_all(grpc, port, began_s + limit_s * number / len(ports))
+        found += told
+        asked.append(TpuPort(port, fault, text))
+    found.sort(key=lambda one: one.device_id)
+    unavailable = None if found else "; ".join(f"port {each.port}: {each.text}" for each in asked)
+    return TpuRuntimes(tuple(found), unavailable, ports=tuple(asked))
 
 
-def _describe(error: Exception) -> str:
-    code = getattr(error, "code", None)
-    return str(code().name) if callable(code) else str(error)
+def _ask_all(grpc: Any, port: int, until_s: float) -> tuple[list[TpuRuntime], PortFault | None, str]:
+    """Returns the devices that one process tells of; else what is wrong with its answers, and in which words."""
+    try:
+        found = _join({name: _ask(grpc, port, name, until_s) for name in (USED, TOTAL, DUTY)}, port)
+        if len(found) > MOST_DEVICES:
+            raise ValueError(f"{len(found)} devices, where a host has some")
+    except grpc.RpcError as error:
+        code = str(error.code().name)
+        return [], _FAULTS.get(code, "refused"), code
+    except ValueError as error:
+        return [], "garbled", f"no such message: {error}"
+    return (found, None, "") if found else ([], "empty", "the job tells of no device")
 
 
 def _ask(grpc: Any, port: int, metric: str, until_s: float) -> Mapping[int, float]:
@@ -90,7 +106,7 @@ def _ask(grpc: Any, port: int, metric: str, until_s: float) -> Mapping[int, floa
         return parse_response(call(metric, timeout=max(0.01, until_s - time.monotonic())))
 
 
-def _join(values: Mapping[str, Mapping[int, float]]) -> list[TpuRuntime]:
+def _join(values: Mapping[str, Mapping[int, float]], port: int) -> list[TpuRuntime]:
     """Returns the devices that have a memory. A duty cycle is of a chip: of two where there are half as many."""
     used, total, duty = values[USED], values[TOTAL], values[DUTY]
     ids = sorted({*used, *total})
@@ -102,6 +118,7 @@ def _join(values: Mapping[str, Mapping[int, float]]) -> list[TpuRuntime]:
             used_bytes=_to_bytes(used.get(device)),
             total_bytes=_to_bytes(total.get(device)),
             duty_ratio=_to_ratio(chips[place // per_chip]) if per_chip else None,
+            port=port,
         )
         for place, device in enumerate(ids)
     ]

@@ -24,6 +24,7 @@ from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
+from meshwright_agent.health.tpu_runtime import TPU_RUNTIME, RuntimeHealth
 from meshwright_agent.health.xid_ledger import XidLedger
 from meshwright_agent.health.xid_reports import (
     KERNEL_LOG,
@@ -37,6 +38,8 @@ from meshwright_agent.worker.supervisor import Supervisor
 DRIVER: Final = "driver"
 WORKER: Final = "worker"
 INVENTORY: Final = "inventory"
+_OF_HOST: Final = (INVENTORY, TPU_RUNTIME)
+"""Beside devices and their parts, what only the probe knows of accelerators."""
 _DEAF: Final = Hearing(is_wanted=False)
 _SILENT_PART: Final = Finding("unknown", "its source told of it before, and tells nothing now", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
@@ -69,6 +72,7 @@ class Verdicts:
         self._missing: tuple[KnownDevice, ...] = ()
         self._listed: set[str] = set()
         self._ledger = XidLedger()
+        self._runtimes = RuntimeHealth()
         board.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
@@ -78,7 +82,7 @@ class Verdicts:
         parts = [component for component in told if component.partition(":")[0] in PARTS]
         self._listed.update(devices)
         self._parts.update(parts)
-        self._board.expect((*devices, *parts, *({INVENTORY} & set(told))))
+        self._board.expect((*devices, *parts, *(name for name in _OF_HOST if name in told)))
         for fault in self._memory.value.faults:
             self._board.add_fault(fault, at)
 
@@ -103,8 +107,8 @@ class Verdicts:
         for component in self._listed:
             self._standing[component] = silent
         missing = [f"device:{device.key}" for device in self._missing]
-        inventory = [INVENTORY] if INVENTORY in self._board.names() else []
-        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *inventory):
+        of_host = [name for name in _OF_HOST if name in self._board.names()]
+        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *of_host):
             self._report(component, silent, at)
 
     def report_facts(
@@ -132,6 +136,7 @@ class Verdicts:
             report_kernel_log(self._board, self._memory, self._history, told, at)
         report_hearing(self._board, facts, hearing, at)
         self._judge(facts, before, devices, at)
+        self._report_runtimes(facts, at)
 
     def report_events(self, xids: Iterable[Xid], facts: HostFacts, at: datetime) -> None:
         """NVML told XIDs as they came; those that the kernel log has told already are the same."""
@@ -188,6 +193,15 @@ class Verdicts:
             self._report(INVENTORY, presence.inventory, at)
         elif INVENTORY in self._board.names():
             self._board.forget(INVENTORY)
+
+    def _report_runtimes(self, facts: HostFacts, at: datetime) -> None:
+        if not facts.tpus:
+            if TPU_RUNTIME in self._board.names():
+                self._board.forget(TPU_RUNTIME)
+            return
+        finding = self._runtimes.judge(facts)
+        if finding is not None:
+            self._report(TPU_RUNTIME, finding, at)
 
     def _report(self, component: str, finding: Finding, at: datetime) -> None:
         self._board.report(
@@ -313,5 +327,5 @@ def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch:
     return None
 
 
-COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, KERNEL_LOG, NVSWITCH, *PARTS)
+COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, TPU_RUNTIME, KERNEL_LOG, NVSWITCH, *PARTS)
 """Those that a look can make, beside `device:N`; parts are named as their device: `thermal:N`."""

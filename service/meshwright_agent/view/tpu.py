@@ -165,7 +165,7 @@ def find_function(functions: Sequence[TpuFacts], seats: Sequence[Seat], index: i
 def find_runtimes(look: Look, count: int) -> tuple[TpuRuntime | None, ...]:
     """Returns what jobs tell of each of `count` devices, by libtpu's order; nothing where the numbers do not fit."""
     told = look.facts.tpu_runtimes if look.facts else None
-    return told.devices if told and len(told.devices) == count else (None,) * count
+    return (told.select({count}) if told else ()) or (None,) * count
 
 
 def _build_tpu(

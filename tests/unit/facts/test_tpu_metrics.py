@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.devices import Devices
-from meshwright_agent.facts.model import TpuRuntime, TpuRuntimes, build_json, parse_host_facts
+from meshwright_agent.facts.model import TpuPort, TpuRuntime, TpuRuntimes, build_json, parse_host_facts
 from meshwright_agent.facts.read import read_host_facts
 from meshwright_agent.facts.tpu_metrics import (
     DUTY,
     METHOD,
+    MOST_DEVICES,
     TOTAL,
     USED,
     format_request,
@@ -140,6 +142,65 @@ def test_a_service_without_these_metrics_says_so(grpc: Any) -> None:
         assert "NOT_FOUND" in (read_runtimes(grpc, [port], limit_s=10.0).unavailable or "")
 
 
+@pytest.mark.parametrize(
+    ("values", "answer_bytes", "hangs", "fault", "words"),
+    [
+        ({}, None, False, "refused", "NOT_FOUND"),
+        ({}, None, True, "late", "DEADLINE_EXCEEDED"),
+        ({}, b"\x0a\xffno message", False, "garbled", "no such message"),
+        ({}, build_response(USED, [1] * (MOST_DEVICES + 1)), False, "garbled", "257 devices"),
+        ({USED: [], TOTAL: [], DUTY: []}, None, False, "empty", "tells of no device"),
+    ],
+)
+def test_what_is_wrong_with_an_answer_is_told_of_its_port(
+    grpc: Any, values: dict[str, list[float]], answer_bytes: bytes | None, hangs: bool, fault: str, words: str
+) -> None:
+    with serving(grpc, values, hangs=hangs, answer_bytes=answer_bytes) as port:
+        told = read_runtimes(grpc, [port], limit_s=1.0 if hangs else 10.0)
+    (asked,) = told.ports
+    assert (asked.port, asked.fault, told.devices) == (port, fault, ())
+    assert words in asked.text
+    assert told.unavailable == f"port {port}: {asked.text}"
+
+
+def test_a_program_that_speaks_no_grpc_is_no_answer(grpc: Any) -> None:
+    def refuse(listener: socket.socket) -> None:
+        with listener.accept()[0] as caller:
+            caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("localhost", 0)) as listener:
+        thread = threading.Thread(target=refuse, args=(listener,))
+        thread.start()
+        (asked,) = read_runtimes(grpc, [int(listener.getsockname()[1])], limit_s=2.0).ports
+        thread.join(10)
+    assert asked.fault in ("unanswered", "late")
+
+
+def test_each_port_says_what_it_told_and_devices_know_theirs(grpc: Any) -> None:
+    nobody = find_free_port()
+    with serving(grpc, read_values("v3-8")) as one, serving(grpc, read_values("v5litepod-8")) as other:
+        told = read_runtimes(grpc, [one, nobody, other], limit_s=10.0)
+    assert [(asked.port, asked.fault) for asked in told.ports] == [(one, None), (nobody, "unanswered"), (other, None)]
+    assert sorted(device.port or 0 for device in told.devices) == sorted([one] * 8 + [other] * 8)
+    assert told.unavailable is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "wanted", "selected"),
+    [
+        ((4, 4), {8}, 8),
+        ((8, 8), {8}, 8),  # node aggregation: each tells of all
+        ((1, 8), {8}, 8),
+        ((3, 4), {8}, 0),
+        ((), {8}, 0),
+    ],
+)
+def test_answers_are_added_or_one_stands_for_all(counts: tuple[int, ...], wanted: set[int], selected: int) -> None:
+    devices = tuple(TpuRuntime(device, port=port) for port, count in enumerate(counts) for device in range(count))
+    told = TpuRuntimes(devices, ports=tuple(TpuPort(port) for port in range(len(counts))))
+    assert len(told.select(wanted)) == selected
+
+
 def test_without_grpc_it_is_said_what_to_install() -> None:
     assert "meshwright[tpu-metrics]" in (read_runtimes(None, [8431]).unavailable or "")
 
@@ -157,6 +218,20 @@ def test_a_job_is_asked_only_where_one_holds_the_tpus_and_where_it_is_wanted(hel
     assert read_host_facts(held.roots, asks_jobs=True).tpu_runtimes is not None
     free = plant_machine("tpu-v5p-4", tmp_path / "free")
     assert read_host_facts(free.roots, asks_jobs=True).tpu_runtimes is None
+
+
+@pytest.mark.parametrize(("own", "theirs", "unasked"), [("7", "8", "elsewhere"), ("7", "7", None), ("7", "", None)])
+def test_a_job_with_a_network_of_its_own_is_not_asked_and_one_whose_cannot_be_told_is(
+    grpc: Any, held: Machine, own: str, theirs: str, unasked: str | None
+) -> None:
+    for process, number in (("901", own), ("3110", theirs)):
+        if number:
+            (held.roots.proc / process / "ns").mkdir()
+            (held.roots.proc / process / "ns/net").symlink_to(f"net:[{number}]")
+    told = read_host_facts(held.roots, asks_jobs=True).tpu_runtimes
+    assert told is not None
+    assert (told.unasked, bool(told.ports)) == (unasked, unasked is None)
+    assert told.unavailable
 
 
 def test_what_a_job_tells_goes_through_the_probes_json(grpc: Any, held: Machine) -> None:
@@ -179,6 +254,12 @@ def test_devices_show_what_the_job_uses_with_its_evidence_and_age(held: Machine)
     assert [device.memory and device.memory.used_bytes for device in devices] == list(range(100, 108))
     assert {(device.memory.basis, device.memory.age_s) for device in devices if device.memory} == {("passive", 30.0)}
     assert [device.attributes["tensorcoreDutyCyclePercent"] for device in devices] == list(range(0, 80, 10))
+
+
+def test_devices_are_shown_once_where_several_ports_tell_of_all_of_them(held: Machine) -> None:
+    told = tuple(TpuRuntime(place, used_bytes=place, port=port) for place in range(8) for port in (8431, 8432))
+    devices = view(held, TpuRuntimes(told, ports=(TpuPort(8431), TpuPort(8432)))).devices
+    assert [device.memory and device.memory.used_bytes for device in devices] == list(range(8))
 
 
 def test_figures_of_another_number_of_devices_are_of_none(held: Machine) -> None:

@@ -93,6 +93,8 @@ def test_every_answer_is_what_the_contract_says(case: schemathesis.Case, target:
 def test_the_agent_has_survived_it(target: Target) -> None:
     assert target.http.get("/readyz").status_code == 200
     assert target.http.post("/mesh/plan", json={"mesh": "dp:2"}).status_code == 200
-    run_id = target.http.post("/placement/bench", json=SMALL_BENCH).json()["id"]
+    reply = target.http.post("/placement/bench", json=SMALL_BENCH)
+    assert reply.status_code == 202, reply.text
+    run_id = reply.json()["id"]
     wait_for(lambda: target.http.get(f"/runs/{run_id}").json()["state"] == "succeeded", target.agent)
     assert "Traceback" not in target.agent.log_text()

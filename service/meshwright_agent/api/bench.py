@@ -19,6 +19,7 @@ router = APIRouter(tags=["bench"], route_class=JsonRoute)
 
 _QUICK: Final = BenchRequest()
 _REFUSALS = problems(
+    s404="lease_not_found: the lease that it names is not here or has ended",
     s409="idempotency_conflict: the key was used for another request; device_busy: another process holds a device",
     s422="invalid_request, or bench_too_large for the memory that is there",
     s429="queue_full: try again after Retry-After",

@@ -212,6 +212,7 @@ PLAIN_ROUTES = (
         | ACCEPTED
         | BODY_REFUSALS
         | problems(
+            s404="lease_not_found: no device is covered by the lease that it names",
             s409="idempotency_conflict: with verify, the key was used for another request",
             s413="the body is larger than MESHWRIGHT_PLAN_BODY_LIMIT_BYTES",
         ),

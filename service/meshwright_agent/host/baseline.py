@@ -1,7 +1,8 @@
 """Whether device memory comes back when the worker has gone: what was in use before it, and what is after.
 
-Rule: a baseline is taken only while no worker is there, and after one has gone not before its memory is back; so that
-what it leaves behind does not become the new normal. Knows no process and no driver.
+Rule: a baseline is taken only while no worker is there, and after one has gone not before its memory is back, of each
+device by itself: one of which nobody could tell keeps its own; so that what a worker leaves behind does not become the
+new normal. Knows no process and no driver.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class MemoryBaseline:
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
-        self._generation = 0
+        self._generations: dict[str, int] = {}  # of the last worker whose memory was seen to be back
         self._missing: tuple[ReturnedMemory, ...] = ()
 
     def note(self, counted: Mapping[str, int], *, generation: int) -> None:
@@ -31,12 +32,11 @@ class MemoryBaseline:
             counted: by device.
             generation: of the worker that was there last.
         """
-        self._missing = ()
-        if generation != self._generation:
-            self._missing = tuple(each for each in self.compare(counted) or () if not each.is_back)
-        if not self._missing:
-            self._known.update(counted)
-            self._generation = generation
+        owed = {device: used for device, used in counted.items() if self._generations.get(device) != generation}
+        self._missing = tuple(each for each in self.compare(owed) or () if not each.is_back)
+        taken = counted.keys() - {each.device for each in self._missing}
+        self._known |= {device: counted[device] for device in taken}
+        self._generations |= dict.fromkeys(taken, generation)
 
     def compare(self, counted: Mapping[str, int]) -> tuple[ReturnedMemory, ...] | None:
         """Returns for each device whether its memory is back; None where nothing is known to compare with."""

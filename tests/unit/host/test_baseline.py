@@ -52,6 +52,24 @@ def test_while_no_worker_was_there_the_baseline_follows_what_the_driver_does() -
     assert baseline.tell_missing() == ""
 
 
+def test_a_device_of_which_nobody_could_tell_keeps_its_baseline_though_the_others_memory_is_back() -> None:
+    baseline = MemoryBaseline()
+    baseline.note({"GPU-a": 4 * MIB, "GPU-b": 4 * MIB}, generation=0)
+    baseline.note({"GPU-a": 4 * MIB}, generation=1)
+    assert baseline.misses({"GPU-a": 4 * MIB})
+    baseline.note({"GPU-a": 4 * MIB, "GPU-b": CONTEXT}, generation=1)
+    assert f"GPU-b: {CONTEXT} bytes, {4 * MIB} before" in baseline.tell_missing()
+    assert "GPU-a" not in baseline.tell_missing()
+
+
+def test_what_one_device_is_owed_does_not_keep_the_others_baselines_old() -> None:
+    baseline = MemoryBaseline()
+    baseline.note({"GPU-a": 4 * MIB, "GPU-b": 4 * MIB}, generation=0)
+    baseline.note({"GPU-a": CONTEXT, "GPU-b": 5 * MIB}, generation=1)
+    before = {each.device: each.baseline_bytes for each in baseline.compare({"GPU-a": 0, "GPU-b": 0}) or ()}
+    assert before == {"GPU-a": 4 * MIB, "GPU-b": 5 * MIB}
+
+
 def build(used: int | None, *processes: tuple[int | None, bool]) -> GpuFacts:
     listed = tuple(ProcessFacts(pid, used_bytes=bytes_, own=own) for pid, (bytes_, own) in enumerate(processes))
     return GpuFacts(index=0, uuid="GPU-a", used_bytes=used, processes=listed)

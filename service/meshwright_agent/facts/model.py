@@ -355,6 +355,13 @@ class DriverFacts:
 
 
 @dataclass(frozen=True)
+class KfdFacts:
+    """AMD's compute driver, by its device file. `holders`: who has it open; None: could not look, and found nobody."""
+
+    holders: tuple[HolderFacts, ...] | None = None
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """Everything that one look at a host found.
 
@@ -366,6 +373,7 @@ class HostFacts:
         refused: cards that are here and that nobody can use.
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
         kernel_log: None: it was not to be read, or no NVIDIA card is here that it could tell of.
+        kfd: who has AMD's GPUs; None: its driver is not here.
         tpu_runtimes: what the jobs on the TPUs tell of them; None: nobody holds one, or it was not asked.
         is_clock_synchronised: the kernel says that something keeps its clock right; None: it does not say.
     """
@@ -383,6 +391,7 @@ class HostFacts:
     refused: tuple[RefusedCard, ...] = ()
     holders: tuple[HolderFacts, ...] | None = ()
     kernel_log: KernelLog | None = None
+    kfd: KfdFacts | None = None
     tpu_runtimes: TpuRuntimes | None = None
     is_clock_synchronised: bool | None = None
 

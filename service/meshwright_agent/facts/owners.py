@@ -186,6 +186,12 @@ def merge_holders(holders: Iterable[HolderFacts]) -> tuple[HolderFacts, ...]:
     return tuple(merged[pid] for pid in sorted(merged))
 
 
+def join_holders(*looks: tuple[HolderFacts, ...] | None) -> tuple[HolderFacts, ...] | None:
+    """Returns all holders that were found; None where none was, and one look could not look everywhere."""
+    found = merge_holders(holder for look in looks for holder in look or ())
+    return found if found or None not in looks else None
+
+
 def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[HolderFacts, ...] | None:
     """Returns who computes on these devices; None where some could not be looked at and nobody was found."""
     looked: list[tuple[str, tuple[ProcessFacts, ...] | None]] = []

@@ -17,9 +17,17 @@ from meshwright_agent.facts import cpu, nvidia, tpu
 from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.kernel_log import read_kernel_log
+from meshwright_agent.facts.kfd import read_kfd
 from meshwright_agent.facts.memory import count_unowned
 from meshwright_agent.facts.model import HolderFacts, HostFacts, Problem, TpuFacts, TpuRuntimes
-from meshwright_agent.facts.owners import OpenFiles, ProcessTable, find_holders, merge_holders, read_open_files
+from meshwright_agent.facts.owners import (
+    OpenFiles,
+    ProcessTable,
+    find_holders,
+    join_holders,
+    merge_holders,
+    read_open_files,
+)
 from meshwright_agent.facts.synchronised import read_synchronised
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 from meshwright_agent.facts.tpu_metrics import PORTS_VARIABLE, find_grpc, parse_ports, read_runtimes
@@ -77,6 +85,8 @@ def read_host_facts(
     files = {chip.file for chip in chips if chip.file}
     open_files = read_open_files(roots.proc, files.__contains__) if files else _NOTHING_OPEN
     tpus = tpu.read_tpus(chips, slice_, open_files, table, roots.dev)
+    kfd = read_kfd(roots.sysfs, roots.proc, roots.dev, table)
+    computing = _find_openers(roots.proc, table) if gpu.is_blind else find_holders(gpu.gpus, tpus)
     return HostFacts(
         machine=machine,
         cpu=cpu.read_cpu(roots),
@@ -89,8 +99,9 @@ def read_host_facts(
         environment={name: roots.environ[name] for name in VARIABLES if name in roots.environ},
         problems=(*gpu.problems, *_tell_driverless(tpus)),
         refused=gpu.refused,
-        holders=_find_openers(roots.proc, table) if gpu.is_blind else find_holders(gpu.gpus, tpus),
+        holders=join_holders(computing, kfd.holders) if kfd else computing,
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)) if log else None,
+        kfd=kfd,
         tpu_runtimes=_read_runtimes(tpus, roots) if asks_jobs else None,
         is_clock_synchronised=read_synchronised(),
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from meshwright_agent.facts.model import GpuFacts, HostFacts, ProcessFacts
-from meshwright_agent.facts.owners import find_holders
+from meshwright_agent.facts.owners import find_holders, join_holders
 
 IDLE_BYTES: Final = 32 * 2**20
 """Below it nobody has a context. A bare one was seen to take 107 MiB on 34 multiprocessors (RTX 4060 Ti) and 555 on
@@ -42,7 +42,10 @@ def doubt_unnamed(facts: HostFacts) -> HostFacts:
     one process and no other, that may be the worker: nobody knows. Of several, one at least is somebody else.
     """
     gpus = tuple(map(_doubt, facts.gpus))
-    return facts if gpus == facts.gpus else replace(facts, gpus=gpus, holders=find_holders(gpus, facts.tpus))
+    if gpus == facts.gpus:
+        return facts
+    computing = find_holders(gpus, facts.tpus)
+    return replace(facts, gpus=gpus, holders=join_holders(computing, facts.kfd.holders) if facts.kfd else computing)
 
 
 def _doubt(gpu: GpuFacts) -> GpuFacts:

@@ -70,6 +70,10 @@ def explain_held(facts: HostFacts | None) -> str:
         for process in device.processes or ():
             if not process.own:
                 return f"process {process.pid} ({process.command or process.name or '?'}) holds device {index}"
+    for holder in facts.holders or () if facts else ():
+        if not holder.own:
+            held = ", ".join(holder.devices) or "a device"
+            return f"process {holder.pid} ({holder.command or holder.name or '?'}) holds {held}"
     return "who holds the devices could not be looked at"
 
 

@@ -97,6 +97,8 @@ def _warn(look: Look, jax: JaxSight | None) -> tuple[Notice, ...]:
     ]
     if look.facts is None:
         notices.append(_tell_unread())
+    elif look.facts.kfd is not None and jax is None:
+        notices.append(_tell_unlisted())
     if jax is not None and look.jax is None:
         notices.append(_tell_unknown(jax.platform))
     return tuple(notices)
@@ -107,6 +109,14 @@ def _tell_unread() -> Notice:
         code="facts_missing",
         message="the probe has not answered yet: driver, PCI and memory facts are null",
         hint="GET /health tells why; the devices are those that JAX shows",
+    )
+
+
+def _tell_unlisted() -> Notice:
+    return Notice(
+        code="gpus_not_listed",
+        message="AMD's driver is here (/dev/kfd); its GPUs are not among these devices until JAX has listed them",
+        hint="GET /health tells at `worker` what JAX waits for: it is not started while others hold the GPUs",
     )
 
 

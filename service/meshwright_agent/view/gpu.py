@@ -7,15 +7,17 @@ certain (see `meshwright.topology.visible`) is not made. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from meshwright.topology.visible import HostGpu, parse_visible
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, DeviceProcess, Link, Memory, Mig
-from meshwright_agent.facts.model import GpuFacts, HostFacts, ProcessFacts
+from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProblemKind, ProcessFacts
 from meshwright_agent.view.sight import Look, Part
 
 JaxDevice = Mapping[str, Any]
+_NVIDIA_IS_SILENT: Final[frozenset[ProblemKind]] = frozenset({"no_library", "unreadable", "driver_down"})
+"""Problems with which GPUs that only JAX shows may be NVIDIA's."""
 
 
 def build_gpus(look: Look) -> Part:
@@ -122,7 +124,7 @@ def read_limit(seen: JaxDevice | None) -> int | None:
     return ((seen or {}).get("memory_stats") or {}).get("bytes_limit")
 
 
-def build_processes(processes: Sequence[ProcessFacts] | None) -> tuple[DeviceProcess, ...] | None:
+def build_processes(processes: Sequence[ProcessFacts | HolderFacts] | None) -> tuple[DeviceProcess, ...] | None:
     """Returns processes as replies show them; None: could not look."""
     if processes is None:
         return None
@@ -131,7 +133,7 @@ def build_processes(processes: Sequence[ProcessFacts] | None) -> tuple[DevicePro
             pid=one.pid,
             name=one.name,
             command=one.command,
-            used_bytes=one.used_bytes,
+            used_bytes=one.used_bytes if isinstance(one, ProcessFacts) else None,
             own=one.own,
             container=one.container,
             pod_uid=one.pod_uid,
@@ -178,8 +180,16 @@ def _build_unlisted(look: Look, index: int, seen: JaxDevice) -> Device:
         process_index=seen.get("process_index"),
         memory=memory if stats else None,
         jax=look.build_jax_view(seen),
+        processes=build_processes(_find_holders(look.facts)),
         **look.by_jax(),
     )
+
+
+def _find_holders(facts: HostFacts | None) -> tuple[HolderFacts, ...] | None:
+    """Returns who holds each GPU that only JAX knows: of AMD's whoever has its driver's file; None: nobody can tell."""
+    if facts is None or facts.kfd is None or any(problem.kind in _NVIDIA_IS_SILENT for problem in facts.problems):
+        return None
+    return facts.kfd.holders
 
 
 def _warn(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Granule
-from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, Problem
+from meshwright_agent.facts.model import FabricFacts, GpuFacts, HolderFacts, HostFacts, KfdFacts, Problem
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.view.gpu import match_devices
 from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, Machine, plant_machine
@@ -212,6 +212,37 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
         assert first.memory is not None
         assert (first.memory.limit_bytes, first.memory.used_bytes, first.memory.capacity_bytes) == (100, 7, None)
         assert (second.memory, second.processes, seen.links) == (None, None, ())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_gpu_of_amd_is_held_by_whoever_has_its_drivers_file(tmp_path: Path, own: bool) -> None:
+    trainer = HolderFacts(12, "python3", "python3 train.py", ("/dev/kfd",), own=own, job="slurm 7")
+    facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts((trainer,)))
+    for device in show(facts, [jax_device(index, "AMD Instinct MI300X") for index in range(2)]).devices:
+        assert [(process.pid, process.own, process.job) for process in device.processes or ()] == [(12, own, "slurm 7")]
+
+
+@pytest.mark.parametrize(
+    ("kfd", "problems", "known"),
+    [
+        (KfdFacts(()), (), ()),
+        (KfdFacts(None), (), None),
+        (KfdFacts(()), (Problem("no_library", "the package nvidia-ml-py is not installed"),), None),
+        (None, (), None),
+    ],
+)
+def test_a_gpu_that_only_jax_knows_is_free_only_where_amds_driver_says_so(
+    tmp_path: Path, kfd: KfdFacts | None, problems: tuple[Problem, ...], known: tuple[()] | None
+) -> None:
+    facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=kfd, problems=problems)
+    assert show(facts, [jax_device(0, "AMD Instinct MI300X")]).devices[0].processes == known
+
+
+def test_before_jax_has_listed_amds_gpus_a_warning_says_that_they_are_not_among_the_devices(tmp_path: Path) -> None:
+    facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts(()))
+    seen = build_devices(facts, READ_AT, None, WORKER, now=NOW)
+    assert (seen.platform, codes(seen)) == ("cpu", ["gpus_not_listed"])
+    assert codes(show(facts, [jax_device(0, "AMD Instinct MI300X")])) == []
 
 
 def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:

@@ -80,6 +80,10 @@ class FakeNvml:
         gpus[index] = {**gpus[index], **fields}
         self._document = {**self._document, "gpus": gpus}
 
+    def fail(self, fail: Mapping[str, int]) -> None:
+        """Fails from now on where it is told to, and nowhere else."""
+        self._fail = dict(fail)
+
     def _check(self, function: str, handle: Document | None = None) -> None:
         if not self.is_open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)

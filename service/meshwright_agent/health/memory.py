@@ -44,12 +44,24 @@ class Fault:
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """A device that was seen here. `key` is its strongest name; `looks` count up to `CONFIRMED_LOOKS`."""
+    """A device that was seen here.
+
+    Attributes:
+        key: its strongest name.
+        looks: count up to `CONFIRMED_LOOKS`.
+        card: the key of the card that it is or is a part of; None: an earlier release did not write it.
+    """
 
     key: str
     kind: str = ""
     pci_bus_id: str | None = None
     looks: int = 1
+    card: str | None = None
+
+    @property
+    def is_named_by_place(self) -> bool:
+        """True where the driver did not tell its uuid; of a TPU, always."""
+        return self.key == self.pci_bus_id
 
 
 @dataclass(frozen=True)

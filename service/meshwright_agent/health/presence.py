@@ -2,13 +2,16 @@
 
 Rule: devices are counted as /devices lists them, a card in MIG mode as its instances; where a chip is declared, its
 cards are, divided or not. A device that was seen in this life of the agent, or is confirmed from before, is missing
-when it is not listed; one whose place on the bus holds another device now (MIG, a new card) is not missing but changed.
+when it is not listed; one whose place on the bus holds another device now (MIG, a new card) is not missing but changed,
+and where that is the same card, what stands against it stands against the other. A card that does not tell its uuid in
+one look is nobody else: neither missing nor changed.
 A card that is here and that the driver lets nobody use is missing too, though no earlier look saw it. Knows no board.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from meshwright.topology.counted import ChipCount
 from meshwright_agent.facts.model import HostFacts, RefusedCard
@@ -26,12 +29,14 @@ class Presence:
     Attributes:
         missing: devices that should be here and are not.
         changed: keys of devices that are no more, and for which another stands.
+        heirs: of those, and of such as do not tell their uuid now: key → the devices that their card is now.
         inventory: of all together; None: there is no accelerator, and none is expected.
     """
 
     missing: tuple[KnownDevice, ...] = ()
     changed: tuple[str, ...] = ()
     inventory: Finding | None = None
+    heirs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Roll:
@@ -51,12 +56,14 @@ class Roll:
         """Returns who is missing, and takes note of who is here."""
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
-        places = {card.pci_bus_id for card in cards if card.pci_bus_id}
+        places = {card.pci_bus_id: card for card in cards if card.pci_bus_id}
         self._seen_here |= listed
         self._memory.note_devices(
-            KnownDevice(key, card.kind, card.pci_bus_id) for card in cards for key in card.devices
+            KnownDevice(key, card.kind, card.pci_bus_id, card=card.key) for card in cards for key in card.devices
         )
         absent = [device for device in self._memory.value.devices if device.key not in listed]
+        heirs = {device.key: _list_heirs(device, cards) for device in absent}
+        absent = [device for device in absent if not _is_unnamed(places.get(device.pci_bus_id or ""))]
         changed = [device.key for device in absent if device.pci_bus_id in places or self._is_complete(cards)]
         self.forget(changed)
         missing = tuple(
@@ -64,7 +71,7 @@ class Roll:
             for device in absent
             if device.key not in changed and (device.key in self._seen_here or device.looks >= CONFIRMED_LOOKS)
         )
-        return Presence(missing, tuple(changed), self._judge(cards, missing, facts.refused))
+        return Presence(missing, tuple(changed), self._judge(cards, missing, facts.refused), heirs)
 
     def forget(self, keys: list[str]) -> None:
         """Expects devices no more."""
@@ -110,6 +117,20 @@ class Roll:
         if not cards:
             return None
         return Finding("healthy", f"{here} devices are here{counted}, and none is missing of those that were seen")
+
+
+def _is_unnamed(there: Card | None) -> bool:
+    """Tells whether the card in a device's place may be the device, since it does not tell its uuid now."""
+    return there is not None and there.key == there.pci_bus_id
+
+
+def _list_heirs(device: KnownDevice, cards: tuple[Card, ...]) -> tuple[str, ...]:
+    """Returns the devices of the card that a device was (a part of): by name, or by place where one has no other."""
+    for card in cards:
+        is_there = card.pci_bus_id is not None and card.pci_bus_id == device.pci_bus_id
+        if card.key == device.card or (is_there and (device.is_named_by_place or card.key == card.pci_bus_id)):
+            return card.devices
+    return ()
 
 
 def _describe_refused(card: RefusedCard) -> str:

@@ -183,6 +183,8 @@ class Verdicts:
         """At each look, so that this does not grow old; one that is listed again was reported as such just now."""
         presence = self._roll.call(facts)
         self._missing = presence.missing
+        for key, heirs in presence.heirs.items():
+            self._bequeath(f"device:{key}", [f"device:{heir}" for heir in heirs], at)
         for key in presence.changed:
             self._forget(f"device:{key}")
         action = "check the kernel log; reboot the host if it does not return"
@@ -212,6 +214,14 @@ class Verdicts:
             action=finding.action,
             permanence=finding.permanence,
         )
+
+    def _bequeath(self, component: str, heirs: list[str], at: datetime) -> None:
+        """Lets the faults of a device stand against those that its card is now, unless they have them already."""
+        standing = {(fault.component, fault.code) for fault in self._memory.value.faults}
+        for fault in [fault for fault in self._memory.value.faults if fault.component == component]:
+            for heir in heirs:
+                if (heir, fault.code) not in standing:
+                    self._board.add_fault(self._memory.add_fault(replace(fault, component=heir)), at)
 
     def _forget(self, component: str) -> None:
         self._memory.clear_faults(component)

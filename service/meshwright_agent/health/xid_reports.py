@@ -143,8 +143,8 @@ def _group(xids: tuple[Xid, ...], facts: HostFacts, memory: HealthMemory) -> dic
 
 
 def _list_components(address: str, facts: HostFacts, memory: HealthMemory) -> list[str]:
-    """Returns the devices at a PCI address: those listed, else those that were, else the address itself."""
-    here = [gpu.key for gpu in facts.gpus if gpu.pci_bus_id == address]
+    """Returns the devices at a PCI address: those listed by name, else those that were, else the address itself."""
+    here = [gpu.key for gpu in facts.gpus if gpu.pci_bus_id == address and gpu.key != address]
     before = [device.key for device in memory.value.devices if device.pci_bus_id == address]
     return [f"device:{key}" for key in here or before or [address]]
 

@@ -312,6 +312,62 @@ def test_another_card_in_the_same_slot_is_no_missing_one(scene: Scene) -> None:
     assert scene.state("device:GPU-new") == "healthy"
 
 
+NAMELESS = {f"nvmlDeviceGetUUID:{UUID}": 15}
+
+
+@pytest.mark.parametrize("expect", ["", "8*h100"])
+def test_a_card_that_does_not_tell_its_uuid_in_one_look_keeps_its_faults(tmp_path: Path, expect: str) -> None:
+    scene = Scene(tmp_path, expect)
+    scene.look(None, hit(79))
+    scene.nvml.fail(NAMELESS)
+    for _ in range(2):
+        scene.look()
+        assert scene.ill() == {f"device:{UUID}", f"device:{ADDRESS}", "driver"}  # plans know it by its address now
+        assert scene.state("inventory") == "healthy"
+        scene.restart()
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+    assert f"device:{ADDRESS}" not in scene.board.names()
+    assert [fault.count for fault in scene.history.memory.value.faults] == [1]
+
+
+def test_an_xid_that_comes_while_a_card_does_not_tell_its_uuid_is_that_cards(scene: Scene) -> None:
+    scene.look()
+    scene.nvml.fail(NAMELESS)
+    scene.look(None, hit(79))
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+
+
+def test_a_card_that_told_its_uuid_late_has_the_faults_that_it_had_by_its_address(scene: Scene) -> None:
+    scene.nvml.fail(NAMELESS)
+    scene.look(None, hit(79))
+    assert f"device:{ADDRESS}" in scene.ill()
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+
+
+def test_a_fault_outlives_another_layout_of_its_cards_instances(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    card = scene.look().gpus[0]
+    assert card.mig is not None
+    scene.look(None, replace(hit(48), pci_bus_id=card.pci_bus_id or ""))
+    instances = {f"device:{gpu.key}" for gpu in scene.read().gpus if gpu.mig}
+    assert scene.ill() == instances
+    scene.nvml.change_gpu(0, mig_mode=[0, 0])
+    scene.look()
+    assert scene.ill() == {f"device:{card.mig.parent_uuid}"}
+    scene.nvml.change_gpu(0, mig_mode=[1, 1])
+    scene.look()
+    assert scene.ill() == instances
+    for instance in instances:
+        scene.acknowledge(instance)
+    assert scene.ill() == set()
+
+
 @pytest.mark.parametrize(
     ("expect", "state"),
     [("8", "healthy"), ("8*h100", "healthy"), ("7*H100", "healthy"), ("9", "unhealthy"), ("1*a100", "unhealthy")],

@@ -93,8 +93,9 @@ def serve(
 def plan(context: typer.Context) -> None:
     """Plan a mesh without a running agent: on a target, or on this host."""
     from meshwright_agent.commands.plan import app as command  # here: an agent that serves needs none of it
+    from meshwright_agent.serving.claim import find_owner
 
-    command(args=context.args, prog_name="meshwright-agent plan")
+    command(args=context.args, prog_name="meshwright-agent plan", obj=find_owner)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """One look at this host without an agent: the probe and the device worker, each asked once and ended.
 
-Rule: what an agent would not touch unasked (devices that another process holds) is not touched here either. Knows no
-plan and no finding.
+Rule: what an agent would not touch unasked (devices that another process holds, or that the caller knows to be
+reserved) is not touched here either. Knows no plan, no lease and no finding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshwright_agent.worker.supervisor import Supervisor
 
 _UNSEEN: Final = (
     "a plan needs this host's devices; device files of accelerators are here, no driver lists a device, and JAX was "
-    "not started since another process may hold them"
+    "not started since {why}"
 )
 
 
@@ -77,8 +77,13 @@ def explain_held(facts: HostFacts | None) -> str:
     return "who holds the devices could not be looked at"
 
 
-async def look_at_host(settings: Settings, environ: Mapping[str, str]) -> Devices:
+async def look_at_host(settings: Settings, environ: Mapping[str, str], *, untouched: str = "") -> Devices:
     """Returns this host as an agent shows it after its first look.
+
+    Args:
+        settings: where to look.
+        environ: of the children.
+        untouched: why JAX is not to be started on accelerators, whoever holds them; "" where it may be.
 
     Raises:
         ProblemError: no device is known: neither does the driver list one, nor does JAX start.
@@ -92,13 +97,15 @@ async def look_at_host(settings: Settings, environ: Mapping[str, str]) -> Device
     facts_at = clock.now()
     sight = None
     worker = Worker(state="stopped", generation=0, since=facts_at)
-    if settings.cpu_devices is not None or not has_accelerators(settings) or may_touch(facts):
+    untouched = untouched or explain_held(facts)
+    if settings.cpu_devices is not None or not has_accelerators(settings) or not untouched:
         try:
             view, worker = await ask_worker(settings, environ)
             sight = JaxSight(view, clock.now(), worker.generation, "live")
         except ProblemError as error:
             failure = error
     if sight is None and not (facts and (facts.gpus or facts.tpus)):
-        raise failure or WorkerFailedError(_UNSEEN, hint="`meshwright-agent doctor` says what is wrong with this host")
+        unseen = _UNSEEN.format(why=untouched)
+        raise failure or WorkerFailedError(unseen, hint="`meshwright-agent doctor` says what is wrong with this host")
     at = facts_at if facts else None
     return build_devices(facts, at, sight, worker, now=clock.now(), cpu_devices=settings.cpu_devices)

@@ -17,11 +17,16 @@ from meshwright_agent.store.unreadable import UnreadableRows
 
 def read_left_leases(file: Path, boot: BootClock) -> tuple[StoredLease, ...]:
     """Returns the leases of a store that hold now, oldest first."""
+    return read_left_book(file, boot).active()
+
+
+def read_left_book(file: Path, boot: BootClock) -> LeaseBook:
+    """Returns the book of the leases of a store that hold now."""
     book = LeaseBook(SystemClock(), boot)
     place = f"{file.absolute().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
             book.recall(list_held(connection, UnreadableRows()))
     except sqlite3.Error:
-        return ()
-    return book.active()
+        pass
+    return book

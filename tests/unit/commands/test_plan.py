@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from meshwright.planning.request import answer_request
+from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.cli import app
+from meshwright_agent.clock import SystemClock, read_boot_clock
+from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.serving.claim import claim_host
+from meshwright_agent.store.database import Store
+from tests.fakes.machines import plant_machine
 from tests.unit.cli.conftest import CommandLine, meshwright
+from tests.unit.leasing.leases import build_lease
 
 __all__ = ["meshwright"]
 
@@ -120,3 +132,64 @@ def test_a_step_is_compiled_in_a_child_and_only_its_yes_is_one() -> None:
 
 def test_the_help_is_the_commands_own() -> None:
     assert "--importance" in run("--help").stdout
+
+
+# ---- this host ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tree of a host with eight TPU chips that nobody holds; a JAX that is started here leaves `touched` in it."""
+    roots = plant_machine("tpu-v5e-8", tmp_path).roots
+    shutil.rmtree(roots.proc / "3110")
+    jax = tmp_path / "broken/jax"
+    jax.mkdir(parents=True)
+    (jax / "__init__.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\nraise ImportError('touched')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{jax.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    for name, folder in (("SYSFS", roots.sysfs), ("PROC", roots.proc), ("DEV", roots.dev)):
+        monkeypatch.setenv(f"MESHWRIGHT_{name}_ROOT", str(folder))
+    monkeypatch.setenv("MESHWRIGHT_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.fixture
+def leased(tpu_host: Path) -> str:
+    """The id of a lease on the first half of them, as an agent that has ended wrote it."""
+    lease = build_lease(devices=tuple(LeasedDevice(local_index=place) for place in range(4)))
+
+    async def write() -> None:
+        store = await Store.open(tpu_host / "state/meshwright.sqlite3", clock=SystemClock())
+        await store.save_leases([LeaseBook(SystemClock(), read_boot_clock(tpu_host / "proc")).date(lease, 600)])
+        await store.close()
+
+    asyncio.run(write())
+    return lease.id
+
+
+def list_places(result: Result) -> list[int]:
+    return [device["local_index"] for device in json.loads(result.stdout)["plans"][0]["devices"]]
+
+
+def test_leased_devices_are_left_out_and_jax_is_not_started_beside_them(tpu_host: Path, leased: str) -> None:
+    assert sorted(list_places(run("--mesh", "dp:-1", "--json"))) == [4, 5, 6, 7]
+    all_of_them = run("--mesh", "dp:8")
+    assert (all_of_them.exit_code, leased in all_of_them.stderr) == (1, True)
+    assert not (tpu_host / "touched").exists()
+
+
+def test_jax_is_not_started_beside_the_agent_of_the_host_which_is_named(tpu_host: Path) -> None:
+    claim = claim_host(tpu_host / "sys")
+    try:
+        result = run("--mesh", "dp:-1", "--json")
+    finally:
+        claim.release()
+    assert len(list_places(result)) == 8
+    assert f"(process {os.getpid()})" in result.stderr
+    assert "meshwright plan" in result.stderr
+    assert not (tpu_host / "touched").exists()
+
+
+def test_on_a_host_that_nobody_has_jax_is_asked(tpu_host: Path) -> None:
+    result = run("--mesh", "dp:-1", "--json")
+    assert (len(list_places(result)), result.stderr) == (8, "")
+    assert (tpu_host / "touched").exists()

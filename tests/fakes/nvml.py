@@ -44,8 +44,8 @@ class FakeNvml:
             [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
             "remote_types" of those links where they are not to be told from it, "fabric" {"state", "status", "health",
             "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot], and "minor" where the
-            number of its file is not its index. Of its health, if it is to
-            tell any: "temperature", "thresholds" {threshold: degrees}, "clocks" (mask), "ecc" [volatile, aggregate],
+            number of its file is not its index. Of its health, if it is to tell any: "temperature", "thresholds"
+            {threshold: degrees}, "clocks" (mask), "power" [enforced, default, in mW], "ecc" [volatile, aggregate],
             "remapped" [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most,
             generation, most], "performance_state", "recovery", "link_errors" {counter: of each link}, "event_types"
             (mask; those that there are where it is not told).
@@ -222,6 +222,12 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Document) -> int:
         return int(self._field("nvmlDeviceGetCurrentClocksThrottleReasons", handle, "clocks"))
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetEnforcedPowerLimit", handle, "power")[0])
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetPowerManagementDefaultLimit", handle, "power")[1])
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Document, errorType: int, counterType: int) -> int:
         assert errorType == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED

@@ -9,6 +9,7 @@ WELL: dict[str, Any] = {
     "temperature": 41,
     "thresholds": {"slowdown": 87, "off": 92},
     "clocks": 0x1,  # idle
+    "power": [700_000, 700_000],
     "ecc": [0, 0],
     "remapped": [0, 0, 0, 0],
     "pcie": [16, 16, 5, 5],

@@ -1,4 +1,4 @@
-"""The health of a card by NVML: errors, temperatures, clocks held down, links. Runs in the probe.
+"""The health of a card by NVML: errors, temperatures, power, clocks held down, links. Runs in the probe.
 
 Rule: each call may fail by itself and costs one field. A card that does not have something, or a driver that does not
 tell it, is None; that the card is lost, or wants a reset, is an answer and the most important one. No event set is
@@ -32,9 +32,10 @@ _RECOVERIES: Final[Mapping[int, str]] = {
 }
 """NVML_GPU_RECOVERY_ACTION_…: what the driver asks for; it is what XID 154 tells."""
 
+POWER_BRAKE: Final = "hardware power brake"
 _SLOWDOWNS: Final = (
     (0x40, "hardware thermal slowdown"),
-    (0x80, "hardware power brake"),
+    (0x80, POWER_BRAKE),
     (0x20, "software thermal slowdown"),
 )
 _HARDWARE_SLOWDOWN: Final = 0x08
@@ -87,6 +88,8 @@ class GpuHealthReader:
             "slowdown_celsius": self._ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
             "shutdown_celsius": self._ask("nvmlDeviceGetTemperatureThreshold", _SHUTDOWN),
             "slowdowns": parse_slowdowns(self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")),
+            "power_limit_watts": _to_watts(self._ask("nvmlDeviceGetEnforcedPowerLimit")),
+            "power_default_watts": _to_watts(self._ask("nvmlDeviceGetPowerManagementDefaultLimit")),
             "uncorrectable_count": self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
             "uncorrectable_lifetime_count": self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE),
             "remap_pending": None if remapped is None else bool(remapped[2]),
@@ -132,6 +135,10 @@ class GpuHealthReader:
                 return None
             total = (total or 0) + int(count)
         return total
+
+
+def _to_watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:

@@ -20,6 +20,7 @@ class GpuHealth:
         recovery: what the driver wants done: "GPU reset", …; "" for nothing; None: it does not say.
         temperature_celsius: of the chip; `slowdown_` and `shutdown_celsius` are this card's own limits.
         slowdowns: why the clocks are held down; None: it does not say.
+        power_limit_watts: the most that it may draw now, of all limits; `power_default_watts` is as it was delivered.
         uncorrectable_count: ECC errors that could not be corrected, since the driver was loaded or the card reset.
         uncorrectable_lifetime_count: the same since the card was made.
         remap_pending: a memory row will be remapped at the next reset.
@@ -38,6 +39,8 @@ class GpuHealth:
     slowdown_celsius: int | None = None
     shutdown_celsius: int | None = None
     slowdowns: tuple[str, ...] | None = None
+    power_limit_watts: float | None = None
+    power_default_watts: float | None = None
     uncorrectable_count: int | None = None
     uncorrectable_lifetime_count: int | None = None
     remap_pending: bool | None = None

@@ -17,6 +17,7 @@ from meshwright_agent.health.diagnosis import (
     find_worst,
     judge_link,
     judge_memory,
+    judge_power,
     judge_thermal,
     judge_word,
 )
@@ -120,6 +121,7 @@ class DeviceHealth:
         if card.health is not None:
             acknowledged = baselines(f"memory:{card.key}").get("uncorrectable", 0)
             found["thermal"] = judge_thermal(card.health)
+            found["power"] = judge_power(card.health)
             found["memory"] = judge_memory(card.health, acknowledged=acknowledged)
         yield from ((f"{part}:{card.key}", finding) for part, finding in found.items() if finding is not None)
 

@@ -6,17 +6,19 @@ none, and nothing is called healthy. Limits are the card's own; those that are o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from meshwright.wire.health import Permanence, State
+from meshwright_agent.facts.gpu_health import POWER_BRAKE
 from meshwright_agent.facts.health import GpuHealth, PciHealth
 from meshwright_agent.health.board import WORST_FIRST
 from meshwright_agent.health.rules import RESET, RMA
 
 PARTS: Final[Mapping[str, str]] = {
-    "thermal": "temperature and clocks of a card",
+    "thermal": "temperature of a card, and clocks held down by heat",
+    "power": "power that a card may draw, and clocks held down for want of it",
     "memory": "ECC errors, remapped rows and retired pages of a card",
     "link": "PCIe link of a device, its errors, and a GPU's NVLinks",
 }
@@ -28,7 +30,7 @@ FEW_RETRIES: Final = 100
 _SLOWDOWN_ACTIONS: Final[Mapping[str, str]] = {
     "hardware thermal slowdown": "check cooling and airflow of the host",
     "software thermal slowdown": "check cooling and airflow of the host",
-    "hardware power brake": "check the power supplies: they tell the card to slow down",
+    POWER_BRAKE: "check the power supplies: they tell the card to slow down",
     "hardware slowdown": "check cooling and power supplies",
 }
 _RESEAT: Final = "reseat the card, check riser and cable, and reboot; RMA if it stays"
@@ -88,8 +90,31 @@ def judge_word(health: GpuHealth) -> Finding | None:
 
 
 def judge_thermal(health: GpuHealth) -> Finding | None:
-    """Returns how hot the card is by its own limits, and whether its clocks are held down; None: it does not say."""
-    return find_worst((*_judge_temperature(health), *_judge_slowdowns(health)))
+    """Returns how hot the card is by its own limits, and whether heat holds its clocks down; None: neither is told.
+
+    A temperature without a limit, or the driver's word on the clocks, is no ground to call a card well.
+    """
+    if health.slowdowns is None and health.slowdown_celsius is None and health.shutdown_celsius is None:
+        return None
+    heat = None if health.slowdowns is None else [cause for cause in health.slowdowns if cause != POWER_BRAKE]
+    return find_worst((*_judge_temperature(health), *_judge_slowdowns(heat, "clocks are not held down by heat")))
+
+
+def judge_power(health: GpuHealth) -> Finding | None:
+    """Returns whether want of power holds the card's clocks down, and what it may draw; None: it does not say.
+
+    A limit below the one that it was delivered with is an operator's, and no fault.
+    """
+    brake = None if health.slowdowns is None else [cause for cause in health.slowdowns if cause == POWER_BRAKE]
+    return find_worst((*_judge_slowdowns(brake, "no power brake"), *_tell_power_limit(health)))
+
+
+def _tell_power_limit(health: GpuHealth) -> Iterable[Finding]:
+    limit, default = health.power_limit_watts, health.power_default_watts
+    if limit is None or health.slowdowns is None:
+        return
+    lowered = f", set below its own {default:.0f} W" if default is not None and limit < default else ""
+    yield Finding("healthy", f"draws at most {limit:.0f} W{lowered}")
 
 
 def _judge_temperature(health: GpuHealth) -> Iterable[Finding]:
@@ -106,12 +131,12 @@ def _judge_temperature(health: GpuHealth) -> Iterable[Finding]:
         yield Finding("healthy", f"{now} °C{limit}")
 
 
-def _judge_slowdowns(health: GpuHealth) -> Iterable[Finding]:
-    if health.slowdowns is None:
+def _judge_slowdowns(causes: Collection[str] | None, none: str) -> Iterable[Finding]:
+    if causes is None:
         return
-    if not health.slowdowns:
-        yield Finding("healthy", "clocks are not held down")
-    for cause in health.slowdowns:
+    if not causes:
+        yield Finding("healthy", none)
+    for cause in causes:
         yield Finding("degraded", f"clocks are held down: {cause}", _SLOWDOWN_ACTIONS.get(cause, ""), "transient")
 
 

@@ -41,6 +41,8 @@ def test_a_card_that_is_well_tells_all_of_it() -> None:
         slowdown_celsius=87,
         shutdown_celsius=92,
         slowdowns=(),
+        power_limit_watts=700.0,
+        power_default_watts=700.0,
         uncorrectable_count=0,
         uncorrectable_lifetime_count=0,
         remap_pending=False,

@@ -17,6 +17,7 @@ from meshwright_agent.health.diagnosis import (
     find_worst,
     judge_link,
     judge_memory,
+    judge_power,
     judge_thermal,
     judge_word,
 )
@@ -47,8 +48,12 @@ def state(finding: Finding | None) -> str | None:
         ({"temperature_celsius": 87}, "degraded"),
         ({"temperature_celsius": 92}, "unhealthy"),
         ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "healthy"),
-        ({"slowdowns": ("hardware power brake",)}, "degraded"),
+        ({"slowdowns": ("hardware thermal slowdown",)}, "degraded"),
+        ({"slowdowns": ("hardware slowdown",)}, "degraded"),
+        ({"slowdowns": ("hardware power brake",)}, "healthy"),
+        ({"slowdowns": None}, "healthy"),
         ({"temperature_celsius": None, "slowdowns": None}, None),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, None),
     ],
 )
 def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expected: str | None) -> None:
@@ -56,13 +61,32 @@ def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expe
 
 
 def test_heat_passes_and_says_what_to_look_at() -> None:
-    finding = judge_thermal(replace(COOL, temperature_celsius=88, slowdowns=("hardware power brake",)))
+    finding = judge_thermal(replace(COOL, temperature_celsius=88, slowdowns=("software thermal slowdown",)))
     assert finding is not None
     assert "88 °C" in finding.reason
     assert "87 °C" in finding.reason
     assert "cooling" in finding.action
-    assert "power supplies" in finding.action
     assert finding.permanence == "transient"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        ({}, "healthy", "no power brake; draws at most 700 W"),
+        ({"power_limit_watts": 400.0}, "healthy", "at most 400 W, set below its own 700 W"),
+        ({"power_default_watts": None}, "healthy", "at most 700 W"),
+        ({"power_limit_watts": None}, "healthy", "no power brake"),
+        ({"slowdowns": ("hardware thermal slowdown",)}, "healthy", "no power brake"),
+        ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "degraded", "hardware power brake"),
+        ({"slowdowns": None}, None, ""),  # a limit alone is no ground to call it well
+    ],
+)
+def test_power_is_a_part_of_its_own(changes: dict[str, object], expected: str | None, words: str) -> None:
+    finding = judge_power(replace(COOL, **({"power_limit_watts": 700.0, "power_default_watts": 700.0} | changes)))  # type: ignore[arg-type]
+    assert state(finding) == expected
+    if finding is not None:
+        assert words in finding.reason
+        assert ("power supplies" in finding.action, "cooling" in finding.action) == (expected == "degraded", False)
 
 
 @pytest.mark.parametrize(

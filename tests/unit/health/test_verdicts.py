@@ -109,9 +109,9 @@ def hit(code: int, sequence: int = 1, text: str = "") -> Xid:
 def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scene: Scene) -> None:
     scene.look()
     assert scene.ill() == set()
-    for part in ("device", "thermal", "memory", "link"):
+    for part in ("device", "thermal", "power", "memory", "link"):
         assert scene.state(f"{part}:{UUID}") == "healthy"
-    assert len(scene.board.names()) == 8 * 4 + 4  # worker, driver, inventory, kernel_log
+    assert len(scene.board.names()) == 8 * 5 + 4  # worker, driver, inventory, kernel_log
     assert scene.state("inventory") == "healthy"
 
 
@@ -120,7 +120,8 @@ def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scen
     [
         ({"temperature": 88}, "thermal", "degraded", "healthy"),
         ({"temperature": 92}, "thermal", "unhealthy", "unhealthy"),
-        ({"clocks": 0x80}, "thermal", "degraded", "healthy"),
+        ({"clocks": 0x40}, "thermal", "degraded", "healthy"),
+        ({"clocks": 0x80}, "power", "degraded", "healthy"),
         ({"ecc": [1, 1]}, "memory", "unhealthy", "unhealthy"),
         ({"remapped": [0, 1, 1, 0]}, "memory", "degraded", "healthy"),
         ({"remapped": [0, 1, 0, 1]}, "memory", "unhealthy", "unhealthy"),
@@ -162,7 +163,7 @@ def test_what_a_card_stops_telling_is_unknown_until_it_tells_again_or_is_gone(sc
     scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
     for _ in range(2):
         scene.look()
-        assert scene.ill() == {f"thermal:{UUID}"}
+        assert scene.ill() == {f"thermal:{UUID}", f"power:{UUID}"}
         seen = scene.component(f"thermal:{UUID}")
         assert (seen.state, "tells nothing now" in seen.reason) == ("unknown", True)
     scene.nvml.change_gpu(0, **WELL)
@@ -509,9 +510,9 @@ def test_after_a_restart_with_a_driver_that_hangs_the_parts_of_before_are_unknow
 
 
 def test_a_part_that_is_silent_since_a_restart_is_unknown_until_a_word_or_another_boot(scene: Scene) -> None:
-    part = f"thermal:{UUID}"
+    part = f"memory:{UUID}"
     scene.look()
-    scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
+    scene.nvml.change_gpu(0, ecc=None, remapped=None)
     scene.restart()
     facts = scene.look()
     assert scene.ill() == {part}

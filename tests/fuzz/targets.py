@@ -281,6 +281,7 @@ FACTS: Final[Mapping[str, Target]] = {
     "nvidia.parse_profile": Target(take_text(nvidia.parse_profile), (b"NVIDIA A100-SXM4-40GB MIG 1g.5gb",)),
     "nvlink.parse_link_rate": Target(take_numbers(1, nvlink.parse_link_rate), (b"\x67\x67", b"\xff" * 8)),
     "nvlink.parse_fabric": Target(run_fabric, (b"\1" * 16 + b"\1\0\0\0\3\0\0\0\0\0\0\0\0\0\0\0ok",)),
+    "owners.parse_fileless": Target(take_text(owners.parse_fileless), _read_files("/stat")),
     "owners.parse_parent": Target(take_text(owners.parse_parent), _read_files("/stat")),
     "owners.parse_command": Target(
         take_text(owners.parse_command), (b"python3\0-m\0train\0--token\0x", *_read_files("cmdline"))

@@ -17,6 +17,7 @@ from meshwright_agent.facts.sysfs import list_folder, parse_int, read_text
 
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 """The one that the kernel starts with. Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO = 0xEFFFFFFC."""
+_PF_KTHREAD: Final = 0x00200000
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,22 @@ def shares_all_numbers(proc: Path) -> bool:
 
 
 def is_kernel_thread(folder: Path) -> bool:
-    """Tells whether a process is a kernel thread (or has ended): neither has a command line or files."""
-    return not read_text(folder / "cmdline")
+    """Tells whether a process is a kernel thread or has ended: neither has files.
+
+    By what the kernel says; an empty command line, which a process may give itself, only where it says nothing.
+    """
+    said = parse_fileless(read_text(folder / "stat") or "")
+    return not read_text(folder / "cmdline") if said is None else said
+
+
+def parse_fileless(stat: str) -> bool | None:
+    """Returns whether /proc/<pid>/stat is of a kernel thread, or of a process that has ended; None: it does not say.
+
+    Source: proc_pid_stat(5), fields 3 (state) and 9 (flags); PF_KTHREAD of the kernel's include/linux/sched.h.
+    """
+    fields = stat.rpartition(")")[2].split()
+    flags = parse_int(fields[6]) if len(fields) > 6 else None
+    return None if flags is None else fields[0] in "ZX" or bool(flags & _PF_KTHREAD)
 
 
 def _read_links(folder: Path) -> list[str] | None:

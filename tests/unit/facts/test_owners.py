@@ -10,12 +10,14 @@ import pytest
 from meshwright_agent.facts.model import HolderFacts
 from meshwright_agent.facts.owners import (
     ProcessTable,
+    is_kernel_thread,
     merge_holders,
     parse_command,
     parse_parent,
     read_open_files,
     shares_all_numbers,
 )
+from meshwright_agent.facts.sysfs import read_text
 from tests.fakes.tree import plant
 
 PROC = """
@@ -68,6 +70,29 @@ def test_nobody_is_unknown_where_a_process_cannot_be_looked_into_unless_it_is_th
 ) -> None:
     plant(PROC + f"== proc/14/fd\na file, so that listing it fails as it does without permission\n{cmdline}", tmp_path)
     assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
+
+
+@pytest.mark.parametrize(
+    ("stat", "known"),
+    [
+        ("14 (serve) S 1 14 14 0 -1 4194560 1 2 3", None),  # started with an empty name: exec -a ""
+        ("14 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0", ()),
+        ("14 (serve) Z 1 14 14 0 -1 4194560 1 2 3", ()),
+        ("14 (serve) X 0 -1 -1 0 -1 4194560 1 2 3", ()),
+    ],
+)
+def test_a_process_with_an_empty_command_line_is_the_kernels_only_if_the_kernel_says_so(
+    stat: str, known: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    unreadable = "== proc/14/fd\na file, so that listing it fails as it does without permission\n"
+    plant(f"{PROC}{unreadable}== proc/14/cmdline\n\n== proc/14/stat\n{stat}", tmp_path)
+    assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
+
+
+def test_of_this_machines_processes_its_own_threads_are_the_kernels_and_this_one_is_not() -> None:
+    if read_text(Path("/proc/2/comm")) == "kthreadd":
+        assert is_kernel_thread(Path("/proc/2"))
+    assert not is_kernel_thread(Path("/proc/self"))
 
 
 @pytest.mark.parametrize(

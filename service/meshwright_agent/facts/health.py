@@ -120,9 +120,11 @@ class KernelLog:
         xids, sxids: those after the record that was asked for, oldest first.
         last_sequence: of the newest record that was looked at; None: there was none.
         error: why it could not be read; None: it was.
+        lost_count: records after the one that was asked for that the log had overwritten before they were read.
     """
 
     xids: tuple[Xid, ...] = ()
     last_sequence: int | None = None
     error: str | None = None
     sxids: tuple[SXid, ...] = ()
+    lost_count: int = 0

@@ -1,7 +1,8 @@
 """The kernel log: XIDs and SXIDs of NVIDIA's drivers, from the record after the one that was seen last. In the probe.
 
 Rule: reading never waits and is bounded in bytes and in XIDs; what is no such line is dropped while reading. A log that
-cannot be read is an error that is told, not a log without XIDs. Knows no meaning of a number.
+cannot be read is an error that is told, not a log without XIDs, and records that were overwritten before they were read
+are counted. Knows no meaning of a number.
 
 Source: the format of /dev/kmsg: Documentation/ABI/testing/dev-kmsg (kernel.org); forms of an XID's line: NVIDIA, XID
 Errors (docs.nvidia.com/deploy/xid-errors) and lines in github.com/NVIDIA/gpu-operator/issues/1146; of an SXID's:
@@ -83,7 +84,7 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
-    newest, count, is_foreign = None, 0, False
+    oldest, newest, count, is_foreign = None, None, 0, False
     recent: list[Xid | SXid] = []
     older: list[Xid | SXid] = []
     for line in lines:
@@ -92,6 +93,7 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
             is_foreign = is_foreign or (not line.startswith((b" ", b"\0")) and line != b"")
             continue
         count, newest = count + 1, int(record[1])
+        oldest = newest if oldest is None else oldest
         if not any(mark in line for mark in _MARKS):
             continue
         message = record[3].decode(errors="replace")
@@ -101,13 +103,17 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
             (older if after is not None and newest <= after else recent).append(dated)
     if count == 0 and is_foreign:
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
-    if after is not None and newest is not None and newest < after:
-        recent = older + recent
+    lost_count = 0
+    if after is not None and oldest is not None and newest is not None:
+        if newest < after:
+            recent = older + recent
+        lost_count = max(0, oldest - after - 1)
     kept = recent[:MOST_XIDS]
     return KernelLog(
         xids=tuple(each for each in kept if isinstance(each, Xid)),
         sxids=tuple(each for each in kept if isinstance(each, SXid)),
         last_sequence=kept[-1].sequence if len(recent) > len(kept) else newest,
+        lost_count=lost_count,
     )
 
 

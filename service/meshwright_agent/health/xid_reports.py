@@ -27,6 +27,10 @@ NVSWITCH: Final = "nvswitch"
 _UNREADABLE: Final = (
     "let the agent read it (CAP_SYSLOG, and the device in its container), or set MESHWRIGHT_KERNEL_LOG= to do without"
 )
+_OVERWRITTEN: Final = (
+    "look for NVRM in the journal (journalctl -k); where it happens often, see what floods the kernel log, give it "
+    "more room (log_buf_len) or lower MESHWRIGHT_PROBE_INTERVAL_S"
+)
 
 
 def report_kernel_log(
@@ -54,6 +58,10 @@ def report_hearing(board: HealthBoard, facts: HostFacts, hearing: Hearing, at: d
     While the listener starts nothing is said: each start of the agent would be a time without XIDs, and is none.
     """
     log = facts.kernel_log
+    if log is not None and log.error is None and log.lost_count:
+        reason = f"{log.lost_count} records were overwritten before they were read; XIDs among them were not seen"
+        board.report(KERNEL_LOG, "degraded", reason, at=at, action=_OVERWRITTEN, permanence="transient")
+        return
     if log is not None and log.error is None:
         board.report(KERNEL_LOG, "healthy", "read for XIDs and SXIDs of NVIDIA's drivers", at=at)
         return

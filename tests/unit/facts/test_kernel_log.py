@@ -144,6 +144,13 @@ def test_a_log_that_was_started_anew_is_read_from_its_beginning(log: Path) -> No
     assert [x.code for x in read_kernel_log(log, after=900).xids] == [79]
 
 
+def test_records_that_were_overwritten_before_they_were_read_are_counted(log: Path) -> None:
+    for number in (6, 7):
+        write_record(log, number, xid(CARD, 63))
+    assert read_kernel_log(log, after=3).lost_count == 2
+    assert [read_kernel_log(log, after=after).lost_count for after in (5, 6, 7, 900, None)] == [0] * 5
+
+
 def test_more_xids_than_one_look_takes_are_told_by_the_next(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "MOST_XIDS", 3)
     for number in range(5):

@@ -92,6 +92,16 @@ def test_of_a_listener_that_starts_nothing_is_said_so_that_a_restart_is_no_event
     assert (scene.state("kernel_log"), scene.events("kernel_log")) == ("healthy", [])
 
 
+def test_records_that_nobody_read_in_time_are_told_once(scene: Scene) -> None:
+    look(scene, KernelLog(last_sequence=3), Hearing(is_wanted=False))
+    look(scene, KernelLog(last_sequence=99, lost_count=7), Hearing(is_wanted=False))
+    seen = scene.component("kernel_log")
+    assert (seen.state, seen.permanence) == ("degraded", "transient")
+    assert "7 records" in seen.reason
+    look(scene, KernelLog(last_sequence=100), Hearing(is_wanted=False))
+    assert scene.state("kernel_log") == "healthy"
+
+
 def test_a_log_that_is_not_to_be_read_is_no_component(scene: Scene) -> None:
     look(scene, None, Hearing(is_wanted=False))
     assert "kernel_log" not in scene.board.names()

@@ -73,7 +73,7 @@ class ProcessTable:
         """Tells whether a process is the agent, who started the reader, or descends from it."""
         seen: set[int] = set()
         here: int | None = pid
-        while here is not None and here > 1 and here not in seen:
+        while here is not None and here > 0 and here not in seen:  # the agent may be 1, of a container
             if here == self._agent:
                 return True
             seen.add(here)

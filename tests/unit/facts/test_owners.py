@@ -125,6 +125,13 @@ def test_a_process_that_descends_from_the_agent_is_its_own(tmp_path: Path) -> No
     assert [pid for pid in (1, 10, 11, 12, 13, 15, 99) if table.is_own(pid)] == [10, 11, 12, 15]
 
 
+def test_an_agent_that_is_the_first_process_of_its_container_knows_its_own(tmp_path: Path) -> None:
+    plant(PROC.replace("11 (probe) S 10 11", "11 (probe) S 1 11"), tmp_path)
+    plant("== proc/1/stat\n1 (agent) S 0 1\n== proc/30/stat\n30 (exec) S 0 30\n", tmp_path)
+    table = ProcessTable(tmp_path / "proc")
+    assert [pid for pid in (0, 1, 11, 13, 30, 99) if table.is_own(pid)] == [1, 11, 13]
+
+
 def test_processes_that_are_each_others_parents_do_not_hang_the_reader(tmp_path: Path) -> None:
     plant(PROC + "== proc/20/stat\n20 (a) S 21 0\n== proc/21/stat\n21 (b) S 20 0\n", tmp_path)
     assert not ProcessTable(tmp_path / "proc").is_own(20)

@@ -57,6 +57,22 @@ def test_what_came_is_told_at_once_and_not_when_the_time_is_up() -> None:
     assert time.monotonic() - began_s < 10.0
 
 
+def test_what_came_before_the_events_end_is_told() -> None:
+    nvml = build_nvml()
+    came = iter([[0, 79]])
+
+    def next_event() -> list[int]:
+        nvml.fail({"nvmlEventSetWait_v2": pynvml.NVML_ERROR_GPU_IS_LOST})
+        return next(came)
+
+    nvml._next_event = next_event
+    events = XidEvents(nvml)
+    events.open()
+    assert [xid.code for xid in events.wait(1.0)] == [79]
+    with pytest.raises(pynvml.NVMLError):
+        events.wait(1.0)
+
+
 def test_nothing_within_the_time_is_no_error() -> None:
     events = XidEvents(build_nvml())
     events.open()

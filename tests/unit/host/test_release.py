@@ -158,6 +158,17 @@ def test_memory_that_hides_who_holds_a_device_is_looked_at_again_until_it_is_cle
     run_scene(tmp_path, test, look=hidden)
 
 
+def test_a_second_look_that_nobody_answers_takes_nothing_back_of_the_first(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.baseline.note({"GPU-1": 2**20}, generation=0)
+        scene.probe.answers.append(CallCancelled("the probe was ended"))
+        answer = await scene.release()
+        assert [holder.pid for holder in answer.held or ()] == [4711]
+        assert [(each.used_bytes, each.is_back) for each in answer.memory or ()] == [(2**30, False)]
+
+    run_scene(tmp_path, test, look={"holders": [SEEN], "memory": {"GPU-1": 2**30}})
+
+
 def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         ended = asyncio.Event()

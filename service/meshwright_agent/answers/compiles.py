@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from meshwright.compiling.child import describe_status
 from meshwright.compiling.limits import MEMORY_EXIT_STATUS, describe_limit, read_default_limit_bytes
 from meshwright.errors import ProblemError, StoreUnavailableError, WorkerCrashedError, WorkerTimeoutError
@@ -22,6 +24,7 @@ from meshwright.wire.verification import Verification, VerificationStatus
 from meshwright_agent.clock import Clock
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.verifications import TABLE as VERIFICATIONS
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.faults import Obituary
 from meshwright_agent.worker.supervisor import Supervisor
@@ -77,15 +80,20 @@ class Compiles:
     async def recall(self, task: CompileTask) -> str | None:
         """Returns what is known of a task without a compile, JSON; None where the compiler must be asked.
 
-        A store that does not answer costs a compile, not the answer.
+        A store that does not answer costs a compile, not the answer; so does an answer that cannot be read.
         """
         if task.answer is not None:
             return _answer_without(task, Verification.model_validate_json(task.answer))
         text = await self._find(task)
         if text is None:
             return None
+        try:
+            marked = _mark_stored(task, text)
+        except ValidationError as error:
+            self._store().note_forgotten(VERIFICATIONS, str(error), name=task.key)
+            return None
         self.recalled_count += 1
-        return _mark_stored(task, text)
+        return marked
 
     async def compile(self, task: CompileTask, tell: Callable[[dict[str, Any]], None]) -> Compiled:
         """Returns what the compiler says of a task, or has said of it meanwhile.

@@ -140,9 +140,9 @@ class Store:
         """The rows that were passed over since the store was opened, by table: they cannot be read."""
         return self._unreadable.names
 
-    def note_forgotten(self, table: str, reason: str) -> None:
-        """Counts a table's one document that whoever it is for cannot read and begins anew."""
-        self._unreadable.note(table, 1, reason)
+    def note_forgotten(self, table: str, reason: str, *, name: str = "1") -> None:
+        """Counts a document that whoever it is for cannot read and begins anew: a table's one, or the one named."""
+        self._unreadable.note(table, name, reason)
 
     async def close(self) -> None:
         """Ends what waits, closes the file and lets another agent have it. May be called again."""
@@ -218,7 +218,7 @@ class Store:
                 event = RunEvent(seq=seq, at=now, type="state", run_id=run.id, state="cancelled")
                 run_rows.save_run(connection, run_rows.build_cancelled(run, reason, now))
                 event_rows.append_events(connection, [event])
-            run_rows.finish_unreadable(connection)
+            run_rows.finish_unnumbered(connection)
             run_rows.prune_runs(connection, self._keep_runs)
             return tuple(run.id for run in unfinished)
 

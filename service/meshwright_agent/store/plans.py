@@ -11,7 +11,7 @@ import sqlite3
 from typing import Final
 
 from meshwright_agent.packing import is_packed
-from meshwright_agent.store.unreadable import UnreadableRows, require_text
+from meshwright_agent.store.unreadable import UnreadableRows, require_same, require_text
 
 CACHED_PLANS: Final = 256
 SMALL_CHARS: Final = 1 << 15
@@ -26,10 +26,14 @@ _PRUNE: Final = """
 """
 _PRUNE_BY_SIZE: Final = """
     DELETE FROM plans WHERE position IN (
-        SELECT position FROM (SELECT position, SUM(size) OVER (ORDER BY position DESC) AS kept FROM plans)
+        SELECT position FROM (
+            SELECT position, SUM(size) FILTER (WHERE size BETWEEN 0 AND 1 << 40) OVER (ORDER BY position DESC) AS kept
+            FROM plans
+        )
         WHERE kept > ? AND position < (SELECT MAX(position) FROM plans)
     )
 """
+"""A size that no text has was damaged: it counts for nothing, and keeps none from being counted."""
 
 
 def put_plan(
@@ -49,15 +53,18 @@ def put_plan(
 def get_plan(connection: sqlite3.Connection, fingerprint: str, unreadable: UnreadableRows) -> str | None:
     """Returns the plan with this fingerprint as JSON text, None if there is none that can be read."""
     row = connection.execute(
-        "SELECT fingerprint, body, typeof(body) = 'text' AND json_valid(body) FROM plans WHERE fingerprint = ?",
+        # json_extract fails the query where a body is no JSON
+        "SELECT fingerprint, body, CASE WHEN typeof(body) = 'text' AND json_valid(body) "
+        "THEN coalesce(json_extract(body, '$.fingerprint'), '') END FROM plans WHERE fingerprint = ?",
         (fingerprint,),
     ).fetchone()
     return unreadable.read("plans", row, _parse)
 
 
-def _parse(_fingerprint: str, body: str, is_json: int) -> str:
-    if not is_json:
+def _parse(fingerprint: str, body: str, said: object) -> str:
+    if said is None:
         raise ValueError("its body is no JSON")
+    require_same(fingerprint=(said, fingerprint))
     return require_text(body, "body")
 
 

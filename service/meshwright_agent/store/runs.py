@@ -12,12 +12,15 @@ from meshwright_agent.store.unreadable import UnreadableRows, require_same
 
 TABLE = "runs"
 
-_SAVE = """
+_MOST = 1 << 53
+_NEXT = f"SELECT COALESCE(MAX(finished_position), 0) + 1 FROM runs WHERE finished_position BETWEEN 0 AND {_MOST}"
+"""Whatever stands in a row that was damaged, those that end after it are numbered on."""
+_SAVE = f"""
     INSERT INTO runs (id, state, finished_position, body)
     VALUES (
         :id,
         :state,
-        CASE WHEN :final THEN (SELECT COALESCE(MAX(finished_position), 0) + 1 FROM runs) END,
+        CASE WHEN :final THEN ({_NEXT}) END,
         :body
     )
     ON CONFLICT (id) DO UPDATE SET
@@ -78,25 +81,34 @@ def list_succeeded(
 def prune_runs(connection: sqlite3.Connection, keep: int) -> None:
     """Deletes all but the `keep` runs that ended last, with their events and keys; runs under way stay.
 
-    `finished_position` counts without gaps, since only its smallest are ever deleted.
+    They are counted and not reckoned from the last number: one that was damaged would let all others go, or none.
     """
     connection.execute(
-        "DELETE FROM runs WHERE finished_position <= (SELECT MAX(finished_position) FROM runs) - ?", (keep,)
+        "DELETE FROM runs WHERE position IN (SELECT position FROM runs WHERE finished_position IS NOT NULL "
+        "ORDER BY finished_position DESC, position DESC LIMIT -1 OFFSET ?)",
+        (keep,),
     )
 
 
 def list_unfinished(connection: sqlite3.Connection, unreadable: UnreadableRows) -> tuple[Run, ...]:
     """Returns the runs that wait or run, oldest first."""
-    rows = connection.execute("SELECT id, state, body FROM runs WHERE finished_position IS NULL ORDER BY position")
-    return unreadable.take(TABLE, rows, _parse)
+    rows = connection.execute(
+        "SELECT id, state, body FROM runs WHERE finished_position IS NULL OR state IN ('queued', 'running') "
+        "ORDER BY position"
+    )
+    return tuple(run for run in unreadable.take(TABLE, rows, _parse) if run.state not in FINAL_STATES)
 
 
-def finish_unreadable(connection: sqlite3.Connection) -> None:
-    """Marks what is still unfinished, which nobody can read, as cancelled, so that it is pruned like any other."""
+def finish_unnumbered(connection: sqlite3.Connection) -> None:
+    """Numbers what is still unfinished, so that it is pruned like any other.
+
+    That is one that nobody can read, which counts as cancelled, or one that has ended and whose number was lost.
+    """
     rows = connection.execute("SELECT position FROM runs WHERE finished_position IS NULL ORDER BY position").fetchall()
+    final = ", ".join(f"'{state}'" for state in sorted(FINAL_STATES))
     connection.executemany(
-        "UPDATE runs SET state = 'cancelled', finished_position = "
-        "(SELECT COALESCE(MAX(finished_position), 0) + 1 FROM runs) WHERE position = ?",
+        f"UPDATE runs SET state = CASE WHEN state IN ({final}) THEN state ELSE 'cancelled' END, "
+        f"finished_position = ({_NEXT}) WHERE position = ?",
         rows,
     )
 

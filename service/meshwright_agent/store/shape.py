@@ -16,7 +16,7 @@ from typing import Final
 from meshwright_agent.store.migrations import MIGRATIONS, SCHEMA, read_schema
 
 POSITION_MOST: Final = 1 << 53
-"""Of a counter of rows: from 2^63 - 1 on SQLite takes no more ("database or disk is full")."""
+"""Of a row's number, and of the counter of rows: from 2^63 - 1 on SQLite takes no more ("database or disk is full")."""
 
 Shape = Mapping[str, tuple[object, ...]]
 """Name of a table or index → what it is of, its columns and foreign keys."""
@@ -69,10 +69,18 @@ def build_shape(number: int) -> Shape:
 
 
 def _find_bad_counter(connection: sqlite3.Connection) -> str:
-    """A counter that was damaged would give numbers again, or none any more."""
-    if "sqlite_sequence" not in read_shape(connection):
+    """A counter that was damaged would give numbers again, or none any more; so would a row beyond all numbers."""
+    shape = read_shape(connection)
+    if "sqlite_sequence" not in shape:
         return ""
     for table, counter in connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall():
         if not isinstance(counter, int) or not 0 <= counter < POSITION_MOST:
             return f"the counter of table {table!r} is {counter!r}"
+        if table in shape and (last := _read_last(connection, table)) >= POSITION_MOST:
+            return f"the last row of table {table!r} has the number {last}"
     return ""
+
+
+def _read_last(connection: sqlite3.Connection, table: str) -> int:
+    quoted = table.replace('"', '""')
+    return connection.execute(f'SELECT MAX(rowid) FROM "{quoted}"').fetchone()[0] or 0

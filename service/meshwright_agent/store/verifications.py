@@ -11,6 +11,8 @@ from typing import Final
 
 from meshwright_agent.store.unreadable import UnreadableRows, require_text
 
+TABLE: Final = "verifications"
+
 _PRUNE: Final = """
     DELETE FROM verifications WHERE position IN (
         SELECT position FROM verifications ORDER BY position
@@ -30,7 +32,7 @@ def get_verification(connection: sqlite3.Connection, key: str, unreadable: Unrea
     row = connection.execute(
         "SELECT key, body, typeof(body) = 'text' AND json_valid(body) FROM verifications WHERE key = ?", (key,)
     ).fetchone()
-    return unreadable.read("verifications", row, _parse)
+    return unreadable.read(TABLE, row, _parse)
 
 
 def _parse(_key: str, body: str, is_json: int) -> str:

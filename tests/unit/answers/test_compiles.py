@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -30,10 +31,11 @@ CRASHED, LATE = WorkerCrashedError("it died"), WorkerTimeoutError("it did not an
 
 
 class MemoryStore:
-    """The two verbs of the store that compiles need; may refuse to write, or both."""
+    """The verbs of the store that compiles need; may refuse to write, or both."""
 
     def __init__(self, refusal: ProblemError | None = None, *, is_busy: bool = False) -> None:
         self.kept: dict[str, str] = {}
+        self.forgotten: list[tuple[str, str]] = []
         self.refusal = refusal
         self.is_busy = is_busy
 
@@ -46,6 +48,10 @@ class MemoryStore:
         if self.refusal is not None:
             raise self.refusal
         self.kept[key] = body
+
+    def note_forgotten(self, table: str, reason: str, *, name: str) -> None:
+        assert reason
+        self.forgotten.append((table, name))
 
 
 def build(child: FakeSupervisor, store: MemoryStore | None = None, **settings: Any) -> Compiles:
@@ -87,6 +93,19 @@ def test_a_store_that_does_not_recall_costs_a_compile_and_not_the_answer() -> No
     assert asyncio.run(compiles.recall(TASK)) is None
     assert compile_with(compiles).status == "verified"
     assert compiles.recalled_count == 0
+
+
+@pytest.mark.parametrize("text", ["5", "null", "{}", '{"status": "perhaps"}', "[" * 100_000])
+@pytest.mark.parametrize("op", ["verify", "fit"])
+def test_an_answer_that_cannot_be_read_is_counted_and_costs_a_compile(op: Literal["verify", "fit"], text: str) -> None:
+    store = MemoryStore()
+    store.kept[TASK.key] = text
+    compiles = build(answering(say()), store)
+    assert asyncio.run(compiles.recall(replace(TASK, op=op))) is None
+    assert store.forgotten == [("verifications", TASK.key)]
+    assert compiles.recalled_count == 0
+    assert compile_with(compiles).status == "verified"
+    assert asyncio.run(compiles.recall(TASK)) is not None
 
 
 @pytest.mark.parametrize("status", ["verified", "does_not_fit", "not_compiled", "aborted"])

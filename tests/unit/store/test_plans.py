@@ -83,7 +83,10 @@ def test_an_equal_plan_put_again_does_not_wait_for_the_disk(tmp_path: Path, code
     run_with_store(path, main)
 
 
-def test_a_body_that_the_disk_has_spoilt_is_no_plan_and_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "spoilt", ["substr(body, 5)", "'5'", "'null'", "'{}'", "'[1]'", "replace(body, 'mw1-', 'mw2-')", "x'7b7d'"]
+)
+def test_a_body_that_the_disk_has_spoilt_is_no_plan_and_counted(tmp_path: Path, spoilt: str) -> None:
     path = tmp_path / "s.sqlite3"
     fingerprint, body = write()
 
@@ -98,7 +101,7 @@ def test_a_body_that_the_disk_has_spoilt_is_no_plan_and_counted(tmp_path: Path) 
 
     run_with_store(path, keep)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE plans SET body = substr(body, 5)")
+        connection.execute(f"UPDATE plans SET body = {spoilt}")
     connection.close()
     run_with_store(path, read)
 
@@ -124,6 +127,19 @@ def test_large_plans_are_kept_while_there_is_room_and_the_newest_in_any_case(num
         newest = list(dict.fromkeys(reversed(numbers)))[: max(1, room)]
         there = {n for n in range(7) if get_plan(connection, write(n)[0], UnreadableRows()) is not None}
         assert there == set(newest)
+
+
+@pytest.mark.parametrize("size", [2**63 - 1, -(2**63), 1e308, float("inf"), "", "x", b"\xff"])
+def test_a_size_that_was_damaged_counts_for_nothing(size: object) -> None:
+    with migrated() as connection:
+        room = 2 * len(write(0, LARGE)[1])
+        for number in range(2):
+            put_plan(connection, *write(number, LARGE), 100, keep_chars=room)
+        connection.execute("UPDATE plans SET size = ? WHERE position = 2", (size,))
+        for number in range(2, 4):
+            put_plan(connection, *write(number, LARGE), 100, keep_chars=room)
+        there = {n for n in range(4) if get_plan(connection, write(n)[0], UnreadableRows()) is not None}
+        assert {2, 3} <= there <= {1, 2, 3}
 
 
 def test_a_plan_that_gave_way_to_larger_ones_is_written_again_when_it_is_made_again(tmp_path: Path) -> None:

@@ -206,6 +206,39 @@ def test_pruning_keeps_what_is_under_way_and_exactly_the_last_that_ended(
             assert last_seq(connection, run.id) == (1 if kept else 0)
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 1e308, float("inf"), "", "x", b"\xff"])
+def test_a_number_that_was_damaged_lets_no_other_run_go_and_keeps_none_from_going(number: object) -> None:
+    with migrated() as connection:
+        for name in range(1, 9):
+            save_run(connection, build_run(name, state="succeeded"))
+            if name == 3:
+                connection.execute("UPDATE runs SET finished_position = ? WHERE id = 'run-0002'", (number,))
+            prune_runs(connection, 4)
+            assert name > 4 or len(list_runs(connection, 100, None, UnreadableRows())) == name
+        kept = [run.id for run in list_runs(connection, 100, None, UnreadableRows()) if run.id != "run-0002"]
+        assert kept in (["run-0008", "run-0007", "run-0006"], ["run-0008", "run-0007", "run-0006", "run-0005"])
+
+
+def test_a_run_that_has_ended_and_lost_its_number_stays_as_it_ended_and_one_under_way_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+
+    async def write(store: Store) -> None:
+        await store.save_run(build_run(1, state="succeeded", result={"a": 1}))
+        await store.save_run(build_run(2, state="running"))
+
+    async def restart(store: Store) -> None:
+        assert await store.finish_interrupted("restarted") == ("run-0002",)
+        assert [run.state for run in await store.list_runs(limit=9)] == ["cancelled", "succeeded"]
+        assert not store.unreadable
+
+    run_with_store(path, write)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE runs SET finished_position = CASE id WHEN 'run-0002' THEN 5 END")
+    run_with_store(path, restart)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT finished_position FROM runs ORDER BY id").fetchall() == [(6,), (5,)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(0, 20), after=st.integers(0, 25), limit=st.integers(1, 10))
 def test_events_come_in_order_after_a_number_and_a_repeated_write_changes_nothing(

@@ -57,6 +57,10 @@ def test_each_step_changes_the_tables_so_that_they_tell_its_number() -> None:
         ("ALTER TABLE runs RENAME COLUMN body TO text", "runs"),
         ("UPDATE sqlite_sequence SET seq = 'x' WHERE name = 'runs'", "runs"),
         (f"UPDATE sqlite_sequence SET seq = {2**63 - 1} WHERE name = 'health_events'", "health_events"),
+        *(
+            (f"UPDATE {table} SET {number} = {1 << 53} WHERE {number} = 1", table)
+            for table, number in (("runs", "position"), ("leases", "position"), ("health_events", "seq"))
+        ),
     ],
 )
 def test_a_number_that_the_tables_contradict_sets_the_file_aside_and_the_agent_starts(
@@ -74,6 +78,13 @@ def test_a_number_that_the_tables_contradict_sets_the_file_aside_and_the_agent_s
 def test_a_table_that_is_not_ours_contradicts_nothing() -> None:
     with migrated() as connection:
         connection.execute("CREATE TABLE notes (text TEXT)")
+        assert find_contradiction(connection) == ""
+
+
+def test_a_row_before_all_others_contradicts_nothing() -> None:
+    with migrated() as connection:
+        connection.execute("INSERT INTO plans (position, fingerprint, body) VALUES (-1, 'a', '{}'), (7, 'b', '{}')")
+        connection.execute(f"UPDATE plans SET position = {(1 << 53) - 1} WHERE position = 7")
         assert find_contradiction(connection) == ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from meshwright_agent.clock import BootClock, SystemClock
 from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.store.leases import StoredLease, list_held
-from meshwright_agent.store.unreadable import UnreadableRows
+from meshwright_agent.store.unreadable import UnreadableRows, decode
 
 
 def read_left_leases(file: Path, boot: BootClock) -> tuple[StoredLease, ...]:
@@ -26,7 +26,8 @@ def read_left_book(file: Path, boot: BootClock) -> LeaseBook:
     place = f"{file.absolute().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
+            connection.text_factory = decode
             book.recall(list_held(connection, UnreadableRows()))
-    except sqlite3.Error:
+    except (sqlite3.Error, MemoryError, UnicodeDecodeError):  # a damaged file fails in many ways
         pass
     return book

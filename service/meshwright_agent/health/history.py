@@ -96,6 +96,8 @@ class History:
         ]
         self._waiting = deque(renumbered)
         self._stored_seq = stored.last_seq
+        if stored.last_noted_s is not None:
+            self._retention.take_up(stored.last_noted_s)
         self._store = store
 
     # noting

@@ -9,21 +9,30 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from meshwright.wire.health import HealthEvent
 from meshwright_agent.store.unreadable import UnreadableRows, require_same, require_text
 
 MEMORY: Final = "health_memory"
+LATEST_S: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1.0
+"""What is later is no time: it was damaged."""
 
 
 @dataclass(frozen=True)
 class StoredHealth:
-    """What a new agent begins with: the number of the last event, and the document; None: there is none."""
+    """What a new agent begins with.
+
+    Attributes:
+        last_seq: the number of the last event; 0: there was none.
+        memory: the document; None: there is none.
+        last_noted_s: when an event was written down last, by the wall clock of then; None: there is none.
+    """
 
     last_seq: int
     memory: str | None
+    last_noted_s: float | None = None
 
 
 def append_health_events(connection: sqlite3.Connection, events: Iterable[HealthEvent], noted: datetime) -> None:
@@ -85,6 +94,9 @@ def read_health(connection: sqlite3.Connection, unreadable: UnreadableRows) -> S
         "SELECT MAX(seq) FROM (SELECT seq FROM sqlite_sequence WHERE name = 'health_events' "
         "UNION ALL SELECT MAX(seq) FROM health_events)"
     ).fetchone()
+    (last_noted_s,) = connection.execute(
+        "SELECT MAX(noted_s) FROM health_events WHERE noted_s BETWEEN 0 AND ?", (LATEST_S,)
+    ).fetchone()
     memory = connection.execute("SELECT id, body FROM health_memory WHERE id = 1").fetchone()
     text = unreadable.read(MEMORY, memory, lambda _id, body: require_text(body, "body"))
-    return StoredHealth(last_seq or 0, text)
+    return StoredHealth(last_seq or 0, text, last_noted_s)

@@ -17,6 +17,7 @@ from meshwright.wire.health import HealthEvent
 from meshwright_agent.health import history as module
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
+from meshwright_agent.health.retention import TAKEN_UP_AFTER_S
 from meshwright_agent.store.database import Store
 from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.store.opening import held, opened, run_with_store
@@ -41,6 +42,31 @@ async def until(question: Callable[[], bool]) -> None:
 
 async def read(history: History, **query: Any) -> list[HealthEvent]:
     return list((await history.list_events(**({"after": 0, "limit": 1000} | query))).events)
+
+
+@pytest.mark.parametrize("damaged", [None, "1e308", "9e999", "'x'", "x'ff'"])
+def test_an_agent_that_starts_while_the_clock_is_ahead_deletes_nothing_before_it_is_set(
+    damaged: str | None, tmp_path: Path
+) -> None:
+    async def before(store: Store) -> None:
+        history = build()
+        await history.open(store)
+        for _ in range(2):
+            tell(history)
+        assert await history.flush()
+
+    async def after(store: Store) -> None:
+        history = build(ManualClock(EPOCH + timedelta(days=400)))
+        await history.open(store)
+        tell(history)
+        assert await history.flush()
+        assert [event.seq for event in await read(history)] == [1, 2, 3]
+
+    run_with_store(tmp_path / "db", before)
+    if damaged is not None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as connection:
+            connection.execute(f"UPDATE health_events SET noted_s = {damaged} WHERE seq = 2")
+    run_with_store(tmp_path / "db", after)
 
 
 def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path) -> None:
@@ -83,6 +109,7 @@ def test_numbers_and_memory_go_on_after_a_restart_even_when_all_events_are_gone(
         clock.advance(timedelta(days=99).total_seconds())
         history = build(clock)
         await history.open(store)
+        clock.advance(TAKEN_UP_AFTER_S)
         history.memory.note_log(5)
         await history.flush()  # deletes what is too old
         assert await read(history) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.health.retention import BELIEVED_AFTER_S, LEAP, Retention
+from meshwright_agent.health.retention import BELIEVED_AFTER_S, LEAP, TAKEN_UP_AFTER_S, Retention
 from tests.fakes.stored import EPOCH, ManualClock
 
 DAYS = 30.0
@@ -57,6 +57,26 @@ def test_a_clock_that_is_set_back_or_a_little_ahead_is_believed_at_once(step_s: 
     clock = LeapingClock()
     retention = Retention(clock, DAYS)
     clock.set(EPOCH + timedelta(seconds=step_s))
+    assert retention.find_oldest() == clock.now() - timedelta(days=DAYS)
+
+
+def test_a_clock_that_leapt_while_no_agent_ran_deletes_nothing_for_an_hour() -> None:
+    clock = LeapingClock(EPOCH + timedelta(days=400))
+    retention = Retention(clock, DAYS)
+    retention.take_up(EPOCH.timestamp())
+    for _ in range(3):
+        assert retention.find_oldest() <= EPOCH + timedelta(hours=1) - timedelta(days=DAYS)
+        clock.advance(TAKEN_UP_AFTER_S / 3)
+    assert retention.find_oldest() == clock.now() - timedelta(days=DAYS)
+    clock.set(clock.now() + timedelta(days=400))
+    clock.advance(TAKEN_UP_AFTER_S)
+    assert retention.find_oldest() < clock.now() - timedelta(days=400)
+
+
+def test_what_was_noted_by_a_clock_that_was_ahead_is_no_time_to_go_on_from() -> None:
+    clock = LeapingClock()
+    retention = Retention(clock, DAYS)
+    retention.take_up((EPOCH + timedelta(days=400)).timestamp())
     assert retention.find_oldest() == clock.now() - timedelta(days=DAYS)
 
 

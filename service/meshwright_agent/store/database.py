@@ -1,25 +1,19 @@
 """The store: what must survive a restart of the agent, behind async verbs.
 
-Rule: every verb is one job of the one thread that owns the file; what belongs together is written together or
-not at all; whatever the disk does, the caller gets an answer or a StoreUnavailableError in time. Knows rows
-and wire models; nothing of queues, workers or routes.
+Rule: every verb is one job (`jobs`): what belongs together is written together or not at all, and whatever the disk
+does, the caller gets an answer or a StoreUnavailableError in time. Knows rows and wire models; nothing of threads,
+queues, workers or routes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import secrets
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from pydantic import ValidationError
-
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
 from meshwright.wire.health import HealthEvent
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunKind, RunState
@@ -28,17 +22,13 @@ from meshwright_agent.packing import unpack
 from meshwright_agent.store import events as event_rows
 from meshwright_agent.store import health_events, idempotency, leases, plans, records, sights, verifications
 from meshwright_agent.store import runs as run_rows
-from meshwright_agent.store.file import DatabaseFile, is_damage
 from meshwright_agent.store.health_events import StoredHealth
 from meshwright_agent.store.idempotency import KeyUse
+from meshwright_agent.store.jobs import Jobs
 from meshwright_agent.store.leases import StoredLease
-from meshwright_agent.store.migrations import transaction
 from meshwright_agent.store.plans import PlanCache
 from meshwright_agent.store.unreadable import UnreadableRows
-from meshwright_agent.store.writer import Writer, WriterBusyError
-from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
-
-Result = TypeVar("Result")
+from meshwright_agent.telemetry.durations import Durations
 
 TIMEOUT_S: Final = 10.0
 KEEP_RUNS: Final = 1000
@@ -53,16 +43,11 @@ class Store:
 
     Attributes:
         path: the file.
-        set_aside: where a damaged file was moved when this one was started anew, else None.
-        failure_count: verbs that failed, or were not done in time.
-        writes: how long transactions took in the thread, `written` or `failed`; also those that nobody waits for now.
-        size_bytes: of the file and its log on the disk, at the last `check`; None before the first.
     """
 
     def __init__(
         self,
-        file: DatabaseFile,
-        writer: Writer,
+        jobs: Jobs,
         *,
         clock: Clock,
         keep_runs: int,
@@ -71,9 +56,8 @@ class Store:
         keep_plan_chars: int,
         keep_verifications: int,
     ) -> None:
-        self.path = file.path
-        self._file = file
-        self._writer = writer
+        self.path = jobs.path
+        self._jobs = jobs
         self._clock = clock
         self._keep_runs = keep_runs
         self._keep_plans = keep_plans
@@ -82,11 +66,6 @@ class Store:
         self._keep_verifications = keep_verifications
         self._plan_cache = PlanCache(keep_plans)
         self._unreadable = UnreadableRows()
-        self._loop = asyncio.get_running_loop()
-        self.failure_count = 0
-        self.writes = Durations(WRITE_BOUNDS_S)
-        self.size_bytes: int | None = None
-        self._token = ""  # of the last write of `check`
 
     @classmethod
     async def open(
@@ -116,11 +95,9 @@ class Store:
         Raises:
             StoreUnavailableError: another agent owns the file, a newer one wrote it, or it cannot be written.
         """
-        file = DatabaseFile(path, now=clock.now())
-        writer = Writer(file.connect, file.disconnect, timeout_s=timeout_s)
+        jobs = Jobs(path, clock=clock, timeout_s=timeout_s)
         store = cls(
-            file,
-            writer,
+            jobs,
             clock=clock,
             keep_runs=keep_runs,
             keep_plans=keep_plans,
@@ -128,13 +105,28 @@ class Store:
             keep_plan_chars=keep_plan_chars,
             keep_verifications=keep_verifications,
         )
-        await store._translate(writer.start)
+        await jobs.open()
         return store
 
     @property
     def set_aside(self) -> Path | None:
         """Where a damaged file was moved when the store was opened; None if it was sound."""
-        return self._file.set_aside
+        return self._jobs.set_aside
+
+    @property
+    def failure_count(self) -> int:
+        """Verbs that failed, or were not done in time."""
+        return self._jobs.failure_count
+
+    @property
+    def writes(self) -> Durations:
+        """How long transactions took in the thread, `written` or `failed`; also those that nobody waits for now."""
+        return self._jobs.writes
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Of the file and its log on the disk, at the last `check`; None before the first."""
+        return self._jobs.size_bytes
 
     @property
     def unreadable(self) -> Mapping[str, tuple[str, ...]]:
@@ -147,7 +139,7 @@ class Store:
 
     async def close(self) -> None:
         """Ends what waits, closes the file and lets another agent have it. May be called again."""
-        await self._translate(self._writer.close)
+        await self._jobs.close()
 
     async def check(self, *, writes: bool = True) -> None:
         """Proves that the store works: writes something new and reads it back, in the file that `path` names.
@@ -158,20 +150,7 @@ class Store:
         Raises:
             StoreUnavailableError: it does not.
         """
-        token = secrets.token_hex(8) if writes else self._token
-
-        def job(connection: sqlite3.Connection) -> str:
-            self._file.verify_in_place()
-            self.size_bytes = _read_size_bytes(self.path)
-            if writes:
-                with self._writing(connection):
-                    connection.execute("INSERT OR REPLACE INTO heartbeat (id, token) VALUES (1, ?)", (token,))
-            found = connection.execute("SELECT token FROM heartbeat").fetchone()
-            return "" if found is None else str(found[0])
-
-        if await self._call(job) != token:
-            raise self._unavailable("what was written was not read back")
-        self._token = token
+        await self._jobs.check(writes=writes)
 
     # ---- runs ------------------------------------------------------------------------------------------
 
@@ -195,24 +174,28 @@ class Store:
                 run_rows.prune_runs(connection, self._keep_runs)
                 records.prune_records(connection, self._keep_records)
 
-        await self._write(job)
+        await self._jobs.write(job)
 
     async def get_run(self, run_id: str) -> Run | None:
         """Returns a run, None if there is none."""
-        return await self._call(lambda connection: run_rows.get_run(connection, run_id, self._unreadable))
+        return await self._jobs.read(lambda connection: run_rows.get_run(connection, run_id, self._unreadable))
 
     async def list_runs(self, *, limit: int, state: RunState | None = None) -> tuple[Run, ...]:
         """Returns at most `limit` runs, newest first, of one state if given."""
-        return await self._call(lambda connection: run_rows.list_runs(connection, limit, state, self._unreadable))
+        return await self._jobs.read(lambda connection: run_rows.list_runs(connection, limit, state, self._unreadable))
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
         """Returns at most `limit` runs of a kind that succeeded, newest first."""
-        return await self._call(lambda connection: run_rows.list_succeeded(connection, kind, limit, self._unreadable))
+        return await self._jobs.read(
+            lambda connection: run_rows.list_succeeded(connection, kind, limit, self._unreadable)
+        )
 
     async def events_after(self, run_id: str, seq: int, *, limit: int = 256) -> tuple[RunEvent, ...]:
         """Returns the first `limit` events of a run whose number is above `seq`, in order."""
         unreadable = self._unreadable
-        return await self._call(lambda connection: event_rows.events_after(connection, run_id, seq, limit, unreadable))
+        return await self._jobs.read(
+            lambda connection: event_rows.events_after(connection, run_id, seq, limit, unreadable)
+        )
 
     async def finish_interrupted(self, reason: str) -> tuple[str, ...]:
         """Cancels every stored run that waits or runs, and returns their ids: after a restart none does."""
@@ -229,7 +212,7 @@ class Store:
             run_rows.prune_runs(connection, self._keep_runs)
             return tuple(run.id for run in unfinished)
 
-        return await self._write(job)
+        return await self._jobs.write(job)
 
     async def finish_run(self, run: Run) -> None:
         """Writes the end of a run that is stored as waiting or running, with its event; of any other, nothing."""
@@ -243,18 +226,18 @@ class Store:
             run_rows.save_run(connection, run)
             event_rows.append_events(connection, [event])
 
-        await self._write(job)
+        await self._jobs.write(job)
 
     async def recall_key(self, key: str) -> tuple[KeyUse, str] | None:
         """Returns what an idempotency key was used for and the run that it made, None for a new key."""
-        return await self._call(lambda connection: idempotency.recall_key(connection, key, self._unreadable))
+        return await self._jobs.read(lambda connection: idempotency.recall_key(connection, key, self._unreadable))
 
     # ---- benches and plans -----------------------------------------------------------------------------
 
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""
         now = self._clock.now()
-        return await self._call(lambda connection: records.read_latest(connection, now, self._unreadable))
+        return await self._jobs.read(lambda connection: records.read_latest(connection, now, self._unreadable))
 
     async def put_plan(self, fingerprint: str, body: str) -> None:
         """Keeps a plan, as JSON text with its devices, packed or not; costs nothing when the same was put lately."""
@@ -265,7 +248,7 @@ class Store:
             text = unpack(body)
             return plans.put_plan(connection, fingerprint, text, self._keep_plans, keep_chars=self._keep_plan_chars)
 
-        if await self._write(job):
+        if await self._jobs.write(job):
             self._plan_cache.clear()
         self._plan_cache.put(fingerprint, body)
 
@@ -274,25 +257,25 @@ class Store:
         cached = self._plan_cache.get(fingerprint)
         if cached is not None:
             return cached
-        return await self._call(lambda connection: plans.get_plan(connection, fingerprint, self._unreadable))
+        return await self._jobs.read(lambda connection: plans.get_plan(connection, fingerprint, self._unreadable))
 
     async def put_verification(self, key: str, body: str) -> None:
         """Keeps what a compiler said, as JSON text, under the key of what was compiled."""
         keep = self._keep_verifications
-        await self._write(lambda connection: verifications.put_verification(connection, key, body, keep))
+        await self._jobs.write(lambda connection: verifications.put_verification(connection, key, body, keep))
 
     async def get_verification(self, key: str) -> str | None:
         """Returns what a compiler said of what this key names as JSON text, None if nothing is kept."""
         unreadable = self._unreadable
-        return await self._call(lambda connection: verifications.get_verification(connection, key, unreadable))
+        return await self._jobs.read(lambda connection: verifications.get_verification(connection, key, unreadable))
 
     async def put_sight(self, key: str, body: str) -> None:
         """Keeps what was seen of the host, as JSON text, in the place of what was kept before."""
-        await self._write(lambda connection: sights.put_sight(connection, key, body))
+        await self._jobs.write(lambda connection: sights.put_sight(connection, key, body))
 
     async def read_sight(self, key: str) -> str | None:
         """Returns what was kept under this key as JSON text, None if something else or nothing was."""
-        return await self._call(lambda connection: sights.read_sight(connection, key, self._unreadable))
+        return await self._jobs.read(lambda connection: sights.read_sight(connection, key, self._unreadable))
 
     # ---- leases ----------------------------------------------------------------------------------------
 
@@ -321,19 +304,19 @@ class Store:
             if key is not None:
                 leases.remember_lease_key(connection, held[0].lease.id, key)
 
-        await self._write(job)
+        await self._jobs.write(job)
 
     async def list_held_leases(self) -> tuple[StoredLease, ...]:
         """Returns the leases that have not ended, oldest first."""
-        return await self._call(lambda connection: leases.list_held(connection, self._unreadable))
+        return await self._jobs.read(lambda connection: leases.list_held(connection, self._unreadable))
 
     async def find_lease(self, lease_id: str) -> StoredLease | None:
         """Returns a lease that holds or has ended lately, None if there is none."""
-        return await self._call(lambda connection: leases.find_lease(connection, lease_id, self._unreadable))
+        return await self._jobs.read(lambda connection: leases.find_lease(connection, lease_id, self._unreadable))
 
     async def recall_lease_key(self, key: str) -> tuple[KeyUse, StoredLease] | None:
         """Returns what an idempotency key was used for and the lease that it made, None for a new key."""
-        return await self._call(lambda connection: leases.recall_lease_key(connection, key, self._unreadable))
+        return await self._jobs.read(lambda connection: leases.recall_lease_key(connection, key, self._unreadable))
 
     # ---- health ----------------------------------------------------------------------------------------
 
@@ -351,17 +334,17 @@ class Store:
                 health_events.put_health_memory(connection, memory)
             health_events.prune_health_events(connection, keep=keep, oldest=oldest)
 
-        await self._write(job)
+        await self._jobs.write(job)
 
     async def read_health(self) -> StoredHealth:
         """Returns what is remembered of the host's health."""
-        return await self._call(lambda connection: health_events.read_health(connection, self._unreadable))
+        return await self._jobs.read(lambda connection: health_events.read_health(connection, self._unreadable))
 
     async def list_health_events(
         self, *, after: int | None, limit: int, component: str | None = None, since: datetime | None = None
     ) -> tuple[HealthEvent, ...]:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first."""
-        return await self._call(
+        return await self._jobs.read(
             lambda connection: health_events.list_health_events(
                 connection, self._unreadable, after=after, limit=limit, component=component, since=since
             )
@@ -374,48 +357,4 @@ class Store:
             disk = os.statvfs(self.path.parent)
             return disk.f_bavail * disk.f_frsize
 
-        return await self._call(job)
-
-    # ---- the thread ------------------------------------------------------------------------------------
-
-    async def _write(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
-        def whole(connection: sqlite3.Connection) -> Result:
-            with self._writing(connection):
-                return job(connection)
-
-        return await self._call(whole)
-
-    @contextlib.contextmanager
-    def _writing(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """In the thread: all inside is written, or nothing of it; how long that took is counted on the event loop."""
-        began_s, outcome = self._clock.monotonic(), "failed"
-        try:
-            with transaction(connection):
-                yield
-            outcome = "written"
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever could ask
-                took_s = self._clock.monotonic() - began_s
-                self._loop.call_soon_threadsafe(self.writes.observe, (outcome,), took_s)
-
-    async def _call(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await self._translate(lambda: self._writer.call(job))
-
-    async def _translate(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        try:
-            return await work()
-        except (sqlite3.Error, OSError, WriterBusyError, ValidationError) as error:
-            self.failure_count += 1
-            raise self._unavailable(str(error), error) from error
-
-    def _unavailable(self, reason: str, error: Exception | None = None) -> StoreUnavailableError:
-        hint = f"look at the disk that holds {self.path}: is it full, read-only, or gone?"
-        if error is not None and is_damage(error):
-            hint = "restart the agent: it sets the damaged file aside and starts a new one"
-        return StoreUnavailableError(f"the store {self.path} does not answer: {reason}", hint=hint)
-
-
-def _read_size_bytes(path: Path) -> int:
-    """Returns the size of the database with its write-ahead log (file-wal; sqlite.org/wal.html)."""
-    parts = (path, path.with_name(f"{path.name}-wal"))
-    return sum(part.stat().st_size for part in parts if part.exists())
+        return await self._jobs.read(job)

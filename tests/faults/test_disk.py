@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.agents import RunningAgent, start_agent
-from tests.faults.causing import WATCHFUL, fill_disk, forbid_growth, mount_small_disk
+from tests.faults.causing import WATCHFUL, fill_disk, forbid_growth, mount_small_disk, serve_and_leave
 from tests.process.living import (
     QUICK,
     ask,
@@ -79,3 +79,21 @@ def test_a_run_that_ends_while_the_disk_is_full_is_written_when_there_is_room(sp
         assert (run["state"], "DELETE" in run["error"]["detail"]) == ("cancelled", True)
         last = parse_events(httpx.get(f"{again.url}/runs/{run_id}/events", timeout=30).text)[-1]["data"]
         assert (last["type"], last["state"]) == ("state", "cancelled")
+
+
+def test_a_start_on_a_full_disk_is_refused_with_what_to_do_and_harms_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with mount_small_disk(disk, DISK_BYTES):
+        with fill_disk(disk):
+            refused = serve_and_leave(disk / "new", "--cpu-devices", "1")
+            assert (refused.returncode, "make room on that disk" in refused.stderr) == (1, True), refused.stderr
+        with start_agent(cpu_devices=2, state_dir=disk / "state") as before:
+            done = do_bench(before)["id"]
+            assert before.stop() == 0
+        with fill_disk(disk):
+            refused = serve_and_leave(disk / "state", "--cpu-devices", "1")
+            assert (refused.returncode, "make room on that disk" in refused.stderr) == (1, True), refused.stderr
+            assert "Traceback" not in refused.stderr
+        with start_agent(cpu_devices=2, state_dir=disk / "state") as after:
+            assert read_run(after, done)["state"] == "succeeded"
+            await_state(after, "store", "healthy", limit_s=30)

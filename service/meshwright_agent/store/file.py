@@ -7,6 +7,8 @@ alone and refused. Rows that cannot be read are no damage of the file (`unreadab
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -212,8 +214,17 @@ _HINTS: Final = {
 def _unusable(path: Path, error: Exception) -> StoreUnavailableError:
     detail = f"{path} cannot be used as the agent's database: {error}"
     hint = "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that the agent may write"
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = sqlite3.SQLITE_FULL if _is_full(path, error) else getattr(error, "sqlite_errorcode", 0) & 0xFF
     return StoreUnavailableError(detail, hint=_HINTS.get(code, hint))
+
+
+def _is_full(path: Path, error: Exception) -> bool:
+    """Tells a disk without room, of which SQLite says "disk I/O error" where its index file cannot grow."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT}
+    with contextlib.suppress(OSError):
+        return os.statvfs(path.parent).f_bavail == 0
+    return False
 
 
 def _moved(path: Path, reason: str) -> StoreUnavailableError:

@@ -25,6 +25,10 @@ _SAVE: Final = """
     ON CONFLICT (id) DO UPDATE
         SET boot_id = excluded.boot_id, until_s = excluded.until_s, body = excluded.body, ended = NULL
 """
+_END: Final = """
+    UPDATE leases SET ended = ?, position = (SELECT MAX(position) + 1 FROM leases) WHERE id = ? AND ended IS NULL
+"""
+"""It takes a new place as it ends: one that was held for months is among the last that ended, not the first to go."""
 _PRUNE: Final = """
     DELETE FROM leases WHERE ended IS NOT NULL AND position IN (
         SELECT position FROM leases WHERE ended IS NOT NULL ORDER BY position DESC LIMIT -1 OFFSET ?
@@ -66,7 +70,7 @@ def remember_lease_key(connection: sqlite3.Connection, lease_id: str, use: KeyUs
 def end_leases(connection: sqlite3.Connection, ended: Mapping[str, str]) -> None:
     """Writes why leases have ended; of all that have, the last are kept."""
     rows = ((reason, lease_id) for lease_id, reason in ended.items())
-    connection.executemany("UPDATE leases SET ended = ? WHERE id = ? AND ended IS NULL", rows)
+    connection.executemany(_END, rows)
     connection.execute(_PRUNE, (KEEP_ENDED,))
 
 

@@ -15,6 +15,7 @@ from meshwright.spec import MeshSpec
 from meshwright.topology.links import price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
+from meshwright.wire.devices import Device
 
 
 def build_notices(
@@ -32,7 +33,7 @@ def build_notices(
     planned = set(order)
     used = [index for index in topology.order if index in planned]
     notices = [*_tell_health(topology, used, health), *_tell_leased(topology, used, lease)]
-    notices += _tell_shared(topology, used)
+    notices += [*_tell_shared(topology, used), *_tell_unseen(topology, used, lease)]
     notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used), *_tell_uneven(spec, topology, used)]
     notices += _tell_differing(topology, used)
     if better is not None:
@@ -76,6 +77,24 @@ def _tell_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
             message=name_holders(topology, held),
             hint="wait for it, or choose among free devices with devices.count",
         )
+
+
+def _tell_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
+    """Warns of devices that count as free because nobody could look. A target has no holders, and what the job has
+    reserved is the job's."""
+    unseen = [index for index in used if _is_unseen(topology.devices[index], lease)]
+    if unseen:
+        yield Notice(
+            code="holders_unknown",
+            message=f"nobody could look who holds device {topology.describe(unseen)}: it may be taken",
+            hint="let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
+            "devices with a lease and give it as `lease`",
+        )
+
+
+def _is_unseen(device: Device, lease: str | None) -> bool:
+    is_of_job = lease is not None and device.lease is not None and device.lease.id == lease
+    return device.processes is None and device.basis != "declared" and not is_of_job
 
 
 def _tell_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:

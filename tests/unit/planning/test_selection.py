@@ -11,7 +11,7 @@ from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.selection import name_hosts, select_devices
 from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import DeviceProcess
+from meshwright.wire.devices import DeviceLease, DeviceProcess
 from meshwright.wire.mesh import DeviceSelection, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device, hold
 
@@ -90,6 +90,33 @@ def test_shared_devices_are_told_in_one_warning_that_lists_them_by_who_holds_the
     (plan,) = plan_mesh(PlanRequest(mesh="dp:8"), machine).plans
     assert [notice.code for notice in plan.warnings] == ["devices_shared"]
     assert plan.warnings[0].message == "device 0, 1 is held by python (4321); device 5 is held by other (4321)"
+
+
+def test_devices_of_which_nobody_could_look_who_holds_them_are_warned_of() -> None:
+    machine = GPUS
+    for index in (2, 3):
+        machine = change_device(machine, index, basis="passive", processes=None)
+    for index in (0, 1):
+        machine = change_device(machine, index, basis="passive", processes=())
+    (plan,) = plan_mesh(PlanRequest(mesh="dp:4", devices=(0, 1, 2, 3)), machine).plans
+    assert [notice.code for notice in plan.warnings] == ["holders_unknown"]
+    assert "who holds device 2, 3:" in plan.warnings[0].message
+    (plan,) = plan_mesh(PlanRequest(mesh="dp:2", devices=(0, 1)), machine).plans
+    assert plan.warnings == ()
+
+
+def test_of_devices_that_the_job_has_reserved_it_does_not_matter_who_holds_them() -> None:
+    lease = DeviceLease(id="lease-1", purpose="slurm job 7")
+    machine = build_dgx_h100()
+    for index in range(8):
+        machine = change_device(machine, index, basis="passive", processes=None, lease=lease)
+    (plan,) = plan_mesh(PlanRequest(mesh="dp:8", lease="lease-1"), machine).plans
+    assert plan.warnings == ()
+
+
+def test_a_target_has_nobody_who_could_hold_it() -> None:
+    (plan,) = plan_mesh(PlanRequest(mesh="dp:8"), build_target("h100:8")).plans
+    assert plan.warnings == ()
 
 
 # ---- several hosts --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.kfd import read_kfd
 from meshwright_agent.facts.memory import count_unowned
-from meshwright_agent.facts.model import HolderFacts, HostFacts, Problem, TpuFacts, TpuRuntimes
+from meshwright_agent.facts.model import HolderFacts, HostFacts, Problem, TpuFacts
 from meshwright_agent.facts.owners import (
     OpenFiles,
     ProcessTable,
@@ -28,6 +28,7 @@ from meshwright_agent.facts.owners import (
     merge_holders,
     read_open_files,
 )
+from meshwright_agent.facts.runtimes import TpuRuntimes
 from meshwright_agent.facts.synchronised import read_synchronised
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 from meshwright_agent.facts.tpu_metrics import PORTS_VARIABLE, find_grpc, parse_ports, read_runtimes

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from meshwright_agent.facts.model import PortFault, TpuPort, TpuRuntime, TpuRuntimes
+from meshwright_agent.facts.runtimes import PortFault, TpuPort, TpuRuntime, TpuRuntimes
 from meshwright_agent.facts.sysfs import parse_int
 
 PORTS_VARIABLE: Final = "TPU_RUNTIME_METRICS_PORTS"

@@ -17,7 +17,8 @@ from typing import Final
 
 from meshwright.topology.chips import find_chip_by_kind
 from meshwright.wire.health import Permanence
-from meshwright_agent.facts.model import HostFacts, PortFault, ProcessFacts, TpuFacts, TpuPort, TpuRuntimes
+from meshwright_agent.facts.model import HostFacts, ProcessFacts, TpuFacts
+from meshwright_agent.facts.runtimes import PortFault, TpuPort, TpuRuntimes
 from meshwright_agent.facts.tpu_metrics import INSTALL
 from meshwright_agent.health.diagnosis import Finding
 

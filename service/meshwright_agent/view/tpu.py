@@ -19,7 +19,8 @@ from meshwright.topology.distance import find_offsets
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
-from meshwright_agent.facts.model import SliceFacts, TpuFacts, TpuRuntime
+from meshwright_agent.facts.model import SliceFacts, TpuFacts
+from meshwright_agent.facts.runtimes import TpuRuntime
 from meshwright_agent.view.gpu import build_processes, read_limit
 from meshwright_agent.view.sight import Look, Part
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.devices import Devices
-from meshwright_agent.facts.model import TpuPort, TpuRuntime, TpuRuntimes, build_json, parse_host_facts
+from meshwright_agent.facts.model import build_json, parse_host_facts
 from meshwright_agent.facts.read import read_host_facts
+from meshwright_agent.facts.runtimes import TpuPort, TpuRuntime, TpuRuntimes
 from meshwright_agent.facts.tpu_metrics import (
     DUTY,
     METHOD,

@@ -10,7 +10,8 @@ from typing import get_args
 import pytest
 
 from meshwright.wire.devices import Worker
-from meshwright_agent.facts.model import HostFacts, PortFault, ProcessFacts, TpuPort, TpuRuntime, TpuRuntimes, Unasked
+from meshwright_agent.facts.model import HostFacts, ProcessFacts
+from meshwright_agent.facts.runtimes import PortFault, TpuPort, TpuRuntime, TpuRuntimes, Unasked
 from meshwright_agent.facts.tpu_metrics import read_runtimes
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.diagnosis import Finding

@@ -13,15 +13,8 @@ import pytest
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.facts.health import GpuHealth, KernelLog
-from meshwright_agent.facts.model import (
-    GpuFacts,
-    HolderFacts,
-    HostFacts,
-    Problem,
-    ProcessFacts,
-    TpuRuntime,
-    TpuRuntimes,
-)
+from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, Problem, ProcessFacts
+from meshwright_agent.facts.runtimes import TpuRuntime, TpuRuntimes
 from meshwright_agent.host.sight import (
     KEPT_FOR,
     LAST_LIMIT_S,

@@ -11,9 +11,9 @@ settings=/etc/meshwright/slurm.env
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
 noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
-job=${SLURM_JOB_ID:?the Epilog needs SLURM_JOB_ID, which slurmd sets}
+job=${SLURM_JOB_ID:-}
 tell() { echo "meshwright epilog, job $job: $1" >&2; }
-[[ $job =~ ^[0-9]+$ ]] || { tell "this is no job id"; exit 0; }
+[[ $job =~ ^[0-9]+$ ]] || { tell "SLURM_JOB_ID, which slurmd sets, is no job id"; exit 0; }
 
 (umask 077 && mkdir -p "$noted" && : >"$noted/$job.over") || tell "cannot note in $noted that the job is over"
 said=$("$meshwright" --timeout 10 leases end --purpose "slurm job $job" 2>&1 >/dev/null)

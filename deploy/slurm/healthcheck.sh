@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Slurm HealthCheckProgram (slurm.conf: HealthCheckProgram=…/healthcheck.sh, HealthCheckInterval=300,
 # HealthCheckNodeState=ANY,CYCLE): drains this node, with the reason, when the agent knows that something is broken. An
-# agent that does not answer drains nothing. slurmd ends the program after 60 s (slurm.conf(5)); this takes at most 20.
+# agent that does not answer drains nothing. slurmd ends the program after 60 s (slurm.conf(5)); the agent has at most
+# 20.
 #
 # A node that is drained, draining, down or failing for another reason than this script's is left as it is: the reason is
-# somebody's word. A node that this script drained, and no other, is given back when the agent knows of nothing broken any
-# more and MESHWRIGHT_RESUME=1; by default people do that. To keep one of these, give it a reason of yours.
+# somebody's word. A node that this script drained, and no other, is given back when the agent has looked at everything
+# and found nothing broken, and MESHWRIGHT_RESUME=1; by default people do that. What is not known gives nothing back,
+# and a node that is down as well stays down. To keep one of these, give it a reason of yours.
 #
 # Exit status: 0 looked, whatever was found · 1 could not look, or could not tell Slurm: slurmd writes that and the output
-# to its log as an error ("health_check failed"), and leaves the node alone. A typing error in MESHWRIGHT_CHECK is one
-# fault in one file of all nodes, and must neither drain them nor pass for health.
+# to its log as an error ("health_check failed"), and leaves the node alone. A typing error in MESHWRIGHT_CHECK, a
+# client that does not start, or a token that is refused is one fault of all nodes, and must neither drain them nor pass
+# for health.
 #
 # Settings: as in prolog.sh, and
 #   MESHWRIGHT_CHECK    further arguments of `meshwright check`, such as "--require 8*h100"; words, without quotes
@@ -31,19 +34,28 @@ fail() {
 
 # Words, and no patterns of file names: 8*h100 is one. What the client says beside its answer goes to slurmd's log.
 read -ra arguments <<<"${MESHWRIGHT_CHECK:-}"
-said=$("$meshwright" --timeout 10 check --exit-style slurm ${arguments[@]+"${arguments[@]}"})
+check() { "$meshwright" --timeout 10 check ${arguments[@]+"${arguments[@]}"} --exit-style "$1"; }
+
+# The first word is the verdict, and the exit status goes with it: 1 alone is also an interpreter that finds no client.
+said=$(check slurm)
 status=$?
-if ((status > 1)); then
+case "$status $said" in
+"0 keep: no answer"* | "0 keep: no verdict"*) fail "nothing is known of this node: ${said#keep: }" ;;
+"0 keep: "*) [[ ${MESHWRIGHT_RESUME:-0} == 1 ]] || exit 0 ;;
+"1 drain: "*) ;;
+*)
     fail "the check could not run (exit status $status): nothing is known of this node; see MESHWRIGHT_CHECK in $settings"
-fi
-[[ $status == 0 && ${MESHWRIGHT_RESUME:-0} != 1 ]] && exit 0
+    ;;
+esac
 
 shown=$(scontrol show node "$node" 2>&1) || fail "scontrol show node: $shown"
 state=$(sed -n 's/.*\<State=\([^ ]*\).*/\1/p' <<<"$shown" | head -1)
 reason=$(sed -n 's/^ *Reason=\(.*\)/\1/p' <<<"$shown" | head -1)
 reason=${reason% \[*@*\]} # who gave it, and when
 if [[ $status == 0 ]]; then
-    [[ $state == *DRAIN* && $reason == "$mark"* ]] || exit 0
+    [[ $state == *DRAIN* && $state != *@(DOWN|FAIL)* && $reason == "$mark"* ]] || exit 0
+    # "keep" is said of what is not known, too: an agent that has just started has not seen that the fault is gone.
+    check verdict >/dev/null || exit 0
     change=(state=resume)
 else
     # One line, short: sinfo -R shows it, and quotes would end the argument.

@@ -6,8 +6,8 @@
 # whose lease may stand since the agent was away, is a file JOB.over: the epilog of that job wrote it, so that slurmd has
 # ended the job here. The next prolog ends what these files name, and no lease of a job that still runs beside it.
 #
-# Exit status: 0 always but when MESHWRIGHT_STRICT=1: Slurm drains a node whose Prolog fails and requeues the job, and an
-# agent that is being restarted is no reason for that.
+# Exit status: 0 always but when MESHWRIGHT_STRICT=1, or SLURM_JOB_ID is none: Slurm drains a node whose Prolog fails
+# and requeues the job, and an agent that is being restarted is no reason for that.
 #
 # Settings: slurmd gives its scripts no environment of yours, so they stand in /etc/meshwright/slurm.env, NAME=value a
 # line, as a shell reads them.
@@ -50,10 +50,15 @@ fail() {
 devices=${SLURM_JOB_GPUS:-all}
 [[ $devices == all && ${MESHWRIGHT_SHARED:-0} == 1 ]] && exit 0
 
-# Seconds until the job's end, and five minutes in which the epilog may run late; the agent takes at most 30 days.
+# Seconds until the job's end, and five minutes in which the epilog may run late; the agent takes at most 30 days. An
+# end that is past tells that Slurm knows none (0), or that a clock is wrong: a day then, as without one. The epilog
+# ends it.
 ttl=86400
-if [[ ${SLURM_JOB_END_TIME:-} =~ ^[0-9]+$ ]]; then
-    ttl=$((SLURM_JOB_END_TIME - $(date +%s) + 300))
+now=$(date +%s)
+if [[ ${SLURM_JOB_END_TIME:-} =~ ^[1-9][0-9]*$ ]]; then
+    end=$SLURM_JOB_END_TIME
+    ((${#end} > 12)) && end=999999999999 # more digits than bash reckons with
+    ((end > now)) && ttl=$((end - now + 300))
     ((ttl < 600)) && ttl=600
     ((ttl > 2592000)) && ttl=2592000
 fi
@@ -80,7 +85,7 @@ case $? in
 esac
 exec 9>&-
 
-ask lease "$devices" --purpose "slurm job $job" --ttl "${ttl}s" --id-only || fail "no lease on $devices"
+ask lease --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
 
 # The agent gives back what its own worker holds; what other jobs on this node hold is theirs, and is no failure.
 ask release && exit 0

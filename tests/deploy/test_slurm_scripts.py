@@ -1,7 +1,4 @@
-"""Slurm's scripts, run as slurmd runs them, against a real agent and a stand-in for scontrol.
-
-Where an answer must be lost on its way, the client stands behind a script that loses it.
-"""
+"""Slurm's prolog and epilog, run as slurmd runs them, against a real agent."""
 
 from __future__ import annotations
 
@@ -11,23 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
+from meshwright_agent.access.token_file import add_token
+from meshwright_agent.access.tokens import make_token
 from tests.agents import RunningAgent, start_agent
-from tests.deploy.charts import DEPLOY
+from tests.deploy.slurm_node import AWAY, JOB, SCRIPTS, WARNS, Node, build_node, read_leases, read_purposes
 from tests.process.living import end_leases, read_run, start_long_bench
 
-SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
-JOB = "4711"
-CLIENT = str(Path(sys.executable).with_name("meshwright"))
-
-
-SETTINGS = "/etc/meshwright/slurm.env"
-AWAY = "http://127.0.0.1:1"
 LOSES_THE_ANSWER = """#!/bin/bash
 [[ " $* " == *" lease "* ]] || exec {client} "$@"
 {client} "$@" >/dev/null
@@ -35,69 +25,12 @@ echo "error: no answer within 10 s" >&2
 exit 2
 """
 """A client that asks for the lease and never hears that it was made: the agent hung, and went on later."""
-WARNS = """#!/bin/bash
-echo "warning: the agent is newer than this client" >&2
-exec {client} "$@"
+LETS_NOTHING_GO = """#!/bin/bash
+[[ " $* " == *" release "* ]] || exec {client} "$@"
+echo "not released" >&2
+exit 1
 """
-
-
-@dataclass
-class Node:
-    """A node as slurmd has it: the agent's address, a folder for notes, and a scontrol that keeps what it is told."""
-
-    folder: Path
-    environment: dict[str, str]
-
-    def run(self, script: str, **more: str) -> subprocess.CompletedProcess[str]:
-        environment = {**self.environment, "SLURM_JOB_ID": JOB, **more}
-        copy = self.folder / script
-        copy.write_text((DEPLOY / "slurm" / script).read_text().replace(SETTINGS, str(self.folder / "slurm.env")))
-        return subprocess.run(
-            ["bash", str(copy)], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120
-        )
-
-    def told(self) -> str:
-        """Returns what scontrol was told since it was last asked."""
-        path = self.folder / "told"
-        text = path.read_text() if path.exists() else ""
-        path.unlink(missing_ok=True)
-        return text
-
-    def notes(self) -> list[str]:
-        """Returns the jobs that are over and whose lease may stand."""
-        return sorted(path.name for path in (self.folder / "leases").glob("*") if path.name != "lock")
-
-    def show(self, state: str, reason: str = "") -> None:
-        """Makes scontrol show the node so, as Slurm prints it."""
-        by = f"\n   Reason={reason} [root@2026-01-02T03:04:05]" if reason else ""
-        (self.folder / "shown").write_text(
-            f"NodeName=node01 Arch=x86_64 CoresPerSocket=8\n   State={state} ThreadsPerCore=1{by}\n"
-        )
-
-    def stand_in(self, script: str) -> str:
-        """Returns a client of the test's own before the real one."""
-        path = self.folder / "client"
-        path.write_text(script.format(client=CLIENT))
-        path.chmod(0o755)
-        return str(path)
-
-
-def build_node(folder: Path, url: str) -> Node:
-    tools = folder / "bin"
-    tools.mkdir()
-    show = f'[[ $1 == show ]] && {{ cat "{folder}/shown"; exit; }}\n'
-    (tools / "scontrol").write_text(f'#!/bin/bash\n{show}echo "$@" >>"{folder}/told"\n')
-    (tools / "scontrol").chmod(0o755)
-    environment = {
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "MESHWRIGHT": CLIENT,
-        "MESHWRIGHT_URL": url,
-        "MESHWRIGHT_RUNDIR": str(folder / "leases"),
-        "SLURMD_NODENAME": "node01",
-    }
-    node = Node(folder, environment)
-    node.show("IDLE")
-    return node
+"""A client whose agent does not let the devices go: its worker hangs in the driver."""
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +50,6 @@ def no_leases(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "host" in request.fixturenames or "node" in request.fixturenames:
         end_leases(request.getfixturevalue("host"))
-
-
-def read_purposes(agent: RunningAgent) -> list[str]:
-    return [str(lease["purpose"]) for lease in read_leases(agent)]
-
-
-def read_leases(agent: RunningAgent) -> list[dict[str, object]]:
-    leases: list[dict[str, object]] = httpx.get(f"{agent.url}/leases", timeout=30).json()["leases"]
-    return leases
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -211,6 +135,16 @@ def test_a_job_that_a_strict_prolog_refused_leaves_no_lease_to_the_next(node: No
     assert (read_purposes(host), node.notes()) == (["slurm job 4712"], [])
 
 
+def test_devices_that_the_agent_does_not_let_go_are_given_to_no_job_by_a_strict_prolog(
+    node: Node, host: RunningAgent
+) -> None:
+    held = node.stand_in(LETS_NOTHING_GO)
+    lenient = node.run("prolog.sh", MESHWRIGHT=held)
+    assert (lenient.returncode, read_purposes(host)) == (0, [f"slurm job {JOB}"])
+    assert "devices are still held" in lenient.stderr
+    assert (node.run("prolog.sh", MESHWRIGHT=held, MESHWRIGHT_STRICT="1").returncode, read_leases(host)) == (1, [])
+
+
 def test_a_warning_of_the_client_is_told_and_in_nobodys_way(node: Node, host: RunningAgent) -> None:
     warns = node.stand_in(WARNS)
     began = node.run("prolog.sh", MESHWRIGHT=warns, MESHWRIGHT_STRICT="1")
@@ -276,6 +210,25 @@ def test_a_lease_outlasts_the_agent_and_ends_with_the_job(tmp_path: Path) -> Non
         assert (ended.returncode, ended.stderr, read_leases(after), node.notes()) == (0, "", [], [])
 
 
+def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    secrets = {}
+    for name in ("old", "new"):
+        secrets[name], token = make_token(name, "operate", None)
+        add_token(tokens, token)
+    with start_agent(cpu_devices=2, MESHWRIGHT_TOKENS_FILE=str(tokens)) as running:
+        node = build_node(tmp_path, running.url)
+        assert node.run("prolog.sh", MESHWRIGHT_TOKEN=secrets["old"], SLURM_JOB_GPUS="0").returncode == 0
+        node.environment["MESHWRIGHT_TOKEN"] = secrets["new"]
+        ended = node.run("epilog.sh")
+        assert (ended.returncode, node.notes()) == (0, [f"{JOB}.over"])
+        assert "was taken by old, and new asks" in ended.stderr
+        following = node.run("prolog.sh", SLURM_JOB_ID="4712", SLURM_JOB_GPUS="1", MESHWRIGHT_STRICT="1")
+        assert (following.returncode, node.notes()) == (0, [f"{JOB}.over"]), following.stderr
+        taken = node.run("prolog.sh", SLURM_JOB_ID="4713", SLURM_JOB_GPUS="0", MESHWRIGHT_STRICT="1")
+        assert (taken.returncode, "no lease on 0" in taken.stderr) == (1, True)
+
+
 def test_settings_stand_in_a_file_since_slurmd_hands_none_on(node: Node, host: RunningAgent) -> None:
     lines = [f"{name}={value}" for name, value in node.environment.items() if name.startswith("MESHWRIGHT")]
     (node.folder / "slurm.env").write_text("\n".join([*lines, "MESHWRIGHT_STRICT=1", "PATH=/usr/bin:/bin", ""]))
@@ -293,115 +246,46 @@ def test_an_agent_that_is_away_stops_no_job_unless_told_to(tmp_path: Path) -> No
     assert lenient.returncode == 0
     assert "no lease" in lenient.stderr
     assert node.run("prolog.sh", MESHWRIGHT_STRICT="1").returncode == 1
-    checked = node.run("healthcheck.sh")
-    assert checked.returncode == 0
-    assert node.told() == ""
 
 
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "1;rm"])
 def test_a_job_id_that_is_none_names_no_file(tmp_path: Path, job: str) -> None:
     node = build_node(tmp_path, AWAY)
     assert node.run("prolog.sh", SLURM_JOB_ID=job).returncode != 0
-    node.run("epilog.sh", SLURM_JOB_ID=job)
-    assert node.notes() == []
-
-
-def test_a_sound_node_is_left_alone(node: Node) -> None:
-    done = node.run("healthcheck.sh")
-    assert (done.returncode, node.told()) == (0, "")
-
-
-def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: Node) -> None:
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
-    told = node.told()
-    assert done.returncode == 0
-    assert told.startswith("update nodename=node01 state=drain reason=meshwright: ")
-    assert "h100" in told
-    assert told.count("\n") == 1
-    assert len(told) < 280
-
-
-def test_what_is_required_is_no_pattern_of_file_names(node: Node) -> None:
-    (node.folder / "8xh100").touch()
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "8*h100" in node.told()
-
-
-@pytest.mark.parametrize("check", ["--require eight", "--requires 8"])
-def test_a_check_that_cannot_run_drains_nothing_and_does_not_pass_for_health(node: Node, check: str) -> None:
-    """slurmd logs the output of a HealthCheckProgram as an error where its exit status is not 0, and does no more."""
-    node.show("IDLE+DRAIN", "meshwright: a GPU is gone")
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check, MESHWRIGHT_RESUME="1")
-    assert (done.returncode, node.told()) == (1, "")
-    assert "could not run (exit status 2)" in done.stderr
-    assert "MESHWRIGHT_CHECK" in done.stderr
-
-
-def test_a_check_whose_client_is_not_there_does_not_pass_for_health(node: Node) -> None:
-    done = node.run("healthcheck.sh", MESHWRIGHT="/nowhere/meshwright")
-    assert (done.returncode, node.told()) == (1, "")
-
-
-def test_a_node_whose_state_slurm_does_not_tell_is_not_changed(node: Node) -> None:
-    (node.folder / "shown").unlink()
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
-    assert (done.returncode, node.told()) == (1, "")
-    assert "scontrol show node" in done.stderr
+    ended = node.run("epilog.sh", SLURM_JOB_ID=job)
+    assert (ended.returncode, node.notes()) == (0, [])
+    assert "is no job id" in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "is_drained_anew"),
-    [
-        ("IDLE", "", True),
-        ("MIXED+PLANNED", "an old word", True),
-        ("IDLE+DRAIN", "meshwright: another fault", True),
-        ("IDLE+DRAIN", "new memory on Monday", False),
-        ("MIXED+DRAIN", "", False),
-        ("DOWN*", "Not responding", False),
-        ("DOWN+DRAIN", "power supply", False),
-    ],
+    ("in_s", "ttl_s"), [(-3600, 86400), (1, 600), (7200, 7500), (29 * 86400, 29 * 86400 + 300), (40 * 86400, 2592000)]
 )
-def test_somebody_elses_reason_is_never_written_over(
-    node: Node, state: str, reason: str, is_drained_anew: bool
-) -> None:
-    node.show(state, reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100", MESHWRIGHT_RESUME="1").returncode == 0
-    assert bool(node.told()) is is_drained_anew
-
-
-def test_the_same_reason_is_not_given_twice(node: Node) -> None:
-    """`sinfo -R` tells since when a node is out."""
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100").returncode == 0
-    reason = node.told().partition("reason=")[2].strip()
-    node.show("IDLE+DRAIN", reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100").returncode == 0
-    assert node.told() == ""
-
-
-def test_the_reason_is_the_verdict_and_no_warning_of_the_client(node: Node) -> None:
-    warns = node.stand_in(WARNS)
-    done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--require 8*h100")
-    assert "warning" in done.stderr
-    assert "reason=meshwright: drain: " in node.told()
+def test_a_lease_lasts_to_the_jobs_end_and_a_day_where_that_is_past(tmp_path: Path, in_s: int, ttl_s: int) -> None:
+    asked = read_asked_ttl(tmp_path, str(int(time.time()) + in_s))
+    assert ttl_s - 60 <= asked <= ttl_s
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "resume", "told"),
+    ("end", "ttl_s"),
     [
-        ("IDLE+DRAIN", "meshwright: a GPU is gone", "1", "update nodename=node01 state=resume\n"),
-        ("IDLE+DRAIN", "meshwright: a GPU is gone", "0", ""),
-        ("IDLE+DRAIN", "new memory on Monday", "1", ""),
-        ("IDLE", "meshwright: a GPU is gone", "1", ""),
-        ("IDLE", "", "1", ""),
+        *(("0", 86400), ("-5", 86400), ("08", 86400), ("UNLIMITED", 86400), ("INFINITE", 86400), ("NONE", 86400)),
+        *(("4294967295", 2592000), ("4294967294", 2592000)),  # INFINITE and NO_VAL of slurm.h
+        *(("18446744073709551615", 2592000), ("99999999999999999999", 2592000)),
     ],
 )
-def test_only_what_was_drained_here_is_given_back_and_only_if_told_to(
-    node: Node, state: str, reason: str, resume: str, told: str
-) -> None:
-    node.show(state, reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_RESUME=resume).returncode == 0
-    assert node.told() == told
+def test_an_end_that_is_none_or_never_comes_is_no_short_lease(tmp_path: Path, end: str, ttl_s: int) -> None:
+    assert read_asked_ttl(tmp_path, end) == ttl_s
+
+
+def read_asked_ttl(folder: Path, end: str) -> int:
+    """Returns the seconds that a prolog asks for, of a client that answers everything with yes."""
+    node = build_node(folder, AWAY)
+    yes = node.stand_in('#!/bin/bash\necho "$@" >>"$0.asked"\n')
+    began = node.run("prolog.sh", MESHWRIGHT=yes, SLURM_JOB_END_TIME=end)
+    assert (began.returncode, began.stderr) == (0, "")
+    (lease,) = (line for line in Path(f"{yes}.asked").read_text().splitlines() if " lease " in line)
+    assert lease.endswith(" -- all")
+    return int(lease.partition(" --ttl ")[2].partition("s ")[0])
 
 
 def test_bash_is_where_the_scripts_look_for_it() -> None:

@@ -213,10 +213,15 @@ def format_line(style: ExitStyle, outcome: Outcome, summary: str, counts: Mappin
             line = f"MESHWRIGHT {NAGIOS_WORDS[code]} - {summary.replace('|', '/')}"
             return f"{_cut(line, NAGIOS_BYTES - len(figures))}{figures}"
         case "npd":
-            return _cut(summary.translate(_ASCII).encode("ascii", "replace").decode(), NPD_BYTES)
+            return _cut(_write_ascii(summary), NPD_BYTES)
         case "slurm":
-            return _cut(f"{'drain' if code else 'keep'}: {summary}", SLURM_BYTES)
+            return _cut(_write_ascii(f"{'drain' if code else 'keep'}: {summary}"), SLURM_BYTES)
     return summary
+
+
+def _write_ascii(text: str) -> str:
+    """Returns the text for who keeps no other signs: the script for Slurm writes "?" for them."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode()
 
 
 def _flatten(text: str) -> str:
@@ -246,7 +251,7 @@ _VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", 
 REQUIREMENT_COLUMNS: Final[tuple[Column[Finding], ...]] = (
     Column("requirement", lambda finding: finding.name),
     Column("asked", lambda finding: finding.asked),
-    Column("found", lambda finding: finding.found),
+    Column("found", lambda finding: finding.told),
     Column("verdict", lambda finding: Text(_VERDICTS[finding.state], STATE_STYLES[finding.state])),
     Column("action", lambda finding: finding.action),
 )

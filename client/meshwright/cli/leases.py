@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from meshwright.cli.arguments import parse_devices
-from meshwright.cli.output import Column, build_table, clean, format_time
+from meshwright.cli.output import Column, build_table, clean, format_time, print_error
 from meshwright.cli.quantities import parse_duration
-from meshwright.cli.session import OK, Session
-from meshwright.errors import LeaseNotFoundError, MeshwrightError
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.errors import ForbiddenError, LeaseNotFoundError, MeshwrightError
 from meshwright.wire.leases import Lease
 
 if TYPE_CHECKING:
@@ -97,9 +97,10 @@ def show_leases(
     """List the leases of the host; `renew ID` lets one last --ttl from now, `end ID` ends it.
 
     `end --purpose "slurm job 4711"` ends what was reserved for that, for a script that may not have heard the id; that
-    there is none is no failure.
+    there is none is no failure. One that another token took stays, and keeps none of the others.
 
-    Exit codes: 0 done · 1 no such lease: it has ended · 2 usage, or no answer.
+    Exit codes: 0 done · 1 no such lease: it has ended; or --purpose names one that another token took · 2 usage, or no
+    answer.
     """
     _check_choice(action, lease_id, purpose)
     ttl_s = parse_duration(ttl, "--ttl")
@@ -109,9 +110,14 @@ def show_leases(
             _print_lease(session, lease, "has" if action == "renew" else "no longer has")
             return OK
         reply = client.leases()
+        refused: tuple[ForbiddenError, ...] = ()
         if purpose:
             chosen = tuple(lease for lease in reply.leases if lease.purpose in purpose)
-            reply = reply.model_copy(update={"leases": chosen if action == "list" else _end_all(client, chosen)})
+            if action == "end":
+                chosen, refused = _end_all(client, chosen)
+            reply = reply.model_copy(update={"leases": chosen})
+    for error in refused:
+        print_error(session, error)
     if session.as_json:
         session.print_json(reply)
     elif not reply.leases:
@@ -120,7 +126,7 @@ def show_leases(
         session.print_lines(*(line for lease in reply.leases for line in write_lease(lease, "no longer has")))
     else:
         session.out.print(build_table(COLUMNS, reply.leases))
-    return OK
+    return FAILED if refused else OK
 
 
 def _check_choice(action: Action, lease_id: str | None, purpose: Sequence[str] | None) -> None:
@@ -136,13 +142,17 @@ def _check_choice(action: Action, lease_id: str | None, purpose: Sequence[str] |
         )
 
 
-def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[Lease, ...]:
-    """Returns the leases that were ended; one that somebody ended meanwhile is ended too."""
-    ended = []
+def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[ForbiddenError, ...]]:
+    """Returns the leases that were ended, and why others were not; one that somebody ended meanwhile is ended too."""
+    ended, refused = [], []
     for lease in leases:
-        with contextlib.suppress(LeaseNotFoundError):
+        try:
             ended.append(client.end_lease(lease))
-    return tuple(ended)
+        except LeaseNotFoundError:
+            continue
+        except ForbiddenError as error:
+            refused.append(error)
+    return tuple(ended), tuple(refused)
 
 
 def _print_lease(session: Session, lease: Lease, verb: str) -> None:

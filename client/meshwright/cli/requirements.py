@@ -39,16 +39,26 @@ HealthLimit = Literal["healthy", "degraded"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One requirement: what was asked, what there is, and its state: healthy is met, unhealthy is not met."""
+    """One requirement: what was asked, what there is, and its state: healthy is met, unhealthy is not met.
+
+    As text it is the same until something else is found: how long ago it was measured stands beside it, since a reason
+    that is another at each look (`sinfo -R`) hides since when.
+    """
 
     name: str
     asked: str
     found: str
     state: State
     action: str = ""
+    age_s: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {self.asked}: {self.found}"
+
+    @property
+    def told(self) -> str:
+        """What there is, and how long ago it was measured."""
+        return self.found if self.age_s is None else f"{self.found}, {format_time(self.age_s)} ago"
 
 
 @dataclass(frozen=True)
@@ -215,25 +225,21 @@ def judge_bandwidth(
         age = format_time(min(record.age_s for record in measured))
         return Finding(case, asked, f"the newest measurement is {age} old", "unknown", action)
     best = max(lately, key=lambda record: (record.size_bytes, record.observed_at))
-    told = _describe(best)
+    told = f"{format_rate(best.busbw_bytes_per_s, 'B/s')} at {format_bytes(best.size_bytes)}"
     if best.nwrong or not best.correct:
-        return Finding(case, asked, f"{best.nwrong} elements wrong: {told}", "unhealthy", action)
+        return Finding(case, asked, f"{best.nwrong} elements wrong: {told}", "unhealthy", action, best.age_s)
     if (best.busbw_bytes_per_s or 0.0) >= least:
-        return Finding(case, asked, told, "healthy")
+        return Finding(case, asked, told, "healthy", "", best.age_s)
     if best.size_bytes < max(record.size_bytes for record in measured):
-        return Finding(case, asked, f"{told}: a small message, and larger ones are too old", "unknown", action)
-    return Finding(case, asked, told, "unhealthy", action)
+        small = f"{told}: a small message, and larger ones are too old"
+        return Finding(case, asked, small, "unknown", action, best.age_s)
+    return Finding(case, asked, told, "unhealthy", action, best.age_s)
 
 
 def _is_of_all(record: BenchRecord, case: BenchCase, indices: set[int]) -> bool:
     took_part = set(record.device_indices)
     is_one_group = record.axis_size == len(took_part)
     return record.case == case and is_one_group and took_part >= indices and record.busbw_bytes_per_s is not None
-
-
-def _describe(record: BenchRecord) -> str:
-    size, age = format_bytes(record.size_bytes), format_time(record.age_s)
-    return f"{format_rate(record.busbw_bytes_per_s, 'B/s')} at {size}, {age} ago"
 
 
 def _write_least_memory(least_bytes: int) -> str:

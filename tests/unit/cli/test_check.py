@@ -205,8 +205,12 @@ def test_no_requirement_is_dropped_in_silence(meshwright: CommandLine, twice: tu
 
 @contextlib.contextmanager
 def _drip(meshwright: CommandLine, slow: str) -> Iterator[str]:
-    """Where an agent is that says `slow` byte by byte, and the rest at once, as `meshwright.fake` has it."""
+    """Where an agent is that says `slow` byte by byte, and the rest at once, as `meshwright.fake` has it.
+
+    It gives up after a few seconds, so that a check without a limit is a test that fails, and not one that hangs.
+    """
     ended = threading.Event()
+    over_at = time.monotonic() + 8.0
 
     def act(heard: Heard, file: BinaryIO) -> bool:
         path = heard.line.split()[1]
@@ -218,7 +222,7 @@ def _drip(meshwright: CommandLine, slow: str) -> Iterator[str]:
         for byte in told:
             file.write(bytes([byte]))
             file.flush()
-            if ended.wait(0.05):
+            if ended.wait(0.05) or time.monotonic() > over_at:
                 break
         return False
 

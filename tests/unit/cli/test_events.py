@@ -10,9 +10,12 @@ import pytest
 
 from meshwright.cli.components import tell_components
 from meshwright.cli.events import MOST, SHOWN
+from meshwright.cli.session import Session
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import Component, Health
 from tests.unit.cli.conftest import CommandLine
+
+pytestmark = pytest.mark.timeout(30)  # what follows, or reads page after page, may do so for ever
 
 
 @pytest.fixture
@@ -84,7 +87,18 @@ def test_following_goes_on_after_what_is_known_one_event_a_line(line: CommandLin
 
 def test_following_since_a_time_tells_each_event_once_and_without_one_only_news(line: CommandLine) -> None:
     assert len(_follow(line, "--since", "1h")) == 2
+    assert len(_follow(line, "--since", "1h", "--after", "0")) == 2
     assert _follow(line) == []
+
+
+@pytest.mark.parametrize("since", [(), ("--since", "1h")])
+def test_following_ends_when_nobody_reads_any_more(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, since: tuple[str, ...]
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Session, "tell", lambda _, text: told.append(text))
+    line.pause = lambda _: pytest.fail("waits for more events, and nobody reads them")
+    assert (line("events", "--follow", "--after", "0", *since).code, len(told)) == (0, 1)
 
 
 def _make(line: CommandLine, count: int) -> None:

@@ -130,6 +130,16 @@ def test_a_lease_that_ends_while_those_of_its_purpose_are_ended_is_no_failure(
     assert h100.fake.leases.list().leases == ()
 
 
+def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: CommandLine) -> None:
+    """A token that was rotated while a job ran: every prolog after it ended nothing, and reserved nothing."""
+    first, second = (_lease_away(h100, devices=[each]) for each in (0, 1))
+    h100.fake.fail_next(403, "forbidden", path=f"/leases/{first}", detail=f"lease {first} was taken by slurm")
+    printed = h100("leases", "end", "--purpose", "job 9")
+    assert (printed.code, printed.out) == (1, f"{second} no longer has device 1: job 9\n")
+    assert f"lease {first} was taken by slurm" in printed.err
+    assert [lease.id for lease in h100.fake.leases.list().leases] == [first]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

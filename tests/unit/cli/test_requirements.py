@@ -219,7 +219,19 @@ def test_slurm_drains_what_is_missing_and_keeps_what_is_not_known_saying_so(h100
     missing = h100("check", "--exit-style", "slurm", "--require", "9*h100")
     assert (missing.code, missing.out) == (1, "drain: not met: devices 9*h100: 8 (NVIDIA H100 80GB HBM3)\n")
     unknown = h100("check", "--exit-style", "slurm", "--min-busbw", "all-gather=1GB/s")
-    assert (unknown.code, unknown.out.startswith("keep: unknown: all_gather ≥ 1 GB/s: not measured")) == (0, True)
+    assert (unknown.code, unknown.out.startswith("keep: unknown: all_gather >= 1 GB/s: not measured")) == (0, True)
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "verdict"])
+def test_the_line_is_the_same_until_something_else_is_found(h100: CommandLine, style: ExitStyle) -> None:
+    """A drain reason that is another each time is written anew each time, and its date with it."""
+    lines = set()
+    for age_s in (60.0, 365.0, 7200.0):
+        h100.fake.answer("GET", "/placement/bench", LatestBench(records=(_record(200e9, age_s=age_s),)))
+        lines.add(h100("check", *ALL, "--exit-style", style).out)
+    assert len(lines) == 1
+    (line,) = lines
+    assert "200 GB/s at 1 GiB" in line or style == "npd"
 
 
 def test_the_table_has_each_requirement_with_what_was_asked_and_found(h100: CommandLine) -> None:

@@ -1,0 +1,164 @@
+"""Slurm's HealthCheckProgram, run as slurmd runs it, against a real agent and a stand-in for scontrol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents import RunningAgent, start_agent
+from tests.deploy.slurm_node import AWAY, WARNS, Node, build_node
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[RunningAgent]:
+    """An agent of our own."""
+    with start_agent(cpu_devices=2) as running:
+        yield running
+
+
+@pytest.fixture
+def node(tmp_path: Path, host: RunningAgent) -> Node:
+    return build_node(tmp_path, host.url)
+
+
+def test_a_sound_node_is_left_alone(node: Node) -> None:
+    done = node.run("healthcheck.sh")
+    assert (done.returncode, node.told()) == (0, "")
+
+
+def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: Node) -> None:
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
+    told = node.told()
+    assert done.returncode == 0
+    assert told.startswith("update nodename=node01 state=drain reason=meshwright: ")
+    assert "h100" in told
+    assert told.count("\n") == 1
+    assert len(told) < 280
+
+
+def test_what_is_required_is_no_pattern_of_file_names(node: Node) -> None:
+    (node.folder / "8xh100").touch()
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "8*h100" in node.told()
+
+
+@pytest.mark.parametrize("check", ["--require eight", "--requires 8"])
+def test_a_check_that_cannot_run_drains_nothing_and_does_not_pass_for_health(node: Node, check: str) -> None:
+    """slurmd logs the output of a HealthCheckProgram as an error where its exit status is not 0, and does no more."""
+    node.show("IDLE+DRAIN", "meshwright: a GPU is gone")
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check, MESHWRIGHT_RESUME="1")
+    assert (done.returncode, node.told()) == (1, "")
+    assert "could not run (exit status 2)" in done.stderr
+    assert "MESHWRIGHT_CHECK" in done.stderr
+
+
+def test_a_check_whose_client_is_not_there_does_not_pass_for_health(node: Node) -> None:
+    done = node.run("healthcheck.sh", MESHWRIGHT="/nowhere/meshwright")
+    assert (done.returncode, node.told()) == (1, "")
+
+
+@pytest.mark.parametrize("script", ["exec python3 -c 'import no_such_package'", "exit 1", "exit 0", "kill -9 $$"])
+def test_a_client_that_does_not_start_drains_nothing_and_does_not_pass_for_health(node: Node, script: str) -> None:
+    """An upgrade that broke the client's environment is one fault of all nodes; Python's exit status for it is 1."""
+    node.show("IDLE+DRAIN", "meshwright: a GPU is gone")
+    done = node.run("healthcheck.sh", MESHWRIGHT=node.stand_in(f"#!/bin/bash\n{script}\n"), MESHWRIGHT_RESUME="1")
+    assert (done.returncode, node.told()) == (1, "")
+    assert "could not run" in done.stderr
+
+
+@pytest.mark.parametrize("check", ["--exit-style verdict --require 8*h100", "--exit-style nagios"])
+def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(node: Node, check: str) -> None:
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: drain: ") is ("8*" in check)
+
+
+@pytest.mark.parametrize("state", ["IDLE", "IDLE+DRAIN"])
+def test_an_agent_that_is_away_neither_drains_nor_gives_back_nor_passes_for_health(tmp_path: Path, state: str) -> None:
+    node = build_node(tmp_path, AWAY)
+    node.show(state, "meshwright: a GPU is gone")
+    done = node.run("healthcheck.sh", MESHWRIGHT_RESUME="1")
+    assert (done.returncode, node.told()) == (1, "")
+    assert "nothing is known of this node: no answer" in done.stderr
+
+
+def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("")
+    with start_agent(cpu_devices=1, MESHWRIGHT_TOKENS_FILE=str(tmp_path / "tokens")) as running:
+        node = build_node(tmp_path, running.url)
+        done = node.run("healthcheck.sh", MESHWRIGHT_TOKEN="wrong")
+    assert (done.returncode, node.told()) == (1, "")
+    assert "nothing is known of this node: no verdict: " in done.stderr
+
+
+def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:
+    """Nothing was measured: that drains nothing, and heals nothing."""
+    node.show("IDLE+DRAIN", "meshwright: drain: not met: all_gather")
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--min-busbw all-gather=1GB/s", MESHWRIGHT_RESUME="1")
+    assert (done.returncode, done.stderr, node.told()) == (0, "", "")
+
+
+def test_a_node_whose_state_slurm_does_not_tell_is_not_changed(node: Node) -> None:
+    (node.folder / "shown").unlink()
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
+    assert (done.returncode, node.told()) == (1, "")
+    assert "scontrol show node" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "is_drained_anew"),
+    [
+        ("IDLE", "", True),
+        ("MIXED+PLANNED", "an old word", True),
+        ("IDLE+DRAIN", "meshwright: another fault", True),
+        ("IDLE+DRAIN", "new memory on Monday", False),
+        ("MIXED+DRAIN", "", False),
+        ("DOWN*", "Not responding", False),
+        ("DOWN+DRAIN", "power supply", False),
+    ],
+)
+def test_somebody_elses_reason_is_never_written_over(
+    node: Node, state: str, reason: str, is_drained_anew: bool
+) -> None:
+    node.show(state, reason)
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100", MESHWRIGHT_RESUME="1").returncode == 0
+    assert bool(node.told()) is is_drained_anew
+
+
+def test_the_same_reason_is_not_given_twice(node: Node) -> None:
+    """`sinfo -R` tells since when a node is out."""
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100").returncode == 0
+    reason = node.told().partition("reason=")[2].strip()
+    node.show("IDLE+DRAIN", reason)
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100").returncode == 0
+    assert node.told() == ""
+
+
+def test_the_reason_is_the_verdict_and_no_warning_of_the_client(node: Node) -> None:
+    warns = node.stand_in(WARNS)
+    done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--require 8*h100")
+    assert "warning" in done.stderr
+    assert "reason=meshwright: drain: " in node.told()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "resume", "told"),
+    [
+        ("IDLE+DRAIN", "meshwright: a GPU is gone", "1", "update nodename=node01 state=resume\n"),
+        ("IDLE+DRAIN", "meshwright: a GPU is gone", "0", ""),
+        ("IDLE+DRAIN", "new memory on Monday", "1", ""),
+        ("IDLE", "meshwright: a GPU is gone", "1", ""),
+        ("IDLE", "", "1", ""),
+        ("DOWN+DRAIN", "meshwright: a GPU is gone", "1", ""),
+        ("FAIL+DRAIN", "meshwright: a GPU is gone", "1", ""),
+    ],
+)
+def test_only_what_was_drained_here_is_given_back_and_only_if_told_to(
+    node: Node, state: str, reason: str, resume: str, told: str
+) -> None:
+    node.show(state, reason)
+    assert node.run("healthcheck.sh", MESHWRIGHT_RESUME=resume).returncode == 0
+    assert node.told() == told

@@ -39,16 +39,16 @@ class FakeNvml:
 
     Args:
         document: {"driver", "cuda", "gpus": [...], "ancestors": {"0-1": level}}, where pairs that are not listed
-            are SYSTEM apart; each GPU has "name", "uuid", "bus_id", "memory"
-            [total, used], "capability", "architecture", "compute_mode", "mig_mode" or null, "processes"
-            [[pid, bytes or null]], "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s,
-            "remote_types" of those links where they are not to be told from it, "fabric" {"state", "status", "health",
-            "clique", "cluster": hex} or null, "instances" [entry or null for an empty slot], and "minor" where the
-            number of its file is not its index. Of its health, if it is to tell any: "temperature", "thresholds"
-            {threshold: degrees}, "clocks" (mask), "power" [enforced, default, in mW], "ecc" [volatile, aggregate],
-            "remapped" [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most,
-            generation, most], "performance_state", "recovery", "link_errors" {counter: of each link}, "event_types"
-            (mask; those that there are where it is not told).
+            are SYSTEM apart; each GPU has "name", "uuid", "bus_id", "memory" [total, used], "capability",
+            "architecture", "compute_mode", "mig_mode" or null, "processes" [[pid, bytes or null]], "mps_clients"
+            likewise, "nvlinks" ["switch", a bus id, or null for one that is down], "link_speed" in MB/s, "remote_types"
+            of those links where they are not to be told from it, "fabric" {"state", "status", "health", "clique",
+            "cluster": hex} or null, "instances" [entry or null for an empty slot], and "minor" where the number of its
+            file is not its index. Of its health, if it is to tell any: "temperature", "thresholds" {threshold:
+            degrees}, "clocks" (mask), "power" [enforced, default, in mW], "ecc" [volatile, aggregate], "remapped"
+            [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most, generation, most],
+            "performance_state", "recovery", "margin", "slowdown_margin", "shutdown_margin", "link_errors" {counter: of
+            each link}, "event_types" (mask; those that there are where it is not told).
         fail: function → error code; "function:uuid" for one card.
         next_event: returns [index of the card, XID] or [index, XID, event type] of what came next, None for nothing;
             it is asked every 10 ms while somebody waits.
@@ -155,6 +155,10 @@ class FakeNvml:
         listed = self._field("nvmlDeviceGetComputeRunningProcesses", handle, "processes")
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]
 
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Document) -> list[SimpleNamespace]:
+        listed = self._field("nvmlDeviceGetMPSComputeRunningProcesses", handle, "mps_clients")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]
+
     def nvmlDeviceGetMigMode(self, device: Document) -> list[int]:
         return list(self._field("nvmlDeviceGetMigMode", device, "mig_mode"))
 
@@ -204,10 +208,14 @@ class FakeNvml:
         known = {
             self.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: "link_speed",
             pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: "recovery",
+            pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT: "slowdown_margin",
+            pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT: "shutdown_margin",
         }
-        (asked,) = fieldIds
-        value = self._field("nvmlDeviceGetFieldValues", handle, known[asked])
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value))]
+        self._check("nvmlDeviceGetFieldValues", handle)
+        return [_build_field(handle.get(known[asked])) for asked in fieldIds]
+
+    def nvmlDeviceGetMarginTemperature(self, handle: Document) -> int:
+        return int(self._field("nvmlDeviceGetMarginTemperature", handle, "margin"))
 
     def nvmlDeviceGetTemperature(self, handle: Document, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
@@ -309,6 +317,13 @@ class FakeNvml:
         return int(
             self._document["ancestors"].get(f"{device1['index']}-{device2['index']}", pynvml.NVML_TOPOLOGY_SYSTEM)
         )
+
+
+def _build_field(value: int | None) -> SimpleNamespace:
+    """Returns a field of 32 bits as NVML's union has it: read as unsigned, whatever its sign."""
+    if value is None:
+        return SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED, value=SimpleNamespace(uiVal=0))
+    return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value & 0xFFFFFFFF))
 
 
 def check_against_pynvml(fake: type) -> list[str]:

@@ -9,6 +9,7 @@ Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api), and 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -44,6 +45,9 @@ _HARDWARE_SLOWDOWN: Final = 0x08
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _GPU_SENSOR, _SHUTDOWN, _SLOWDOWN = 0, 0, 1
 _RECOVERY_FIELD: Final = 230
+_SHUTDOWN_MARGIN_FIELD, _SLOWDOWN_MARGIN_FIELD = 193, 194
+"""NVML_FI_DEV_TEMPERATURE_…_TLIMIT, as `nvidia-smi` calls them: what Ada and later have in place of thresholds, which
+their drivers no longer promise to tell. An H100's slowdown is at −2 °C of margin (NVIDIA/NVSentinel#1371)."""
 _LINK_COUNTERS: Final[Mapping[str, int]] = {"replay": 0, "recovery": 1, "crc": 2}
 """NVML_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC_FLIT."""
 
@@ -87,6 +91,9 @@ class GpuHealthReader:
             "temperature_celsius": self._ask("nvmlDeviceGetTemperature", _GPU_SENSOR),
             "slowdown_celsius": self._ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
             "shutdown_celsius": self._ask("nvmlDeviceGetTemperatureThreshold", _SHUTDOWN),
+            "margin_celsius": self._ask("nvmlDeviceGetMarginTemperature"),
+            "slowdown_margin_celsius": self._read_field(_SLOWDOWN_MARGIN_FIELD),
+            "shutdown_margin_celsius": self._read_field(_SHUTDOWN_MARGIN_FIELD),
             "slowdowns": parse_slowdowns(self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")),
             "power_limit_watts": _to_watts(self._ask("nvmlDeviceGetEnforcedPowerLimit")),
             "power_default_watts": _to_watts(self._ask("nvmlDeviceGetPowerManagementDefaultLimit")),
@@ -110,10 +117,13 @@ class GpuHealthReader:
         return GpuHealth(**known, **values)
 
     def _read_recovery(self) -> str | None:
-        values = self._ask("nvmlDeviceGetFieldValues", [_RECOVERY_FIELD])
-        if not values or values[0].nvmlReturn != 0:
-            return None
-        return _RECOVERIES.get(values[0].value.uiVal, "see NVIDIA's documentation of the recovery action")
+        action = self._read_field(_RECOVERY_FIELD)
+        return None if action is None else _RECOVERIES.get(action, "see NVIDIA's documentation of the recovery action")
+
+    def _read_field(self, number: int) -> int | None:
+        """Returns a field of 32 bits, with its sign; a driver that does not know the field says so in its reply."""
+        values = self._ask("nvmlDeviceGetFieldValues", [number])
+        return ctypes.c_int32(values[0].value.uiVal).value if values and values[0].nvmlReturn == 0 else None
 
     def _read_links(self) -> tuple[int | None, dict[str, int]]:
         """Returns the number of active NVLinks, None without any, and what each counter counts on all of them."""

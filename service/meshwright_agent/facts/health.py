@@ -19,6 +19,8 @@ class GpuHealth:
         error: the driver's own word that the card is lost, or must be reset; None: it said neither.
         recovery: what the driver wants done: "GPU reset", …; "" for nothing; None: it does not say.
         temperature_celsius: of the chip; `slowdown_` and `shutdown_celsius` are this card's own limits.
+        margin_celsius: how far it is from the limit that its clocks are kept by; `slowdown_` and
+            `shutdown_margin_celsius` are the margins, mostly below 0, at which the hardware slows it down and off.
         slowdowns: why the clocks are held down; None: it does not say.
         power_limit_watts: the most that it may draw now, of all limits; `power_default_watts` is as it was delivered.
         uncorrectable_count: ECC errors that could not be corrected, since the driver was loaded or the card reset.
@@ -38,6 +40,9 @@ class GpuHealth:
     temperature_celsius: int | None = None
     slowdown_celsius: int | None = None
     shutdown_celsius: int | None = None
+    margin_celsius: int | None = None
+    slowdown_margin_celsius: int | None = None
+    shutdown_margin_celsius: int | None = None
     slowdowns: tuple[str, ...] | None = None
     power_limit_watts: float | None = None
     power_default_watts: float | None = None

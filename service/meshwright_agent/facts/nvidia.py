@@ -32,7 +32,7 @@ from meshwright_agent.facts.model import (
 )
 from meshwright_agent.facts.nvidia_links import Card, LinkReader
 from meshwright_agent.facts.nvlink import NvLinks
-from meshwright_agent.facts.nvml_questions import INVALID_ARGUMENT, NOT_FOUND, Questions, to_text
+from meshwright_agent.facts.nvml_questions import INVALID_ARGUMENT, NO_SUCH_LIST, NOT_FOUND, Questions, to_text
 from meshwright_agent.facts.pci_health import read_pci_health
 from meshwright_agent.facts.sysfs import (
     list_folder,
@@ -242,7 +242,10 @@ class _Reader:
         running = self._questions.ask(whom, "nvmlDeviceGetComputeRunningProcesses", handle)
         if running is None:
             return None
-        listed = tuple(self._describe(process.pid, process.usedGpuMemory) for process in running)
+        # Of processes that share a GPU through MPS the list above may have the server alone.
+        clients = self._questions.ask(whom, "nvmlDeviceGetMPSComputeRunningProcesses", handle, none_on=NO_SUCH_LIST)
+        held = {process.pid: process.usedGpuMemory for process in (*(clients or ()), *running)}
+        listed = tuple(self._describe(pid, size) for pid, size in held.items())
         return listed if self._lists_all else judge_listed(listed, used_bytes)
 
     def _read_parts(self, card: Card) -> Iterator[GpuFacts]:

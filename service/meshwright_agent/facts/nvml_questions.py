@@ -20,6 +20,9 @@ VERSION_MISMATCH: Final = 25
 """NVML_ERROR_NOT_SUPPORTED, …_NOT_FOUND (an empty MIG slot), …_INVALID_ARGUMENT (beyond the last NVLink),
 …_FUNCTION_NOT_FOUND and …_ARGUMENT_VERSION_MISMATCH (a driver older than the function, or than its structure)."""
 
+NO_SUCH_LIST: Final = (NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT)
+"""What a list of processes that a driver or a kind of device does not have is refused with."""
+
 
 class Questions:
     """Asks, and keeps what failed.

@@ -27,9 +27,10 @@ PARTS: Final[Mapping[str, str]] = {
 FEW_RETRIES: Final = 100
 """Replays and CRC errors of all NVLinks of a card between two looks that are nothing to speak of: our choice."""
 
+_COOLING: Final = "check cooling and airflow of the host"
 _SLOWDOWN_ACTIONS: Final[Mapping[str, str]] = {
-    "hardware thermal slowdown": "check cooling and airflow of the host",
-    "software thermal slowdown": "check cooling and airflow of the host",
+    "hardware thermal slowdown": _COOLING,
+    "software thermal slowdown": _COOLING,
     POWER_BRAKE: "check the power supplies: they tell the card to slow down",
     "hardware slowdown": "check cooling and power supplies",
 }
@@ -94,10 +95,9 @@ def judge_thermal(health: GpuHealth) -> Finding | None:
 
     A temperature without a limit, or the driver's word on the clocks, is no ground to call a card well.
     """
-    if health.slowdowns is None and health.slowdown_celsius is None and health.shutdown_celsius is None:
-        return None
     heat = None if health.slowdowns is None else [cause for cause in health.slowdowns if cause != POWER_BRAKE]
-    return find_worst((*_judge_temperature(health), *_judge_slowdowns(heat, "clocks are not held down by heat")))
+    slowdowns = _judge_slowdowns(heat, "clocks are not held down by heat")
+    return find_worst((*_judge_temperature(health), *_judge_margin(health), *slowdowns))
 
 
 def judge_power(health: GpuHealth) -> Finding | None:
@@ -121,14 +121,32 @@ def _judge_temperature(health: GpuHealth) -> Iterable[Finding]:
     now, slow, off = health.temperature_celsius, health.slowdown_celsius, health.shutdown_celsius
     if now is None:
         return
-    action = "check cooling and airflow of the host"
     if off is not None and now >= off:
-        yield Finding("unhealthy", f"{now} °C; it shuts down at {off} °C", f"drain the host; {action}", "transient")
+        yield _tell_shutdown(f"at {off} °C or more")
     elif slow is not None and now >= slow:
-        yield Finding("degraded", f"{now} °C; it slows down from {slow} °C", action, "transient")
-    else:
-        limit = f", slows down from {slow} °C" if slow is not None else ""
-        yield Finding("healthy", f"{now} °C{limit}")
+        yield Finding("degraded", f"{now} °C; it slows down from {slow} °C", _COOLING, "transient")
+    elif slow is not None or off is not None:
+        limit = f"slows down from {slow} °C" if slow is not None else f"shuts down at {off} °C"
+        yield Finding("healthy", f"{now} °C, {limit}")
+
+
+def _judge_margin(health: GpuHealth) -> Iterable[Finding]:
+    """Yields the same by what is left; at or below 0, only the card's own limits tell what that means."""
+    left, slow, off = health.margin_celsius, health.slowdown_margin_celsius, health.shutdown_margin_celsius
+    if left is None:
+        return
+    words = f"{left} °C left to the limit that its clocks are kept by"
+    if off is not None and left <= off:
+        yield _tell_shutdown(f"{off} °C or less left to the limit that its clocks are kept by")
+    elif slow is not None and left <= slow:
+        yield Finding("degraded", f"{words}; its hardware slows it down from {slow} °C", _COOLING, "transient")
+    elif slow is not None or left > 0:
+        yield Finding("healthy", words)
+
+
+def _tell_shutdown(where: str) -> Finding:
+    """Says it without the degrees of now: a node that is drained for a reason is not to have a new one at each look."""
+    return Finding("unhealthy", f"{where}: it shuts down there", f"drain the host; {_COOLING}", "transient")
 
 
 def _judge_slowdowns(causes: Collection[str] | None, none: str) -> Iterable[Finding]:

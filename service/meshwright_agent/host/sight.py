@@ -42,7 +42,14 @@ LAST_LIMIT_S: Final = 1.0
 _CHIP_FLEETING: Final = {
     "used_bytes": True,
     "processes": {"__all__": {"used_bytes"}},
-    "health": {"temperature_celsius", "slowdowns", "pcie_generation", "performance_state", "is_computing"},
+    "health": {
+        "temperature_celsius",
+        "margin_celsius",
+        "slowdowns",
+        "pcie_generation",
+        "performance_state",
+        "is_computing",
+    },
 }
 _FLEETING: Final[dict[str, Any]] = {
     "facts_at": True,

@@ -11,7 +11,12 @@ import pynvml
 import pytest
 
 from meshwright_agent.facts.bus import BusRoots
-from meshwright_agent.facts.gpu_health import parse_slowdowns
+from meshwright_agent.facts.gpu_health import (
+    _RECOVERY_FIELD,
+    _SHUTDOWN_MARGIN_FIELD,
+    _SLOWDOWN_MARGIN_FIELD,
+    parse_slowdowns,
+)
 from meshwright_agent.facts.health import GpuHealth
 from meshwright_agent.facts.nvidia import read_nvidia
 from tests.fakes.machines import RECORDED
@@ -55,6 +60,12 @@ def test_a_card_that_is_well_tells_all_of_it() -> None:
         nvlinks_active=18,
         nvlink_errors={"replay": 0, "recovery": 0, "crc": 0},
     )
+
+
+def test_margins_have_their_sign() -> None:
+    health = read(margin=-3, slowdown_margin=-2, shutdown_margin=-8, thresholds=None)
+    told = (health.margin_celsius, health.slowdown_margin_celsius, health.shutdown_margin_celsius)
+    assert (told, health.slowdown_celsius) == ((-3, -2, -8), None)
 
 
 def test_what_a_card_does_not_tell_is_null_and_never_well() -> None:
@@ -116,3 +127,8 @@ def test_the_numbers_are_those_of_nvml() -> None:
     assert pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown == 0x80
     assert pynvml.nvmlClocksEventReasonSwThermalSlowdown == 0x20
     assert pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT == 7
+    assert (_SHUTDOWN_MARGIN_FIELD, _SLOWDOWN_MARGIN_FIELD, _RECOVERY_FIELD) == (
+        pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT,
+        pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT,
+        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+    )

@@ -73,6 +73,22 @@ def test_a_dgx_has_eight_cards_with_all_that_the_driver_says(tmp_path: Path) -> 
     assert card.processes == (ProcessFacts(4242, used_bytes=72459 * MIB),)
 
 
+def test_processes_that_share_a_gpu_through_mps_hold_it_each_once() -> None:
+    document = load("pcie-l40s")
+    document["gpus"][1] |= {"processes": [[70, 5 * MIB], [72, 9 * MIB]], "mps_clients": [[71, 8 * MIB], [72, None]]}
+    held = read(FakeNvml(document)).gpus[1].processes
+    assert held is not None
+    assert {(process.pid, process.used_bytes) for process in held} == {(70, 5 * MIB), (71, 8 * MIB), (72, 9 * MIB)}
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+def test_a_driver_without_a_list_of_mps_clients_is_no_problem(code: int) -> None:
+    document = load("pcie-l40s")
+    found = read(FakeNvml(document, {"nvmlDeviceGetMPSComputeRunningProcesses": code}))
+    assert found.problems == ()
+    assert found.gpus == read(FakeNvml(document)).gpus
+
+
 def test_every_pair_of_a_dgx_is_joined_by_18_nvlinks(tmp_path: Path) -> None:
     found = read(plant_machine("dgx-h100", tmp_path).nvml)
     assert {(link.kind, link.count) for link in found.links} == {("NV18", 18)}

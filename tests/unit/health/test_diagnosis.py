@@ -54,10 +54,51 @@ def state(finding: Finding | None) -> str | None:
         ({"slowdowns": None}, "healthy"),
         ({"temperature_celsius": None, "slowdowns": None}, None),
         ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, None),
+        ({"slowdown_celsius": None, "slowdowns": None}, "healthy"),
     ],
 )
 def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expected: str | None) -> None:
     assert state(judge_thermal(replace(COOL, **changes))) == expected  # type: ignore[arg-type]
+
+
+HOPPER = GpuHealth(
+    temperature_celsius=60, margin_celsius=27, slowdown_margin_celsius=-2, shutdown_margin_celsius=-8, slowdowns=()
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"margin_celsius": -1}, "healthy"),
+        ({"margin_celsius": -2}, "degraded"),
+        ({"margin_celsius": -8}, "unhealthy"),
+        ({"margin_celsius": -40, "slowdown_margin_celsius": None, "shutdown_margin_celsius": None}, "healthy"),
+        (
+            {
+                "margin_celsius": -40,
+                "slowdown_margin_celsius": None,
+                "shutdown_margin_celsius": None,
+                "slowdowns": None,
+            },
+            None,
+        ),
+        ({"margin_celsius": 1, "slowdown_margin_celsius": None, "slowdowns": None}, "healthy"),
+        ({"margin_celsius": -2, "temperature_celsius": None, "slowdowns": None}, "degraded"),
+        ({"margin_celsius": None, "slowdowns": None}, None),
+        ({"margin_celsius": 5, "slowdown_celsius": 60}, "degraded"),
+    ],
+)
+def test_heat_is_judged_by_margins_where_the_driver_tells_those(changes: dict[str, object], expected: str) -> None:
+    assert state(judge_thermal(replace(HOPPER, **changes))) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["temperature_celsius", "margin_celsius"])
+def test_the_reason_to_drain_a_host_for_heat_stays_the_same_while_it_is_as_hot(field: str) -> None:
+    limits = replace(COOL, slowdown_margin_celsius=-2, shutdown_margin_celsius=-8)
+    degrees = (92, 93) if field == "temperature_celsius" else (-8, -9)
+    first, second = (judge_thermal(replace(limits, **{field: each})) for each in degrees)  # type: ignore[arg-type]
+    assert (first, state(first)) == (second, "unhealthy")
 
 
 def test_heat_passes_and_says_what_to_look_at() -> None:

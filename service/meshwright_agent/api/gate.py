@@ -36,6 +36,7 @@ from meshwright_agent.access.callers import CALLER_NAME, Caller
 from meshwright_agent.access.doorkeeper import CHALLENGE, Doorkeeper, check_site
 from meshwright_agent.access.peers import LATE_KEY
 from meshwright_agent.access.scopes import SAFE_METHODS, read_scope
+from meshwright_agent.api.head import HeadRoute
 from meshwright_agent.api.problem import answer_bug, build_response, request_id_of
 from meshwright_agent.api.sending import Sending
 from meshwright_agent.bodies import parse_json
@@ -146,9 +147,7 @@ class Gate:
 
 
 def _list_methods(route: PlainRoute) -> set[str]:
-    """Returns what a plain route answers: where GET, there HEAD, whose body the server leaves out (RFC 9110 §9.3.2)."""
-    methods = set(route.methods or ())
-    return methods | {"HEAD"} if "GET" in methods else methods
+    return {*(route.methods or ()), *(("HEAD",) if route.has_head else ())}
 
 
 def _build_refusal(error: ProblemError, scope: Scope) -> Response:
@@ -265,7 +264,7 @@ class StrictJsonRequest(Request):
         return parse_json(await self.body())
 
 
-class JsonRoute(APIRoute):
+class JsonRoute(HeadRoute):
     """A route whose bodies are strict JSON, announced as such, and whose query holds only what the route knows."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -344,7 +343,7 @@ async def read_body(request: PlainRequest, limit_bytes: int, *, setting: str) ->
     return await strict.body()
 
 
-class PlainRoute(APIRoute):
+class PlainRoute(HeadRoute):
     """A route that is documented by FastAPI and served by its bare function: where the framework would cost most."""
 
     def __init__(self, path: str, endpoint: PlainEndpoint, **options: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import re
 import secrets
 import struct
 import termios
@@ -29,6 +30,8 @@ from meshwright_agent.settings import Settings
 
 MOST_HEADERS: Final = 100
 HEADERS: Final = "headers"
+_ORIGIN_FORM: Final = (b"/", b"*", b"")
+"""How a request's target begins where it names no host."""
 BODY: Final = "body"
 REST: Final = "rest"
 """Of the body of a request that has its answer already."""
@@ -193,6 +196,8 @@ class Connection(HttpToolsProtocol):
         ):
             self._refusal = self._too_large()
             raise _RefusedError
+        if self.url[:1] not in _ORIGIN_FORM and self.parser.get_method() != b"CONNECT":
+            self._take_authority()
         super().on_headers_complete()
         self._phase = BODY
         self._read_bytes = 0
@@ -209,6 +214,11 @@ class Connection(HttpToolsProtocol):
         self._phase = None
         self._has_begun = False
         super().on_message_complete()
+
+    def _take_authority(self) -> None:
+        """Takes the host of "GET http://host/path", as a proxy is asked, for the Host header. RFC 9112 §3.2.2."""
+        authority = re.split(rb"[/?#]", self.url.partition(b"://")[2], maxsplit=1)[0].rpartition(b"@")[2]
+        self.headers[:] = [header for header in self.headers if header[0] != b"host"] + [(b"host", authority)]
 
     def _measure_headers(self) -> int:
         """Returns the bytes of the request line and headers, without what came behind them in the same read."""

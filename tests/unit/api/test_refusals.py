@@ -182,6 +182,31 @@ def test_an_idempotency_key_that_is_none_is_named_and_not_called_the_body(app: F
     assert [entry["field"] for entry in heard.document["errors"]] == ["Idempotency-Key"]
 
 
+# ---- HEAD -----------------------------------------------------------------------------------------------------------
+
+STREAMS = {"/events/stream", "/runs/{run_id}/events"}
+
+
+def test_head_is_taken_wherever_get_is_but_for_streams(app: FastAPI) -> None:
+    read = {path for path, methods in app.openapi()["paths"].items() if "get" in methods}
+    assert read > STREAMS
+    for path in read:
+        target = path.replace("{", "").replace("}", "")
+        allow = ask(app, "PUT", target).headers["allow"].split(", ")
+        assert ("HEAD" in allow) == (path not in STREAMS), path
+
+
+@pytest.mark.parametrize("target", ["/targets", "/environment", "/targets?colour=red", "/batch-size?hardware=h100"])
+def test_head_has_the_headers_of_get(app: FastAPI, target: str) -> None:
+    heads, gets = ask(app, "HEAD", target), ask(app, "GET", target)
+    assert (heads.status, heads.headers["content-type"]) == (gets.status, gets.headers["content-type"])
+    assert heads.status in {200, 422}
+
+
+def test_head_of_a_stream_is_refused(app: FastAPI) -> None:
+    assert ask(app, "HEAD", "/events/stream").status == 405
+
+
 # ---- what is documented ---------------------------------------------------------------------------------------------
 
 

@@ -78,7 +78,10 @@ def sending(data: bytes) -> Talk:
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(data)
-        return await reader.read()
+        try:
+            return await asyncio.wait_for(reader.read(), 30)
+        except TimeoutError:
+            pytest.fail(f"the server still has the connection open 30 s after {data[:60]!r}")
 
     return talk
 
@@ -301,6 +304,31 @@ def test_what_follows_a_connect_is_no_request(target: bytes) -> None:
     heard, _ = converse(sending(b"CONNECT " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n" + LAST), app=refuse)
     assert heard.count(b"HTTP/1.1 ") == 1
     assert b"connection: close\r\n" in heard
+
+
+# ---- targets --------------------------------------------------------------------------------------------------------
+
+
+async def tell_host(scope: Any, receive: Any, send: Any) -> None:
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    body = b"%b %b %b" % (scope["raw_path"], scope["query_string"], b"+".join(hosts))
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (b"/a?b", b"/a b here"),
+        (b"http://evil.example/a?b", b"/a b evil.example"),
+        (b"http://evil.example:80/?b", b"/ b evil.example:80"),
+        (b"HTTP://u:p@[::1]:8790/a", b"/a  [::1]:8790"),
+    ],
+)
+def test_a_target_that_names_a_host_is_judged_by_that_and_not_by_the_header(target: bytes, told: bytes) -> None:
+    request = b"GET %b HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n" % target
+    heard, _ = converse(sending(request), app=tell_host)
+    assert heard.partition(b"\r\n\r\n")[2] == told
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------

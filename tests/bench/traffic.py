@@ -2,9 +2,9 @@
 
 Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
 and a bare Starlette server that answers the same requests with the same bytes; where the kernel allows it, again with
-servers and client before all other processes. Then /devices while benches run, also where they leave a core, and beside
-loops that take as many cores and have nothing to do with the agent. Then releases while benches run, and restarts. One
-thread with an epoll plays all connections.
+servers and client before all other processes. Then /devices while benches run, the same if they left no core free, and
+beside loops that take all cores and have nothing to do with the agent. Then releases while benches run, and restarts.
+One thread with an epoll plays all connections.
 """
 
 from __future__ import annotations
@@ -177,30 +177,22 @@ def _compare_mixed(name: str, policy: int, servers: dict[int, int], seconds: flo
 
 
 def _measure_beside_benches(agent: RunningAgent, seconds: float) -> Iterator[Row]:
-    """Rounds take turns: alone, while a bench runs, while it keeps off a core, while loops take all that it takes."""
+    """Rounds take turns: alone, while a bench runs, while it is let on every core, while loops take them all."""
     port, round_s, cores = _port_of(agent), seconds / ROUNDS / 2, os.sched_getaffinity(0)
-    alone, benched, kept_off, spun = [], [], [], []
+    alone, benched, let_on, spun = [], [], [], []
     for _ in range(ROUNDS):
         alone.append(_p99_of_devices(port, round_s))
         run_id = start_long_bench(agent)
         benched.append(_p99_of_devices(port, round_s))
-        if len(cores) > 1:
-            _keep_on(worker_pid(agent), cores - {min(cores)})
-            kept_off.append(_p99_of_devices(port, round_s))
-            _keep_on(worker_pid(agent), cores)
+        _let_on(worker_pid(agent), cores)
+        let_on.append(_p99_of_devices(port, round_s))
         httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30)
         await_end(agent, run_id)
         with spinning():
             spun.append(_p99_of_devices(port, round_s))
-    for name, beside, note in (
-        ("/devices while a bench runs ÷ alone: p99", alone, "budget 2"),
-        ("… ÷ while loops take the cores", spun, "the agent's own part"),
-    ):
-        yield _compare_p99(name, benched, beside, note)
-    if kept_off:
-        yield _compare_p99(
-            "… while the bench keeps off a core ÷ alone: p99", kept_off, alone, "as on a host of more cores"
-        )
+    yield _compare_p99("/devices while a bench runs ÷ alone: p99", benched, alone, "budget 2")
+    yield _compare_p99("… if it left no core free ÷ alone", let_on, alone, "why a bench leaves one")
+    yield _compare_p99("… while loops take the cores ÷ alone", spun, alone, "who does not leave one")
 
 
 def _compare_p99(name: str, these: Sequence[float], those: Sequence[float], note: str) -> Row:
@@ -209,8 +201,8 @@ def _compare_p99(name: str, these: Sequence[float], those: Sequence[float], note
     return (name, f"{ratio:.2f} ×", f"p99 {figures}; {note}")
 
 
-def _keep_on(pid: int, cores: set[int]) -> None:
-    """Lets a process, with all its threads, run on these cores alone."""
+def _let_on(pid: int, cores: set[int]) -> None:
+    """Lets a process, with all its threads, run on these cores."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)

@@ -117,9 +117,8 @@ def serve(
 
     Args:
         kind: which child this is; the agent compares it with the name it asked for.
-        hello: does the slow start (imports, device discovery) and returns what is worth telling, as JSON.
-        What
-            it raises is told to the agent, and the child ends.
+        hello: does the slow start (imports, device discovery) and returns what is worth telling, as JSON. What it
+            raises is told to the agent, and the child ends.
         handlers: operation → handler.
         argv: the command line without the program; None is `sys.argv[1:]`.
     """

@@ -15,6 +15,7 @@ from typing import Any, Final
 from meshwright.compiling.limits import give_way
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.worker.child import CallContext, serve
+from meshwright_agent.worker.cores import leave_a_core, tell_cores
 
 KIND: Final = "device"
 
@@ -79,7 +80,10 @@ def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
 
     request = BenchRequest.model_validate(arguments)
     pulse = Pulse(context.progress, context.check)
-    return run_suite(request, progress=pulse.progress, check=pulse.check).model_dump(mode="json")
+    with leave_a_core() as left:
+        result = run_suite(request, progress=pulse.progress, check=pulse.check)
+    notices = tell_cores(left, parse_platform(result.platform))
+    return result.model_copy(update={"warnings": result.warnings + notices}).model_dump(mode="json")
 
 
 class Pulse:

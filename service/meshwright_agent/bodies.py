@@ -6,9 +6,11 @@ problem. Pure, so that the planner child reads what the agent only passes on.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +19,9 @@ from meshwright.errors import RequestError
 from meshwright.wire.problem import MOST_ERRORS, translate_validation
 
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+SAID_CHARS: Final = 1 << 14
+"""Of one field of a request that a run shows: 1,000 runs are kept, and `GET /runs` lists 50 of them with theirs."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -103,3 +108,18 @@ def _refuse_halves(value: Any) -> None:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number; numbers are finite")
+
+
+def shorten_large(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a request as its run shows it: a field of more than 16 Ki characters of JSON by its digest.
+
+    That is a `config.json` with thousands of labels, or the names of very many devices.
+    """
+    return {name: _shorten(value) for name, value in said.items()}
+
+
+def _shorten(value: Any) -> Any:
+    if not isinstance(value, dict | list | str):
+        return value
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return value if len(text) <= SAID_CHARS else {"sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -13,6 +13,7 @@ from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
+from meshwright_agent.answers.benches import SCRAPED_MOST
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.planner import parse_here
@@ -75,6 +76,18 @@ def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) ->
     for nwrong in (0, 5):
         agent.benches.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
     assert [record.nwrong for record in agent.benches.newest_records()] == [5]
+
+
+def test_a_scrape_sees_so_many_records_and_no_more(tmp_path: Path) -> None:
+    """10,000 are stored at most; in memory, with every size that was ever asked, they had no bound."""
+    agent = build_agent(tmp_path)
+    record = BenchRecord.model_validate(build_record_json())
+    for number in range(SCRAPED_MOST + 5):
+        agent.benches.remember(record.model_copy(update={"size_bytes": number}))
+    agent.benches.remember(record.model_copy(update={"size_bytes": 5}))
+    newest = agent.benches.newest_records()
+    assert (len(newest), newest[0].size_bytes, newest[-1].size_bytes) == (SCRAPED_MOST, 6, 5)
+    assert not any(each.samples_s for each in newest)
 
 
 def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for_a_look(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ BENCH_GRACE_S: Final = 60.0
 """Beyond a bench's own time limit: compiling the case under way, and stopping."""
 FRESH_S: Final = 2.0
 """A look at the owners of devices that a bench may begin with."""
+SCRAPED_MOST: Final = 1000
+"""Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
 ALONE_LOOKS: Final = 3
 """Looks after the worker has gone, each some 0.3 s, before memory that stays in use counts as somebody's."""
 
@@ -95,12 +97,18 @@ class Benches:
         return await store.latest_bench()
 
     def remember(self, record: BenchRecord) -> None:
-        """Keeps a record for scrapes, in the place of the older one of its case."""
+        """Keeps a record for scrapes, without its samples, in the place of the older one of its case."""
         place = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices)
-        self._newest[place] = record
+        self._newest.pop(place, None)
+        self._newest[place] = record.model_copy(update={"samples_s": ()})
+        while len(self._newest) > SCRAPED_MOST:
+            del self._newest[next(iter(self._newest))]
 
     def newest_records(self) -> tuple[BenchRecord, ...]:
-        """Returns the newest records that the agent has in memory: what a scrape may see without asking the store."""
+        """Returns the newest records that the agent has in memory: what a scrape may see without asking the store.
+
+        The last `SCRAPED_MOST`, oldest first, without samples.
+        """
         return tuple(self._newest.values())
 
     # ---- what is asked ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from meshwright.wire.runs import Run, RunKind
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanMaker
 from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.bodies import shorten_large
 from meshwright_agent.runs.queue import Emit, Execute, RunQueue
 from meshwright_agent.worker.compile_task import CompileTask
 
@@ -80,7 +81,7 @@ class Evidence:
         Raises:
             ProblemError: as for `settle_plans`.
         """
-        said = request.model_dump(mode="json")
+        said = shorten_large(request.model_dump(mode="json"))
         if key is not None and (earlier := await self._runs().recall("batch_size", said, key=key)) is not None:
             return earlier
         if (known := await self._compiles.recall(task)) is not None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from meshwright.wire.base import Reply
-from meshwright.wire.bench import BenchRequest, LatestBench
+from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, needs, problems
 from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.api.pieces import write_list
 from meshwright_agent.api.runs import answer_run
 from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
 
@@ -71,12 +74,14 @@ async def read_bench(
     latest = await agent.store.latest_bench()
     match form:
         case "nccl-tests":
-            return _reply(format_nccl_tests(latest.records))
+            return await asyncio.to_thread(_reply, format_nccl_tests, latest.records)
         case "nvbandwidth":
-            return _reply(format_nvbandwidth(latest.records))
+            return await asyncio.to_thread(_reply, format_nvbandwidth, latest.records)
         case _:
-            return Response(latest.model_dump_json(), media_type="application/json")
+            frame = latest.model_copy(update={"records": ()})
+            return Response(await write_list(frame, "records", latest.records), media_type="application/json")
 
 
-def _reply(document: dict[str, Any]) -> Response:
-    return JSONResponse(document)
+def _reply(form: Callable[[Sequence[BenchRecord]], dict[str, Any]], records: Sequence[BenchRecord]) -> Response:
+    """Returns the records in a form; in a thread, since thousands take a second."""
+    return JSONResponse(form(records))

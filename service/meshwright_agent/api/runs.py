@@ -15,6 +15,7 @@ from meshwright.errors import StoreUnavailableError
 from meshwright.wire.runs import FINAL_STATES, Run, RunList, RunState
 from meshwright_agent.api.dependencies import STORE_REFUSALS, AgentHere, LastEventId, needs, problems
 from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.api.pieces import write_list
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -26,21 +27,22 @@ _CANCELLING: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/runs", summary="Runs, newest first", responses=STORE_REFUSALS)
+@router.get("/runs", summary="Runs, newest first", response_model=RunList, responses=STORE_REFUSALS)
 async def list_runs(
     agent: AgentHere,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     state: Annotated[RunState | None, Query()] = None,
-) -> RunList:
+) -> Response:
     """The newest runs, of one state if asked; without their results, which `GET /runs/{id}` has."""
     runs = await agent.runs.list(limit=limit, state=state)
-    return RunList(runs=tuple(run.model_copy(update={"result": None}) for run in runs))
+    return Response(await write_list(RunList(runs=()), "runs", runs), media_type="application/json")
 
 
-@router.get("/runs/{run_id}", summary="A run", responses=_REFUSALS)
-async def read_run(agent: AgentHere, run_id: RunId) -> Run:
+@router.get("/runs/{run_id}", summary="A run", response_model=Run, responses=_REFUSALS)
+async def read_run(agent: AgentHere, run_id: RunId) -> Response:
     """The run's state, progress, and in the end its result or error; `age_s` of its records is as of now."""
-    return age_records(await agent.runs.get(run_id), agent.clock.now())
+    run = age_records(await agent.runs.get(run_id), agent.clock.now())
+    return Response(run.model_dump_json(), media_type="application/json")
 
 
 @router.delete(

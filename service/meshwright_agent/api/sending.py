@@ -7,6 +7,7 @@ whether its caller may still come in. Knows neither routes nor tokens.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -52,4 +53,5 @@ class Sending:
         for start in range(0, last, PIECE_BYTES):
             piece = body[start : start + PIECE_BYTES]
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a reader who is fast enough would have all of it before anybody else
         return {**message, "body": body[last:]}

@@ -46,10 +46,10 @@ class RunLedger:
         return run
 
     async def list(self, *, limit: int, state: RunState | None) -> tuple[Run, ...]:
-        """Returns at most `limit` runs, newest first, of one state if given."""
+        """Returns at most `limit` runs, newest first, of one state if given; without their results."""
         stored = await self._store.list_runs(limit=limit, state=state)
         runs = (self._in_memory(run.id) or run for run in stored)
-        return tuple(run for run in runs if state is None or run.state == state)
+        return tuple(run.model_copy(update={"result": None}) for run in runs if state is None or run.state == state)
 
     def _in_memory(self, run_id: str) -> Run | None:
         live = self._live.get(run_id)

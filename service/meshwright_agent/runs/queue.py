@@ -218,7 +218,7 @@ class RunQueue:
         return await self._ledger.get(run_id)
 
     async def list(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
-        """Returns at most `limit` runs, newest first, of one state if given."""
+        """Returns at most `limit` runs, newest first, of one state if given; without their results."""
         return await self._ledger.list(limit=limit, state=state)
 
     def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:

@@ -6,6 +6,8 @@ is left to its time; `api.problem` answers 503 there. Knows no route.
 
 from __future__ import annotations
 
+import gc
+
 import anyio
 
 import meshwright_agent.worker.tasks  # noqa: F401  (plans that are compiled load it)
@@ -24,3 +26,13 @@ async def read_ahead() -> None:
     sending, receiving = anyio.create_memory_object_stream[None]()  # as event streams do: loads anyio's backend
     async with anyio.create_task_group(), sending, receiving:
         pass
+
+
+def spare_collector() -> None:
+    """Tells Python's garbage collector that what is there now stays: code, tables, and what was read from the store.
+
+    It walks all else whenever a quarter has been added, and the event loop stands still for that time: with 10,000
+    records of benches for 0.1 to 0.3 s, again and again.
+    """
+    gc.collect()
+    gc.freeze()

@@ -31,7 +31,7 @@ from meshwright_agent.access.tls import say_failure
 from meshwright_agent.agent import Agent
 from meshwright_agent.descriptors import OWN, fit_connections, raise_descriptor_limit
 from meshwright_agent.serving.accepting import ACCEPTED_FROM, REFUSING, Listener, Room
-from meshwright_agent.serving.ahead import read_ahead
+from meshwright_agent.serving.ahead import read_ahead, spare_collector
 from meshwright_agent.serving.connections import Connection, Limits
 from meshwright_agent.serving.notify import Notifier
 from meshwright_agent.serving.refused import RefusalLines, RefusedConnections
@@ -39,6 +39,9 @@ from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 1 << 17
+"""What the kernel keeps of an answer that nobody reads, for each connection; Linux doubles it. Else it is 4 MB,
+and the agent wrote for minutes into 200 event streams that nobody read."""
 ACCEPTS_A_TURN = 1
 """Connections that asyncio takes in one turn of its loop. Without descriptors it fails as often as this, each time with
 a traceback and a retry of its own (CPython 3.11 to 3.13, `_accept_connection`): with 2048 the loop stood still."""
@@ -68,6 +71,7 @@ def open_tcp(host: str, port: int) -> socket.socket:
         raise CannotListenError(f"cannot listen on {host}:{port}: {error}") from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # what is accepted has it too
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as error:
@@ -150,6 +154,7 @@ class AgentServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await read_ahead()
         await self._agent.start()
+        spare_collector()
         context = self._agent.doorkeeper.tls_context(self._tell_failure)
         secret = [sock for sock in sockets or () if context is not None and sock.family != socket.AF_UNIX]
         await super().startup([sock for sock in sockets or () if sock not in secret])

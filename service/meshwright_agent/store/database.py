@@ -31,6 +31,8 @@ from meshwright_agent.store.unreadable import UnreadableRows
 from meshwright_agent.telemetry.durations import Durations
 
 TIMEOUT_S: Final = 10.0
+OPEN_TIMEOUT_S: Final = 100.0
+"""The check at the start reads the whole file, which may have 3 GB. Less than TimeoutStartSec of systemd's unit."""
 KEEP_RUNS: Final = 1000
 KEEP_PLANS: Final = 10_000
 KEEP_RECORDS: Final = 10_000
@@ -79,6 +81,7 @@ class Store:
         keep_plan_chars: int = plans.KEPT_CHARS,
         keep_verifications: int = KEEP_VERIFICATIONS,
         timeout_s: float = TIMEOUT_S,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> Store:
         """Returns the store in `path`, made or brought to the newest schema; a damaged file is set aside.
 
@@ -91,6 +94,7 @@ class Store:
             keep_plan_chars: of JSON that all plans together may have.
             keep_verifications: answers of compilers that are kept.
             timeout_s: how long each verb may wait for the disk.
+            open_timeout_s: how long the opening may, which checks the whole file.
 
         Raises:
             StoreUnavailableError: another agent owns the file, a newer one wrote it, or it cannot be written.
@@ -105,7 +109,7 @@ class Store:
             keep_plan_chars=keep_plan_chars,
             keep_verifications=keep_verifications,
         )
-        await jobs.open()
+        await jobs.open(timeout_s=open_timeout_s)
         return store
 
     @property
@@ -181,8 +185,9 @@ class Store:
         return await self._jobs.read(lambda connection: run_rows.get_run(connection, run_id, self._unreadable))
 
     async def list_runs(self, *, limit: int, state: RunState | None = None) -> tuple[Run, ...]:
-        """Returns at most `limit` runs, newest first, of one state if given."""
-        return await self._jobs.read(lambda connection: run_rows.list_runs(connection, limit, state, self._unreadable))
+        """Returns at most `limit` runs, newest first, of one state if given; without their results."""
+        unreadable = self._unreadable
+        return await self._jobs.read_many(lambda connection: run_rows.list_runs(connection, limit, state, unreadable))
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
         """Returns at most `limit` runs of a kind that succeeded, newest first."""
@@ -237,7 +242,7 @@ class Store:
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""
         now = self._clock.now()
-        return await self._jobs.read(lambda connection: records.read_latest(connection, now, self._unreadable))
+        return await self._jobs.read_many(lambda connection: records.read_latest(connection, now, self._unreadable))
 
     async def put_plan(self, fingerprint: str, body: str) -> None:
         """Keeps a plan, as JSON text with its devices, packed or not; costs nothing when the same was put lately."""

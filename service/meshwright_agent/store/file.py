@@ -25,6 +25,8 @@ from meshwright_agent.store.unreadable import decode
 log = logging.getLogger(__name__)
 
 _SIDE_FILES: Final = ("", "-wal", "-shm")
+KEPT_ASIDE: Final = 5
+"""Damaged files: a disk that spoils one at each start must not be filled with them."""
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
     # A power cut may take the last commits, never the file (sqlite.org/pragma.html#pragma_synchronous).
@@ -111,6 +113,7 @@ class DatabaseFile:
                 raise
             self.set_aside = move_aside(self.path, self._now)
             log.error("%s is damaged (%s); kept as %s, started anew", self.path, error, self.set_aside.name)
+            forget_oldest_aside(self.path)
             return _connect(self.path)
 
 
@@ -230,3 +233,13 @@ def _is_full(path: Path, error: Exception) -> bool:
 def _moved(path: Path, reason: str) -> StoreUnavailableError:
     detail = f"{path} was removed or replaced while the agent used it ({reason}); what is stored now would be lost"
     return StoreUnavailableError(detail, hint="restart the agent: it makes a new file")
+
+
+def forget_oldest_aside(path: Path) -> None:
+    """Deletes all but the last `KEPT_ASIDE` files that were set aside, and says so; one that cannot go stays."""
+    with contextlib.suppress(OSError):
+        aside = [file for file in path.parent.glob(f"{path.name}.damaged-*") if not file.name.endswith(_SIDE_FILES[1:])]
+        for file in sorted(aside, key=lambda file: file.stat().st_ctime_ns)[:-KEPT_ASIDE]:
+            log.warning("%s is deleted: of damaged databases the last %d are kept", file, KEPT_ASIDE)
+            for side in _SIDE_FILES:
+                file.with_name(file.name + side).unlink(missing_ok=True)

@@ -45,6 +45,8 @@ class Jobs:
         self._writer = Writer(self._file.connect, self._file.disconnect, timeout_s=timeout_s)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._timeout_s = timeout_s
         self._token = ""  # of the last write of `check`
 
     @property
@@ -52,9 +54,9 @@ class Jobs:
         """Where a damaged file was moved when this one was opened; None if it was sound."""
         return self._file.set_aside
 
-    async def open(self) -> None:
-        """Starts the thread and opens the file in it."""
-        await self._translate(self._writer.start)
+    async def open(self, *, timeout_s: float) -> None:
+        """Starts the thread and opens the file in it, which reads all of it."""
+        await self._translate(lambda: self._writer.start(timeout_s=timeout_s))
 
     async def close(self) -> None:
         """Ends what waits, closes the file and lets another agent have it. May be called again."""
@@ -63,6 +65,24 @@ class Jobs:
     async def read(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
         """Returns what a job returns that writes nothing."""
         return await self._translate(lambda: self._writer.call(job))
+
+    async def read_many(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
+        """As `read`, for what reads many rows: one at a time, so that whoever wants one row waits for one such job."""
+
+        async def in_turn() -> Result:
+            await self._take_turn()
+            try:
+                return await self._writer.call(job)
+            finally:
+                self._turn.release()
+
+        return await self._translate(in_turn)
+
+    async def _take_turn(self) -> None:
+        try:
+            await asyncio.wait_for(self._turn.acquire(), self._timeout_s)
+        except TimeoutError as error:
+            raise WriterBusyError(f"others who list much were before this, for {self._timeout_s:g} s") from error
 
     async def write(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
         """Returns what a job returns; all that it writes is written, or nothing of it."""

@@ -13,6 +13,8 @@ from meshwright_agent.store.unreadable import UnreadableRows, require_same
 TABLE = "runs"
 
 _MOST = 1 << 53
+_IS_JSON = "typeof(body) = 'text' AND json_valid(body)"
+"""Asked before SQLite reads in a body: one that is no JSON fails the whole query, and is for `take` to name."""
 _NEXT = f"SELECT COALESCE(MAX(finished_position), 0) + 1 FROM runs WHERE finished_position BETWEEN 0 AND {_MOST}"
 """Whatever stands in a row that was damaged, those that end after it are numbered on."""
 _SAVE = f"""
@@ -56,9 +58,10 @@ def is_final(connection: sqlite3.Connection, run_id: str) -> bool | None:
 def list_runs(
     connection: sqlite3.Connection, limit: int, state: RunState | None, unreadable: UnreadableRows
 ) -> tuple[Run, ...]:
-    """Returns at most `limit` runs, newest first, of one state if given."""
+    """Returns at most `limit` runs, newest first, of one state if given; without results, which may be megabytes."""
     rows = connection.execute(
-        "SELECT id, state, body FROM runs WHERE :state IS NULL OR state = :state ORDER BY position DESC",
+        f"SELECT id, state, CASE WHEN {_IS_JSON} THEN json_remove(body, '$.result') ELSE body END FROM runs "
+        "WHERE :state IS NULL OR state = :state ORDER BY position DESC",
         {"state": state},
     )
     return unreadable.take(TABLE, rows, _parse, limit)
@@ -69,10 +72,8 @@ def list_succeeded(
 ) -> tuple[Run, ...]:
     """Returns at most `limit` runs of a kind that succeeded, newest first."""
     rows = connection.execute(
-        "SELECT id, state, body FROM runs WHERE state = 'succeeded' AND CASE "
-        # json_extract fails the query where a body is no JSON; such a row is for `take` to name
-        "WHEN typeof(body) = 'text' AND json_valid(body) THEN json_extract(body, '$.kind') IS ? ELSE TRUE END "
-        "ORDER BY position DESC",
+        "SELECT id, state, body FROM runs WHERE state = 'succeeded' "
+        f"AND CASE WHEN {_IS_JSON} THEN json_extract(body, '$.kind') IS ? ELSE TRUE END ORDER BY position DESC",
         (kind,),
     )
     return unreadable.take(TABLE, rows, _parse, limit)

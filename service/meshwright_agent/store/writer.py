@@ -43,11 +43,15 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._open = False
 
-    async def start(self) -> None:
-        """Starts the thread and connects in it; raises what `connect` raises, or WriterBusyError."""
+    async def start(self, *, timeout_s: float | None = None) -> None:
+        """Starts the thread and connects in it; raises what `connect` raises, or WriterBusyError.
+
+        Args:
+            timeout_s: how long that may take; None: as long as any job.
+        """
         self._thread.start()
         try:
-            await self._submit(self._connect_here)
+            await self._submit(self._connect_here, timeout_s)
             self._open = True
         except BaseException:
             self._end()
@@ -80,17 +84,18 @@ class Writer:
         self._jobs.put(None)
         return ended
 
-    async def _submit(self, job: Callable[[], Result]) -> Result:
+    async def _submit(self, job: Callable[[], Result], timeout_s: float | None = None) -> Result:
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
         self._jobs.put((future, job))
-        return await self._wait(future)
+        return await self._wait(future, timeout_s)
 
-    async def _wait(self, future: concurrent.futures.Future[Result]) -> Result:
+    async def _wait(self, future: concurrent.futures.Future[Result], timeout_s: float | None = None) -> Result:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise WriterBusyError(f"no answer from the disk within {self._timeout_s:g} s") from error
+            raise WriterBusyError(f"no answer from the disk within {limit_s:g} s") from error
 
     # ---- in the thread ---------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import DeviceLease, Devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
-from meshwright_agent.bodies import parse_body
+from meshwright_agent.bodies import parse_body, shorten_large
 from meshwright_agent.packing import pack
 from meshwright_agent.worker.child import CallContext, serve
 
@@ -237,8 +237,8 @@ def _write_tasks(request: PlanRequest, plans: Plans) -> dict[str, Any]:
 
 
 def describe_request(request: PlanRequest) -> dict[str, Any]:
-    """Returns the request as JSON, defaults filled in; hosts that it brings (megabytes) by their digest."""
-    said: dict[str, Any] = request.model_dump(mode="json", exclude={"topology"})
+    """Returns the request as JSON, defaults filled in; hosts that it brings, and what is large, by their digest."""
+    said = shorten_large(request.model_dump(mode="json", exclude={"topology"}))
     if request.topology is None:
         return {**said, "topology": None}
     text = request.model_dump_json(include={"topology"})

@@ -55,3 +55,26 @@ def test_a_stream_asks_at_each_message_and_ends_where_its_caller_may_not_come_in
     first, ping, secret = (body(data, more_body=True) for data in (b"event", b": ping", b"secret"))
     _, sent = send(dict(START), first, ping, secret, secret, body(b""), admits=[True, True, False])
     assert sent[1:] == [first, ping, body(b"")]
+
+
+def test_others_go_on_while_a_long_answer_is_taken_at_once() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def take(_message: Message) -> None:
+        """As a connection whose reader is fast: it never waits."""
+
+    async def run() -> None:
+        counting = asyncio.create_task(count())
+        sending = Sending(take, b"id-1", lambda: True)
+        await sending(dict(START))
+        await sending(body(b"x" * (10 * PIECE_BYTES)))
+        counting.cancel()
+
+    asyncio.run(run())
+    assert turns >= 9

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import os
 import signal
@@ -17,7 +19,14 @@ from typing import Any
 import pytest
 import uvicorn
 
-from meshwright_agent.serving.server import AgentServer, CannotListenError, open_tcp, open_unix, serve
+from meshwright_agent.serving.server import (
+    SEND_BUFFER_BYTES,
+    AgentServer,
+    CannotListenError,
+    open_tcp,
+    open_unix,
+    serve,
+)
 from meshwright_agent.settings import Settings
 
 
@@ -49,6 +58,21 @@ def test_a_tcp_socket_says_its_protocol_so_that_asyncio_sets_nodelay() -> None:
     with closing(open_tcp("127.0.0.1", 0)) as sock:
         assert sock.proto == socket.IPPROTO_TCP
         assert asyncio.run(asyncio.wait_for(serve_one(sock), 20)) != 0
+
+
+def test_the_kernel_keeps_little_of_what_a_connection_does_not_read() -> None:
+    with (
+        closing(open_tcp("127.0.0.1", 0)) as sock,
+        closing(socket.create_connection(sock.getsockname(), 20)),
+        closing(sock.accept()[0]) as accepted,
+    ):
+        accepted.setblocking(False)
+        written = 0
+        with contextlib.suppress(BlockingIOError):
+            while written < 1 << 24:
+                written += accepted.send(bytes(1 << 16))
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
+        assert written < 1 << 24
 
 
 @pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
@@ -183,6 +207,27 @@ def test_a_unix_socket_that_cannot_be_had_gives_the_port_back(tmp_path: Path) ->
         serve(_never, agent, on_listening=_fail)  # type: ignore[arg-type]
     with closing(open_tcp("127.0.0.1", port)):
         assert (tmp_path / "taken").exists()
+
+
+def test_what_is_there_when_the_agent_has_started_is_walked_by_the_collector_no_more() -> None:
+    class Agent(_DrainingAgent):
+        async def start(self) -> None:
+            self.kept = [{"number": number} for number in range(1000)]
+
+    async def start(agent: Agent) -> int:
+        agent.doorkeeper = SimpleNamespace(tls_context=lambda tell: None)  # type: ignore[attr-defined]
+        agent.readiness = lambda: (True, "ready")  # type: ignore[attr-defined]
+        config = uvicorn.Config(_never, log_config=None, lifespan="off")
+        config.load()
+        server = AgentServer(config, agent, lambda: None)  # type: ignore[arg-type]
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([])
+        return gc.get_freeze_count()
+
+    try:
+        assert asyncio.run(asyncio.wait_for(start(Agent(_end_at_once)), 20)) > 1000
+    finally:
+        gc.unfreeze()
 
 
 class _DrainingAgent:

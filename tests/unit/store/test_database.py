@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,37 @@ def test_a_write_that_failed_counts_apart(tmp_path: Path) -> None:
         return count(store)
 
     assert run_with_store(tmp_path / "s", fail, clock=SlowClock()) == {"failed": (1, 3.0)}
+
+
+def test_whoever_wants_one_row_waits_for_one_list_at_most_however_many_are_asked_for(tmp_path: Path) -> None:
+    """30 readers of GET /placement/bench kept a lease waiting until the store did not answer in time."""
+    ended: list[str] = []
+
+    async def main(store: Store) -> None:
+        async def read(name: str, reading: Awaitable[object]) -> None:
+            await reading
+            ended.append(name)
+
+        lists = [read("list", store.latest_bench()) for _ in range(10)]
+        lists += [read("list", store.list_runs(limit=10)) for _ in range(10)]
+        waiting = [asyncio.create_task(each) for each in lists]
+        await asyncio.sleep(0)
+        await read("row", store.put_sight("key", "{}"))
+        await asyncio.gather(*waiting)
+
+    run_with_store(tmp_path / "s", main)
+    assert ended.index("row") <= 2
+
+
+def test_who_lists_while_others_list_is_refused_in_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path / "s", timeout_s=0.2) as store, asyncio.timeout(30):
+            async with store._jobs._turn:
+                with pytest.raises(StoreUnavailableError, match=r"before this, for 0\.2 s"):
+                    await store.latest_bench()
+            await store.latest_bench()
+
+    asyncio.run(main())
 
 
 def test_a_write_that_nobody_waits_for_any_more_counts_when_it_ends(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.store.database import Store
-from meshwright_agent.store.file import is_damage, move_aside
+from meshwright_agent.store.file import KEPT_ASIDE, is_damage, move_aside
 from meshwright_agent.store.migrations import SCHEMA
 from tests.fakes.stored import EPOCH, ManualClock, build_run
 from tests.unit.store.opening import held, opened, recover, run_with_store
@@ -123,6 +123,23 @@ def test_a_second_damaged_file_does_not_replace_the_first(tmp_path: Path) -> Non
         run_with_store(path, _nothing)
     kept = sorted(tmp_path.glob("*.damaged-*"))
     assert [file.read_bytes()[:5] for file in kept] == [b"first", b"secon"]
+
+
+def test_of_damaged_files_the_last_are_kept_with_their_journals(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "agent.sqlite3"
+    stranger = tmp_path / "other.sqlite3.damaged-20200101T000000Z"
+    stranger.touch()
+    for number in range(KEPT_ASIDE + 2):
+        path.write_bytes(b"%d" % number * 4096)
+        path.with_name(path.name + "-wal").write_bytes(b"%d" % number)
+        run_with_store(path, _nothing)
+    journals = {file.read_bytes() for file in tmp_path.glob("agent.sqlite3.damaged-*-wal")}
+    kept = {file.read_bytes()[:1] for file in tmp_path.glob("agent.sqlite3.damaged-*Z*") if file.suffix[-4:] != "-wal"}
+    assert kept == journals == {b"%d" % number for number in range(2, KEPT_ASIDE + 2)}
+    assert caplog.text.count("is deleted") == 2
+    assert stranger.exists()
 
 
 def test_a_second_agent_on_the_same_directory_is_refused_and_told_the_process(tmp_path: Path) -> None:

@@ -114,6 +114,18 @@ def test_lists_are_newest_first_bounded_and_of_one_state_if_asked(tmp_path: Path
     run_with_store(tmp_path / "s.sqlite3", main)
 
 
+def test_a_list_has_no_results_and_all_else(tmp_path: Path) -> None:
+    done = build_run(1, state="succeeded", result={"result": [1e300, "ü", None]}, generation=3, finished_at=EPOCH)
+    failed = build_cancelled(build_run(2, request={"result": {"kept": "\u0000"}}), "because", EPOCH)
+
+    async def main(store: Store) -> None:
+        for run in (done, failed):
+            await store.save_run(run)
+        assert await store.list_runs(limit=9) == (failed, done.model_copy(update={"result": None}))
+
+    run_with_store(tmp_path / "s.sqlite3", main)
+
+
 def test_those_of_a_kind_that_succeeded_are_listed_newest_first_and_bounded(tmp_path: Path) -> None:
     kinds = {1: "bench", 2: "plan", 3: "bench", 4: "bench", 5: "bench"}
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -153,6 +154,19 @@ def test_a_connection_that_comes_too_late_is_given_back() -> None:
         assert await asyncio.to_thread(given_back.wait, 30)
 
     asyncio.run(main())
+
+
+def test_the_start_may_take_longer_than_a_job() -> None:
+    def connect() -> sqlite3.Connection:
+        time.sleep(1.0)  # the check of a file of gigabytes
+        return _connect()
+
+    async def main() -> None:
+        writer = Writer(connect, sqlite3.Connection.close, timeout_s=0.3)
+        await writer.start(timeout_s=30)
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_close_ends_what_waits_before_it_disconnects() -> None:

@@ -142,6 +142,18 @@ def test_a_run_shows_the_request_with_its_hosts_by_their_digest() -> None:
     assert PlanRequest.model_validate(other) == ask(target=None)
 
 
+def test_a_run_shows_what_is_large_in_a_request_by_its_digest() -> None:
+    """1,000 runs are kept: with a `config.json` of 10 MB each they would have 10 GB."""
+    labels = {str(number): "x" * 1000 for number in range(100)}
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 128, "vocab_size": 256}
+    small, large = (describe_request(ask(model=each)) for each in (config, config | {"id2label": labels}))
+    assert small["model"] == config
+    assert len(large["model"].pop("sha256")) == 64
+    assert not large["model"]
+    assert {**small, "model": None} == {**large, "model": None}
+
+
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 

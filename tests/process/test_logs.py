@@ -64,7 +64,11 @@ def test_without_being_asked_no_request_is_logged() -> None:
 
 
 def test_what_a_child_prints_is_told_with_its_name_and_generation(tmp_path: Path) -> None:
-    settings = {"MESHWRIGHT_LOG_FORMAT": "json", "PYTHONPATH": plant_jax(tmp_path, JAX_SPEAKS)}
+    settings = {
+        "MESHWRIGHT_LOG_FORMAT": "json",
+        "MESHWRIGHT_PROBE_INTERVAL_S": "1",
+        "PYTHONPATH": plant_jax(tmp_path, JAX_SPEAKS),
+    }
     with start_agent(cpu_devices=2, ready=False, **settings) as agent:
         wait_for(lambda: find(agent, logger="meshwright.worker.device", generation=2), agent)
         first = find(agent, logger="meshwright.worker.device", generation=1)

@@ -37,6 +37,7 @@ from meshwright_agent.facts import (
     sysfs,
     tpu,
     tpu_metrics,
+    tpu_scores,
 )
 from meshwright_agent.health.nvlink_xids import parse_nvlink_line
 from meshwright_agent.worker.protocol import (
@@ -301,6 +302,10 @@ FACTS: Final[Mapping[str, Target]] = {
     "tpu.parse_shape": Target(take_text(tpu.parse_shape), (b"2,2,1", b"4x4x4")),
     "tpu.parse_flags": Target(take_text(tpu.parse_flags), (b"true,false,true",)),
     "tpu.parse_flag": Target(take_text(tpu.parse_flag), (b"true",)),
+    "tpu_scores.parse_scores": Target(
+        take_document(lambda told: check_json(tpu_scores.parse_scores(told)) if isinstance(told, dict) else None),
+        (b'{"links": ["tray1.chip3.ici0.int: 0", "x: 10"], "throttles": ["0-0", "3-10"], "unavailable": null}',),
+    ),
     "tpu_metrics.parse_ports": Target(take_text(tpu_metrics.parse_ports), (b"8431", b"8431,8432")),
     "tpu_metrics.parse_response": Target(
         lambda data: check_json({str(device): value for device, value in tpu_metrics.parse_response(data).items()}),

@@ -3,8 +3,8 @@
 Rule: the job is asked, never the TPU; whoever does not answer in time costs nothing but these figures. The messages are
 few and small, so they are read here field by field, and what is not known of them is passed over. gRPC is an argument.
 
-Not told here: the health of ICI links. The service has no metric for it; libtpu's SDK has one, `ici_link_health`, which
-speaks only in the process that has the TPUs (libtpu 0.0.42, `libtpu.sdk.tpumonitoring`).
+Not told here: the health of ICI links. The service has no metric for it; libtpu's SDK has one, which speaks only in the
+process that has the TPUs: see `worker.libtpu`.
 
 Source: tpu-info (github.com/google/cloud-accelerator-diagnostics, tpu_info/): the service tpu.monitoring.runtime.
 RuntimeMetricService and its messages in proto/tpu_metric_service.proto, the metrics' names and the port 8431 in

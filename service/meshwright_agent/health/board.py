@@ -120,12 +120,14 @@ class HealthBoard:
         if name not in self._observations:
             return "unknown"
         seen = self._observations[name]
-        state: State = "initializing" if seen is None else "unknown" if self._is_stale(seen, now) else seen.state
+        state: State = (
+            "initializing" if seen is None else "unknown" if self.is_stale(seen.observed_at, now) else seen.state
+        )
         return min((state, *(fault.state for fault in self._faults.get(name, {}).values())), key=WORST_FIRST.index)
 
-    def _is_stale(self, seen: Observation, now: datetime) -> bool:
+    def is_stale(self, seen_at: datetime, now: datetime) -> bool:
         """What was seen long ago; or in a future that the clock has been set back from, so that nobody knows when."""
-        return abs((now - seen.observed_at).total_seconds()) > self._stale_after_s
+        return abs((now - seen_at).total_seconds()) > self._stale_after_s
 
     def settle(self, now: datetime) -> None:
         """Tells what has changed because time went by: observations that nobody has renewed."""
@@ -187,7 +189,7 @@ class HealthBoard:
     def _describe(self, seen: Observation | None, now: datetime) -> Observation:
         if seen is None:
             return Observation("initializing", "not checked yet", "", now)
-        if not self._is_stale(seen, now):
+        if not self.is_stale(seen.observed_at, now):
             return seen
         age_s = (now - seen.observed_at).total_seconds()
         when = f"{age_s:.0f} s ago" if age_s >= 0 else "at a time that the clock was set back from"

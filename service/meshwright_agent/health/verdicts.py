@@ -16,6 +16,7 @@ from meshwright.topology.counted import ChipCount
 from meshwright.wire.devices import Device, Devices
 from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.tpu_scores import TpuScores
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.devices import DeviceHealth
 from meshwright_agent.health.diagnosis import PARTS, Finding, find_worst
@@ -25,6 +26,7 @@ from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
 from meshwright_agent.health.tpu_runtime import TPU_RUNTIME, RuntimeHealth
+from meshwright_agent.health.tpu_scores import SCORED, judge_scores
 from meshwright_agent.health.xid_ledger import XidLedger
 from meshwright_agent.health.xid_reports import (
     KERNEL_LOG,
@@ -82,7 +84,7 @@ class Verdicts:
         parts = [component for component in told if component.partition(":")[0] in PARTS]
         self._listed.update(devices)
         self._parts.update(parts)
-        self._board.expect((*devices, *parts, *(name for name in _OF_HOST if name in told)))
+        self._board.expect((*devices, *parts, *(name for name in (*_OF_HOST, *SCORED) if name in told)))
         for fault in self._memory.value.faults:
             self._board.add_fault(fault, at)
 
@@ -284,6 +286,16 @@ class Verdicts:
             findings.append(Finding("degraded", wrong, action))
         self._report(component, find_worst(findings) or Finding("healthy", reason), at)
 
+    def report_scores(self, scores: TpuScores | None, seen_at: datetime | None, *, chips: int, at: datetime) -> None:
+        """What libtpu told the worker of the host's TPUs, and when; at each look, so that it is said how old it is."""
+        is_fresh = seen_at is not None and not self._board.is_stale(seen_at, at)
+        findings = judge_scores(scores, seen_at, chips=chips, is_fresh=is_fresh) if chips else {}
+        for component in SCORED:
+            if component in findings:
+                self._report(component, findings[component], at)
+            elif component in self._board.names():
+                self._board.forget(component)
+
     # the worker
 
     def report_worker(
@@ -337,5 +349,5 @@ def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch:
     return None
 
 
-COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, TPU_RUNTIME, KERNEL_LOG, NVSWITCH, *PARTS)
+COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, TPU_RUNTIME, *SCORED, KERNEL_LOG, NVSWITCH, *PARTS)
 """Those that a look can make, beside `device:N`; parts are named as their device: `thermal:N`."""

@@ -26,6 +26,7 @@ from meshwright_agent.health.ears import Hearing, XidEars
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.host.baseline import MemoryBaseline
+from meshwright_agent.host.scores import ScoreAsker
 from meshwright_agent.host.sight import Sight, SightKeeper
 from meshwright_agent.settings import Settings
 from meshwright_agent.view import JaxSight, build_devices
@@ -75,6 +76,7 @@ class HostWatch:
         self.released = False
         self._failure: ProblemError | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._scores = ScoreAsker(device)
 
     def _build_ears(self, listener: Supervisor) -> XidEars:
         return XidEars(
@@ -247,6 +249,7 @@ class HostWatch:
             self.ears.note_look(facts)
             hearing = self.ears.hearing
         self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
+        self._report_scores()
         self._on_look()
 
     def _report_events(self, xids: tuple[Xid, ...]) -> None:
@@ -270,6 +273,13 @@ class HostWatch:
         self.note_worker()
         if answer.result["platform"] == "cpu" and not self.tell_mismatch():
             self._verdicts.report_listed(self.devices(now).devices, now)
+        elif answer.result["platform"] == "tpu" and (scores := await self._scores.ask()):
+            self.sight = self.sight.with_scores(scores, self._clock.now())
+            self._report_scores()
+
+    def _report_scores(self) -> None:
+        chips = len(self.sight.facts.tpus) if self.sight.facts else 0
+        self._verdicts.report_scores(self.sight.scores, self.sight.scores_at, chips=chips, at=self._clock.now())
 
     def note_release(self) -> None:
         """Takes note that the worker was let go on purpose: it is not started again unasked."""

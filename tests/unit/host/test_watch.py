@@ -600,3 +600,75 @@ def test_what_was_seen_last_is_kept_when_the_watch_ends(cpu: Machine) -> None:
     asyncio.run(asyncio.wait_for(watch_until_kept(), 20))
     assert keeper.last == watch.sight
     assert watch.sight.jax is not None
+
+
+# ---- what libtpu scores ---------------------------------------------------------------------------------------------
+
+SCORES: Reply = {"links": ["tray1.chip0.ici0.int: 0", "tray1.chip1.ici0.int: 10"], "throttles": ["0-1"]}
+
+
+def stage_tpu(tpu: Machine, *answers: Reply) -> Scene:
+    return stage(facts_of(tpu, holders=()), [jax_of(tpu), *answers], stays=False)
+
+
+def test_the_worker_is_asked_for_scores_after_jax_has_the_tpus_and_they_grow_old(tpu: Machine) -> None:
+    scene = stage_tpu(tpu, SCORES)
+    scene.look()
+    assert [call[0] for call in scene.device.calls] == ["describe", "score"]
+    assert (scene.state("ici"), scene.state("throttle")) == ("unhealthy", "degraded")
+    scene.device.state = "stopped"  # let go when it had nothing to do
+    scene.clock.advance(scene.settings.stale_after_s + 1)
+    scene.look()
+    assert len(scene.device.calls) == 2
+    assert (scene.state("ici"), scene.state("throttle")) == ("unhealthy", "initializing")
+
+
+def test_links_of_tpus_that_nobody_was_asked_of_are_not_green(tpu: Machine) -> None:
+    scene = stage(facts_of(tpu, holders=(FOREIGN,)), jax_of(tpu), stays=False)
+    scene.look()
+    assert not scene.device.calls
+    assert (scene.state("ici"), "nobody has asked" in scene.component("ici").reason) == ("initializing", True)
+
+
+def test_hosts_without_tpus_are_not_asked(cpu: Machine, dgx: Machine) -> None:
+    for scene in (stage_cpu(cpu), stage_dgx(dgx)):
+        scene.look()
+        assert [call[0] for call in scene.device.calls] == ["describe"]
+        assert "ici" not in scene.board.names()
+
+
+@pytest.mark.parametrize(
+    "fault", [WorkerTimeoutError("no answer\nin 10 s"), WorkerCrashedError("died"), RunFailedError("ValueError")]
+)
+def test_a_worker_that_hangs_or_dies_of_the_question_is_not_asked_it_again(tpu: Machine, fault: Exception) -> None:
+    scene = stage_tpu(tpu, fault, jax_of(tpu))
+    scene.look()
+    found = scene.component("ici")
+    assert (found.state, str(fault).partition("\n")[0] in found.reason) == ("initializing", True)
+    asyncio.run(scene.watch.look_at_jax())
+    assert [call[0] for call in scene.device.calls] == ["describe", "score", "describe"]
+
+
+def test_a_release_in_between_is_no_reason_to_give_up(tpu: Machine) -> None:
+    scene = stage_tpu(tpu, CallCancelled("released"), jax_of(tpu), SCORES)
+    scene.look()
+    assert scene.state("ici") == "initializing"
+    asyncio.run(scene.watch.look_at_jax())
+    assert scene.state("ici") == "unhealthy"
+
+
+def test_what_libtpu_told_stands_where_it_tells_nothing_more(tpu: Machine) -> None:
+    scene = stage_tpu(tpu, SCORES, jax_of(tpu), {"unavailable": "no SDK"})
+    scene.look()
+    asyncio.run(scene.watch.look_at_jax())
+    assert scene.state("ici") == "unhealthy"
+    assert scene.watch.sight.scores is not None
+    assert scene.watch.sight.scores.unavailable == "no SDK"
+
+
+def test_scores_are_kept_for_the_next_agent_with_the_age_that_they_have(tpu: Machine) -> None:
+    scene = stage_tpu(tpu, SCORES)
+    scene.look()
+    recalled = parse_sight(dump_sight(scene.watch.sight))
+    assert (recalled.scores, recalled.scores_at) == (scene.watch.sight.scores, scene.clock.now())
+    assert recalled.is_recalled

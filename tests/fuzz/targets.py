@@ -304,7 +304,10 @@ FACTS: Final[Mapping[str, Target]] = {
     "tpu.parse_flag": Target(take_text(tpu.parse_flag), (b"true",)),
     "tpu_scores.parse_scores": Target(
         take_document(lambda told: check_json(tpu_scores.parse_scores(told)) if isinstance(told, dict) else None),
-        (b'{"links": ["tray1.chip3.ici0.int: 0", "x: 10"], "throttles": ["0-0", "3-10"], "unavailable": null}',),
+        (
+            b'{"links": {"lines": ["tray1.chip3.ici0.int: 0", "x: 10"]}, "throttles": {"lines": ["0-0", "3-10"]}}',
+            b'{"links": {"unavailable": "no"}, "throttles": {"lines": ["?"]}}',
+        ),
     ),
     "tpu_metrics.parse_ports": Target(take_text(tpu_metrics.parse_ports), (b"8431", b"8431,8432")),
     "tpu_metrics.parse_response": Target(

@@ -48,22 +48,22 @@ def settings(worker: TpuWorker, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_links_and_throttling_are_told_while_the_worker_has_the_tpus_and_not_after(
+def test_links_and_throttling_are_told_while_the_worker_has_the_tpus(
     worker: TpuWorker, settings: dict[str, str]
 ) -> None:
     worker.tell(WELL)
     with start_agent(cpu_devices=None, **settings) as agent:
-        assert await_state(agent, "ici", "healthy")["reason"] == "all 32 ICI links score 0 of 10: healthy"
+        assert await_state(agent, "ici", "healthy")["reason"] == "all 32 ICI links scored 0 of 10, healthy"
         assert await_state(agent, "throttle", "healthy")["permanence"] is None
         worker.tell(ILL)
         bad = await_state(agent, "ici", "unhealthy")
-        assert "tray1.chip7.ici3.int scores 10 of 10 (not usable)" in bad["reason"]
+        assert "ICI link tray1.chip7.ici3.int scored 10 of 10: not usable" in bad["reason"]
         assert "device 0 by 20 %" in await_state(agent, "throttle", "degraded")["reason"]
         assert ask(agent, "/health")["state"] == "unhealthy"
         worker.tell(WELL)
         await_state(agent, "ici", "healthy")
-        states = [event["state"] for event in ask(agent, "/events?component=ici")["events"]]
-        assert states == ["healthy", "unhealthy", "healthy"]
+        events = [event for event in ask(agent, "/events?component=ici")["events"] if event["kind"] == "state"]
+        assert [event["state"] for event in events] == ["healthy", "unhealthy", "healthy"]
 
 
 @pytest.mark.parametrize("fault", ["hang", "die"])
@@ -79,3 +79,19 @@ def test_a_libtpu_that_hangs_or_aborts_costs_one_worker_and_is_not_asked_again(
         assert read_worker(agent)["generation"] == 2
         assert len(ask(agent, "/devices")["devices"]) == 8
         assert httpx.get(f"{agent.url}/readyz").status_code == 200
+
+
+def test_what_was_well_is_not_called_so_after_the_worker_has_gone_and_a_bad_link_stays_bad(
+    worker: TpuWorker, settings: dict[str, str], tmp_path: Path
+) -> None:
+    worker.tell({**WELL, "ici_link_health": [*WELL["ici_link_health"][:-1], "tray1.chip7.ici3.int: 10"]})
+    brief = {**settings, "MESHWRIGHT_HOLD": "on_demand", "MESHWRIGHT_STALE_AFTER_S": "3"}
+    with start_agent(cpu_devices=None, state_dir=tmp_path / "state", **brief) as agent:
+        bad = await_state(agent, "ici", "unhealthy")
+        httpx.post(f"{agent.url}/devices/release", json={}).raise_for_status()
+        await_state(agent, "throttle", "initializing")
+        still = read_component(agent, "ici")
+        assert (still["state"], still["reason"]) == ("unhealthy", bad["reason"])
+    worker.tell("hang")
+    with start_agent(cpu_devices=None, state_dir=tmp_path / "state", **brief) as agent:
+        assert await_state(agent, "ici", "unhealthy")["reason"] == bad["reason"]

@@ -47,7 +47,7 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State
 from meshwright.wire.leases import Lease, Leases
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
-from meshwright.wire.runs import Run, RunKind
+from meshwright.wire.runs import Run, RunKind, RunList
 from meshwright.wire.targets import Targets
 from meshwright.wire.verification import Verification
 
@@ -281,7 +281,8 @@ class FakeAgent(Faulty):
         return self.exports[format_]
 
     def _runs(self, asked: Asked) -> object:
-        return self.runs.list(int(asked.query.get("limit", "50")), asked.query.get("state"))
+        listed = self.runs.list(int(asked.query.get("limit", "50")), asked.query.get("state"))
+        return RunList(runs=tuple(run.model_copy(update={"result": None}) for run in listed.runs))
 
     def _run(self, asked: Asked) -> object:
         return self.runs.get(asked.parts["run_id"])

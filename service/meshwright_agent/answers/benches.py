@@ -10,7 +10,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from meshwright.errors import DeviceBusyError, LeaseNotFoundError, MeshwrightError, NotReadyError, WorkerFailedError
+from meshwright.errors import (
+    DeviceBusyError,
+    LeaseNotFoundError,
+    MeshwrightError,
+    NotReadyError,
+    ProblemError,
+    WorkerFailedError,
+)
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.runs import Run
@@ -245,6 +252,9 @@ class Benches:
         self._measuring = run
         try:
             answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
+        except ProblemError:
+            self._spawn(self._look_again())  # what it failed of may be seen now
+            raise
         finally:
             self._measuring = None
         self._spawn(self._look_again())

@@ -8,7 +8,7 @@ Source: description() of the metrics `ici_link_health` and `tpu_throttle_score`,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,46 +28,54 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What libtpu told of one metric.
+
+    Attributes:
+        known: each score.
+        unread: lines of another form.
+        unavailable: why it was not told; None: it was.
+    """
+
+    known: tuple[Score, ...] = ()
+    unread: tuple[str, ...] = ()
+    unavailable: str | None = None
+
+
+@dataclass(frozen=True)
 class TpuScores:
     """What libtpu told.
 
     Attributes:
         links: its ICI links. 0: healthy; 1 to 5: a transient problem; 6 to 9: a persistent minor one; 10: not usable.
         throttles: its devices. 0: not throttled; 1 to 10: by 10 to 100 %.
-        unread: lines of another form.
-        unavailable: why links were not told; None: they were.
     """
 
-    links: tuple[Score, ...] = ()
-    throttles: tuple[Score, ...] = ()
-    unread: tuple[str, ...] = ()
-    unavailable: str | None = None
+    links: Scores = Scores()
+    throttles: Scores = Scores()
 
 
 def parse_scores(told: Mapping[str, Any]) -> TpuScores:
     """Returns what `worker.libtpu.read_scores` told; what is none of its form is `unread`, never an error."""
-    unread: list[str] = []
-    links = _parse_lines(told.get("links"), ":", unread)
-    throttles = _parse_lines(told.get("throttles"), "-", unread)
-    reason = told.get("unavailable")
-    return TpuScores(links, throttles, tuple(unread), None if reason is None else str(reason))
+    return TpuScores(_parse(told.get("links"), ":"), _parse(told.get("throttles"), "-"))
 
 
-def _parse_lines(lines: object, mark: str, unread: list[str]) -> tuple[Score, ...]:
+def _parse(told: object, mark: str) -> Scores:
     """Returns the scores of lines such as "tray1.chip3.ici0.int: 0" or "3-0"."""
-    if lines is None:
-        return ()
-    if not isinstance(lines, list):
-        unread.append(_NO_ANSWER)
-        return ()
-    return tuple(_parse_known(lines[:MOST_LINES], mark, unread))
+    if not isinstance(told, dict) or not isinstance(told.get("lines", []), list):
+        return Scores(unread=(_NO_ANSWER,))
+    if (reason := told.get("unavailable")) is not None:
+        return Scores(unavailable=str(reason))
+    lines = [str(line)[:MOST_CHARS] for line in told.get("lines", [])[:MOST_LINES]]
+    scores = {line: _parse_line(line, mark) for line in lines}
+    return Scores(
+        known=tuple(score for score in scores.values() if score is not None),
+        unread=tuple(line for line, score in scores.items() if score is None),
+    )
 
 
-def _parse_known(lines: Iterable[object], mark: str, unread: list[str]) -> Iterable[Score]:
-    for line in lines:
-        text = str(line)[:MOST_CHARS]
-        name, _, value = (word.strip() for word in text.rpartition(mark))
-        if name and value.isascii() and value.isdigit() and len(value) <= 2 and int(value) <= WORST:
-            yield Score(name, int(value))
-        else:
-            unread.append(text)
+def _parse_line(line: str, mark: str) -> Score | None:
+    name, _, value = (word.strip() for word in line.rpartition(mark))
+    if name and value.isascii() and value.isdigit() and len(value) <= 2 and int(value) <= WORST:
+        return Score(name, int(value))
+    return None

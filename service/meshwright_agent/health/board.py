@@ -89,10 +89,13 @@ class HealthBoard:
         self._faults.setdefault(fault.component, {})[fault.code] = fault
         self._settle(fault.component, at)
 
-    def clear_faults(self, name: str, at: datetime) -> None:
-        """Takes the faults of a component off."""
+    def clear_faults(self, name: str, at: datetime, code: str | None = None) -> None:
+        """Takes the faults of a component off, that of one code if given."""
         self.version += 1
-        if self._faults.pop(name, None):
+        faults = self._faults.pop(name, {})
+        if kept := {key: fault for key, fault in faults.items() if code not in (None, key)}:
+            self._faults[name] = kept
+        if len(kept) < len(faults):
             self._settle(name, at, is_cleared=True)
 
     def list_faulty(self) -> tuple[str, ...]:
@@ -168,8 +171,9 @@ class HealthBoard:
         seen = self._observations[name]
         state, faults = self.state(name, now), tuple(self._faults.get(name, {}).values())
         words = self._describe(seen, now)
-        lines = [*map(_describe_fault, faults), *([words.reason] if words.state != "healthy" or not faults else [])]
-        actions = dict.fromkeys(filter(None, (*(fault.action for fault in faults), words.action)))
+        told = [words] if not faults or words.state not in ("healthy", "initializing") else []
+        lines = [*map(_describe_fault, faults), *(each.reason for each in told)]
+        actions = dict.fromkeys(filter(None, (*(fault.action for fault in faults), *(each.action for each in told))))
         return Component(
             name=name,
             state=state,

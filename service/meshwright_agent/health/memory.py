@@ -204,10 +204,10 @@ class HealthMemory:
         self._change(replace(self.value, faults=(*kept, fault)))
         return fault
 
-    def clear_faults(self, component: str) -> tuple[Fault, ...]:
-        """Forgets the faults of a component and returns them."""
-        gone = tuple(fault for fault in self.value.faults if fault.component == component)
-        self._change(replace(self.value, faults=tuple(f for f in self.value.faults if f.component != component)))
+    def clear_faults(self, component: str, code: str | None = None) -> tuple[Fault, ...]:
+        """Forgets the faults of a component, of one code if given, and returns them."""
+        gone = tuple(f for f in self.value.faults if f.component == component and code in (None, f.code))
+        self._change(replace(self.value, faults=tuple(f for f in self.value.faults if f not in gone)))
         return gone
 
     # counters that an operator has seen

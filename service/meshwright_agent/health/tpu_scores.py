@@ -1,9 +1,9 @@
-"""What libtpu's scores mean: one component for a host's ICI links, one for the throttling of its TPUs. Pure.
+"""What libtpu's scores mean: one component for a host's ICI links, one for the throttling of its TPUs.
 
 Rule: only a process that has the TPUs is told, so these are looked at while the agent's worker has them: at its start,
-after each bench, all the time with `hold: always`. What was well and is not looked at now is `initializing`, with when
-it was well: neither green nor a fault. A link that was not well stays so until a look says otherwise: it does not mend
-because nobody looks. Throttling does.
+after each bench, all the time with `hold: always`. What nobody looks at now is `initializing`, with what was seen last
+and when: neither green nor a fault. A link with a persistent problem is a fault of its own, which stands until that
+link is seen well: it does not mend because nobody looks, or because libtpu leaves it out. Knows no board.
 
 One component each and not one for each link: libtpu names links by tray and chip, which are neither PCI addresses nor
 JAX's devices, and a bench would tell of dozens of changes.
@@ -11,12 +11,14 @@ JAX's devices, and a bench would tell of dozens of changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from meshwright_agent.facts.tpu_scores import WORST, Score, TpuScores
+from meshwright_agent.facts.tpu_scores import WORST, Score, Scores, TpuScores
 from meshwright_agent.health.diagnosis import Finding, find_worst
+from meshwright_agent.health.memory import Fault
 
 ICI: Final = "ici"
 THROTTLE: Final = "throttle"
@@ -24,79 +26,121 @@ SCORED: Final = (ICI, THROTTLE)
 
 _MOST_NAMED: Final = 8
 _PERSISTENT: Final = 6
+"""From this score on libtpu calls a problem persistent."""
 _LOOK: Final = "`meshwright bench` looks, when no job has the TPUs; MESHWRIGHT_HOLD=always keeps looking"
 _REPAIR: Final = "drain the host and have it repaired or replaced: each slice that it is in needs the link"
 _WATCH: Final = "run a bench of collectives, which looks again; drain the host if it stays"
 _COOL: Final = "check cooling and power of the host; benches and steps are slower meanwhile"
+_REPORT: Final = "update meshwright; report the libtpu release and these words"
 
 
-def judge_scores(
-    scores: TpuScores | None, seen_at: datetime | None, *, chips: int, is_fresh: bool
-) -> Mapping[str, Finding]:
-    """Returns what is to be said, by component; what is left out has nothing to say on this host.
+@dataclass
+class _Last:
+    """What was told of one metric last, and why it was not told since."""
 
-    Args:
-        scores: what libtpu told last; None: it was not asked yet.
-        seen_at: when it told.
-        chips: TPUs of this host; one alone may have no link.
-        is_fresh: that was so lately that it may be called well.
-    """
-    scores = scores or TpuScores(unavailable="nobody has asked yet: libtpu tells it to the process that has the TPUs")
-    when = "" if seen_at is None or is_fresh else f" at {seen_at:%Y-%m-%d %H:%M:%S} UTC"
-    links, throttle = _judge_links(scores, when, is_fresh), _judge_throttles(scores.throttles, when, is_fresh)
-    if links is None and chips > 1:
-        links = Finding("initializing", scores.unavailable or f"libtpu told of no ICI link{when}", _LOOK)
-    return {name: finding for name, finding in ((ICI, links), (THROTTLE, throttle)) if finding is not None}
+    scores: Scores | None = None
+    at: datetime | None = None
+    why: str = ""
+    most: int = 0
+
+    def note(self, told: Scores, at: datetime) -> None:
+        if told.known or told.unread:
+            self.scores, self.at, self.why = told, at, ""
+            self.most = max(self.most, len(told.known))
+        else:
+            self.why = told.unavailable or "libtpu tells of none"
 
 
-def _judge_links(scores: TpuScores, when: str, is_fresh: bool) -> Finding | None:
-    if not scores.links and not scores.unread:
+@dataclass
+class ScoreHealth:
+    """Remembers what was told last in this life of the agent."""
+
+    _links: _Last = field(default_factory=_Last)
+    _throttles: _Last = field(default_factory=_Last)
+
+    def note(self, scores: TpuScores, at: datetime) -> None:
+        """Takes what libtpu told."""
+        self._links.note(scores.links, at)
+        self._throttles.note(scores.throttles, at)
+
+    def judge(
+        self, *, chips: int, is_fresh: Callable[[datetime], bool]
+    ) -> Mapping[str, tuple[Finding, datetime | None]]:
+        """Returns what is to be said, by component, and when it was seen if that was lately.
+
+        Args:
+            chips: TPUs of this host; one alone may have no link.
+            is_fresh: whether what was seen then may be called well.
+        """
+        found: dict[str, tuple[Finding, datetime | None]] = {}
+        if self._links.scores is not None or chips > 1:
+            found[ICI] = _judge(self._links, is_fresh, _judge_links, _sum_up_links)
+        if self._throttles.scores is not None:
+            found[THROTTLE] = _judge(self._throttles, is_fresh, _judge_throttles, _sum_up_throttles)
+        return found
+
+
+def build_faults(scores: TpuScores, at: datetime) -> Mapping[str, Fault | None]:
+    """Returns each link that was told of with the fault that stands against it, by its code; None: it has none."""
+    return {one.name: _build_fault(one, at) for one in scores.links.known}
+
+
+def _build_fault(link: Score, at: datetime) -> Fault | None:
+    if link.value < _PERSISTENT:
         return None
-    bad = sorted((one for one in scores.links if one.value), key=lambda one: -one.value)
-    if bad or scores.unread:
-        return find_worst((*_tell_bad(bad, len(scores.links), when), *_tell_unread(scores.unread)))
-    if not is_fresh:
-        return Finding("initializing", f"all {len(scores.links)} ICI links scored 0{when}; nobody looks now", _LOOK)
-    return Finding("healthy", f"all {len(scores.links)} ICI links score 0 of {WORST}: healthy")
+    meaning = "not usable" if link.value == WORST else "a persistent minor problem"
+    reason = f"ICI link {link.name} scored {link.value} of {WORST}: {meaning}"
+    return Fault(ICI, link.name, "unhealthy" if link.value == WORST else "degraded", reason, _REPAIR, at)
 
 
-def _tell_bad(bad: list[Score], count: int, when: str) -> Iterable[Finding]:
-    if not bad:
-        return
-    named = _name(f"{one.name} scores {one.value} of {WORST} ({_mean(one.value)})" for one in bad)
-    reason = f"{len(bad)} of {count} ICI links are not well{when}: {named}"
-    worst = bad[0].value
-    if worst == WORST:
-        yield Finding("unhealthy", reason, _REPAIR, "permanent")
-    elif worst >= _PERSISTENT:
-        yield Finding("degraded", reason, _REPAIR, "permanent")
-    else:
-        yield Finding("degraded", reason, _WATCH, "transient")
+def _judge(
+    last: _Last,
+    is_fresh: Callable[[datetime], bool],
+    judge: Callable[[_Last, Scores], Finding],
+    sum_up: Callable[[tuple[Score, ...]], str],
+) -> tuple[Finding, datetime | None]:
+    if last.scores is None or last.at is None:
+        why = last.why or "nobody has asked yet: libtpu tells it to the process that has the TPUs"
+        return Finding("initializing", why, "" if last.why else _LOOK), None
+    if is_fresh(last.at):
+        return judge(last, last.scores), last.at
+    seen = f"{sum_up(last.scores.known)} at {last.at:%Y-%m-%d %H:%M:%S} UTC; {last.why or 'nobody looks now'}"
+    return Finding("initializing", seen, "" if last.why else _LOOK), None
 
 
-def _tell_unread(unread: tuple[str, ...]) -> Iterable[Finding]:
-    if unread:
-        reason = f"libtpu's scores have a form that is not known here: {_name(repr(line) for line in unread)}"
-        yield Finding("degraded", reason, "update meshwright; report the libtpu release and these words")
+def _judge_links(last: _Last, scores: Scores) -> Finding:
+    findings = [Finding("healthy", _sum_up_links(scores.known)), *_judge_unread(scores)]
+    if bad := [one for one in scores.known if 0 < one.value < _PERSISTENT]:
+        named = _name(f"ICI link {one.name} scores {one.value} of {WORST}: a transient problem" for one in bad)
+        findings.append(Finding("degraded", named, _WATCH, "transient"))
+    if missing := last.most - len(scores.known):
+        reason = f"libtpu tells of {len(scores.known)} ICI links, and told of {missing} more before"
+        findings.append(Finding("degraded", reason, _WATCH))
+    return find_worst(findings) or findings[0]
 
 
-def _mean(value: int) -> str:
-    if value == WORST:
-        return "not usable"
-    return "a persistent minor problem" if value >= _PERSISTENT else "a transient problem"
+def _sum_up_links(links: tuple[Score, ...]) -> str:
+    well = sum(not one.value for one in links)
+    return f"{'all ' if well == len(links) else f'{well} of '}{len(links)} ICI links scored 0 of {WORST}, healthy"
 
 
-def _judge_throttles(throttles: tuple[Score, ...], when: str, is_fresh: bool) -> Finding | None:
-    if not throttles:
-        return None
-    held = [one for one in throttles if one.value]
-    if not is_fresh:
-        was = f"{len(held)} of {len(throttles)} TPU devices were" if held else f"none of {len(throttles)} was"
-        return Finding("initializing", f"{was} throttled{when}; nobody looks now", _LOOK)
-    if not held:
-        return Finding("healthy", f"none of {len(throttles)} TPU devices is throttled")
-    named = _name(f"device {one.name} by {10 * one.value} %" for one in held)
-    return Finding("degraded", f"throttled: {named}, as libtpu counts devices", _COOL, "transient")
+def _judge_throttles(_last: _Last, scores: Scores) -> Finding:
+    findings = [Finding("healthy", _sum_up_throttles(scores.known)), *_judge_unread(scores)]
+    if held := [one for one in scores.known if one.value]:
+        named = _name(f"device {one.name} by {10 * one.value} %" for one in held)
+        findings.append(Finding("degraded", f"throttled: {named}, as libtpu counts devices", _COOL, "transient"))
+    return find_worst(findings) or findings[0]
+
+
+def _sum_up_throttles(devices: tuple[Score, ...]) -> str:
+    held = sum(bool(one.value) for one in devices)
+    return f"{held or 'none'} of {len(devices)} TPU devices {'were' if held > 1 else 'was'} throttled"
+
+
+def _judge_unread(scores: Scores) -> Iterable[Finding]:
+    if scores.unread:
+        named = _name(map(repr, scores.unread))
+        yield Finding("degraded", f"libtpu's scores have a form that is not known here: {named}", _REPORT)
 
 
 def _name(words: Iterable[str]) -> str:

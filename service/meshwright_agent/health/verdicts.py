@@ -26,7 +26,7 @@ from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
 from meshwright_agent.health.tpu_runtime import TPU_RUNTIME, RuntimeHealth
-from meshwright_agent.health.tpu_scores import SCORED, judge_scores
+from meshwright_agent.health.tpu_scores import ICI, SCORED, ScoreHealth, build_faults
 from meshwright_agent.health.xid_ledger import XidLedger
 from meshwright_agent.health.xid_reports import (
     KERNEL_LOG,
@@ -75,6 +75,7 @@ class Verdicts:
         self._listed: set[str] = set()
         self._ledger = XidLedger()
         self._runtimes = RuntimeHealth()
+        self._scores = ScoreHealth()
         board.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
@@ -286,14 +287,39 @@ class Verdicts:
             findings.append(Finding("degraded", wrong, action))
         self._report(component, find_worst(findings) or Finding("healthy", reason), at)
 
-    def report_scores(self, scores: TpuScores | None, seen_at: datetime | None, *, chips: int, at: datetime) -> None:
-        """What libtpu told the worker of the host's TPUs, and when; at each look, so that it is said how old it is."""
-        is_fresh = seen_at is not None and not self._board.is_stale(seen_at, at)
-        findings = judge_scores(scores, seen_at, chips=chips, is_fresh=is_fresh) if chips else {}
-        for component in SCORED:
-            if component in findings:
-                self._report(component, findings[component], at)
-            elif component in self._board.names():
+    def note_scores(self, scores: TpuScores, *, chips: int, at: datetime) -> None:
+        """libtpu told the worker of the host's TPUs: which links have a persistent problem, and which have none."""
+        self._scores.note(scores, at)
+        standing = {fault.code: fault.reason for fault in self._memory.value.faults if fault.component == ICI}
+        links = build_faults(scores, at)
+        for code, fault in links.items():
+            if fault is not None and standing.get(code) != fault.reason:
+                self._memory.clear_faults(ICI, code)
+                self._board.add_fault(self._memory.add_fault(fault), at)
+                self._note_fault(fault, at)
+        self.report_scores(chips=chips, at=at)
+        for code in [code for code, fault in links.items() if fault is None and code in standing]:
+            self._memory.clear_faults(ICI, code)
+            self._board.clear_faults(ICI, at, code)
+
+    def _note_fault(self, fault: Fault, at: datetime) -> None:
+        if self._history is not None:
+            state = self._board.state(fault.component, at)
+            words = {"reason": fault.reason, "action": fault.action}
+            self._history.note_fault(fault.component, fault.code, state=state, **words, at=at)
+
+    def report_scores(self, *, chips: int, at: datetime) -> None:
+        """What libtpu told last; at each look, so that what nobody looks at any more is not called well.
+
+        Args:
+            chips: TPUs of this host.
+            at: now.
+        """
+        found = self._scores.judge(chips=chips, is_fresh=lambda seen_at: not self._board.is_stale(seen_at, at))
+        for component, (finding, seen_at) in found.items():
+            self._report(component, finding, seen_at or at)
+        for component in set(SCORED) - set(found) - set(self._board.list_faulty()):
+            if component in self._board.names():
                 self._board.forget(component)
 
     # the worker

@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from meshwright.errors import ProblemError
-from meshwright_agent.facts.tpu_scores import TpuScores, parse_scores
+from meshwright_agent.facts.tpu_scores import Scores, TpuScores, parse_scores
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
@@ -38,5 +38,8 @@ class ScoreAsker:
             self._is_given_up = True
             cause = str(error).partition("\n")[0]
             log.warning("libtpu is not asked for its scores again: the worker failed of it: %s", cause)
-            return TpuScores(unavailable=f"libtpu was asked, and the worker failed: {cause}; a restart asks again")
+            why = Scores(
+                unavailable=f"libtpu was asked, and the worker failed: {cause}; an agent that is restarted asks again"
+            )
+            return TpuScores(why, why)
         return parse_scores(answer.result)

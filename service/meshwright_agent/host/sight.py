@@ -23,7 +23,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.facts.tpu_scores import TpuScores
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.sights import TABLE as SIGHT
@@ -55,7 +54,6 @@ _CHIP_FLEETING: Final = {
 _FLEETING: Final[dict[str, Any]] = {
     "facts_at": True,
     "jax_at": True,
-    "scores_at": True,
     "facts": {
         "cpu": {"available_bytes"},
         "gpus": {"__all__": _CHIP_FLEETING},
@@ -77,7 +75,6 @@ class Sight:
         jax: what the device worker's `describe` answered.
         jax_generation: of the worker that answered; 0: of an earlier life of the agent.
         is_recalled: true while JAX's view is that of an earlier life.
-        scores: what libtpu told the worker, when it last told of a link or device.
     """
 
     facts: HostFacts | None = None
@@ -86,8 +83,6 @@ class Sight:
     jax_at: datetime | None = None
     jax_generation: int = 0
     is_recalled: bool = False
-    scores: TpuScores | None = None
-    scores_at: datetime | None = None
 
     def with_facts(self, facts: HostFacts, at: datetime) -> Sight:
         """Returns the sight after a look at the facts; a recalled view of other devices, or by another driver, ends."""
@@ -97,13 +92,7 @@ class Sight:
 
     def with_jax(self, view: dict[str, Any], at: datetime, generation: int) -> Sight:
         """Returns the sight after a look at JAX's devices."""
-        return replace(self, jax=view, jax_at=at, jax_generation=generation, is_recalled=False)
-
-    def with_scores(self, scores: TpuScores, at: datetime) -> Sight:
-        """Returns the sight after libtpu was asked; what it told before stands where it tells nothing now, but why."""
-        if self.scores is None or scores.unavailable is None:
-            return replace(self, scores=scores, scores_at=at)
-        return replace(self, scores=replace(self.scores, unavailable=scores.unavailable))
+        return Sight(self.facts, self.facts_at, view, at, generation)
 
 
 def _outline(facts: HostFacts) -> object:

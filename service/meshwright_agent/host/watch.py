@@ -236,6 +236,7 @@ class HostWatch:
             answer = await self._probe.call("facts", self._build_question(), deadline_s=limit_s)
         except (ProblemError, CallCancelled) as error:
             self._verdicts.report_silence(_first_line(error), now)
+            self._verdicts.report_scores(chips=self._count_tpus(), at=now)
             return
         before = self.sight.facts
         facts = parse_host_facts(answer.result)
@@ -249,7 +250,7 @@ class HostWatch:
             self.ears.note_look(facts)
             hearing = self.ears.hearing
         self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
-        self._report_scores()
+        self._verdicts.report_scores(chips=self._count_tpus(), at=now)
         self._on_look()
 
     def _report_events(self, xids: tuple[Xid, ...]) -> None:
@@ -274,12 +275,10 @@ class HostWatch:
         if answer.result["platform"] == "cpu" and not self.tell_mismatch():
             self._verdicts.report_listed(self.devices(now).devices, now)
         elif answer.result["platform"] == "tpu" and (scores := await self._scores.ask()):
-            self.sight = self.sight.with_scores(scores, self._clock.now())
-            self._report_scores()
+            self._verdicts.note_scores(scores, chips=self._count_tpus(), at=self._clock.now())
 
-    def _report_scores(self) -> None:
-        chips = len(self.sight.facts.tpus) if self.sight.facts else 0
-        self._verdicts.report_scores(self.sight.scores, self.sight.scores_at, chips=chips, at=self._clock.now())
+    def _count_tpus(self) -> int:
+        return len(self.sight.facts.tpus) if self.sight.facts else 0
 
     def note_release(self) -> None:
         """Takes note that the worker was let go on purpose: it is not started again unasked."""

@@ -32,7 +32,7 @@ from meshwright_agent.telemetry.durations import Durations
 
 TIMEOUT_S: Final = 10.0
 OPEN_TIMEOUT_S: Final = 100.0
-"""The check at the start reads the whole file, which may have 3 GB. Less than TimeoutStartSec of systemd's unit."""
+"""What reads the whole file at the start, which may have 3 GB. Less than TimeoutStartSec of systemd's unit."""
 KEEP_RUNS: Final = 1000
 KEEP_PLANS: Final = 10_000
 KEEP_RECORDS: Final = 10_000
@@ -190,9 +190,10 @@ class Store:
         return await self._jobs.read_many(lambda connection: run_rows.list_runs(connection, limit, state, unreadable))
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
-        """Returns at most `limit` runs of a kind that succeeded, newest first."""
+        """Returns at most `limit` runs of a kind that succeeded, newest first; at the start, since it may read all."""
         return await self._jobs.read(
-            lambda connection: run_rows.list_succeeded(connection, kind, limit, self._unreadable)
+            lambda connection: run_rows.list_succeeded(connection, kind, limit, self._unreadable),
+            timeout_s=OPEN_TIMEOUT_S,
         )
 
     async def events_after(self, run_id: str, seq: int, *, limit: int = 256) -> tuple[RunEvent, ...]:

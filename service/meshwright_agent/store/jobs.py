@@ -62,12 +62,16 @@ class Jobs:
         """Ends what waits, closes the file and lets another agent have it. May be called again."""
         await self._translate(self._writer.close)
 
-    async def read(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Returns what a job returns that writes nothing."""
-        return await self._translate(lambda: self._writer.call(job))
+    async def read(self, job: Callable[[sqlite3.Connection], Result], *, timeout_s: float | None = None) -> Result:
+        """Returns what a job returns that writes nothing; `timeout_s` where it may take longer than any other."""
+        return await self._translate(lambda: self._writer.call(job, timeout_s=timeout_s))
 
     async def read_many(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
-        """As `read`, for what reads many rows: one at a time, so that whoever wants one row waits for one such job."""
+        """As `read`, for what reads many rows: one that is waited for at a time, so that few are before who wants one.
+
+        Raises:
+            StoreUnavailableError: also where others list much for longer than a job may take.
+        """
 
         async def in_turn() -> Result:
             await self._take_turn()
@@ -82,7 +86,11 @@ class Jobs:
         try:
             await asyncio.wait_for(self._turn.acquire(), self._timeout_s)
         except TimeoutError as error:
-            raise WriterBusyError(f"others who list much were before this, for {self._timeout_s:g} s") from error
+            raise StoreUnavailableError(
+                f"others who list all runs or measurements were before this, for {self._timeout_s:g} s",
+                hint="try again after Retry-After, or ask for less with `limit`",
+                retry_after_s=self._timeout_s,
+            ) from error
 
     async def write(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
         """Returns what a job returns; all that it writes is written, or nothing of it."""

@@ -57,10 +57,14 @@ class Writer:
             self._end()
             raise
 
-    async def call(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def call(self, job: Callable[[sqlite3.Connection], Result], *, timeout_s: float | None = None) -> Result:
         """Returns what `job` returns, run in the thread.
 
         When the caller is cancelled or out of time, a job that has not begun is dropped; one that has, ends.
+
+        Args:
+            job: gets the connection.
+            timeout_s: how long it may take with those before it; None: as long as any job.
 
         Raises:
             WriterBusyError: closed, no answer within the time limit, or too many jobs wait already.
@@ -69,7 +73,7 @@ class Writer:
             raise WriterBusyError("it is closed")
         if self._jobs.qsize() >= WAITING_MAX:
             raise WriterBusyError(f"{WAITING_MAX} jobs wait for the disk already")
-        return await self._submit(lambda: job(self._require_connection()))
+        return await self._submit(lambda: job(self._require_connection()), timeout_s)
 
     async def close(self) -> None:
         """Does what waits, disconnects, ends the thread; leaves a disk that hangs. May be repeated."""

@@ -17,13 +17,10 @@ from typing import Any, Final
 LINKS: Final = "ici_link_health"
 THROTTLES: Final = "tpu_throttle_score"
 PATH_VARIABLE: Final = "TPU_LIBRARY_PATH"
-_OLD: Final = "this libtpu has no SDK (libtpu.sdk); newer ones have: pip install -U 'jax[tpu]'"
 
 
 def read_scores(load: Callable[[str], Any] = importlib.import_module) -> dict[str, Any]:
-    """Returns the lines of both metrics as `links` and `throttles`; None where libtpu does not tell them.
-
-    Under `unavailable` it says why links are not told; None: they are. Not every chip has the other metric.
+    """Returns `links` and `throttles`: {"lines": [...]}, or {"unavailable": "why"}. Not every chip has both.
 
     Args:
         load: imports a module by its name.
@@ -31,17 +28,19 @@ def read_scores(load: Callable[[str], Any] = importlib.import_module) -> dict[st
     try:
         asked, own = os.environ.get(PATH_VARIABLE), load("libtpu").get_library_path()
         if asked and os.path.realpath(asked) != os.path.realpath(own):
-            return {"unavailable": f"{PATH_VARIABLE} names another libtpu than the package's, which has the SDK"}
+            return _refuse(f"{PATH_VARIABLE} names another libtpu than the package's, which has the SDK")
         monitoring = load("libtpu.sdk").tpumonitoring
     except (ImportError, AttributeError):
-        return {"unavailable": _OLD}
-    links, fault = _read_lines(monitoring, LINKS)
-    return {"links": links, "throttles": _read_lines(monitoring, THROTTLES)[0], "unavailable": fault}
+        return _refuse("this libtpu has no SDK (libtpu.sdk); newer ones have: pip install -U 'jax[tpu]'")
+    return {"links": _read_lines(monitoring, LINKS), "throttles": _read_lines(monitoring, THROTTLES)}
 
 
-def _read_lines(monitoring: Any, metric: str) -> tuple[list[str] | None, str | None]:
-    """Returns the lines of a metric, or why there are none."""
+def _refuse(why: str) -> dict[str, Any]:
+    return {"links": {"unavailable": why}, "throttles": {"unavailable": why}}
+
+
+def _read_lines(monitoring: Any, metric: str) -> dict[str, Any]:
     try:
-        return [str(line) for line in monitoring.get_metric(metric).data()], None
+        return {"lines": [str(line) for line in monitoring.get_metric(metric).data()]}
     except Exception as error:  # whatever a library in C++ makes of a metric that this chip has not
-        return None, f"libtpu does not tell {metric}: {str(error) or type(error).__name__}"
+        return {"unavailable": f"libtpu does not tell {metric}: {str(error) or type(error).__name__}"}

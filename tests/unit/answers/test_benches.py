@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DeviceBusyError, DeviceLeasedError, NotReadyError, WorkerTimeoutError
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, NotReadyError, RunFailedError, WorkerTimeoutError
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LeasedDevice
@@ -229,6 +229,23 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
 
     assert dgx.jax is not None
     run_scene(tmp_path, [look(dgx)], [dict(dgx.jax)], test)
+
+
+def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dgx: Machine) -> None:
+    """A link that broke fails each case; whoever has the devices is told of it."""
+
+    async def test(scene: Scene) -> None:
+        await scene.watch.look_at_jax()
+        for state in ("failed", "succeeded"):
+            looked = scene.count(scene.device, "describe")
+            assert (await scene.finish(await scene.submit())).state == state
+            await asyncio.sleep(0.05)
+            assert scene.count(scene.device, "describe") == looked + 1
+
+    assert dgx.jax is not None
+    view = dict(dgx.jax)
+    answers: list[Reply] = [view, RunFailedError("nothing was measured"), view, {"records": [], "skipped": []}, view]
+    run_scene(tmp_path, [look(dgx)], answers, test)
 
 
 def hold_measuring(scene: Scene) -> tuple[asyncio.Event, asyncio.Event]:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from meshwright.wire.bench import LatestBench
 from meshwright.wire.runs import RunList
-from meshwright_agent.api.pieces import write_list
+from meshwright_agent.api import pieces
+from meshwright_agent.api.pieces import TURN_S, write_list
 from tests.fakes.stored import build_record, build_run
 
 
@@ -21,18 +21,18 @@ def test_a_list_in_pieces_is_the_text_of_the_whole_reply(count: int) -> None:
     assert asyncio.run(write_list(bare, "records", records)) == latest.model_dump_json().encode()
 
 
-def test_others_go_on_while_a_long_list_is_written() -> None:
+def test_others_go_on_while_a_long_list_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 runs of 1 MB took half a second in one go."""
-    runs = [build_run(number, request={"text": ["x" * 100] * 10_000}) for number in range(200)]
+    monkeypatch.setattr(pieces, "TURN_S", 0.0)  # else it depends on the machine how often
+    runs = [build_run(number) for number in range(50)]
 
-    async def main() -> float:
-        writing = asyncio.ensure_future(write_list(RunList(runs=()), "runs", runs))
-        longest_s, turns = 0.0, 0
+    async def main() -> int:
+        writing = asyncio.ensure_future(pieces.write_list(RunList(runs=()), "runs", runs))
+        turns = 0
         while not writing.done():
-            began_s = time.perf_counter()
             await asyncio.sleep(0)
-            longest_s, turns = max(longest_s, time.perf_counter() - began_s), turns + 1
-        assert len(await writing) > 200 * 10**6
+            turns += 1
         return turns
 
-    assert asyncio.run(asyncio.wait_for(main(), 60)) > 20
+    assert asyncio.run(asyncio.wait_for(main(), 60)) >= len(runs)
+    assert 0 < TURN_S < 0.02

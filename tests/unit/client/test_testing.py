@@ -86,7 +86,9 @@ def test_a_bench_is_accepted_with_its_location() -> None:
     with FakeAgent().http_client() as http:
         response = http.post("/placement/bench", json={"cases": ["matmul"]})
         assert response.status_code == 202
-        assert http.get(response.headers["location"]).json()["state"] == "succeeded"
+        run = http.get(response.headers["location"]).json()
+        assert (run["state"], bool(run["result"])) == ("succeeded", True)
+        assert [listed["result"] for listed in http.get("/runs").json()["runs"]] == [None]  # as the agent lists them
 
 
 @pytest.mark.parametrize(

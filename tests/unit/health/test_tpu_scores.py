@@ -1,130 +1,39 @@
-"""What libtpu's scores mean, and how they stand on the board while nobody looks."""
+"""What libtpu's scores mean, and how they stand on the board while nobody looks, over restarts and boots."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from meshwright.wire.health import Component, Permanence, State
-from meshwright_agent.facts.tpu_scores import Score, TpuScores
+from meshwright.wire.devices import Worker
+from meshwright.wire.health import Component, State
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.tpu_scores import Score, Scores, TpuScores
 from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.diagnosis import Finding
 from meshwright_agent.health.history import History
-from meshwright_agent.health.tpu_scores import ICI, THROTTLE, judge_scores
+from meshwright_agent.health.tpu_scores import ICI, THROTTLE
 from meshwright_agent.health.verdicts import Verdicts
-from tests.fakes.machines import NOW
+from meshwright_agent.view import build_devices
+from tests.fakes.machines import plant_machine
 from tests.fakes.stored import ManualClock
 
 CHIPS = 8
 STALE_AFTER_S = 120.0
+OLD = STALE_AFTER_S + 1
 
 
 def link(*values: int) -> TpuScores:
-    return TpuScores(links=tuple(Score(f"tray1.chip{n}.ici0.int", value) for n, value in enumerate(values)))
+    return TpuScores(links=Scores(tuple(Score(f"tray1.chip{n}.ici0.int", value) for n, value in enumerate(values))))
 
 
 def throttle(*values: int) -> TpuScores:
-    return TpuScores(throttles=tuple(Score(str(n), value) for n, value in enumerate(values)))
-
-
-def judge(name: str, scores: TpuScores | None, *, is_fresh: bool = True, chips: int = CHIPS) -> Finding | None:
-    return judge_scores(scores, None if scores is None else NOW, chips=chips, is_fresh=is_fresh).get(name)
-
-
-# ---- links ----------------------------------------------------------------------------------------------------------
-
-
-def test_links_that_score_0_are_healthy_as_long_as_that_was_lately() -> None:
-    assert judge(ICI, link(0, 0)) == Finding("healthy", "all 2 ICI links score 0 of 10: healthy")
-    old = judge(ICI, link(0, 0), is_fresh=False)
-    assert old is not None
-    assert (old.state, old.reason) == (
-        "initializing",
-        f"all 2 ICI links scored 0 at {NOW:%Y-%m-%d %H:%M:%S} UTC; nobody looks now",
-    )
-    assert "MESHWRIGHT_HOLD=always" in old.action
-
-
-@pytest.mark.parametrize(
-    ("value", "state", "permanence", "words"),
-    [
-        (1, "degraded", "transient", "a transient problem"),
-        (5, "degraded", "transient", "a transient problem"),
-        (6, "degraded", "permanent", "a persistent minor problem"),
-        (9, "degraded", "permanent", "a persistent minor problem"),
-        (10, "unhealthy", "permanent", "not usable"),
-    ],
-)
-def test_a_score_is_what_libtpu_says_it_is(value: int, state: State, permanence: Permanence, words: str) -> None:
-    found = judge(ICI, link(0, value, 0))
-    assert found is not None
-    assert (found.state, found.permanence) == (state, permanence)
-    assert found.reason == f"1 of 3 ICI links are not well: tray1.chip1.ici0.int scores {value} of 10 ({words})"
-    assert found.action
-
-
-def test_the_worst_link_is_named_first_and_decides_and_the_words_do_not_change_from_look_to_look() -> None:
-    found = judge(ICI, link(2, 10, *[1] * 10))
-    assert found is not None
-    assert found.state == "unhealthy"
-    assert found.reason.startswith("12 of 12 ICI links are not well: tray1.chip1.ici0.int scores 10 of 10 (not usable)")
-    assert found.reason.endswith(" and 4 more")
-    later = judge_scores(link(2, 10, *[1] * 10), NOW + timedelta(minutes=5), chips=CHIPS, is_fresh=True)
-    assert later[ICI] == found
-
-
-def test_a_link_that_was_not_well_stays_so_while_nobody_looks_and_says_when_that_was() -> None:
-    found = judge(ICI, link(0, 10), is_fresh=False)
-    assert found is not None
-    assert (found.state, f"at {NOW:%Y-%m-%d %H:%M:%S} UTC" in found.reason) == ("unhealthy", True)
-
-
-def test_a_line_that_nobody_can_read_is_no_green_light() -> None:
-    found = judge(ICI, TpuScores(links=link(0).links, unread=("tray1 → fine",)))
-    assert found is not None
-    assert (found.state, "'tray1 → fine'" in found.reason, bool(found.action)) == ("degraded", True, True)
-    both = judge(ICI, TpuScores(links=link(10).links, unread=("?",)))
-    assert both is not None
-    assert both.state == "unhealthy"
-
-
-def test_where_nobody_told_that_is_said_and_a_lone_chip_needs_no_link() -> None:
-    unasked, untold = judge(ICI, None), judge(ICI, TpuScores())
-    refused = judge(ICI, TpuScores(unavailable="this libtpu has no SDK"))
-    assert unasked is not None
-    assert untold is not None
-    assert refused is not None
-    assert {unasked.state, untold.state, refused.state} == {"initializing"}
-    assert "nobody has asked yet" in unasked.reason
-    assert "told of no ICI link" in untold.reason
-    assert refused.reason == "this libtpu has no SDK"
-    assert all(judge(ICI, scores, chips=1) is None for scores in (None, TpuScores()))
-
-
-# ---- throttling -----------------------------------------------------------------------------------------------------
-
-
-def test_throttling_is_told_by_device_while_it_is_seen_and_ends_when_nobody_looks() -> None:
-    held = judge(THROTTLE, throttle(0, 3, 10))
-    assert held is not None
-    assert (held.state, held.permanence) == ("degraded", "transient")
-    assert held.reason == "throttled: device 1 by 30 %; device 2 by 100 %, as libtpu counts devices"
-    was = judge(THROTTLE, throttle(0, 3, 10), is_fresh=False)
-    assert was is not None
-    assert (was.state, "2 of 3 TPU devices were throttled at " in was.reason) == ("initializing", True)
-    assert judge(THROTTLE, throttle(0, 0)) == Finding("healthy", "none of 2 TPU devices is throttled")
-    calm = judge(THROTTLE, throttle(0, 0), is_fresh=False)
-    assert calm is not None
-    assert (calm.state, "none of 2 was throttled at " in calm.reason) == ("initializing", True)
-    assert judge(THROTTLE, link(0)) is None
-
-
-# ---- on the board ---------------------------------------------------------------------------------------------------
+    return TpuScores(throttles=Scores(tuple(Score(str(n), value) for n, value in enumerate(values))))
 
 
 class Scene:
-    """A board that is told at each look what libtpu said last; `restart` is an agent that begins anew."""
+    """A board, and verdicts that are told what libtpu says; `look` is each look at the host."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -142,46 +51,203 @@ class Scene:
     def restart(self) -> None:
         self.start(self.history.memory.dump())
 
-    def look(self, scores: TpuScores | None, *, age_s: float = 0, chips: int = CHIPS) -> Component | None:
-        now = self.clock.now()
-        seen_at = None if scores is None else now - timedelta(seconds=age_s)
-        self.verdicts.report_scores(scores, seen_at, chips=chips, at=now)
-        return self.component()
+    def ask(self, scores: TpuScores) -> None:
+        self.verdicts.note_scores(scores, chips=CHIPS, at=self.clock.now())
 
-    def component(self) -> Component | None:
+    def look(self, *, after_s: float = 0, chips: int = CHIPS) -> None:
+        self.clock.advance(after_s)
+        self.verdicts.report_scores(chips=chips, at=self.clock.now())
+
+    def state(self, name: str = ICI) -> State:
+        return self.component(name).state
+
+    def component(self, name: str = ICI) -> Component:
         view = self.board.view(self.clock.now())
-        return next((one for one in view.components if one.name == ICI), None)
+        return next(one for one in view.components if one.name == name)
 
-    def states(self) -> list[str]:
-        return [event.state for event in self.history._waiting if event.component == ICI]
+    def events(self) -> list[tuple[str, str]]:
+        return [(event.kind, event.state) for event in self.history._waiting if event.component == ICI]
 
 
-def test_what_is_old_by_the_boards_own_limit_is_not_called_well() -> None:
-    scene = Scene()
-    for age_s, state in ((0, "healthy"), (STALE_AFTER_S, "healthy"), (STALE_AFTER_S + 1, "initializing")):
-        found = scene.look(link(0), age_s=age_s)
-        assert found is not None
-        assert (found.state, found.age_s) == (state, 0)
-    assert scene.look(None, chips=0) is None
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+
+def test_links_that_score_0_are_healthy_as_long_as_that_was_lately_and_its_age_is_the_true_one(scene: Scene) -> None:
+    asked = scene.clock.now()
+    scene.ask(link(0, 0))
+    assert (scene.state(), scene.component().reason) == ("healthy", "all 2 ICI links scored 0 of 10, healthy")
+    scene.look(after_s=STALE_AFTER_S)
+    assert (scene.state(), scene.component().age_s) == ("healthy", STALE_AFTER_S)
+    scene.look(after_s=1)
+    old = scene.component()
+    assert (old.state, old.age_s) == ("initializing", 0)
+    assert f"2 ICI links scored 0 of 10, healthy at {asked:%Y-%m-%d %H:%M:%S} UTC; nobody looks now" in old.reason
+    assert "MESHWRIGHT_HOLD=always" in old.action
+
+
+@pytest.mark.parametrize("value", [1, 5])
+def test_a_transient_problem_is_told_while_it_is_seen(scene: Scene, value: int) -> None:
+    scene.ask(link(0, value, 0))
+    found = scene.component()
+    assert (found.state, found.permanence) == ("degraded", "transient")
+    assert found.reason == f"ICI link tray1.chip1.ici0.int scores {value} of 10: a transient problem"
+    assert "bench" in found.action
+    scene.look(after_s=OLD)
+    assert (scene.state(), "2 of 3 ICI links scored 0" in scene.component().reason) == ("initializing", True)
+
+
+@pytest.mark.parametrize(("value", "state"), [(6, "degraded"), (9, "degraded"), (10, "unhealthy")])
+def test_a_persistent_problem_stands_in_the_same_words_until_its_link_is_seen_well(
+    scene: Scene, value: int, state: State
+) -> None:
+    scene.ask(link(0, value, 0))
+    first = scene.component()
+    assert (first.state, first.permanence) == (state, "permanent")
+    assert first.reason.startswith(f"ICI link tray1.chip1.ici0.int scored {value} of 10: ")
+    assert first.action
+    for again in (link(0, value, 0), link(0), TpuScores(), TpuScores(links=Scores(unavailable="no more"))):
+        scene.look(after_s=OLD)
+        assert (scene.state(), scene.component().reason) == (state, first.reason)
+        scene.ask(again)
+        assert (scene.state(), scene.component().reason.startswith(first.reason)) == (state, True)
+    scene.ask(link(0, 0, 0))
+    assert scene.state() == "healthy"
+    assert scene.events() == [("state", state), ("fault", state), ("state", "healthy")]
+
+
+def test_each_link_stands_and_ends_by_itself(scene: Scene) -> None:
+    scene.ask(link(10, 7, 6))
+    reason = scene.component().reason
+    assert [f"chip{n}.ici0.int scored {value} of 10" in reason for n, value in enumerate((10, 7, 6))] == [True] * 3
+    scene.ask(link(3, 7, 8))
+    found = scene.component()
+    assert (found.state, "chip0.ici0.int scores 3 of 10: a transient" in found.reason) == ("degraded", True)
+    assert ("scored 10" in found.reason, "scored 7" in found.reason, "scored 8" in found.reason) == (False, True, True)
+
+
+def test_links_that_libtpu_does_not_list_any_more_are_no_green_light(scene: Scene) -> None:
+    scene.ask(link(0, 0, 0))
+    scene.ask(link(0, 0))
+    found = scene.component()
+    assert (found.state, found.reason) == ("degraded", "libtpu tells of 2 ICI links, and told of 1 more before")
+    scene.ask(link(0, 0, 0))
+    assert scene.state() == "healthy"
+
+
+def test_a_line_that_nobody_can_read_is_no_green_light_for_its_metric(scene: Scene) -> None:
+    scene.ask(TpuScores(links=Scores((Score("a", 0),), ("tray1 → fine",)), throttles=Scores((Score("0", 0),))))
+    found = scene.component()
+    assert (found.state, "'tray1 → fine'" in found.reason, bool(found.action)) == ("degraded", True, True)
+    assert scene.state(THROTTLE) == "healthy"
+    scene.ask(TpuScores(links=Scores((Score("a", 0),)), throttles=Scores(unread=("?",))))
+    assert (scene.state(), scene.state(THROTTLE)) == ("healthy", "degraded")
+
+
+def test_where_nobody_told_that_is_said_and_a_lone_chip_needs_no_link(scene: Scene) -> None:
+    scene.look()
+    assert (scene.state(), "nobody has asked yet" in scene.component().reason) == ("initializing", True)
+    scene.ask(TpuScores())
+    assert (scene.state(), scene.component().reason) == ("initializing", "libtpu tells of none")
+    scene.ask(TpuScores(links=Scores(unavailable="this libtpu has no SDK")))
+    assert (scene.state(), scene.component().reason) == ("initializing", "this libtpu has no SDK")
+    scene.look(chips=1)
+    assert ICI not in scene.board.names()
     assert THROTTLE not in scene.board.names()
 
 
-def test_a_host_that_waits_for_its_first_look_is_not_held_up_by_links_that_nobody_may_ask() -> None:
-    scene = Scene()
+def test_links_that_nobody_may_ask_hold_up_nothing(scene: Scene) -> None:
     scene.board.report("driver", "healthy", "", at=scene.clock.now())
     scene.board.report("worker", "healthy", "", at=scene.clock.now())
-    scene.look(None)
+    scene.look()
     assert scene.board.view(scene.clock.now()).state == "healthy"
 
 
-def test_a_bad_link_is_one_event_through_restarts_and_its_end_another() -> None:
-    scene = Scene()
-    scene.look(link(0, 10))
-    assert scene.states() == ["unhealthy"]
+# ---- throttling -----------------------------------------------------------------------------------------------------
+
+
+def test_throttling_is_told_by_device_while_it_is_seen_and_ends_when_nobody_looks(scene: Scene) -> None:
+    scene.ask(throttle(0, 3, 10))
+    held = scene.component(THROTTLE)
+    assert (held.state, held.permanence) == ("degraded", "transient")
+    assert held.reason == "throttled: device 1 by 30 %; device 2 by 100 %, as libtpu counts devices"
+    scene.look(after_s=OLD)
+    assert scene.state(THROTTLE) == "initializing"
+    assert scene.component(THROTTLE).reason.startswith("2 of 3 TPU devices were throttled at ")
+    scene.ask(throttle(0, 0))
+    assert (scene.state(THROTTLE), scene.component(THROTTLE).reason) == (
+        "healthy",
+        "none of 2 TPU devices was throttled",
+    )
+
+
+def test_throttling_goes_on_being_told_where_links_are_not_and_is_kept_where_it_is_told_no_more(scene: Scene) -> None:
+    no_links = Scores(unavailable="libtpu does not tell ici_link_health")
+    scene.ask(TpuScores(no_links, throttle(0).throttles))
+    scene.look(after_s=OLD)
+    scene.ask(TpuScores(no_links, throttle(4).throttles))
+    assert scene.state(THROTTLE) == "degraded"
+    scene.ask(TpuScores(no_links, Scores(unavailable="no more")))
+    scene.look(after_s=OLD)
+    assert (scene.state(THROTTLE), scene.component(THROTTLE).reason.endswith("; no more")) == ("initializing", True)
+
+
+# ---- restarts, boots, an operator's word ----------------------------------------------------------------------------
+
+
+def test_a_bad_link_outlives_restarts_without_another_event_and_ends_with_a_good_look(scene: Scene) -> None:
+    scene.ask(link(0, 10))
     scene.restart()
-    assert ICI in scene.board.names()
-    found = scene.look(link(0, 10), age_s=3600)
-    assert found is not None
-    assert (found.state, scene.states()) == ("unhealthy", [])
-    scene.look(link(0, 0))
-    assert scene.states() == ["healthy"]
+    scene.look(after_s=3600)
+    assert (scene.state(), scene.events()) == ("unhealthy", [])
+    assert scene.component().reason.startswith("ICI link tray1.chip1.ici0.int scored 10 of 10: not usable (at ")
+    scene.ask(link(0, 0))
+    assert (scene.state(), scene.events()) == ("healthy", [("state", "healthy")])
+
+
+def test_what_was_well_before_a_restart_is_not_called_well_by_the_next_agent(scene: Scene) -> None:
+    scene.ask(link(0, 0))
+    scene.restart()
+    scene.look()
+    assert scene.state() == "initializing"
+
+
+def test_an_operators_word_ends_it_until_it_is_seen_again(scene: Scene) -> None:
+    scene.ask(link(0, 10))
+    scene.verdicts.acknowledge(ICI, scene.clock.now(), facts=None, devices=None)
+    assert scene.state() == "healthy"
+    scene.ask(link(0, 10))
+    assert scene.state() == "unhealthy"
+
+
+def test_a_boot_ends_it_and_a_host_without_tpus_has_neither(scene: Scene, tmp_path: Path) -> None:
+    facts = plant_machine("tpu-v5e-8", tmp_path).read()
+
+    def see(facts: HostFacts) -> None:
+        now = scene.clock.now()
+        devices = build_devices(facts, now, None, Worker(state="stopped", generation=0, since=now), now=now)
+        scene.verdicts.report_facts(facts, None, devices, now)
+        scene.look(chips=len(facts.tpus))
+
+    see(facts)
+    scene.ask(link(10))
+    see(facts)
+    assert scene.state() == "unhealthy"
+    scene.look(after_s=OLD)
+    see(replace(facts, machine=replace(facts.machine, boot_id="another")))
+    assert scene.state() == "initializing"
+    scene.restart()
+    see(replace(facts, tpus=(), machine=replace(facts.machine, boot_id="another")))
+    assert not {ICI, THROTTLE} & set(scene.board.names())
+
+
+def test_time_alone_makes_no_event_of_a_bad_link(scene: Scene) -> None:
+    scene.ask(link(10))
+    before = scene.events()
+    for _ in range(5):
+        scene.look(after_s=OLD)
+    assert scene.events() == before == [("state", "unhealthy"), ("fault", "unhealthy")]

@@ -604,7 +604,10 @@ def test_what_was_seen_last_is_kept_when_the_watch_ends(cpu: Machine) -> None:
 
 # ---- what libtpu scores ---------------------------------------------------------------------------------------------
 
-SCORES: Reply = {"links": ["tray1.chip0.ici0.int: 0", "tray1.chip1.ici0.int: 10"], "throttles": ["0-1"]}
+SCORES: Reply = {
+    "links": {"lines": ["tray1.chip0.ici0.int: 0", "tray1.chip1.ici0.int: 10"]},
+    "throttles": {"lines": ["0-1"]},
+}
 
 
 def stage_tpu(tpu: Machine, *answers: Reply) -> Scene:
@@ -617,10 +620,22 @@ def test_the_worker_is_asked_for_scores_after_jax_has_the_tpus_and_they_grow_old
     assert [call[0] for call in scene.device.calls] == ["describe", "score"]
     assert (scene.state("ici"), scene.state("throttle")) == ("unhealthy", "degraded")
     scene.device.state = "stopped"  # let go when it had nothing to do
-    scene.clock.advance(scene.settings.stale_after_s + 1)
+    scene.clock.advance(STALE_AFTER_S + 1)
     scene.look()
     assert len(scene.device.calls) == 2
     assert (scene.state("ici"), scene.state("throttle")) == ("unhealthy", "initializing")
+
+
+def test_a_driver_that_does_not_answer_makes_nothing_of_libtpus_word(tpu: Machine) -> None:
+    scene = stage([facts_of(tpu, holders=()), SILENT], [jax_of(tpu), SCORES], stays=False)
+    scene.look()
+    scene.clock.advance(STALE_AFTER_S + 1)
+    scene.look()
+    assert (scene.state("driver"), scene.state("ici"), scene.state("throttle")) == (
+        "unknown",
+        "unhealthy",
+        "initializing",
+    )
 
 
 def test_links_of_tpus_that_nobody_was_asked_of_are_not_green(tpu: Machine) -> None:
@@ -655,20 +670,3 @@ def test_a_release_in_between_is_no_reason_to_give_up(tpu: Machine) -> None:
     assert scene.state("ici") == "initializing"
     asyncio.run(scene.watch.look_at_jax())
     assert scene.state("ici") == "unhealthy"
-
-
-def test_what_libtpu_told_stands_where_it_tells_nothing_more(tpu: Machine) -> None:
-    scene = stage_tpu(tpu, SCORES, jax_of(tpu), {"unavailable": "no SDK"})
-    scene.look()
-    asyncio.run(scene.watch.look_at_jax())
-    assert scene.state("ici") == "unhealthy"
-    assert scene.watch.sight.scores is not None
-    assert scene.watch.sight.scores.unavailable == "no SDK"
-
-
-def test_scores_are_kept_for_the_next_agent_with_the_age_that_they_have(tpu: Machine) -> None:
-    scene = stage_tpu(tpu, SCORES)
-    scene.look()
-    recalled = parse_sight(dump_sight(scene.watch.sight))
-    assert (recalled.scores, recalled.scores_at) == (scene.watch.sight.scores, scene.clock.now())
-    assert recalled.is_recalled

@@ -52,16 +52,19 @@ def real() -> Any:
 
 def test_the_real_libtpu_has_the_metrics_and_without_tpus_it_tells_of_none(real: Any) -> None:
     assert {LINKS, THROTTLES} <= set(real["names"])
-    assert real["told"] == {"links": [], "throttles": [], "unavailable": None}
+    assert real["told"] == {"links": {"lines": []}, "throttles": {"lines": []}}
 
 
 def test_the_examples_of_the_real_libtpus_own_words_are_read(real: Any) -> None:
     """The validator of every line that the fakes tell."""
     links, throttles = (re.findall(r"'([^']+)'", real["words"][name]) for name in (LINKS, THROTTLES))
-    found = parse_scores({"links": links, "throttles": throttles})
-    assert not found.unread
-    assert [(one.name, one.value) for one in found.links] == [("tray1.chip3.ici0.int", 0), ("tray1.chip3.ici1.int", 10)]
-    assert [(one.name, one.value) for one in found.throttles] == [("0", 0), ("1", 1), ("2", 0), ("3", 0)]
+    found = parse_scores({"links": {"lines": links}, "throttles": {"lines": throttles}})
+    assert found.links.unread == found.throttles.unread == ()
+    assert [(one.name, one.value) for one in found.links.known] == [
+        ("tray1.chip3.ici0.int", 0),
+        ("tray1.chip3.ici1.int", 10),
+    ]
+    assert [(one.name, one.value) for one in found.throttles.known] == [("0", 0), ("1", 1), ("2", 0), ("3", 0)]
 
 
 def build_loader(**lines: Any) -> Callable[[str], Any]:
@@ -87,14 +90,17 @@ def no_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_metrics_are_told_line_by_line() -> None:
     load = build_loader(ici_link_health=["a: 0"], tpu_throttle_score=["0-0"])
-    assert read_scores(load) == {"links": ["a: 0"], "throttles": ["0-0"], "unavailable": None}
+    assert read_scores(load) == {"links": {"lines": ["a: 0"]}, "throttles": {"lines": ["0-0"]}}
 
 
-def test_a_chip_without_the_throttle_score_tells_its_links_and_one_without_links_says_why() -> None:
+def test_a_chip_that_has_one_of_the_metrics_tells_it_and_says_why_not_the_other() -> None:
     load = build_loader(ici_link_health=["a: 0"], tpu_throttle_score=RuntimeError("not supported"))
-    assert read_scores(load) == {"links": ["a: 0"], "throttles": None, "unavailable": None}
+    assert read_scores(load) == {
+        "links": {"lines": ["a: 0"]},
+        "throttles": {"unavailable": "libtpu does not tell tpu_throttle_score: not supported"},
+    }
     load = build_loader(ici_link_health=RuntimeError(""), tpu_throttle_score=[])
-    assert read_scores(load)["unavailable"] == "libtpu does not tell ici_link_health: RuntimeError"
+    assert read_scores(load)["links"] == {"unavailable": "libtpu does not tell ici_link_health: RuntimeError"}
 
 
 def test_a_libtpu_without_an_sdk_is_said_with_the_line_that_helps() -> None:
@@ -103,7 +109,10 @@ def test_a_libtpu_without_an_sdk_is_said_with_the_line_that_helps() -> None:
             return SimpleNamespace(get_library_path=lambda: "/site/libtpu/libtpu.so")
         raise ModuleNotFoundError(name)
 
-    assert "pip install -U 'jax[tpu]'" in read_scores(load)["unavailable"]
+    told = read_scores(load)
+    assert ["pip install -U 'jax[tpu]'" in told[metric]["unavailable"] for metric in ("links", "throttles")] == [
+        True
+    ] * 2
 
 
 def test_another_library_than_the_packages_is_not_joined_by_a_second_one(
@@ -111,7 +120,7 @@ def test_another_library_than_the_packages_is_not_joined_by_a_second_one(
 ) -> None:
     load = build_loader(ici_link_health=["a: 0"], tpu_throttle_score=[])
     monkeypatch.setenv(PATH_VARIABLE, "/opt/libtpu.so")
-    assert PATH_VARIABLE in read_scores(load)["unavailable"]
+    assert PATH_VARIABLE in read_scores(load)["links"]["unavailable"]
     (tmp_path / "same.so").symlink_to("/site/libtpu/libtpu.so")
     monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "same.so"))
-    assert read_scores(load)["links"] == ["a: 0"]
+    assert read_scores(load)["links"] == {"lines": ["a: 0"]}

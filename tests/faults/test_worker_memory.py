@@ -46,7 +46,7 @@ def await_generation(agent: RunningAgent, generation: int) -> None:
 def test_a_worker_that_leaks_is_ended_at_rest_again_and_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
     settings = {"PYTHONPATH": plant_leak(tmp_path), "MESHWRIGHT_WORKER_MEMORY_BYTES": str(LIMIT_BYTES)}
     with start_agent(cpu_devices=2, **settings, **WATCHFUL) as agent:
-        first = worker_pid(agent)
+        first = wait_for(lambda: read_worker(agent)["pid"], agent)
         assert do_bench(agent)
         await_generation(agent, 3)
         assert not is_alive(first)

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 
@@ -88,6 +88,7 @@ class Secured:
     files: Files
     server_ca: trustme.CA
     client_ca: trustme.CA
+    began_s: float = field(default_factory=time.monotonic)
 
     def get(self, path: str, shown: trustme.LeafCert | None = None, ca: trustme.CA | None = None) -> httpx.Response:
         return httpx.get(f"{self.agent.url}{path}", verify=_trust(ca or self.server_ca, shown), timeout=60)
@@ -203,10 +204,11 @@ def test_the_log_says_why_a_handshake_failed_and_with_whom(secured: Secured) -> 
             secured.get("/healthz", shown)
         line = f"no request of addr:127.0.0.1: handshake (certificate verify failed: {words})"
         wait_for(lambda line=line: line in secured.agent.log_text(), secured.agent, limit_s=30)  # type: ignore[misc]
-    for _ in range(20):
+    for _ in range(30):
         with pytest.raises(httpx.TransportError):
             secured.get("/healthz", expired)
-    assert secured.agent.log_text().count(": handshake (") <= 10
+    at_most = 10 + (time.monotonic() - secured.began_s) / 6  # ten at once, and ten a minute
+    assert secured.agent.log_text().count(": handshake (") <= at_most < 30
 
 
 def test_the_lines_that_the_agent_prints_to_be_tried_work(secured: Secured, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ from tests.process.living import (
 )
 
 STALE_S = 1.5
-WATCHFUL = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2", "MESHWRIGHT_STALE_AFTER_S": str(STALE_S)}
+OFTEN = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
+WATCHFUL = {**OFTEN, "MESHWRIGHT_STALE_AFTER_S": str(STALE_S)}
 
 
 def plant_host(name: str, folder: Path) -> dict[str, str]:
@@ -113,7 +114,7 @@ def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
         "PYTHONPATH": plant_jax(tmp_path / "path", "import time; time.sleep(3600)"),
         "MESHWRIGHT_START_TIMEOUT_S": "600",
     }
-    with start_agent(cpu_devices=None, **settings, **hanging, **WATCHFUL) as agent:
+    with start_agent(cpu_devices=None, **settings, **hanging, **OFTEN) as agent:
         wait_for(lambda: ask(agent, "/devices")["worker"]["state"] == "starting", agent, limit_s=30)
         for _ in range(10):
             await_newer_look(agent, "driver")
@@ -125,6 +126,7 @@ def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
 def test_what_a_bench_tells_is_a_sign_of_life_of_worker_and_devices() -> None:
     both = {**LONG, "cases": ["matmul", "all_reduce"], "matmul_size": 64}  # the first is over in a moment
     with start_agent(cpu_devices=2, **WATCHFUL) as agent:
+        await_state(agent, "driver", "healthy")  # until then the host's memory is not known, and a bench is small
         run_id = submit(agent, both)
         wait_for(lambda: "matmul" in read_component(agent, "device:0")["reason"], agent, limit_s=30)
         assert "bench" in read_component(agent, "worker")["reason"]
@@ -209,7 +211,7 @@ def test_a_release_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None
 def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     chip = tmp_path / "sys/bus/pci/devices/0000:86:00.0"
-    with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:
+    with start_agent(cpu_devices=None, **settings, **OFTEN) as agent:
         wait_for(lambda: len(chips(agent)) == 4, agent)
         for name in chips(agent):
             assert "is listed" in await_state(agent, name, "healthy")["reason"]

@@ -21,7 +21,7 @@ from meshwright.errors import InternalError, InvalidRequestError
 from meshwright.wire.runs import Progress
 from tests.agents import wait_for
 from tests.fakes.compiler import MODULE, check_fake
-from tests.process.living import is_alive, list_children
+from tests.process.living import is_alive, list_children, list_own_children
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,11 +60,11 @@ def test_a_child_that_ends_without_an_answer_says_its_status() -> None:
 
 
 def test_one_that_hangs_is_killed_when_its_time_is_over() -> None:
-    before = list_children(os.getpid())
+    before = list_own_children(os.getpid())
     began_s = time.monotonic()
     assert "did not end within 4 s" in end("hang", limit_s=4.0).reason
     assert time.monotonic() - began_s < 8.0
-    assert list_children(os.getpid()) <= before
+    assert list_own_children(os.getpid()) <= before
 
 
 def test_one_that_leaks_is_ended_at_its_limit() -> None:
@@ -132,14 +132,14 @@ def test_a_line_that_is_no_frame_is_told_and_no_traceback(line: str) -> None:
 
 
 def test_a_callback_that_raises_kills_it() -> None:
-    before = list_children(os.getpid())
+    before = list_own_children(os.getpid())
 
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run("hang", on_progress=interrupt)
-    assert list_children(os.getpid()) <= before
+    assert list_own_children(os.getpid()) <= before
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from meshwright import AsyncFleet, Fleet, FleetIncompleteError, FleetState
 from meshwright.wire.mesh import Plan
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.jobs import run_program
+from tests.process.living import ask
 
 PROGRAM = Path(__file__).with_name("fleet_job.py")
 LIMIT_S = 30.0
@@ -31,6 +32,8 @@ def agents() -> Iterator[list[RunningAgent]]:
 
 @pytest.fixture(scope="module")
 def urls(agents: list[RunningAgent]) -> list[str]:
+    for agent in agents:
+        wait_for(lambda agent=agent: ask(agent, "/health")["state"] == "healthy", agent)  # type: ignore[misc]
     return [agent.url for agent in agents]
 
 

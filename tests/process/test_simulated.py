@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,11 @@ def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: Run
 def test_the_lists_of_9000_simulated_chips_are_not_written_while_others_wait() -> None:
     with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="v5p:16x20x28") as agent:
         assert len(ask(agent, "/mesh/plan?mesh=dp:56,fsdp:20,tp:8")["plans"][0]["devices"]) == 8960
-        for route in ("/devices", "/metrics"):  # written before the first request; no series of each device
-            began_s = time.perf_counter()
-            assert httpx.get(f"{agent.url}{route}", timeout=30).status_code == 200
-            assert time.perf_counter() - began_s < 0.3, route
+        with httpx.Client(base_url=agent.url, timeout=30) as client:
+            client.get("/healthz").raise_for_status()
+            for route in ("/devices", "/metrics"):  # written before the first request; no series of each device
+                first, *later = (client.get(route).raise_for_status().elapsed.total_seconds() for _ in range(6))
+                assert first < 5 * statistics.median(later) + 0.1, route
 
 
 @pytest.mark.parametrize(

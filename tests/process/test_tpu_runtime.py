@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agents import start_agent, wait_for
+from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.machines import RECORDED
 from tests.fakes.tpu_runtime import read_values, serving
 from tests.fakes.tree import plant
@@ -47,6 +47,10 @@ def find_free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def list_states(agent: RunningAgent) -> list[str]:
+    return [event["state"] for event in ask(agent, f"/events?component={NAME}")["events"]]
+
+
 def test_a_job_is_silent_then_tells_then_hangs_then_garbles_then_ends(grpc: Any, tmp_path: Path) -> None:
     port = find_free_port()
     with start_agent(cpu_devices=None, **plant_host(tmp_path, port)) as agent:
@@ -76,5 +80,5 @@ def test_a_job_is_silent_then_tells_then_hangs_then_garbles_then_ends(grpc: Any,
             f'meshwright_component_health{{component="{NAME}",state="initializing"}} 1.0'
             in httpx.get(f"{agent.url}/metrics").text
         )
-        events = [event["state"] for event in ask(agent, f"/events?component={NAME}")["events"]]
-        assert events == ["degraded", "healthy", "degraded", "initializing"]
+        told = ["degraded", "healthy", "degraded", "initializing"]
+        wait_for(lambda: list_states(agent) == told, agent, limit_s=10)  # an event is told once it is stored

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.agents import start_agent, wait_for
+from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.machines import RECORDED
 from tests.fakes.tpu_worker import TpuWorker
 from tests.fakes.tree import plant
@@ -48,6 +48,11 @@ def settings(worker: TpuWorker, tmp_path: Path) -> dict[str, str]:
     }
 
 
+def list_states(agent: RunningAgent) -> list[str]:
+    events = ask(agent, "/events?component=ici")["events"]
+    return [event["state"] for event in events if event["kind"] == "state"]
+
+
 def test_links_and_throttling_are_told_while_the_worker_has_the_tpus(
     worker: TpuWorker, settings: dict[str, str]
 ) -> None:
@@ -62,8 +67,8 @@ def test_links_and_throttling_are_told_while_the_worker_has_the_tpus(
         assert ask(agent, "/health")["state"] == "unhealthy"
         worker.tell(WELL)
         await_state(agent, "ici", "healthy")
-        events = [event for event in ask(agent, "/events?component=ici")["events"] if event["kind"] == "state"]
-        assert [event["state"] for event in events] == ["healthy", "unhealthy", "healthy"]
+        told = ["healthy", "unhealthy", "healthy"]
+        wait_for(lambda: list_states(agent) == told, agent, limit_s=10)  # an event is told once it is stored
 
 
 @pytest.mark.parametrize("fault", ["hang", "die"])

@@ -21,7 +21,7 @@ from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
 from tests.process import verify_steps as steps
-from tests.process.living import list_children
+from tests.process.living import list_own_children
 
 P = PartitionSpec
 ROOT = Path(__file__).parents[2]
@@ -120,10 +120,10 @@ def test_a_step_that_cannot_be_traced_is_not_compiled_and_says_where(
     ],
 )
 def test_a_step_that_is_not_there_is_refused(step: str, said: str) -> None:
-    before = list_children(os.getpid())
+    before = list_own_children(os.getpid())
     with pytest.raises(InvalidRequestError, match=said):
         verify(make_plan(), step)
-    assert list_children(os.getpid()) <= before
+    assert list_own_children(os.getpid()) <= before
 
 
 def run_script(*arguments: str, cwd: Path) -> Any:

@@ -27,6 +27,7 @@ from meshwright_agent.clock import SystemClock
 from meshwright_agent.worker.process import spawn_child
 from meshwright_agent.worker.protocol import Frame, FrameError, Hello
 from meshwright_agent.worker.supervisor import CallCancelled, ChildSpec, Supervisor
+from tests.process.living import LATE_S
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -564,8 +565,8 @@ def test_a_release_of_a_child_that_holds_the_gil_and_ignores_sigterm_takes_less_
         pid, began_s = supervisor.pid, time.monotonic()
         assert pid is not None
         outcome = await supervisor.release()
-        assert time.monotonic() - began_s < 2
-        assert outcome.took_s < 2
+        assert time.monotonic() - began_s < 2 + LATE_S
+        assert outcome.took_s < 2 + LATE_S
         assert (outcome.killed, outcome.was_running, outcome.abandoned_pids) == (True, True, ())
         assert not is_alive(pid)
         for call_task in (task, waiting):

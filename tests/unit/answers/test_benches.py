@@ -248,6 +248,15 @@ def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dg
     run_scene(tmp_path, [look(dgx)], answers, test)
 
 
+async def await_state(scene: Scene, run_id: str, state: str | None) -> str:
+    """Returns the state of a run once it is this one; without one, some time later."""
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        while state not in (None, (await scene.runs.get(run_id)).state):  # noqa: ASYNC110 -- the store tells nobody
+            await asyncio.sleep(0.01)
+    return (await scene.runs.get(run_id)).state
+
+
 def hold_measuring(scene: Scene) -> tuple[asyncio.Event, asyncio.Event]:
     """Lets benches of the device worker wait; returns what is set when one has begun, and what lets it go on."""
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -279,8 +288,7 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_what_it_must_have_to_itself(
         run = await scene.submit(tier=tier, devices=[3])
         await asyncio.wait_for(begun.wait(), 30)
         await scene.watch.look_at_facts()  # the agent's own worker, and the job
-        await asyncio.sleep(0.05)
-        state = (await scene.runs.get(run.id)).state
+        state = await await_state(scene, run.id, "cancelled" if is_ended else None)
         go_on.set()
         ended = await scene.finish(run)
         assert state == ("cancelled" if is_ended else "running")

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -219,17 +220,20 @@ def test_devices_are_waited_for(h100: CommandLine) -> None:
     assert _hold(h100, "", "--wait", "30s") == 0
 
 
-def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine) -> None:
+def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine, tmp_path: Path) -> None:
     """The command ends by itself when it is told to: with its own code."""
-    wait = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True)\n"
-    wait += "time.sleep(60)"
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM))
+    up = tmp_path / "up"
+    wait = "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+    wait += f"pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
     before = signal.getsignal(signal.SIGTERM)
-    timer.start()
-    try:
-        assert _hold(h100, wait) == 7
-    finally:
-        timer.cancel()
+
+    def tell() -> None:
+        while not up.exists():  # before that, the signal would end the tests
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell, daemon=True).start()
+    assert _hold(h100, wait) == 7
     assert h100.fake.leases.list().leases == ()
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -310,10 +310,10 @@ def ask_urls(kind: Kind, urls: list[str], **options: Any) -> FleetState:
 def test_a_host_that_says_nothing_costs_the_deadline_once_and_not_the_others(kind: Kind) -> None:
     with listen_only() as silent, serve(act_as("n0")) as server, listen_only() as silent_too:
         started = time.monotonic()
-        state = ask_urls(kind, [silent, server.url, silent_too], timeout_s=0.4)
-        assert time.monotonic() - started < 2.0
+        state = ask_urls(kind, [silent, server.url, silent_too], timeout_s=1.5)
+        assert time.monotonic() - started < 3.0  # once, not twice
     assert [host.state for host in state.hosts] == ["unreachable", "ok", "unreachable"]
-    assert {host.detail for host in state.failed} == {"no answer within 0.4 s"}
+    assert {host.detail for host in state.failed} == {"no answer within 1.5 s"}
     assert {heard.headers["authorization"] for heard in server.heard} == {"Bearer secret"}
     assert len({heard.connection for heard in server.heard}) == 1, "one connection serves all questions"
 
@@ -322,7 +322,7 @@ def test_a_host_that_says_nothing_costs_the_deadline_once_and_not_the_others(kin
 def test_devices_that_were_told_in_time_count_though_health_was_not(kind: Kind) -> None:
     act = act_as("n0", hangs_at="/health")
     with serve(act) as server:
-        state = ask_urls(kind, [server.url], timeout_s=0.4)
+        state = ask_urls(kind, [server.url], timeout_s=1.5)
         act.released.set()
     assert [host.state for host in state.hosts] == ["ok"]
     assert [notice.code for notice in state.notices] == ["health_unknown"]

@@ -119,9 +119,9 @@ def test_eight_devices_are_ordered_exactly_within_a_few_milliseconds(sizes: tupl
         took_s = []
         for _ in range(3):
             search_order.cache_clear()
-            started = time.perf_counter()
+            started = time.process_time()
             found = search_order(sizes, costs)
-            took_s.append(time.perf_counter() - started)
+            took_s.append(time.process_time() - started)
         assert found.method == "exact"
         assert min(took_s) < 0.025, "the budget is 5 ms on an idle machine; five times that on a busy one"
 

@@ -21,6 +21,7 @@ from tests.soak.verdict import WARM_UP, Row, format_table, judge
 
 PAGE: Final = ROOT / "docs/robustness.md"
 BEGIN, END = "<!-- soak: written by python -m tests.soak --write -->", "<!-- /soak -->"
+LOG: Final = ROOT / "build/soak-agent.log"
 SAMPLE_EVERY_S: Final = 2.0
 SETTINGS: Final = {
     "MESHWRIGHT_CRASH_BUDGET": "1000000",  # the kills are ours
@@ -75,8 +76,12 @@ def _find_left(agent: RunningAgent) -> str:
         wait_for(lambda: count_zombies(agent.pid) == 0, agent, limit_s=10)
     except AssertionError:
         return f"{count_zombies(agent.pid)} zombies"
-    trace = agent.log_text().find("Traceback")
-    return "" if trace < 0 else f"a traceback in the log: {agent.log_text()[trace : trace + 1500]}"
+    before, mark, rest = agent.log_text().partition("Traceback")
+    if not mark:
+        return ""
+    LOG.parent.mkdir(exist_ok=True)
+    LOG.write_text(before + mark + rest)
+    return f"a traceback in the agent's log, which is kept as {LOG.relative_to(ROOT)}: {mark}{rest[:5000]}"
 
 
 def format_report(soaked: Soaked) -> str:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import anyio
 from fastapi import FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
@@ -266,6 +267,16 @@ class StrictJsonRequest(Request):
 
 class JsonRoute(HeadRoute):
     """A route whose bodies are strict JSON, announced as such, and whose query holds only what the route knows."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; a listener of events who leaves in the midst of one is no fault.
+
+        FastAPI closes a stream before it ends the task that waits to write into it (0.165, `_sse_producer_cm`).
+        """
+        try:
+            await super().handle(scope, receive, send)
+        except* anyio.BrokenResourceError:
+            log.debug("a listener of %s has left in the midst of an event", self.path)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns FastAPI's handler behind the strict reader."""

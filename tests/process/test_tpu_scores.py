@@ -45,6 +45,7 @@ def settings(worker: TpuWorker, tmp_path: Path) -> dict[str, str]:
         "MESHWRIGHT_PROBE_INTERVAL_S": "0.3",
         "MESHWRIGHT_HOLD": "always",
         "PYTHONPATH": worker.path,
+        "TPU_LIBRARY_PATH": "",  # which tests that import the real libtpu leave in our environment
     }
 
 

@@ -112,7 +112,7 @@ def test_warnings_of_the_run_go_to_stderr(meshwright: CommandLine) -> None:
 def test_json_is_the_result_of_the_run(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     printed = meshwright("bench", *arguments)
     with meshwright.fake.client() as client:
-        assert printed.json == client.runs().runs[0].result
+        assert printed.json == client.run(client.runs().runs[0].id).result
 
 
 @pytest.mark.parametrize("format_", ["nccl-tests", "nvbandwidth"])

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import httpx
+
+from meshwright_agent.store.leases import KEEP_ENDED
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.documents import ROOT
-from tests.process.living import RELEASE_LIMIT_S, await_state, do_bench
+from tests.process.living import RELEASE_LIMIT_S, await_state, do_bench, end_leases
 from tests.soak.load import Load
 from tests.soak.samples import Sample, count_zombies, take_sample
 from tests.soak.verdict import WARM_UP, Row, format_table, judge
@@ -27,6 +30,8 @@ SETTINGS: Final = {
     "MESHWRIGHT_CRASH_BUDGET": "1000000",  # the kills are ours
     "MESHWRIGHT_KEEP_RUNS": "100",
     "MESHWRIGHT_KEEP_PLANS": "100",
+    "MESHWRIGHT_KEEP_EVENTS": "30",
+    "MESHWRIGHT_RATE_LIMIT_PER_MINUTE": "100000",  # for the first leases, which come one after the other
     "MESHWRIGHT_PROBE_INTERVAL_S": "5",
     "MESHWRIGHT_LOG_LEVEL": "warning",
 }
@@ -58,6 +63,7 @@ def soak(minutes: float, seed: int = 0) -> Soaked:
     """Returns what so many minutes of load did to an agent of its own."""
     with start_agent(cpu_devices=4, **SETTINGS) as agent:
         await_state(agent, "driver", "healthy")
+        _fill_leases(agent)
         load, samples, began_s = Load(agent, seed), list[Sample](), time.monotonic()
         load.start()
         try:
@@ -69,8 +75,17 @@ def soak(minutes: float, seed: int = 0) -> Soaked:
         return Soaked(minutes, load, samples, _find_left(agent))
 
 
+def _fill_leases(agent: RunningAgent) -> None:
+    """Makes and ends as many leases as are kept, which no setting makes fewer."""
+    with httpx.Client(base_url=agent.url, timeout=60) as http:
+        for _ in range(KEEP_ENDED):
+            lease = http.post("/leases", json={"purpose": "soak"}).raise_for_status().json()
+            http.delete(f"/leases/{lease['id']}").raise_for_status()
+
+
 def _find_left(agent: RunningAgent) -> str:
     """Returns what does not go away when the load does; and proves that the agent works still."""
+    end_leases(agent)
     do_bench(agent)
     try:
         wait_for(lambda: count_zombies(agent.pid) == 0, agent, limit_s=10)

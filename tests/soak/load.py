@@ -29,6 +29,9 @@ EXPECTED: Final = {
     "not_ready",
     "bench_too_large",
     "rate_limited",
+    "device_leased",
+    "device_busy",
+    "lease_not_found",
 }
 """Codes of refusals that this load brings about."""
 MESHES: Final = ("dp:2", "dp:-1", "dp:2,tp:-1", "x:1,y:2,z:-1", "dp:3")
@@ -121,7 +124,7 @@ def size_batch(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def bench(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    run = load.take("benches", http.post("/placement/bench", json=QUICK))
+    run = load.take("benches", _post_bench(http, chance, QUICK))
     while "id" in run and run["state"] not in FINAL and not load.ended.is_set():
         load.ended.wait(0.1)
         run = load.take("benches", http.get(f"/runs/{run['id']}"))
@@ -131,10 +134,14 @@ def bench(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def cancel(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    run = load.take("cancels", http.post("/placement/bench", json={**LONG, "sizes_bytes": [1 << 20]}))
+    run = load.take("cancels", _post_bench(http, chance, {**LONG, "sizes_bytes": [1 << 20]}))
     if "id" in run:
         load.ended.wait(chance.uniform(0, 2))
         load.take("cancels", http.delete(f"/runs/{run['id']}"))
+
+
+def _post_bench(http: httpx.Client, chance: random.Random, body: dict[str, Any]) -> httpx.Response:
+    return http.post("/placement/bench", json=body, headers={"Idempotency-Key": f"soak-{chance.getrandbits(64):x}"})
 
 
 def listen(load: Load, http: httpx.Client, chance: random.Random) -> None:
@@ -162,6 +169,16 @@ def release(load: Load, http: httpx.Client, chance: random.Random) -> None:
         load.note("releases", "late", str(answer)[:300])
 
 
+def reserve(load: Load, http: httpx.Client, chance: random.Random) -> None:
+    """Leases a device or all, which pre-empts a bench; gives it back, or lets it run out."""
+    load.ended.wait(chance.uniform(1, 6))
+    wanted = {"devices": chance.choice(("all", [0], [1, 2])), "purpose": "soak", "ttl_s": chance.uniform(0.2, 2)}
+    lease = load.take("leases", http.post("/leases", json={**wanted, "preemptible": chance.random() < 0.3}))
+    if "id" in lease and chance.random() < 0.5:
+        load.ended.wait(chance.uniform(0, 1))
+        load.take("leases", http.delete(f"/leases/{lease['id']}"))
+
+
 def kill(load: Load, http: httpx.Client, chance: random.Random) -> None:
     """Kills the device worker, whatever it does."""
     load.ended.wait(chance.uniform(*KILL_EVERY_S))
@@ -180,5 +197,6 @@ ACTORS: Final[dict[str, Actor]] = {
     "cancels": cancel,
     "listeners": listen,
     "releases": release,
+    "leases": reserve,
     "kills": kill,
 }

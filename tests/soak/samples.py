@@ -8,19 +8,25 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from tests.agents import RunningAgent
 from tests.process.living import list_children, read_rss_bytes
 
-TABLES: Final = ("runs", "events", "records", "plans", "idempotency_keys", "verifications")
-
 
 @dataclass(frozen=True)
 class Sample:
-    """One look, `at_s` seconds after the start."""
+    """One look, `at_s` seconds after the start.
+
+    Attributes:
+        orphans: events of runs that are no longer kept.
+        most_events: of one run that is kept.
+        rows: of each table but `events`: how many those are depends on how many of the kept runs came to their end (six
+            events each, three of one that was cancelled), and so on the machine's pace. They are bounded by `orphans`,
+            `most_events` and the number of runs.
+    """
 
     at_s: float
     rss_bytes: int
@@ -28,12 +34,16 @@ class Sample:
     threads: int
     children: int
     zombies: int
-    rows: int
     store_bytes: int
+    orphans: int
+    most_events: int
+    rows: Mapping[str, int]
 
 
 def take_sample(agent: RunningAgent, began_s: float) -> Sample:
     """Returns how the agent is now."""
+    database = agent.state_dir / "meshwright.sqlite3"
+    orphans, most_events = count_events(database)
     status = Path(f"/proc/{agent.pid}/status").read_text()
     return Sample(
         at_s=time.monotonic() - began_s,
@@ -42,8 +52,10 @@ def take_sample(agent: RunningAgent, began_s: float) -> Sample:
         threads=next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads")),
         children=len(list_children(agent.pid)),
         zombies=count_zombies(agent.pid),
-        rows=count_rows(agent.state_dir / "meshwright.sqlite3"),
         store_bytes=sum(path.stat().st_size for path in agent.state_dir.iterdir() if path.is_file()),
+        orphans=orphans,
+        most_events=most_events,
+        rows=count_rows(database),
     )
 
 
@@ -57,10 +69,27 @@ def count_zombies(pid: int) -> int:
     return found
 
 
-def count_rows(path: Path) -> int:
-    """Returns how many rows the tables have together."""
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
-    try:
-        return sum(connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in TABLES)
-    finally:
-        connection.close()
+def count_events(path: Path) -> tuple[int, int]:
+    """Returns how many events belong to no run, and the most that one run has."""
+    with _reading(path) as connection:
+        (orphans,) = connection.execute(
+            "SELECT COUNT(*) FROM events WHERE run_id NOT IN (SELECT id FROM runs)"
+        ).fetchone()
+        (most,) = connection.execute(
+            "SELECT COALESCE(MAX(events), 0) FROM (SELECT COUNT(*) AS events FROM events GROUP BY run_id)"
+        ).fetchone()
+    return orphans, most
+
+
+def count_rows(path: Path) -> dict[str, int]:
+    """Returns how many rows each table of the file has but `events`; one that a later schema adds is among them."""
+    with _reading(path) as connection:
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name != 'events' AND name NOT LIKE 'sqlite_%' "
+            "ORDER BY name"
+        ).fetchall()
+        return {table: connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for (table,) in tables}
+
+
+def _reading(path: Path) -> contextlib.closing[sqlite3.Connection]:
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.soak.__main__ import format_report, soak
 from tests.soak.load import ACTORS
-from tests.soak.samples import Sample
+from tests.soak.samples import Sample, count_events, count_rows
 from tests.soak.verdict import WATCHED, format_table, judge, measure_slope
 
-STILL = Sample(0, 60_000_000, 30, 4, 2, 0, 400, 2_000_000)
+STILL = Sample(0, 60_000_000, 30, 4, 2, 0, 2_000_000, 0, 6, {"runs": 100, "plans": 16})
 
 
 def build_samples(**growth_a_sample: float) -> list[Sample]:
@@ -46,8 +48,9 @@ def test_growth_in_the_warm_up_does_not_count() -> None:
         ("threads", 0.02, "threads"),
         ("children", 0.02, "child processes"),
         ("zombies", 0.02, "zombies"),
-        ("rows", 0.5, "rows"),
         ("store_bytes", 5_000, "database and its log"),
+        ("orphans", 0.02, "events without a run"),
+        ("most_events", 0.02, "most events of a run"),
     ],
 )
 def test_what_grows_slowly_and_steadily_is_a_leak(field: str, rate: float, name: str) -> None:
@@ -56,8 +59,30 @@ def test_what_grows_slowly_and_steadily_is_a_leak(field: str, rate: float, name:
     assert "grows" in format_table(rows)
 
 
+@pytest.mark.parametrize("table", ["runs", "plans"])
+def test_a_table_that_grows_is_a_leak_also_when_it_is_a_small_one(table: str) -> None:
+    samples = [
+        replace(sample, rows={**STILL.rows, table: STILL.rows[table] + number // 3})
+        for number, sample in enumerate(build_samples())
+    ]
+    assert [row.name for row in judge(samples) if row.is_leak] == [f"rows of {table}"]
+
+
 def test_every_figure_of_a_sample_is_watched() -> None:
-    assert len(WATCHED) == len(Sample.__dataclass_fields__) - 1
+    assert len(WATCHED) == len(Sample.__dataclass_fields__) - len({"at_s", "rows"})
+
+
+def test_rows_are_counted_in_every_table_there_is(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.sqlite3") as connection:
+        connection.execute("CREATE TABLE one (a)")
+        connection.execute("CREATE TABLE later (b)")
+        connection.execute("INSERT INTO later VALUES (1)")
+        connection.execute("CREATE TABLE runs (id)")
+        connection.execute("CREATE TABLE events (run_id)")
+        connection.execute("INSERT INTO runs VALUES ('a')")
+        connection.executemany("INSERT INTO events VALUES (?)", [("a",), ("a",), ("gone",)])
+    assert count_rows(tmp_path / "a.sqlite3") == {"later": 1, "one": 0, "runs": 1}
+    assert count_events(tmp_path / "a.sqlite3") == (1, 2)
 
 
 def test_the_slope_is_that_of_most_points() -> None:

@@ -7,7 +7,7 @@ slopes between all pairs) times the time that counts, so that a peak at either e
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -30,15 +30,21 @@ class Watched:
     may_grow_ratio: float = 0.0
 
 
-WATCHED: Final[Mapping[str, Watched]] = {
+WATCHED: Final[dict[str, Watched]] = {
     "memory (RSS)": Watched(lambda sample: sample.rss_bytes / 1e6, "MB", 3.0),
     "descriptors": Watched(lambda sample: sample.descriptors, "", 3.0),
     "threads": Watched(lambda sample: sample.threads, "", 1.0),
     "child processes": Watched(lambda sample: sample.children, "", 1.0),
     "zombies": Watched(lambda sample: sample.zombies, "", 1.0),
-    "rows": Watched(lambda sample: sample.rows, "", 20.0, 0.1),
     "database and its log": Watched(lambda sample: sample.store_bytes / 1e6, "MB", 0.5, 0.1),
+    "events without a run": Watched(lambda sample: sample.orphans, "", 1.0),
+    "most events of a run": Watched(lambda sample: sample.most_events, "", 2.0),
 }
+
+
+def watch_table(table: str) -> Watched:
+    """Returns what the rows of one table may do."""
+    return Watched(lambda sample: sample.rows[table], "", 5.0, 0.1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Row:
 
 
 def judge(samples: Sequence[Sample]) -> list[Row]:
-    """Returns a row for each figure.
+    """Returns a row for each figure, and for each table of the database.
 
     Raises:
         ValueError: fewer than ten samples count.
@@ -67,7 +73,8 @@ def judge(samples: Sequence[Sample]) -> list[Row]:
     counted = samples[int(len(samples) * WARM_UP) :]
     if len(counted) < 10:
         raise ValueError(f"{len(counted)} samples count; ten are the least: soak for longer, or look more often")
-    return [_judge_one(name, watched, counted) for name, watched in WATCHED.items()]
+    tables = {f"rows of {table}": watch_table(table) for table in counted[0].rows}
+    return [_judge_one(name, watched, counted) for name, watched in (WATCHED | tables).items()]
 
 
 def _judge_one(name: str, watched: Watched, counted: Sequence[Sample]) -> Row:

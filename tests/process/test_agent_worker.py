@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ import pytest
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
     QUICK,
+    RELEASE_LIMIT_S,
+    TRIES,
     ask,
     await_end,
     await_newer_look,
@@ -211,6 +216,19 @@ def test_a_release_cancels_the_bench_that_runs_and_those_that_wait(robust: Runni
         assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
         assert "the devices were released" in run["error"]["detail"]
     assert do_bench(robust)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_releases_beside_a_bench_take_no_longer_than_the_bound(robust: RunningAgent, listens: bool) -> None:
+    took_s = []
+    for _ in range(TRIES):
+        start_long_bench(robust)
+        with contextlib.nullcontext() if listens else stopped(worker_pid(robust)):
+            began_s = time.monotonic()
+            answer = release(robust)
+            took_s.append(time.monotonic() - began_s)
+        assert answer["released"]
+    assert statistics.median(took_s) <= RELEASE_LIMIT_S
 
 
 def test_a_release_ends_a_worker_that_does_not_listen(robust: RunningAgent) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from meshwright_agent.worker.children import build_compiler_spec
 from meshwright_agent.worker.compile_task import CompileTask, Operation
 from meshwright_agent.worker.supervisor import Supervisor
 from tests.fakes import faulty_compiler
-from tests.process.living import LATE_S, is_alive
+from tests.process.living import TRIES, is_alive
 
 MIB = 1 << 20
 
@@ -184,18 +186,21 @@ def test_a_compiler_that_does_not_start_is_an_error_and_is_tried_again(tmp_path:
 
 def test_a_compile_that_is_given_up_is_gone_within_two_seconds_and_counts_as_no_crash(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
-        loop = asyncio.get_running_loop()
-        work = asyncio.create_task(bench.compile("hangs"))
-        while len(bench.told) < 2:  # noqa: ASYNC110 -- a list tells nobody
-            await asyncio.sleep(0.01)
-        pid, began_s = bench.child.pid, loop.time()
-        assert pid is not None
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        assert work.cancelled()
-        assert loop.time() - began_s < 2 + LATE_S
-        assert not is_alive(pid)
-        assert (bench.child.state, bench.compiles.counts) == ("stopped", {})
+        took_s = []
+        for _ in range(TRIES):
+            bench.told.clear()
+            work = asyncio.create_task(bench.compile("hangs"))
+            while len(bench.told) < 2:  # noqa: ASYNC110 -- a list tells nobody
+                await asyncio.sleep(0.01)
+            pid, began_s = bench.child.pid, time.monotonic()
+            assert pid is not None
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            took_s.append(time.monotonic() - began_s)
+            assert work.cancelled()
+            assert not is_alive(pid)
+            assert (bench.child.state, bench.compiles.counts) == ("stopped", {})
+        assert statistics.median(took_s) <= 2.0
 
     play(tmp_path, act)
 

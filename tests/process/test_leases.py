@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
-    LATE_S,
     LONG,
     QUICK,
     RELEASE_LIMIT_S,
+    TRIES,
     ask,
     await_end,
     post_bench,
@@ -86,20 +87,29 @@ def test_one_key_is_one_lease(host: RunningAgent) -> None:
     assert other.json()["code"] == "idempotency_conflict"
 
 
-def test_a_running_bench_gives_way_within_the_bound(host: RunningAgent) -> None:
+def test_a_running_bench_gives_way_and_a_preemptible_lease_is_refused(host: RunningAgent) -> None:
     run_id = start_long_bench(host)
     waiting = post_bench(host, LONG).json()["id"]
     refused = post_lease(host, [0], preemptible=True)
     assert (refused.status_code, refused.json()["code"]) == (409, "device_busy")
     assert read_run(host, run_id)["state"] == "running"
-    began_s = time.monotonic()
     made = lease(host, [0], purpose="slurm job 7")
-    assert time.monotonic() - began_s < RELEASE_LIMIT_S + LATE_S
     assert set(made["cancelled_runs"]) == {run_id, waiting}
     for each in (run_id, waiting):
         run = await_end(host, each)
         assert run["state"] == "cancelled"
         assert f"pre-empted by lease {made['id']} (slurm job 7)" in run["error"]["detail"]
+
+
+def test_running_benches_give_way_within_the_bound(host: RunningAgent) -> None:
+    took_s = []
+    for _ in range(TRIES):
+        start_long_bench(host)
+        began_s = time.monotonic()
+        made = lease(host, [0])
+        took_s.append(time.monotonic() - began_s)
+        httpx.delete(f"{host.url}/leases/{made['id']}", timeout=30)
+    assert statistics.median(took_s) <= RELEASE_LIMIT_S
 
 
 def test_a_bench_waits_for_the_end_of_a_lease_unless_it_is_its_own_or_elsewhere(host: RunningAgent) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from meshwright_agent.clock import SystemClock
 from meshwright_agent.worker.process import spawn_child
 from meshwright_agent.worker.protocol import Frame, FrameError, Hello
 from meshwright_agent.worker.supervisor import CallCancelled, ChildSpec, Supervisor
-from tests.process.living import LATE_S
+from tests.process.living import TRIES
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -559,20 +560,23 @@ def test_a_cancelled_call_that_does_not_stop_is_killed_after_the_grace_and_is_no
 
 def test_a_release_of_a_child_that_holds_the_gil_and_ignores_sigterm_takes_less_than_two_seconds() -> None:
     async def scenario(supervisor: Supervisor) -> None:
-        task = await begin(supervisor, "hang_with_gil")
-        waiting = asyncio.create_task(call(supervisor, "echo"))
-        await asyncio.sleep(0)
-        pid, began_s = supervisor.pid, time.monotonic()
-        assert pid is not None
-        outcome = await supervisor.release()
-        assert time.monotonic() - began_s < 2 + LATE_S
-        assert outcome.took_s < 2 + LATE_S
-        assert (outcome.killed, outcome.was_running, outcome.abandoned_pids) == (True, True, ())
-        assert not is_alive(pid)
-        for call_task in (task, waiting):
-            with pytest.raises(CallCancelled, match="released"):
-                await call_task
-        assert (supervisor.state, supervisor.last_error) == ("stopped", None)
+        took_s = []
+        for _ in range(TRIES):
+            task = await begin(supervisor, "hang_with_gil")
+            waiting = asyncio.create_task(call(supervisor, "echo"))
+            await asyncio.sleep(0)
+            pid, began_s = supervisor.pid, time.monotonic()
+            assert pid is not None
+            outcome = await supervisor.release()
+            took_s.append(time.monotonic() - began_s)
+            assert outcome.took_s <= took_s[-1]
+            assert (outcome.killed, outcome.was_running, outcome.abandoned_pids) == (True, True, ())
+            assert not is_alive(pid)
+            for call_task in (task, waiting):
+                with pytest.raises(CallCancelled, match="released"):
+                    await call_task
+            assert (supervisor.state, supervisor.last_error) == ("stopped", None)
+        assert statistics.median(took_s) <= 2.0
 
     supervise(scenario)
 

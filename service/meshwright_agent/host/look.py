@@ -21,6 +21,7 @@ from meshwright_agent.worker.children import (
     has_accelerators,
     may_touch,
     read_roots,
+    tell_prohibited,
 )
 from meshwright_agent.worker.supervisor import Supervisor
 
@@ -62,7 +63,7 @@ async def ask_worker(settings: Settings, environ: Mapping[str, str]) -> tuple[di
 
 
 def explain_held(facts: HostFacts | None) -> str:
-    """Returns who keeps JAX off this host's devices (`may_touch`), in words; "" where nobody does."""
+    """Returns who or what keeps JAX off this host's devices (`may_touch`), in words; "" where nothing does."""
     if may_touch(facts):
         return ""
     devices: Sequence[GpuFacts | TpuFacts] = (facts.gpus or facts.tpus) if facts else ()
@@ -74,7 +75,7 @@ def explain_held(facts: HostFacts | None) -> str:
         if not holder.own:
             held = ", ".join(holder.devices) or "a device"
             return f"process {holder.pid} ({holder.command or holder.name or '?'}) holds {held}"
-    return "who holds the devices could not be looked at"
+    return (tell_prohibited(facts) if facts else "") or "who holds the devices could not be looked at"
 
 
 async def look_at_host(settings: Settings, environ: Mapping[str, str], *, untouched: str = "") -> Devices:

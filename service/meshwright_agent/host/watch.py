@@ -30,7 +30,7 @@ from meshwright_agent.host.scores import ScoreAsker
 from meshwright_agent.host.sight import Sight, SightKeeper
 from meshwright_agent.settings import Settings
 from meshwright_agent.view import JaxSight, build_devices
-from meshwright_agent.worker.children import may_touch, read_roots
+from meshwright_agent.worker.children import may_touch, read_roots, tell_prohibited
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class HostWatch:
             return "not started: a device is leased"
         if facts is None or facts.holders is None:
             return "not started: it is not known who holds the devices"
-        return f"not started: {_describe_holders(facts.holders)}"
+        return f"not started: {tell_prohibited(facts) or _describe_holders(facts.holders)}"
 
     def _is_left_over(self) -> bool:
         """Tells whether a bench of who has a lease left its worker there, which `hold: always` would keep."""

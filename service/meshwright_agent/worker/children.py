@@ -45,11 +45,25 @@ def _is_accelerator(folder: Path) -> bool:
 def may_touch(facts: HostFacts | None) -> bool:
     """Returns whether JAX may be started on accelerators unasked: only if nobody else is seen to hold a device.
 
-    Holders that could not be looked at (None) may be anybody: then nothing is touched.
+    Holders that could not be looked at (None) may be anybody: then nothing is touched. Nor is it where a GPU lets no
+    process in.
     """
     if facts is None or facts.holders is None:
         return False
-    return all(holder.own for holder in facts.holders)
+    return all(holder.own for holder in facts.holders) and not tell_prohibited(facts)
+
+
+def tell_prohibited(facts: HostFacts) -> str:
+    """Returns which GPU lets no process compute (compute mode prohibited), in words; "" where none is known.
+
+    JAX opens every GPU that it sees. What CUDA_VISIBLE_DEVICES leaves it is not judged: such a GPU may be hidden.
+    """
+    if "CUDA_VISIBLE_DEVICES" in facts.environment:
+        return ""
+    for gpu in facts.gpus:
+        if gpu.compute_mode == "prohibited":
+            return f"GPU {gpu.index} is in compute mode prohibited; `nvidia-smi -i {gpu.index} -c DEFAULT` opens it"
+    return ""
 
 
 def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:

@@ -402,6 +402,19 @@ def test_jax_is_not_started_where_nobody_could_look_who_holds_the_devices(dgx: M
     assert scene.watch.knows_topology
 
 
+def test_jax_is_not_started_on_a_gpu_that_lets_no_process_in_and_the_host_is_none_the_worse(dgx: Machine) -> None:
+    gpus = dgx.read().gpus
+    closed = (replace(gpus[0], compute_mode="prohibited"), *gpus[1:])
+    scene = stage_dgx(dgx, probe=[facts_of(dgx, gpus=closed, holders=()), facts_of(dgx, holders=())])
+    scene.look()
+    worker = scene.component("worker")
+    assert (scene.device.calls, worker.state) == ([], "initializing")
+    assert worker.reason.startswith("not started: GPU 0 is in compute mode prohibited")
+    assert scene.board.view(scene.clock.now()).state == "healthy"
+    scene.look()
+    assert (len(scene.device.calls), scene.state("worker")) == (1, "healthy")
+
+
 def test_jax_is_started_once_the_devices_are_free_and_then_not_again(dgx: Machine) -> None:
     busy, free = facts_of(dgx, holders=(FOREIGN,)), facts_of(dgx, holders=(OWN,))
     scene = stage_dgx(dgx, probe=[busy, free, free, free])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright_agent.facts.model import HolderFacts
+from meshwright_agent.host.look import explain_held
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import (
     build_device_spec,
@@ -16,6 +17,7 @@ from meshwright_agent.worker.children import (
     has_accelerators,
     may_touch,
     read_roots,
+    tell_prohibited,
 )
 from meshwright_agent.worker.probe import parse_roots
 from tests.fakes.machines import plant_machine
@@ -122,6 +124,25 @@ def test_jax_is_started_unasked_only_where_nobody_else_holds_a_device(
     facts = plant_machine("dgx-h100", tmp_path).read()
     holders = tuple(HolderFacts(pid=number, own=own) for number, own in enumerate(owns))
     assert may_touch(replace(facts, holders=holders)) is may
+
+
+@pytest.mark.parametrize(
+    ("modes", "environment", "may"),
+    [
+        (("default", "exclusive_process", None), {}, True),
+        (("default", "prohibited"), {}, False),
+        (("default", "prohibited"), {"CUDA_VISIBLE_DEVICES": "0"}, True),
+    ],
+)
+def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
+    tmp_path: Path, modes: tuple[Any, ...], environment: dict[str, str], may: bool
+) -> None:
+    facts = plant_machine("dgx-h100", tmp_path).read()
+    gpus = tuple(replace(gpu, compute_mode=mode) for gpu, mode in zip(facts.gpus, modes, strict=False))
+    facts = replace(facts, gpus=gpus, holders=(), environment=environment)
+    assert may_touch(facts) is may
+    said = "" if may else "GPU 1 is in compute mode prohibited; `nvidia-smi -i 1 -c DEFAULT` opens it"
+    assert (tell_prohibited(facts), explain_held(facts)) == (said, said)
 
 
 def test_where_nobody_could_look_nothing_is_touched(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run
+from meshwright_agent.access.audit import Openings
 from meshwright_agent.access.doorkeeper import Doorkeeper
 from meshwright_agent.answers.batch_sizes import BatchSizes
 from meshwright_agent.answers.benches import Benches
@@ -87,6 +88,7 @@ class Agent:
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
         )
         self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
+        self._openings = Openings()
         self.device = Supervisor(
             build_device_spec(settings, self._environ, stays=stays),
             clock=self.clock,
@@ -288,6 +290,7 @@ class Agent:
         return facts.is_clock_synchronised if facts else None
 
     def _on_worker_change(self) -> None:
+        self._openings.note(self.device.view())
         self.watch.note_worker()
         self.picture.note_change()
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from meshwright_agent.access.scopes import SCOPES, Scope
 from meshwright_agent.access.token_file import add_token, remove_token
 from meshwright_agent.access.tokens import make_token
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.process.living import list_children
 
 HEADER_LIMIT_BYTES = 4096
 CONNECTIONS = 20
@@ -66,6 +68,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         MESHWRIGHT_RATE_LIMIT_PER_MINUTE=str(RATE),
         MESHWRIGHT_ALLOWED_HOSTS="gateway.example",
         MESHWRIGHT_LOG_LEVEL="debug",
+        MESHWRIGHT_TOKEN=secrets["admin"],
+        OTEL_EXPORTER_OTLP_HEADERS=f"authorization=Bearer {secrets['admin']}",
     ) as agent:
         yield Guarded(agent, path, secrets)
 
@@ -267,6 +271,32 @@ def test_each_operation_leaves_one_line_that_says_who_did_what(guarded: Guarded)
     ]
 
 
+def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened(guarded: Guarded) -> None:
+    def post(path: str, number: int, body: dict[str, Any]) -> httpx.Response:
+        return guarded.ask("POST", path, "operate", headers={"X-Request-ID": f"made-{number}"}, json=body)
+
+    lease_id = post("/leases", 1, {"devices": [0], "purpose": "a test"}).json()["id"]
+    assert post("/placement/bench", 2, {"devices": [0]}).status_code == 409
+    run_id = post("/placement/bench", 3, {"lease": lease_id, "cases": ["matmul"]}).json()["id"]
+    guarded.ask("DELETE", f"/runs/{run_id}", "operate")
+    guarded.ask("DELETE", f"/leases/{lease_id}", "operate", headers={"X-Request-ID": "made-4"})
+
+    def lines() -> list[str]:
+        return re.findall(r"meshwright\.audit.*?: caller=token:operateer scope=operate (.*made-\d)", read_log())
+
+    def read_log() -> str:
+        return guarded.agent.log_text()
+
+    wait_for(lambda: len(lines()) >= 4, guarded.agent, limit_s=30)
+    assert lines() == [
+        f"method=POST path=/leases devices=0 lease={lease_id} status=201 request_id=made-1",
+        "method=POST path=/placement/bench devices=0 status=409 request_id=made-2",
+        f"method=POST path=/placement/bench devices=all run={run_id} status=202 request_id=made-3",
+        f"method=DELETE path=/leases/{lease_id} devices=0 status=200 request_id=made-4",
+    ]
+    wait_for(lambda: "caller=agent did=worker_started generation=1 pid=" in read_log(), guarded.agent, limit_s=60)
+
+
 def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> None:
     secret = guarded.secrets["admin"]
     said = []
@@ -296,6 +326,24 @@ def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> No
     said += [guarded.ask("GET", "/metrics", "admin").text, guarded.ask("GET", "/health", "admin").text]
     said += [guarded.agent.log_text(), *(path.read_text() for path in [guarded.token_file])]
     assert not [text for text in said if any(known in text for known in guarded.secrets.values())]
+
+
+def test_children_are_given_no_secret_and_a_crash_tells_none(guarded: Guarded) -> None:
+    secret = guarded.secrets["admin"].encode()
+    assert secret in Path(f"/proc/{guarded.agent.pid}/environ").read_bytes()
+
+    def worker() -> dict[str, Any]:
+        state: dict[str, Any] = guarded.ask("GET", "/devices").json()["worker"]
+        return state
+
+    wait_for(lambda: worker()["pid"] is not None, guarded.agent, limit_s=60)
+    for pid in list_children(guarded.agent.pid):
+        with contextlib.suppress(OSError):  # a probe that has ended
+            assert secret not in Path(f"/proc/{pid}/environ").read_bytes()
+    os.kill(worker()["pid"], signal.SIGABRT)
+    wait_for(lambda: "SIGABRT" in (worker()["last_error"] or ""), guarded.agent, limit_s=60)
+    said = [guarded.ask("GET", path).text for path in ("/devices", "/health", "/events", "/runs")]
+    assert not [text for text in [*said, guarded.agent.log_text()] if secret.decode() in text]
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The audit: one line for every operation that touches a device or changes state. Logger `meshwright.audit`.
 
-Rule: who, what, with which outcome, under which request id; never a token, a header or a body. Values are quoted as in
-JSON where they hold anything but plain characters, so that a caller cannot write lines of its own.
+Rule: who, what, on which devices, with which outcome, under which request id; never a token, a header or more of a
+body. Values are quoted as in JSON where they hold anything but plain characters, so that a caller cannot write lines of
+its own. What the agent opens unasked has its lines as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from meshwright.wire.devices import Worker
 from meshwright_agent.access.rates import Rates
 
 log = logging.getLogger("meshwright.audit")
@@ -47,3 +49,19 @@ class Refusals:
         """Writes a line, unless this peer has had its share."""
         if self._rates.spend(peer) == 0:
             record(caller=peer, **fields)
+
+
+class Openings:
+    """A line when the agent's own worker may have devices open, asked for or not, and one when it has gone."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, str | int] = {}
+
+    def note(self, worker: Worker) -> None:
+        """Takes the worker's state after each change."""
+        if worker.state in {"ready", "busy"} and not self._open:
+            self._open = {"generation": worker.generation, "pid": worker.pid or 0}
+            record(caller="agent", did="worker_started", **self._open)
+        elif worker.state in {"stopped", "backoff", "failed"} and self._open:
+            record(caller="agent", did="worker_ended", **self._open)
+            self._open = {}

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from meshwright.wire.base import Reply
 from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, needs, problems
-from meshwright_agent.api.gate import JsonRoute
+from meshwright_agent.api.gate import JsonRoute, note_operation
 from meshwright_agent.api.pieces import write_list
 from meshwright_agent.api.runs import answer_run
 from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
@@ -54,10 +54,13 @@ class NvbandwidthReport(Reply):
     openapi_extra=needs("operate"),
 )
 async def start_bench(
-    agent: AgentHere, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
+    agent: AgentHere, http: Request, request: BenchRequest = _QUICK, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Queues a bench: `{}` is the quick suite on all devices, within 20 s. Follow `Location` for the run."""
-    return answer_run(await agent.benches.submit(request, idempotency_key), agent.clock.now())
+    note_operation(http, request.devices or "all")
+    run = await agent.benches.submit(request, idempotency_key)
+    note_operation(http, run=run.id)
+    return answer_run(run, agent.clock.now())
 
 
 @router.get(

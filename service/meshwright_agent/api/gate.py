@@ -54,6 +54,7 @@ CALLER_KEY: Final = "meshwright.caller"
 """Where the gate leaves the `Caller` in an ASGI scope."""
 _ROUTE_KEY: Final = "meshwright.audited"
 _COSTS_KEY: Final = "meshwright.costs"
+_NOTED_KEY: Final = "meshwright.noted"
 _REFUSAL_KEY: Final = "meshwright.refused"
 
 _ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -136,6 +137,7 @@ class Gate:
         fields = {
             "method": scope["method"],
             "path": scope["path"],
+            **scope.get(_NOTED_KEY, {}),
             "status": status,
             "request_id": scope["meshwright.request_id"],
         }
@@ -198,6 +200,12 @@ def refuse_other_sites(request: PlainRequest) -> None:
     except ProblemError as error:
         request.scope[_REFUSAL_KEY] = error.code
         raise
+
+
+def note_operation(request: PlainRequest, devices: Iterable[object] = (), **made: str) -> None:
+    """Adds to the audit's line of a request what its path does not tell: its devices ("all", or each), what it made."""
+    named = {"devices": devices if isinstance(devices, str) else ",".join(map(str, devices))} if devices else {}
+    request.scope.setdefault(_NOTED_KEY, {}).update(named | made)
 
 
 def spend(request: PlainRequest) -> None:

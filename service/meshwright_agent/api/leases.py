@@ -19,7 +19,7 @@ from meshwright_agent.api.dependencies import (
     needs,
     problems,
 )
-from meshwright_agent.api.gate import CALLER_KEY, JsonRoute, PlainRoute, check_query, name_caller
+from meshwright_agent.api.gate import CALLER_KEY, JsonRoute, PlainRoute, check_query, name_caller, note_operation
 from meshwright_agent.leasing.ownership import Claimant
 
 router = APIRouter(tags=["leases"], route_class=JsonRoute)
@@ -53,7 +53,9 @@ async def create_lease(
     off them when the answer comes. Other processes are not touched: `POST /devices/release` names them.
     """
     owner = name_owner(name_caller(http.scope))
+    note_operation(http, request.devices)
     lease, is_new = await agent.leases.create(request, owner=owner, key=idempotency_key)
+    note_operation(http, lease=lease.id)
     return Response(
         lease.model_dump_json(),
         status_code=201 if is_new else 200,
@@ -96,13 +98,21 @@ async def read_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
 )
 async def renew_lease(agent: AgentHere, lease_id: LeaseId, request: LeaseRenewal, http: Request) -> Lease:
     """Lets a lease end `ttl_s` from now, earlier or later than before."""
-    return await agent.leases.renew(lease_id, request.ttl_s, by=read_claimant(http))
+    lease = await agent.leases.renew(lease_id, request.ttl_s, by=read_claimant(http))
+    _note_devices(http, lease)
+    return lease
 
 
 @router.delete("/leases/{lease_id}", summary="End a lease", responses=_UNKNOWN, openapi_extra=needs("operate"))
 async def end_lease(agent: AgentHere, lease_id: LeaseId, http: Request) -> Lease:
     """Ends a lease and returns it as it was; a second time it is not found."""
-    return await agent.leases.end(lease_id, by=read_claimant(http))
+    lease = await agent.leases.end(lease_id, by=read_claimant(http))
+    _note_devices(http, lease)
+    return lease
+
+
+def _note_devices(request: Request, lease: Lease) -> None:
+    note_operation(request, [device.local_index for device in lease.devices])
 
 
 PLAIN_ROUTES = (

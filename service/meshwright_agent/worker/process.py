@@ -33,8 +33,14 @@ SIGKILL), and its last output and frames to arrive (they are in the kernel's buf
 holds the
 other end)."""
 
-_NOT_FOR_CHILDREN: Final = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
-"""systemd's notification belongs to the agent. Source: sd_notify(3), sd_watchdog_enabled(3)."""
+_NOT_FOR_CHILDREN: Final = frozenset(
+    {
+        *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
+        *("MESHWRIGHT_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+    }
+)
+"""systemd's notification belongs to the agent (sd_notify(3), sd_watchdog_enabled(3)); what opens other doors stays with
+who needs it: a child that crashes may print its environment."""
 
 _log = logging.getLogger("meshwright.worker")
 

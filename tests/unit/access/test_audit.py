@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.access.audit import REFUSALS_PER_MINUTE, Refusals, quote, record
+from meshwright.wire.devices import Worker, WorkerState
+from meshwright_agent.access.audit import REFUSALS_PER_MINUTE, Openings, Refusals, quote, record
 
 
 def test_a_line_has_each_field_and_the_record_has_them_apart(caplog: pytest.LogCaptureFixture) -> None:
@@ -15,6 +17,30 @@ def test_a_line_has_each_field_and_the_record_has_them_apart(caplog: pytest.LogC
     assert line.getMessage() == "caller=token:ci method=POST path=/devices/release status=200"
     assert vars(line)["audit"]["status"] == 200
     assert (line.name, line.levelno) == ("meshwright.audit", logging.INFO)
+
+
+def test_what_the_agent_opens_by_itself_has_a_line_when_it_begins_and_one_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    openings, at = Openings(), datetime(2026, 11, 1, tzinfo=UTC)
+    states: list[tuple[WorkerState, int | None]] = [
+        ("starting", 7),
+        ("ready", 7),
+        ("busy", 7),
+        ("ready", 7),
+        ("backoff", None),
+        ("stopped", None),
+        ("ready", 8),
+        ("stopped", None),
+    ]
+    for state, pid in states:
+        openings.note(Worker(state=state, generation=0 if pid is None else pid - 6, pid=pid, since=at))
+    assert [line.getMessage() for line in caplog.records] == [
+        "caller=agent did=worker_started generation=1 pid=7",
+        "caller=agent did=worker_ended generation=1 pid=7",
+        "caller=agent did=worker_started generation=2 pid=8",
+        "caller=agent did=worker_ended generation=2 pid=8",
+    ]
 
 
 @given(st.text(max_size=2000))

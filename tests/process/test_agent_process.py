@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from meshwright import Client
+from meshwright_agent.serving.server import open_unix
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
     ask,
@@ -180,6 +181,16 @@ def follow(agent: RunningAgent, run_id: str, heard: list[str]) -> threading.Thre
     listener.start()
     wait_for(lambda: heard, agent, limit_s=10)
     return listener
+
+
+def test_an_agent_that_goes_leaves_the_socket_to_the_one_that_has_taken_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with start_agent(cpu_devices=1, uds=path) as agent:
+        path.unlink()
+        with contextlib.closing(open_unix(path)):
+            assert agent.stop() == 0
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
 
 
 def test_sigterm_says_so_ends_the_run_and_leaves_nothing_behind(tmp_path: Path) -> None:

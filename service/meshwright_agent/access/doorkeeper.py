@@ -6,6 +6,7 @@ Rule: microseconds a request, nothing that blocks: files are looked at once a se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import socket
@@ -212,9 +213,13 @@ class Doorkeeper:
         self._stopping.set()
 
     def _look(self) -> None:
-        self._hosts.add(socket.getfqdn())  # may ask a name server: so here, and once
+        with contextlib.suppress(OSError, UnicodeError):  # a name that IDNA does not take
+            self._hosts.add(socket.getfqdn())  # may ask a name server: so here, and once
         while True:
-            self.refresh()
+            try:
+                self.refresh()
+            except Exception:
+                log.exception("a look at the files of tokens and certificates failed")
             if not self.is_watched or self._stopping.wait(LOOK_INTERVAL_S):
                 return
 

@@ -7,6 +7,7 @@ demanded by the doorkeeper, not by the handshake: the open routes answer probes 
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import stat
 from collections.abc import Callable
@@ -39,9 +40,8 @@ def build_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.S
 
 
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    for path in (certificate, key):
-        _check_readable(path)
-    if stat.S_IMODE(key.stat().st_mode) & (stat.S_IROTH | stat.S_IWOTH):
+    _check_readable(certificate)
+    if _check_readable(key) & (stat.S_IROTH | stat.S_IWOTH):
         log.warning("TLS key %s can be read or written by anybody; chmod 600 %s", key, key)
     try:
         context.load_cert_chain(certificate, key, password=_refuse_password)
@@ -67,10 +67,11 @@ def _load_client_ca(context: ssl.SSLContext, path: Path) -> None:
     context.verify_mode = ssl.CERT_OPTIONAL
 
 
-def _check_readable(path: Path) -> None:
+def _check_readable(path: Path) -> int:
+    """Returns the permissions of a file that can be read."""
     try:
-        with path.open("rb"):
-            return
+        with path.open("rb") as file:
+            return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         raise AccessSettingsError(
             f"TLS file {path}: {error.strerror}; give a PEM file that the agent can read"

@@ -48,9 +48,12 @@ class Watched(Generic[T]):
         self.reads = 1
 
     def refresh(self) -> None:
-        """Reads the files again if one has changed, or could not be looked at. Never raises for what is in them."""
+        """Reads the files again if one has changed, or could not be used: also for what is not in the file, and passes.
+
+        Never raises for what is in them.
+        """
         marks = self._read_marks()
-        if marks == self._marks and None not in marks:
+        if marks == self._marks and None not in marks and self.failure is None:
             return
         self._marks = marks
         try:

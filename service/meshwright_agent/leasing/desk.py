@@ -137,7 +137,8 @@ class LeaseDesk:
         try:
             await self._write((held,), key=use, ended=ended)
         except StoreUnavailableError:
-            self._untold.add(held.lease.id)  # the disk may write it after all, later than we waited
+            # The disk may write it after all, later than we waited: then what is undone here is written again.
+            self._untold.add(held.lease.id)
             self._undo(held, given_way)
             raise
         return await self._clear(held, given_way, runs)
@@ -187,13 +188,17 @@ class LeaseDesk:
     async def _give_back(self, held: StoredLease, given_way: Sequence[StoredLease], reason: str) -> None:
         """Ends a lease that could not be given; what gave way to it holds on, for as long as it had."""
         self._undo(held, given_way)
-        self._again |= {each.lease.id: each for each in given_way}
         self._unwritten[held.lease.id] = reason
         await self._write_ends()
 
     def _undo(self, held: StoredLease, given_way: Sequence[StoredLease]) -> None:
         self.book.end(held.lease.id)
-        self.book.put(*given_way)
+        self._restore(*given_way)
+
+    def _restore(self, *leases: StoredLease) -> None:
+        """Lets leases hold as they did, here and, with the next write, in the store, whatever it has of them."""
+        self.book.put(*leases)
+        self._again |= {each.lease.id: each for each in leases}
 
     async def renew(self, lease_id: str, ttl_s: float, *, by: Claimant = AGENT) -> Lease:
         """Returns the lease, which now ends `ttl_s` from now.
@@ -214,7 +219,7 @@ class LeaseDesk:
             try:
                 await self._write((renewed,))
             except StoreUnavailableError:
-                self.book.put(held)
+                self._restore(held)  # it may be written after all
                 raise
             self.book.put(renewed)
             return self.book.show(renewed)
@@ -261,14 +266,15 @@ class LeaseDesk:
     async def _sweep(self) -> None:
         """Writes down which leases have ended."""
         self._unwritten |= self.book.take_ended()
-        if self._unwritten or self._untold:
+        if self._unwritten or self._untold or self._again:
             await self._write_ends()
 
     async def _write_ends(self) -> None:
         try:
             await self._write(())
         except StoreUnavailableError as error:
-            log.warning("the end of %d lease(s) is not written down yet: %s", len(self._unwritten), error.detail)
+            count = len(self._unwritten) + len(self._again)
+            log.warning("what became of %d lease(s) is not written down yet: %s", count, error.detail)
 
     async def _write(
         self, held: Sequence[StoredLease], *, key: KeyUse | None = None, ended: dict[str, str] | None = None

@@ -2,8 +2,9 @@
 
 Rule: whoever sends slowly, or too much, or only connects, holds nothing for long. uvicorn 0.54 limits none of these: it
 reads headers of any size, waits for ever for their end and for a body, and its `limit_concurrency` refuses requests but
-keeps their connections open; it waits for ever for a reader, keeps all trailers, and takes what follows an `Upgrade`
-for another protocol. A request that arrives whole, as nearly all do, costs no timer; nor does an answer that is read.
+keeps their connections open; it waits for ever for a reader, keeps all trailers and as many requests behind another as
+come, and takes what follows an `Upgrade` for another protocol. A request that arrives whole, as nearly all do, costs no
+timer; nor does an answer that is read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from meshwright_agent.serving.refused import RefusalReason
 from meshwright_agent.settings import Settings
 
 MOST_HEADERS: Final = 100
+MOST_PIPELINED: Final = 100
+"""Requests of one connection that may wait for the answer before theirs. Nobody has asked yet who sends them."""
 HEADERS: Final = "headers"
 _ORIGIN_FORM: Final = (b"/", b"*", b"")
 """How a request's target begins where it names no host."""
@@ -93,7 +96,7 @@ class Connection(HttpToolsProtocol):
         self._read_bytes = 0
         self._has_begun = False
         self._writing: asyncio.TimerHandle | None = None
-        self._refusal: ProblemError | None = None
+        self._refusal: tuple[ProblemError, RefusalReason] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection, or refuses it at once where there are too many."""
@@ -194,7 +197,12 @@ class Connection(HttpToolsProtocol):
         if len(self.headers) > MOST_HEADERS or (
             self._read_bytes > self._limits.header_bytes and self._measure_headers() > self._limits.header_bytes
         ):
-            self._refusal = self._too_large()
+            self._refusal = self._too_large(), "headers_too_large"
+            raise _RefusedError
+        if len(self.pipeline) >= MOST_PIPELINED:
+            detail = f"more than {MOST_PIPELINED} requests wait on this connection for the answer before theirs"
+            hint = "wait for answers, or use several connections"
+            self._refusal = InvalidRequestError(detail, status=400, hint=hint), "pipelined"
             raise _RefusedError
         if self.url[:1] not in _ORIGIN_FORM and self.parser.get_method() != b"CONNECT":
             self._take_authority()
@@ -285,6 +293,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer was written whole: what is left of its request is not waited for long, nor is its reader."""
         super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()  # which uvicorn has ended: those that wait would become more with each answer
         if self.transport.get_write_buffer_size():
             self._watch_writing()
         if self._phase == BODY and self.cycle.response_complete:
@@ -315,8 +325,8 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, or was refused while it was parsed, as a problem; uvicorn's is plain text."""
-        error = self._refusal or InvalidRequestError("the request is not HTTP", status=400, hint=_NOT_HTTP_HINT)
-        self._refuse_next(error, "headers_too_large" if self._refusal else "not_http")
+        not_http = InvalidRequestError("the request is not HTTP", status=400, hint=_NOT_HTTP_HINT)
+        self._refuse_next(*(self._refusal or (not_http, "not_http")))
 
     def _refuse_next(self, error: ProblemError, reason: RefusalReason) -> None:
         """Refuses what is being read: without a word where an answer has begun, to it or to a request before it."""

@@ -22,6 +22,7 @@ RefusalReason = Literal[
     "headers_too_large",  # answered 431
     "no_room",  # closed as soon as it came: too many to be told so
     "not_http",  # answered 400
+    "pipelined",  # too many requests behind one that has no answer yet
     "silent",  # nothing was sent in the time that headers have
     "slow_headers",  # answered 408
     "too_many_connections",  # answered 503

@@ -114,6 +114,15 @@ def _bind_unix(path: Path, mode: int) -> socket.socket:
     return sock
 
 
+def identify_file(path: Path) -> tuple[int, int] | None:
+    """Returns what tells a file from another at the same path; None: none is there."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino
+
+
 def _remove_stale(path: Path) -> None:
     if not stat.S_ISSOCK(path.stat().st_mode):
         raise CannotListenError(
@@ -235,6 +244,7 @@ def serve(
     limits = Limits.of(settings, connections=_fit_connections(settings.connection_limit))
     room = Room(limits.connections + REFUSING, Counter() if refused is None else refused)
     sockets: list[socket.socket] = [Listener.over(sock, room) for sock in _open_sockets(settings)]
+    own = identify_file(settings.uds) if settings.uds else None
     addresses = [_describe(sock, "http" if settings.tls_cert_file is None else "https") for sock in sockets]
     config = uvicorn.Config(
         app,
@@ -257,7 +267,7 @@ def serve(
     try:
         server.run(sockets=sockets)
     finally:
-        if settings.uds:
+        if settings.uds and identify_file(settings.uds) == own:  # and not of one that has begun while this one drained
             settings.uds.unlink(missing_ok=True)
     sys.stdout.flush()
     return 0 if server.started else 1

@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,6 +24,9 @@ from meshwright_agent.store.writer import Writer, WriterBusyError
 from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
 
 Result = TypeVar("Result")
+
+READERS_MAX: Final = 64
+"""Jobs that only read and may stand in the thread's line, of `WAITING_MAX`: the rest of it is for those that write."""
 
 
 class Jobs:
@@ -46,6 +49,7 @@ class Jobs:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
+        self._places = asyncio.Semaphore(READERS_MAX)
         self._timeout_s = timeout_s
         self._token = ""  # of the last write of `check`
 
@@ -63,8 +67,25 @@ class Jobs:
         await self._translate(self._writer.close)
 
     async def read(self, job: Callable[[sqlite3.Connection], Result], *, timeout_s: float | None = None) -> Result:
-        """Returns what a job returns that writes nothing; `timeout_s` where it may take longer than any other."""
-        return await self._translate(lambda: self._writer.call(job, timeout_s=timeout_s))
+        """Returns what a job returns that writes nothing; `timeout_s` where it may take longer than any other.
+
+        Readers wait for a place: however many there are, who writes finds few of them before it.
+        """
+
+        async def placed() -> Result:
+            await self._take_place()
+            try:
+                return await self._writer.call(job, timeout_s=timeout_s)
+            finally:
+                self._places.release()
+
+        return await self._translate(placed)
+
+    async def _take_place(self) -> None:
+        try:
+            await asyncio.wait_for(self._places.acquire(), self._timeout_s)
+        except TimeoutError as error:
+            raise WriterBusyError(f"{READERS_MAX} readers have waited for it for {self._timeout_s:g} s") from error
 
     async def read_many(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
         """As `read`, for what reads many rows: one that is waited for at a time, so that few are before who wants one.
@@ -99,7 +120,7 @@ class Jobs:
             with self._writing(connection):
                 return job(connection)
 
-        return await self.read(whole)
+        return await self._translate(lambda: self._writer.call(whole))
 
     async def check(self, *, writes: bool = True) -> None:
         """As `Store.check`."""
@@ -114,7 +135,7 @@ class Jobs:
             found = connection.execute("SELECT token FROM heartbeat").fetchone()
             return "" if found is None else str(found[0])
 
-        if await self.read(job) != token:
+        if await self._translate(lambda: self._writer.call(job)) != token:
             raise self._unavailable("what was written was not read back")
         self._token = token
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -440,3 +441,38 @@ def test_no_header_makes_anything_but_a_problem(clock: Standing, token_file: Pat
             with pytest.raises(ProblemError) as caught:
                 keeper.admit(_scope("POST", **{name: value}))
             assert secret not in str(caught.value)
+
+
+def test_files_are_looked_at_whatever_befell_a_look_or_the_search_for_the_hosts_name(
+    clock: Standing, token_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = _add(token_file, "ci")
+    keeper = Doorkeeper(Settings(tokens_file=token_file), clock)
+    refresh, befell = keeper.refresh, [MemoryError()]
+
+    def fail_once() -> None:
+        if befell:
+            raise befell.pop()
+        refresh()
+
+    def find_no_name() -> str:
+        raise UnicodeError("label too long")
+
+    monkeypatch.setattr(keeper, "refresh", fail_once)
+    monkeypatch.setattr("socket.getfqdn", find_no_name)
+    monkeypatch.setattr("meshwright_agent.access.doorkeeper.LOOK_INTERVAL_S", 0.01)
+    remove_token(token_file, "ci")
+    keeper.start()
+    try:
+        until_s = time.monotonic() + 30
+        while time.monotonic() < until_s:
+            try:
+                keeper.admit(_scope(authorization=_bearer(secret)))
+            except UnauthorizedError:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("a token that was taken back is still let in")
+    finally:
+        keeper.close()
+    assert "MemoryError" in caplog.text

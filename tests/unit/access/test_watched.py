@@ -66,6 +66,23 @@ def test_a_bad_version_leaves_the_last_good_one_and_is_told_once(path: Path, cap
     assert (watched.value, watched.failure) == ("good", None)
 
 
+def test_a_read_that_failed_once_for_what_is_not_in_the_file_is_tried_again(path: Path) -> None:
+    refused: list[str] = []
+
+    def load() -> str:
+        if refused:
+            raise AccessSettingsError(refused.pop())
+        return path.read_text()
+
+    watched = Watched("text", [path], load)
+    _replace(path, "two")
+    refused.append("too many open files")
+    watched.refresh()
+    assert (watched.value, watched.failure) == ("one", "too many open files")
+    watched.refresh()
+    assert (watched.value, watched.failure) == ("two", None)
+
+
 def test_a_file_that_goes_away_and_comes_back_is_read_again(path: Path) -> None:
     watched = _watch(path)
     path.unlink()

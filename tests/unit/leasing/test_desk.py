@@ -350,6 +350,38 @@ def test_a_lease_that_the_disk_wrote_after_all_does_not_come_back(tmp_path: Path
     assert run_scene(tmp_path, second, boot=boot) == 1
 
 
+@pytest.mark.parametrize("what", ["a lease over it", "a shorter renewal"])
+def test_what_the_disk_wrote_after_all_of_a_change_that_was_refused_is_written_back(tmp_path: Path, what: str) -> None:
+    """The next start read a lease as pre-empted, or as ended, that its taker had never been told to have lost."""
+    boot = ManualBoot()
+
+    async def first(scene: Scene) -> str:
+        old = await scene.lease([0], preemptible=True, ttl_s=600)
+        save, late = scene.store._store.save_leases, [True]
+        written = asyncio.Event()
+
+        async def write_and_time_out(*args: Any, **kwargs: Any) -> None:
+            await save(*args, **kwargs)
+            if late:
+                late.pop()
+                raise StoreUnavailableError("no answer from the disk within 10 s")
+            written.set()
+
+        scene.store._store.save_leases = write_and_time_out  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailableError):
+            await (scene.desk.renew(old.id, 5) if what == "a shorter renewal" else scene.lease([0]))
+        assert [each.id for each in scene.desk.list()] == [old.id]
+        await asyncio.wait_for(written.wait(), 30)  # by the sweep
+        return old.id
+
+    async def second(scene: Scene) -> list[tuple[str, float]]:
+        return [(each.id, each.expires_in_s) for each in scene.desk.list()]
+
+    old_id = run_scene(tmp_path, first, boot=boot)
+    boot.now_s += 100
+    assert run_scene(tmp_path, second, boot=boot) == [(old_id, 500)]
+
+
 def test_the_end_of_a_lease_is_seen_without_being_asked_for(tmp_path: Path) -> None:
     boot = ManualBoot()
 

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from meshwright_agent.serving.accepting import Listener, Room
-from meshwright_agent.serving.connections import LINGER_S, Connection, Limits
+from meshwright_agent.serving.connections import LINGER_S, MOST_PIPELINED, Connection, Limits
 
 LIMIT_BYTES = 1024
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
@@ -409,3 +409,41 @@ def test_an_answer_that_is_read_slowly_arrives_whole() -> None:
 
     heard, _ = converse(talk, limit_s=0.2, app=answer_long)
     assert int(heard) > len(LONG)
+
+
+# ---- requests behind a request --------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_sends_more_requests_than_may_wait_is_ended_and_counted() -> None:
+    made: list[Connection] = []
+
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    heard, room = converse(sending((GET + b"\r\n") * (MOST_PIPELINED + 2)), app=never, made=made)
+    assert (heard, room.refused) == (b"", {"pipelined": 1})
+    assert len(made[0].pipeline) == MOST_PIPELINED
+
+
+def test_requests_that_wait_do_not_become_more_with_each_answer_and_each_is_answered() -> None:
+    made: list[Connection] = []
+    most = 0
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal most
+        most = max(most, len(made[0].pipeline))
+        await asyncio.sleep(0.002)
+        await answer(scope, receive, send)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        heard = b""
+        for _ in range(40):  # faster than they are answered: 4 a read, where 1 is answered
+            writer.write((GET + b"\r\n") * 4)
+            await asyncio.sleep(0.002)
+        while heard.count(b"204 No Content") < 160:
+            heard += await asyncio.wait_for(reader.read(1 << 16), 30)
+        return heard
+
+    heard, room = converse(talk, app=slow, made=made)
+    assert (heard.count(b"204 No Content"), room.refused) == (160, {})
+    assert most < MOST_PIPELINED

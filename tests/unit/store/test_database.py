@@ -10,6 +10,8 @@ import pytest
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.jobs import READERS_MAX
+from meshwright_agent.store.writer import WAITING_MAX
 from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import held, opened, recover, run_with_store
 
@@ -48,6 +50,21 @@ def test_a_write_that_failed_counts_apart(tmp_path: Path) -> None:
         return count(store)
 
     assert run_with_store(tmp_path / "s", fail, clock=SlowClock()) == {"failed": (1, 3.0)}
+
+
+def test_however_many_read_at_once_all_are_answered_and_a_write_is_not_refused_for_them(tmp_path: Path) -> None:
+    """300 listeners of one run woke together and filled the thread's line: the run's own progress had no place in it."""
+
+    async def main(store: Store) -> tuple[list[object], int]:
+        read = [asyncio.create_task(store.read_sight("key")) for _ in range(WAITING_MAX + 200)]
+        await asyncio.sleep(0)
+        await store.put_sight("key", "{}")
+        before = sum(each.done() for each in read)
+        return list(await asyncio.gather(*read)), before
+
+    answers, before = run_with_store(tmp_path / "s", main)
+    assert set(answers) <= {None, "{}"}
+    assert before <= 2 * READERS_MAX
 
 
 def test_whoever_wants_one_row_waits_for_one_list_at_most_however_many_are_asked_for(tmp_path: Path) -> None:

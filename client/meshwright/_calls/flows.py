@@ -91,6 +91,13 @@ class Deadline:
         return self.left_s() == 0.0
 
 
+@dataclass
+class Contact:
+    """What a client remembers of its agent: one that has answered and is not there is most likely being restarted."""
+
+    has_answered: bool = False
+
+
 @dataclass(frozen=True)
 class Link:
     """The agent as a flow sees it: its address for messages, how often to try again, what time it is."""
@@ -98,6 +105,7 @@ class Link:
     host: str
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     clock: Callable[[], float] = time.monotonic
+    contact: Contact = field(default_factory=Contact)
 
     def build_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline that is `timeout_s` from now."""
@@ -149,23 +157,25 @@ def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flo
     """
     deadline = deadline or Deadline()
     policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
-    retries, stale, refreshed = 0, 0, False
+    retries, stale, refreshed, waited_s = 0, 0, False, 0.0
     while True:
         outcome: Outcome = yield Send(call.request, _answer_time(deadline))
         if isinstance(outcome, Failure) and outcome.kind == "stale" and not stale:
             stale = 1
             continue
         if isinstance(outcome, Answer) and outcome.status in call.statuses:
+            link.contact.has_answered = True
             return outcome
         if isinstance(outcome, Answer) and outcome.status == UNAUTHORIZED and not refreshed:
             refreshed = True
             if (yield Refresh()):
                 continue
-        delay_s, left_s = decide_retry(outcome, retries, policy), deadline.left_s()
+        delay_s = decide_retry(outcome, retries, policy, waited_s if link.contact.has_answered else None)
+        left_s = deadline.left_s()
         if delay_s is None or (left_s is not None and delay_s >= left_s):
             raise build_error(outcome, call.request, link.host)
         yield Pause(delay_s)
-        retries += 1
+        retries, waited_s = retries + 1, waited_s + delay_s
 
 
 def _answer_time(deadline: Deadline) -> float | None:

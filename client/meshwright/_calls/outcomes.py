@@ -2,6 +2,7 @@
 
 The retry schedule is the field's: 0.5·2ⁿ s, at most 8 s, with jitter; `Retry-After` is obeyed up to 120 s.
 Source: the schedules of openai-python, anthropic-sdk-python, stripe-python; RFC 9110 §10.2.3.
+An agent that has answered before, and looks as if it were being started again, is waited for longer than that.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ INITIAL_DELAY_S: Final = 0.5
 MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
+RESTART_S: Final = 15.0
+"""How long an agent is waited for that is started again: systemd pauses for 2 s after a crash, a busy host takes more."""
+RESTART_STEP_S: Final = 1.0
+_GONE: Final = frozenset({"refused", "lost", "stale"})
+_STARTING: Final = frozenset({"not_ready", "draining"})
+_UNAVAILABLE: Final = 503
 _REPEATABLE: Final = frozenset({408, 429})
 _LIKE_REFUSED: Final = frozenset({"lost", "stale"})
 """So it looks when an agent refuses a client's certificate: in TLS 1.3 the client has ended its handshake by then."""
@@ -76,18 +83,35 @@ class RetryPolicy:
         return min(MAX_DELAY_S, INITIAL_DELAY_S * 2.0 ** min(retries, 16)) * (1 - JITTER_RATIO * self.jitter())
 
 
-def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy) -> float | None:
-    """Returns the seconds to wait before trying again, or None: this outcome is to be taken as it is."""
-    if retries >= policy.max_retries:
+def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy, waited_s: float | None = None) -> float | None:
+    """Returns the seconds to wait before trying again, or None: this outcome is to be taken as it is.
+
+    Args:
+        outcome: of the last try.
+        retries: how many there were.
+        policy: how many there may be; more only for an agent that is being started again.
+        waited_s: how long an agent that had answered before has been waited for; None: it never has.
+    """
+    is_restart = waited_s is not None and waited_s < RESTART_S and policy.max_retries > 0 and _is_away(outcome)
+    if retries >= policy.max_retries and not is_restart:
         return None
+    delay_s = min(policy.delay_s(retries), RESTART_STEP_S) if is_restart else policy.delay_s(retries)
     if isinstance(outcome, Failure):
-        return None if outcome.kind in _FUTILE else policy.delay_s(retries)
+        return None if outcome.kind in _FUTILE else delay_s
     if outcome.status < 500 and outcome.status not in _REPEATABLE:
         return None
     asked_s = parse_retry_after(outcome.headers.get("retry-after"), now=datetime.now(UTC))
     if asked_s is None:
-        return policy.delay_s(retries)
+        return delay_s
     return asked_s if asked_s <= MAX_RETRY_AFTER_S else None
+
+
+def _is_away(outcome: Outcome) -> bool:
+    """Returns whether this is what a client sees of an agent that ends, is not there, or has just begun."""
+    if isinstance(outcome, Failure):
+        return outcome.kind in _GONE
+    problem = _parse_problem(outcome) if outcome.status == _UNAVAILABLE else None
+    return problem is not None and problem.code in _STARTING
 
 
 def parse_retry_after(value: str | None, *, now: datetime) -> float | None:

@@ -258,7 +258,7 @@ def test_a_lease_that_cannot_be_ended_is_a_warning_and_no_error(kind: Kind) -> N
     fake = FakeAgent()
 
     def body(held: Any) -> str:
-        fake.drop_next(times=9, kind="refused")
+        fake.drop_next(times=40, kind="refused")
         return "done"
 
     with pytest.warns(UserWarning, match="could not be ended, and ends by itself"):

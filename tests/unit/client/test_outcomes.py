@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright._calls.messages import Answer, Failure, FailureKind, Request
+from meshwright._calls.messages import Answer, Failure, FailureKind, Outcome, Request
 from meshwright._calls.outcomes import (
     MAX_DELAY_S,
     RetryPolicy,
@@ -24,9 +24,11 @@ from meshwright.errors import (
     BY_CODE,
     AgentConnectionError,
     AgentTimeoutError,
+    DrainingError,
     InvalidMeshError,
     InvalidRequestError,
     NotFoundError,
+    NotReadyError,
     ProblemError,
     RequestError,
     UnavailableError,
@@ -34,6 +36,7 @@ from meshwright.errors import (
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import build_problem
+from tests.unit.client.script import refuse
 
 GET = Request("GET", "/devices")
 HOST = "http://a:1"
@@ -55,6 +58,42 @@ def test_an_answer_that_stays_the_same_is_taken_as_it_is(status: int) -> None:
 @pytest.mark.parametrize("kind", ["refused", "timeout", "lost", "stale"])
 def test_a_failed_connection_is_tried_again(kind: FailureKind) -> None:
     assert decide_retry(Failure(kind, ""), 1, STEADY) == 1.0
+
+
+AWAY = [
+    Failure("refused", ""),
+    Failure("lost", ""),
+    Failure("stale", ""),
+    NotReadyError("starts"),
+    DrainingError("ends"),
+]
+
+
+def count_retries(outcome: Outcome, policy: RetryPolicy, *, is_known: bool) -> tuple[int, float]:
+    """Returns how often one outcome is tried again, and how long that takes."""
+    retries, waited_s = 0, 0.0
+    while (delay_s := decide_retry(outcome, retries, policy, waited_s if is_known else None)) is not None:
+        retries, waited_s = retries + 1, waited_s + delay_s
+    return retries, waited_s
+
+
+@pytest.mark.parametrize("outcome", AWAY)
+def test_an_agent_that_has_answered_before_is_waited_for_while_it_is_started_again(
+    outcome: Failure | ProblemError,
+) -> None:
+    seen = refuse(outcome) if isinstance(outcome, ProblemError) else outcome
+    two = RetryPolicy(jitter=lambda: 0.0)
+    assert count_retries(seen, two, is_known=True) == (16, 15.5)
+    assert count_retries(seen, two, is_known=False) == (2, 1.5)
+    assert count_retries(seen, RetryPolicy(0), is_known=True) == (0, 0.0)
+    assert count_retries(seen, RetryPolicy(20, lambda: 0.0), is_known=True)[0] == 20
+
+
+@pytest.mark.parametrize(
+    "outcome", [Failure("timeout", ""), Answer(500), Answer(503), refuse(UnavailableError("disk"))]
+)
+def test_what_no_restart_looks_like_is_tried_as_often_as_it_was_said(outcome: Outcome) -> None:
+    assert count_retries(outcome, RetryPolicy(jitter=lambda: 0.0), is_known=True) == (2, 1.5)
 
 
 @given(retries=st.integers(0, 10_000), jitter=st.floats(0, 1, exclude_max=True))

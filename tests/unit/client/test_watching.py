@@ -15,7 +15,7 @@ from meshwright.wire.health import HealthEvent, HealthEvents
 from tests.unit.client.script import Script, refuse, say
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DEAD = [Failure("refused", "no")] * 3
+DEAD = [Failure("refused", "no")] * 17
 
 
 def _event(seq: int) -> HealthEvent:
@@ -75,7 +75,7 @@ def test_a_silent_stream_is_opened_again_without_a_pause() -> None:
         sends=[_history(last=1), *DEAD], streams=[[_frame(1)], [Failure("timeout", "silence")], [_frame(2)], []]
     )
     assert _follow(script) == [1, 2]
-    assert script.pauses_s == [0.5, 1.0]  # those of the dead agent
+    assert script.pauses_s == [0.5, *[1.0] * 15]  # those of the agent that is gone
 
 
 def test_a_refusal_is_raised_and_not_followed_for_ever() -> None:

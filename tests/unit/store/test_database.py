@@ -53,7 +53,7 @@ def test_a_write_that_failed_counts_apart(tmp_path: Path) -> None:
 
 
 def test_however_many_read_at_once_all_are_answered_and_a_write_is_not_refused_for_them(tmp_path: Path) -> None:
-    """300 listeners of one run woke together and filled the thread's line: the run's own progress had no place in it."""
+    """300 listeners of one run woke together and filled the thread's line: the run's own progress had no place."""
 
     async def main(store: Store) -> tuple[list[object], int]:
         read = [asyncio.create_task(store.read_sight("key")) for _ in range(WAITING_MAX + 200)]

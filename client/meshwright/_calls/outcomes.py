@@ -33,7 +33,7 @@ MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
 RESTART_S: Final = 15.0
-"""How long an agent is waited for that is started again: systemd pauses for 2 s after a crash, a busy host takes more."""
+"""How long an agent that is started again is waited for: systemd pauses for 2 s after a crash, a busy host for more."""
 RESTART_STEP_S: Final = 1.0
 _GONE: Final = frozenset({"refused", "lost", "stale"})
 _STARTING: Final = frozenset({"not_ready", "draining"})

@@ -5,20 +5,18 @@ The container has a network of its own, and leaves nothing behind. Skipped, with
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.charts import DEPLOY
+from tests.deploy.overlay import overlaid
 from tests.documents import ROOT
 
 SYSTEMD = DEPLOY / "systemd"
@@ -99,34 +97,6 @@ Requires=basic.target inspect.service
 After=basic.target
 AllowIsolate=yes
 """
-
-
-@contextlib.contextmanager
-def overlaid() -> Iterator[Path]:
-    """Yields a root that is this machine's until it is written to; all that is written is memory, and goes."""
-    base = Path("/run") / f"meshwright-boot-{uuid.uuid4().hex[:8]}"
-    base.mkdir()
-    mounts: list[Path] = []
-    try:
-        run(["mount", "-t", "tmpfs", "none", str(base)])
-        mounts.append(base)
-        parts = {name: base / name for name in ("upper", "work", "root")}
-        for part in parts.values():
-            part.mkdir()
-        options = f"lowerdir=/,upperdir={parts['upper']},workdir={parts['work']}"
-        run(["mount", "-t", "overlay", "overlay", "-o", options, str(parts["root"])])
-        mounts.append(parts["root"])
-        yield parts["root"]
-    finally:
-        for mount in reversed(mounts):
-            subprocess.run(["umount", "--lazy", str(mount)], check=False)
-        base.rmdir()
-
-
-def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"this machine cannot boot a container: {' '.join(command)}: {done.stderr.strip()}")
 
 
 def furnish(root: Path) -> None:

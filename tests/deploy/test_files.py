@@ -14,8 +14,9 @@ from tests.deploy.charts import DEPLOY
 from tests.documents import ROOT, Document
 
 DOCKERFILE = ROOT / "Dockerfile"
-OF_SCRIPTS = {"MESHWRIGHT_STRICT", "MESHWRIGHT_SHARED", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"}
-"""Variables of Slurm's scripts, each told at the top of the script that reads it."""
+OF_SLURM = {"MESHWRIGHT_STRICT", "MESHWRIGHT_SHARED", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"}
+OF_SCRIPTS = OF_SLURM | {"MESHWRIGHT_PYTHON"}
+"""Variables of scripts, each told at the top of the script that reads it."""
 
 
 def list_texts() -> list[Path]:

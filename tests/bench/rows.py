@@ -7,9 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from typing import Final
 
 Row = tuple[str, str, str]
 """What was measured, the figure, and what it was measured on or against."""
+
+
+OVER: Final = "OVER"
+
+
+def judge(note: str, budget: str, *, is_kept: bool) -> str:
+    """Returns the note with the budget of the row, and the word that it was not kept."""
+    return f"{note}; budget {budget}" + ("" if is_kept else f", {OVER}")
 
 
 def run_rows(module: str, environ: Mapping[str, str]) -> list[Row]:

@@ -14,8 +14,10 @@ from tests.deploy.charts import DEPLOY
 from tests.documents import ROOT, Document
 
 DOCKERFILE = ROOT / "Dockerfile"
-OF_SLURM = {"MESHWRIGHT_STRICT", "MESHWRIGHT_SHARED", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"}
-OF_SCRIPTS = OF_SLURM | {"MESHWRIGHT_PYTHON"}
+OF_SCRIPTS = {
+    *("MESHWRIGHT_STRICT", "MESHWRIGHT_SHARED", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"),
+    "MESHWRIGHT_PYTHON",
+}
 """Variables of scripts, each told at the top of the script that reads it."""
 
 
@@ -41,7 +43,7 @@ def test_every_variable_that_is_named_is_one_that_somebody_reads() -> None:
 
 
 def test_variables_of_the_scripts_are_read_by_them() -> None:
-    scripts = "".join(path.read_text() for path in (DEPLOY / "slurm").glob("*.sh"))
+    scripts = "".join(path.read_text() for path in DEPLOY.rglob("*.sh"))
     read = set(re.findall(r"\$\{(MESHWRIGHT_\w+):-", scripts))
     assert read >= OF_SCRIPTS
 

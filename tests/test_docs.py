@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import get_args
 
 import httpx
 import pytest
@@ -30,11 +30,11 @@ from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import METRICS
 from meshwright_agent.health.board import WORST_FIRST
 from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
-from meshwright_agent.settings import Settings
 from meshwright_agent.worker.process import ChildSpec
 from meshwright_agent.worker.states import TABLE
 from tests.agents import RunningAgent, start_agent
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask
+from tests.reference import write_settings
 
 README, CLIENT, TRAINER, SERVICE = (
     Document.read(name) for name in ("README.md", "client/README.md", "client/TRAINER.md", "service/README.md")
@@ -280,42 +280,8 @@ def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
     assert f"within {spec['crash_window_s'] / 60:g} minutes" in text
 
 
-def list_settings() -> list[list[str]]:
-    flags = inspect.signature(agent_cli.serve).parameters
-    return [
-        [
-            f"MESHWRIGHT_{name.upper()}",
-            f"--{name.replace('_', '-')}" if name in flags else "",
-            write_default(field),
-            write_bounds(field),
-            field.description or "",
-        ]
-        for name, field in Settings.model_fields.items()
-    ]
-
-
-def write_default(field: Any) -> str:
-    if field.default_factory is not None:
-        return "$STATE_DIRECTORY, $XDG_STATE_HOME/meshwright or ~/.local/state/meshwright"
-    return (
-        ""
-        if field.default is None
-        else f"{field.default:g}"
-        if isinstance(field.default, float)
-        else f"{field.default}"
-    )
-
-
-def write_bounds(field: Any) -> str:
-    if get_origin(field.annotation) is Literal:
-        return ", ".join(get_args(field.annotation))
-    found = {sign: getattr(rule, sign) for rule in field.metadata for sign in ("gt", "ge", "le") if hasattr(rule, sign)}
-    signs = {"gt": ">", "ge": "≥", "le": "≤"}
-    return ", ".join(f"{signs[sign]} {bound}" for sign, bound in found.items())
-
-
 def test_the_settings_are_those_of_the_agent() -> None:
-    assert SERVICE.table("Settings") == list_settings()
+    assert write_settings(SERVICE.text) == SERVICE.text, "python -m tests.reference --write"
 
 
 def test_the_metrics_are_those_of_the_agent(host: RunningAgent) -> None:

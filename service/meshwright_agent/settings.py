@@ -87,9 +87,10 @@ class Settings(BaseSettings):
     idle_release_s: float = Field(
         default=30.0, gt=0, description="the worker gives accelerators back after so long without work"
     )
-    hold: Literal["on_demand", "always"] = Field(
+    hold: Literal["never", "on_demand", "always"] = Field(
         default="on_demand",
-        description="always: the worker keeps accelerators warm until they are released or leased, and takes them "
+        description="on_demand: JAX is started on free accelerators once, to learn its view, and by benches; never: by "
+        "benches alone; always: the worker keeps accelerators warm until they are released or leased, and takes them "
         "again when leases end",
     )
     probe_interval_s: float = Field(default=30.0, gt=0, description="how often driver, sysfs and worker are looked at")

@@ -11,7 +11,8 @@ from typing import Final
 
 from meshwright._calls import leases
 from meshwright._calls.building import Call
-from meshwright._calls.flows import CANCEL_TIMEOUT_S, Deadline, Flow, Link, Pause, exchange
+from meshwright._calls.flows import CANCEL_TIMEOUT_S, Deadline, Flow, Link, Pause, Send, exchange
+from meshwright._calls.messages import Answer
 from meshwright.errors import DeviceLeasedError, LeaseNotFoundError, MeshwrightError
 from meshwright.wire.leases import Lease
 
@@ -97,8 +98,21 @@ def take(call: Call[Lease], link: Link, wait_s: float) -> Flow[Lease]:
             if not left_s:
                 raise
             yield Pause(min(error.retry_after_s or AGAIN_S, AGAIN_S, left_s))
+        except (MeshwrightError, GeneratorExit):
+            raise
+        except BaseException:  # the caller was interrupted: what the agent has reserved meanwhile, nobody would end
+            yield from _withdraw(call, link)
+            raise
         else:
             return lease
+
+
+def _withdraw(call: Call[Lease], link: Link) -> Flow[None]:
+    """Ends the lease that a request has made, if it has: asked again with its key, the agent answers with it."""
+    outcome = yield Send(call.request, CANCEL_TIMEOUT_S)
+    if isinstance(outcome, Answer) and outcome.status in call.statuses:
+        lease = call.read(outcome, link.host)
+        yield Send(leases.end_lease(lease).request, CANCEL_TIMEOUT_S)
 
 
 def keep(held: Held, link: Link, ttl_s: float) -> Flow[None]:

@@ -166,13 +166,13 @@ class HostWatch:
         """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
 
         What an earlier life of the agent learnt is none of this one's looks. With `hold: always` it is kept, and
-        started again after leases. Not after a release, as on hosts without; also not where it had told no view before
-        that.
+        started again after leases; with `never` a bench alone starts it. Not after a release, as on hosts without; also
+        not where it had told no view before that.
         """
         if self._is_reserved() or not self._may_wake():
             return False
         is_open = self._device.state == "ready"  # then nothing more is opened
-        if not is_open and not may_touch(self.sight.facts):
+        if not is_open and (self._settings.hold == "never" or not may_touch(self.sight.facts)):
             return False
         return not self._has_answered or self._settings.hold == "always"
 
@@ -188,6 +188,8 @@ class HostWatch:
             return ""
         if self.released:
             return "not started: the devices were released; a bench starts it"
+        if self._settings.hold == "never":
+            return "not started: MESHWRIGHT_HOLD is never; a bench starts it"
         if self._is_reserved():
             return "not started: a device is leased"
         if facts is None or facts.holders is None:

@@ -134,6 +134,23 @@ def test_devices_that_become_free_in_time_are_got_by_waiting() -> None:
     assert len(keys) == 1  # a lost answer and a repetition make one lease
 
 
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_lease_whose_taker_is_interrupted_before_the_answer_is_ended(interruption: BaseException) -> None:
+    script = Script(sends=[interruption, say(_lease()), say(_lease())])
+    with pytest.raises(type(interruption)):
+        _take(script, 30.0)
+    asked, again, end = (step.request for step in script.sent(Send))
+    assert again == asked  # with its key: the lease that it made, if it made one
+    assert (end.method, end.path) == ("DELETE", "/leases/lease-1")
+
+
+def test_who_is_interrupted_and_has_no_lease_ends_none() -> None:
+    script = Script(sends=[KeyboardInterrupt(), refuse(DeviceLeasedError("job 7 has them"))])
+    with pytest.raises(KeyboardInterrupt):
+        _take(script, 30.0)
+    assert len(script.sent(Send)) == 2
+
+
 def test_waiting_ends_when_its_time_is_over() -> None:
     script = Script(sends=[refuse(DeviceLeasedError("job 7 has them"))] * 9)
     with pytest.raises(DeviceLeasedError):

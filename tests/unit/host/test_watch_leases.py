@@ -116,8 +116,21 @@ def test_a_worker_that_a_bench_left_on_reserved_devices_is_ended_when_it_has_res
     assert (len(host.device.releases), host.device.state) == ((1, "stopped") if is_ended else (0, "ready"))
 
 
+def test_where_it_is_never_held_jax_is_started_by_benches_alone_and_asked_while_it_is_there(dgx: Machine) -> None:
+    host = Host(dgx, "never")
+    assert [host.look(), host.look()] == [0, 0]
+    (worker,) = (part for part in host.board.view(host.clock.now()).components if part.name == "worker")
+    said = "not started: MESHWRIGHT_HOLD is never; a bench starts it"
+    assert (worker.state, worker.reason) == ("initializing", said)
+    assert host.board.view(host.clock.now()).state == "healthy"
+    host.device.state, host.device.generation = "ready", 1  # a bench has started it
+    assert host.look() == 1
+    assert len(host.device.calls) == 1
+
+
 @pytest.mark.parametrize(
-    ("hold", "stays", "idle_s"), [("on_demand", False, 7.0), ("always", False, None), ("on_demand", True, None)]
+    ("hold", "stays", "idle_s"),
+    [("on_demand", False, 7.0), ("never", False, 7.0), ("always", False, None), ("on_demand", True, None)],
 )
 def test_a_worker_that_is_held_is_never_idle_for_too_long(hold: str, stays: bool, idle_s: float | None) -> None:
     settings = Settings(hold=hold, idle_release_s=7.0)  # type: ignore[arg-type]

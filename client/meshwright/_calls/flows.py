@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshwright._calls import calls
 from meshwright._calls.building import Call
+from meshwright._calls.endpoints import Endpoint
 from meshwright._calls.messages import Answer, Failure, Outcome, Request
 from meshwright._calls.outcomes import RetryPolicy, build_error, build_problem_error, decide_retry, read_reply
 from meshwright._calls.sse import Frame, SseParser
@@ -93,9 +94,13 @@ class Deadline:
 
 @dataclass
 class Contact:
-    """What a client remembers of its agent: one that has answered and is not there is most likely being restarted."""
+    """What an agent has answered a client before: if it does not now, it is most likely being restarted."""
 
-    has_answered: bool = False
+    answered: set[Endpoint[Any]] = field(default_factory=set)
+
+    def knows(self, endpoint: Endpoint[Any], outcome: Outcome) -> bool:
+        """Returns whether an agent that is not there has ever been, or has answered before what it is not ready for."""
+        return bool(self.answered) if isinstance(outcome, Failure) else endpoint in self.answered
 
 
 @dataclass(frozen=True)
@@ -164,13 +169,14 @@ def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flo
             stale = 1
             continue
         if isinstance(outcome, Answer) and outcome.status in call.statuses:
-            link.contact.has_answered = True
+            link.contact.answered.add(call.endpoint)
             return outcome
         if isinstance(outcome, Answer) and outcome.status == UNAUTHORIZED and not refreshed:
             refreshed = True
             if (yield Refresh()):
                 continue
-        delay_s = decide_retry(outcome, retries, policy, waited_s if link.contact.has_answered else None)
+        is_known = link.contact.knows(call.endpoint, outcome)
+        delay_s = decide_retry(outcome, retries, policy, waited_s if is_known else None)
         left_s = deadline.left_s()
         if delay_s is None or (left_s is not None and delay_s >= left_s):
             raise build_error(outcome, call.request, link.host)

@@ -90,7 +90,7 @@ def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy, waited_s: 
         outcome: of the last try.
         retries: how many there were.
         policy: how many there may be; more only for an agent that is being started again.
-        waited_s: how long an agent that had answered before has been waited for; None: it never has.
+        waited_s: how long an agent that had answered before has been waited for; None: it never has, or not this.
     """
     is_restart = waited_s is not None and waited_s < RESTART_S and policy.max_retries > 0 and _is_away(outcome)
     if retries >= policy.max_retries and not is_restart:

@@ -264,3 +264,22 @@ def test_a_record_that_this_release_cannot_read_is_left_to_the_result() -> None:
     noticed: Callable[[RunEvent], None] = Observer(on_record=told.append).notice
     noticed(RunEvent(seq=1, at=NOW, type="record", run_id="r", state="running", record={"case": "of_tomorrow"}))
     assert told == []
+
+
+# ---- an agent that is restarted -------------------------------------------------------------------------------------
+
+
+def test_what_an_agent_has_answered_before_is_waited_for_and_what_it_never_has_is_not() -> None:
+    starting, script = refuse(NotReadyError("starts")), Script()
+    link = script.link()
+    script.sends = [say(_run("running"))]
+    script.run(flows.exchange(calls.run("run-1"), link))
+    for call, count in ((calls.run("run-1"), 17), (calls.devices(), 3)):
+        script.sends, script.steps = [starting] * 40, []
+        with pytest.raises(NotReadyError):
+            script.run(flows.exchange(call, link))
+        assert len(script.sent(Send)) == count
+    script.sends, script.steps = [Failure("refused", "no")] * 40, []
+    with pytest.raises(AgentConnectionError):
+        script.run(flows.exchange(calls.devices(), link))
+    assert len(script.sent(Send)) == 17

@@ -31,13 +31,16 @@ from meshwright._mesh.shapes import (
 from meshwright.spec import MeshSpec
 from meshwright.wire.devices import parse_platform
 
-AXIS_DIMS: Final = (1, -1, 1, 1, 1)
-AXIS_NAMES: Final = ("dp", "fsdp", "ep", "tp", "sp")
+DEFAULT_SHARDING_STG: Final = (1, -1, 1, 1, 1)
+"""The sizes of `create_mesh` unless told otherwise; eFormer's name for them."""
+
+DEFAULT_NAMED_SHARDING_STG: Final = ("dp", "fsdp", "ep", "tp", "sp")
+"""The axes of these sizes; likewise."""
 
 
 def create_mesh(
-    axis_dims: Sequence[int] = AXIS_DIMS,
-    axis_names: Sequence[str] = AXIS_NAMES,
+    axis_dims: Sequence[int] = DEFAULT_SHARDING_STG,
+    axis_names: Sequence[str] = DEFAULT_NAMED_SHARDING_STG,
     dcn_mesh_dims: Sequence[int] | None = None,
     should_sort_granules_by_key: bool = True,
     allow_split_physical_axes: bool = True,

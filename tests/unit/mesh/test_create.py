@@ -13,7 +13,13 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright._mesh.granules import NUM_SLICES
-from meshwright.mesh import create_mesh, parse_mesh_from_string
+from meshwright.mesh import (
+    DEFAULT_NAMED_SHARDING_STG,
+    DEFAULT_SHARDING_STG,
+    create_cpu_mesh,
+    create_mesh,
+    parse_mesh_from_string,
+)
 from tests.fakes.jax_devices import build_cpus, build_tpus
 
 
@@ -21,6 +27,13 @@ def test_defaults_give_all_devices_to_fsdp() -> None:
     mesh = create_mesh()
     assert dict(mesh.shape) == {"dp": 1, "fsdp": 8, "ep": 1, "tp": 1, "sp": 1}
     assert list(mesh.devices.flat) == jax.devices()
+
+
+def test_the_defaults_have_eformers_names() -> None:
+    assert DEFAULT_SHARDING_STG == (1, -1, 1, 1, 1)
+    assert DEFAULT_NAMED_SHARDING_STG == ("dp", "fsdp", "ep", "tp", "sp")
+    assert create_mesh() is create_mesh(DEFAULT_SHARDING_STG, DEFAULT_NAMED_SHARDING_STG)
+    assert create_cpu_mesh() is create_cpu_mesh(DEFAULT_SHARDING_STG, DEFAULT_NAMED_SHARDING_STG)
 
 
 @pytest.mark.parametrize("use_jax", [False, True])

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Real
-from typing import Final
+from typing import Final, overload
 
 MEM_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 NEW_MEM_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
@@ -57,13 +57,46 @@ _FRACTIONS: Final[Mapping[MemoryStrategy, float]] = {
 }
 
 
+class _StrategyFraction(float):
+    """A memory fraction that comes from the strategy. Given to a configuration, it counts as not given."""
+
+
+class _MemoryFraction:
+    """The field `memory_fraction`: the fraction that was given, else the strategy's.
+
+    `dataclasses.replace` and `asdict` pass on what they read, so what the strategy says is marked as its own.
+    """
+
+    @overload
+    def __get__(self, config: None, owner: type) -> None: ...
+
+    @overload
+    def __get__(self, config: DeviceConfiguration, owner: type) -> float | None: ...
+
+    def __get__(self, config: DeviceConfiguration | None, owner: type) -> float | None:
+        if config is None:
+            return None  # the field's default
+        given: float | None = vars(config).get("memory_fraction")
+        if given is not None:
+            return given
+        try:
+            fraction = _parse_strategy(config.memory_strategy).fraction
+        except ValueError:
+            return None
+        return None if fraction is None else _StrategyFraction(fraction)
+
+    def __set__(self, config: DeviceConfiguration, value: float | None) -> None:
+        vars(config)["memory_fraction"] = None if isinstance(value, _StrategyFraction) else value
+
+
 @dataclass
 class DeviceConfiguration:
     """How JAX is to use the devices. Mutable; checked when made and again at each use.
 
     Attributes:
         memory_strategy: a MemoryStrategy, or its value as a word.
-        memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's.
+        memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's. Not given, it
+            reads as the strategy's and follows it, also in copies; None: the strategy has none.
         enable_x64: 64-bit types.
         enable_jit: False runs operations one by one, for debugging.
         platform_priority: the order in which a default device is looked for; hides nothing, sets no variable.
@@ -75,7 +108,7 @@ class DeviceConfiguration:
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
-    memory_fraction: float | None = None
+    memory_fraction: _MemoryFraction = _MemoryFraction()
     enable_x64: bool = False
     enable_jit: bool = True
     platform_priority: Sequence[str] | None = None
@@ -109,8 +142,8 @@ class DeviceConfiguration:
         Raises:
             ValueError: no such strategy, a fraction outside (0, 1], or CUSTOM without one.
         """
-        strategy = _parse_strategy(self.memory_strategy)
-        fraction = strategy.fraction if self.memory_fraction is None else self.memory_fraction
+        _parse_strategy(self.memory_strategy)
+        fraction = self.memory_fraction
         if fraction is None:
             raise ValueError("memory_strategy is custom and memory_fraction is None; give one in (0, 1], such as 0.8")
         if not _is_fraction(fraction):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
@@ -233,6 +233,20 @@ class Plan(Reply):
     code: str = Field(default="", description="Python that makes this mesh in the job")
     exports: dict[ExportName, str] = Field(default_factory=dict, description="those that were asked for")
     warnings: tuple[Notice, ...] = ()
+
+
+if TYPE_CHECKING:
+
+    class PlanWithDevices(Plan):
+        """A plan whose devices are listed, as all are that were not asked for with `include_devices=False`.
+
+        For type checkers: where the program runs it is `Plan`.
+        """
+
+        devices: tuple[DeviceRef, ...]
+
+else:
+    PlanWithDevices = Plan
 
 
 class Rejected(Reply):

@@ -205,6 +205,8 @@ def check(client: Client, fleet: Fleet, flag: bool, options: PlanOptions) -> Non
         assert_type(asker.plan("dp:8", allow_unused=True, include_devices=True).devices, Listed)
         assert_type(asker.plan("dp:8", include_devices=False).devices, Listed | None)
         assert_type(asker.plan("dp:8", include_devices=flag).devices, Listed | None)
+        assert_type(asker.plans("dp:8").plans[0].devices, Listed)
+        assert_type(asker.plans("dp:8", include_devices=flag).plans[0].devices, Listed | None)
     assert_type(client.plan("dp:8", **options).devices, Listed | None)
     assert_type(client.get_plan("mw1-0").devices, Listed)
 
@@ -213,6 +215,8 @@ async def check_async(client: AsyncClient, fleet: AsyncFleet) -> None:
     for asker in (client, fleet):
         assert_type((await asker.plan("dp:8")).devices, Listed)
         assert_type((await asker.plan("dp:8", include_devices=False)).devices, Listed | None)
+        assert_type((await asker.plans("dp:8")).plans[0].devices, Listed)
+        assert_type((await asker.plans("dp:8", include_devices=False)).plans[0].devices, Listed | None)
     assert_type((await client.get_plan("mw1-0")).devices, Listed)
 """
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Real
-from typing import Final, overload
+from typing import Final
 
 MEM_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 NEW_MEM_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
@@ -58,35 +58,10 @@ _FRACTIONS: Final[Mapping[MemoryStrategy, float]] = {
 
 
 class _StrategyFraction(float):
-    """A memory fraction that comes from the strategy. Given to a configuration, it counts as not given."""
+    """A memory fraction that comes from the strategy. Given to a configuration, it counts as not given.
 
-
-class _MemoryFraction:
-    """The field `memory_fraction`: the fraction that was given, else the strategy's.
-
-    `dataclasses.replace` and `asdict` pass on what they read, so what the strategy says is marked as its own.
+    `dataclasses.replace` and `asdict` pass on what they read, also where nothing was given.
     """
-
-    @overload
-    def __get__(self, config: None, owner: type) -> None: ...
-
-    @overload
-    def __get__(self, config: DeviceConfiguration, owner: type) -> float | None: ...
-
-    def __get__(self, config: DeviceConfiguration | None, owner: type) -> float | None:
-        if config is None:
-            return None  # the field's default
-        given: float | None = vars(config).get("memory_fraction")
-        if given is not None:
-            return given
-        try:
-            fraction = _parse_strategy(config.memory_strategy).fraction
-        except ValueError:
-            return None
-        return None if fraction is None else _StrategyFraction(fraction)
-
-    def __set__(self, config: DeviceConfiguration, value: float | None) -> None:
-        vars(config)["memory_fraction"] = None if isinstance(value, _StrategyFraction) else value
 
 
 @dataclass
@@ -108,7 +83,7 @@ class DeviceConfiguration:
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
-    memory_fraction: _MemoryFraction = _MemoryFraction()
+    memory_fraction: float | None = None
     enable_x64: bool = False
     enable_jit: bool = True
     platform_priority: Sequence[str] | None = None
@@ -149,6 +124,25 @@ class DeviceConfiguration:
         if not _is_fraction(fraction):
             raise ValueError(f"memory_fraction is {fraction!r}; it must be a number in (0, 1], such as 0.8")
         return float(fraction)
+
+
+def _read_fraction(config: DeviceConfiguration) -> float | None:
+    given: float | None = vars(config).get("memory_fraction")
+    if given is not None:
+        return given
+    try:
+        fraction = _parse_strategy(config.memory_strategy).fraction
+    except ValueError:
+        return None
+    return None if fraction is None else _StrategyFraction(fraction)
+
+
+def _write_fraction(config: DeviceConfiguration, value: float | None) -> None:
+    vars(config)["memory_fraction"] = None if isinstance(value, _StrategyFraction) else value
+
+
+# After the class is made: inside it the property would be the field's default.
+DeviceConfiguration.memory_fraction = property(_read_fraction, _write_fraction)  # type: ignore[assignment]
 
 
 def build_environment(config: DeviceConfiguration, base: Mapping[str, str]) -> dict[str, str]:

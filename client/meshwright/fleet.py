@@ -26,7 +26,7 @@ from meshwright._fleet.planning import build_request, plan_fleet
 from meshwright._fleet.state import FleetHost, FleetState
 from meshwright._fleet.threads import run_all
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.mesh import Plan, Plans, PlanWithDevices
+from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
 
 __all__ = ["AsyncFleet", "Fleet", "FleetHost", "FleetState"]
 
@@ -44,7 +44,7 @@ def _name_pool(settings: Settings) -> _Pool:
 
 
 class _PlanOptions(TypedDict, total=False):
-    """What `plan` takes besides `include_devices`."""
+    """What `plan` and `plans` take besides `include_devices`."""
 
     devices: DevicesLike | None
     device_order: Literal["planned", "given"]
@@ -199,6 +199,14 @@ class Fleet:
             require_all=require_all,
         )
         return take_best(plans, asked=f"mesh {mesh}")
+
+    @overload
+    def plans(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
+    ) -> PlansWithDevices: ...
+
+    @overload
+    def plans(self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]) -> Plans: ...
 
     def plans(
         self,
@@ -390,6 +398,16 @@ class AsyncFleet:
             require_all=require_all,
         )
         return take_best(plans, asked=f"mesh {mesh}")
+
+    @overload
+    async def plans(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
+    ) -> PlansWithDevices: ...
+
+    @overload
+    async def plans(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]
+    ) -> Plans: ...
 
     async def plans(
         self,

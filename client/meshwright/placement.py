@@ -136,8 +136,8 @@ class DevicePlacement:
             TypeError: a leaf is no array (its path is named), `mesh` is no Mesh, `batch_axis` no whole number.
             ValueError: the mesh has no such axis, an axis is named twice, or a leaf's size does not divide.
         """
-        hint = f"; an axis of the mesh is given by name: mesh_axis={batch_axis!r}"
-        axis = _read_whole_number("batch_axis", batch_axis, f"0 or -1{hint if _is_named(batch_axis) else ''}")
+        hint = f"; an axis of the mesh is given by name: mesh_axis={batch_axis!r}" if _is_named(batch_axis) else ""
+        axis = _read_whole_number("batch_axis", batch_axis, f"0 or -1{hint}")
         names = _read_axes(mesh, mesh_axis)
         return place_each(data, lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)))
 

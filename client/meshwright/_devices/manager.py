@@ -179,8 +179,8 @@ class DeviceManager:
 
         `backend`, `default_device`, `device_count`, `gpu_count`, `capabilities` (by field), `devices` (by platform, a
         dict each), `jax_devices` (of JAX's default platform), `gpu_devices`, `cpu_devices` and `tpu_devices` as texts,
-        `memory_strategy`, `memory_fraction`, `compute_dtype`, `not_in_force`, and `no_gpu`: reasons why
-        JAX has no GPU, each a sentence; none where it has GPUs or TPUs.
+        `memory_strategy`, `memory_fraction`, `compute_dtype`, `not_in_force`, and `no_gpu`: reasons why JAX has no GPU,
+        each a sentence; none where it has GPUs or TPUs.
 
         Raises:
             RuntimeError: JAX cannot start.

@@ -17,7 +17,7 @@ from meshwright._calls.options import (
 from meshwright._client.awaiting.driving import AsyncDriver
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.batch_size import BatchSize
-from meshwright.wire.mesh import Plan, Plans, PlanWithDevices
+from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
 from meshwright.wire.runs import Progress
 
 
@@ -72,6 +72,27 @@ class AsyncPlanCalls(AsyncDriver):
         if mesh is None:
             options.setdefault("top", 1)
         return await self._complete(calls.best_plan(calls.plans(mesh, **options)), on_progress, timeout_s)
+
+    @overload
+    async def plans(
+        self,
+        mesh: MeshLike | MeshSpec | None = None,
+        *,
+        include_devices: Literal[True] = True,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[OptionsWithDevices],
+    ) -> PlansWithDevices: ...
+
+    @overload
+    async def plans(
+        self,
+        mesh: MeshLike | MeshSpec | None = None,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[PlanOptions],
+    ) -> Plans: ...
 
     async def plans(
         self,

@@ -24,11 +24,10 @@ import meshwright
 from meshwright import Client, cli, errors, testing
 from meshwright.cli import check
 from meshwright.wire.base import Basis
-from meshwright.wire.health import State
+from meshwright.wire.health import HARDWARE, WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import METRICS
-from meshwright_agent.health.board import WORST_FIRST
 from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
 from meshwright_agent.worker.process import ChildSpec
 from meshwright_agent.worker.states import TABLE
@@ -382,6 +381,11 @@ def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAg
 def test_the_parts_of_accelerators_are_those_that_a_look_can_make() -> None:
     rows = {row[0].removesuffix(":N") for row in SERVICE.table("Health", "part")}
     assert rows == set(COMPONENTS) - {DRIVER, WORKER}
+
+
+def test_the_components_that_take_a_node_out_of_service_are_those_that_are_looked_at() -> None:
+    (listed,) = re.findall(r"look at the components (.*?) \(`HARDWARE`", CLIENT.text, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == HARDWARE
 
 
 def test_the_kinds_of_evidence_are_those_of_the_wire() -> None:

@@ -25,7 +25,7 @@ from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge,
 from meshwright.cli.session import Session
 from meshwright.cli.time_limit import TimeLimit
 from meshwright.errors import MeshwrightError
-from meshwright.wire.health import Component, Health, State
+from meshwright.wire.health import Component, Health, State, select_hardware
 
 ExitStyle = Literal["verdict", "nagios", "npd", "slurm"]
 Outcome = State | Literal["no_answer"]
@@ -50,6 +50,9 @@ EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     # keep · drain: only what is known to be broken takes a node out, not an agent that restarts
     "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 0, "initializing": 0, "no_answer": 0},
 }
+DRAINING: Final[frozenset[ExitStyle]] = frozenset({"npd", "slurm"})
+"""The styles on whose word a node is taken out of service: they look at devices and driver alone, never at the agent's
+own store, disk or worker."""
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "npd": 2, "slurm": 2}
 """A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
@@ -90,6 +93,7 @@ def check_health(
       nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
       npd      0 OK · 1 problem (degraded, unhealthy) · 2 unknown; at most 80 bytes
       slurm    1 the node must be drained (unhealthy) · 0 otherwise; one line
+    npd and slurm look at the devices and their driver alone: the agent's own store, disk or worker drains no node.
     Usage errors are 2, of nagios 3.
 
     Asks once. All of it takes at most 10 s (--timeout): what the host's health does not say by then is no answer, what
@@ -108,18 +112,19 @@ def check_health(
         with session.open(timeout_s=limit_s, max_retries=0) as client:
             limit = TimeLimit(limit_s, client.base_url)
             health = limit.ask(client.health)
-            findings = judge(required, health, client, limit)
+            seen = select_hardware(health) if exit_style in DRAINING else health
+            findings = judge(required, seen, client, limit)
     except MeshwrightError as error:
         _print_no_answer(session, exit_style, error)
         return codes["no_answer"]
-    worst = find_worst(health, findings)
+    worst = find_worst(seen, findings)
     if session.as_json:
         _print_json(session, health, findings, worst)
     elif exit_style == "verdict":
         _print_components(session, health, findings, worst)
     else:
-        counts = Counter([*(part.state for part in health.components), *(each.state for each in findings)])
-        session.print_lines(format_line(exit_style, worst, summarize(health, findings), counts))
+        counts = Counter([*(part.state for part in seen.components), *(each.state for each in findings)])
+        session.print_lines(format_line(exit_style, worst, summarize(seen, findings), counts))
     return codes[worst]
 
 

@@ -24,16 +24,20 @@ from meshwright.cli.check import (
 from meshwright.cli.time_limit import TimeLimit
 from meshwright.errors import AgentTimeoutError
 from meshwright.testing import FakeAgent
-from meshwright.wire.health import Component, Health, State
+from meshwright.wire.health import HARDWARE, Component, Health, State
+from meshwright_agent.health.own import COMPONENTS as OF_ITSELF
+from meshwright_agent.health.verdicts import COMPONENTS as OF_HOST
+from meshwright_agent.host.simulation import SIMULATED
 from tests.unit.cli.conftest import CommandLine
 from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
+OF_AGENT = {"worker", "store", "disk", "clock", "access", "certificate", "kernel_log", "tpu_runtime"}
 
 
 def _build_health(state: Any, reason: str = "it broke") -> Health:
-    parts = (Component(name="store", state="healthy"), Component(name="worker", state=state, reason=reason))
+    parts = (Component(name="driver", state="healthy"), Component(name="device:0", state=state, reason=reason))
     return Health(state=state, components=parts)
 
 
@@ -93,7 +97,8 @@ def test_the_verdict_shows_each_part_with_reason_and_action(meshwright: CommandL
 def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine) -> None:
     meshwright.fake.health = _build_health("unhealthy", "a | b\nc")
     assert meshwright("check", "--exit-style", "nagios").out == (
-        "MESHWRIGHT CRITICAL - worker unhealthy: a / b c | initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0\n"
+        "MESHWRIGHT CRITICAL - device:0 unhealthy: a / b c"
+        " | initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0\n"
     )
 
 
@@ -106,9 +111,36 @@ def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> 
 
 def test_slurm_is_told_to_drain_only_what_is_known_to_be_broken(meshwright: CommandLine) -> None:
     meshwright.fake.health = _build_health("unhealthy")
-    assert meshwright("check", "--exit-style", "slurm").out == "drain: worker unhealthy: it broke\n"
+    assert meshwright("check", "--exit-style", "slurm").out == "drain: device:0 unhealthy: it broke\n"
     meshwright.fake.health = _build_health("unknown", "old")
-    assert meshwright("check", "--exit-style", "slurm").out == "keep: worker unknown: old\n"
+    assert meshwright("check", "--exit-style", "slurm").out == "keep: device:0 unknown: old\n"
+
+
+@pytest.mark.parametrize("state", ["unhealthy", "unknown", "degraded"])
+@pytest.mark.parametrize("name", sorted(OF_AGENT))
+def test_nothing_of_the_agents_own_takes_a_node_out_of_service(
+    meshwright: CommandLine, name: str, state: State
+) -> None:
+    meshwright.fake.health = _build_health("healthy")
+    meshwright.fake.change_health(name, state, "it broke")
+    for required in ((), ("--max-health", "healthy")):
+        slurm = meshwright("check", *required, "--exit-style", "slurm")
+        assert (slurm.code, slurm.out[:27]) == (0, "keep: 2 components, healthy")
+        assert meshwright("check", *required, "--exit-style", "npd").code == 0
+    assert meshwright("check", "--exit-style", "nagios").code == EXIT_CODES["nagios"][state] != 0
+    meshwright.fake.change_health("device:0", "unhealthy", "XID 79")
+    assert meshwright("check", "--exit-style", "slurm").out == "drain: device:0 unhealthy: XID 79\n"
+
+
+def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLine) -> None:
+    meshwright.fake.health = Health(state="healthy", components=(Component(name="store", state="healthy"),))
+    assert meshwright("check", "--exit-style", "npd").code == EXIT_CODES["npd"]["unknown"]
+    assert meshwright("check", "--exit-style", "slurm").out == "keep: 0 components, initializing\n"
+
+
+def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
+    names = {*OF_HOST, *OF_ITSELF, SIMULATED, "access", "certificate", "device"}
+    assert {name.partition(":")[0] for name in names} == HARDWARE | OF_AGENT
 
 
 @given(st.sampled_from(STATES), st.text(max_size=200))

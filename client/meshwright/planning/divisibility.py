@@ -94,7 +94,7 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
     """
     cut = _read_mesh(mesh_shape)
     _check_applies(model, training, cut)
-    rules = [rule for rule in _list_rules(model, training) if rule.times > 1 or any(r in cut.axes for r in rule.roles)]
+    rules = [rule for rule in list_rules(model, training) if rule.times > 1 or any(r in cut.axes for r in rule.roles)]
     broken = [rule for rule in rules if not rule.allows(cut.measure(rule.roles))]
     if broken:
         raise _refuse(broken, rules, cut)
@@ -129,7 +129,8 @@ UNKNOWN_CUT: Final = (
 """Why such a model has no other axes."""
 
 
-def _list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
+def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
+    """Returns what axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
     batch: tuple[Role, ...] = ("data", "fsdp", "expert")
     pairs = Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
     return (
@@ -137,7 +138,7 @@ def _list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
         *(() if model.is_latent else (pairs,)),
         *(Rule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
         Rule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
-        Rule(("expert",), "num_experts", model.num_experts or 0),
+        Rule(("expert",), "num_experts", model.num_experts or 1),
         Rule(("context",), "sequence_length", training.sequence_length, can_grow=True),
         Rule(("pipeline",), "num_hidden_layers", model.num_hidden_layers),
         Rule(("fsdp",), "hidden_size", model.hidden_size),

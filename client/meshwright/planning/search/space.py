@@ -6,15 +6,17 @@ with the rule that they break. Sizes only: knows no chip and no price.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.state import Moments
+from meshwright.planning.divisibility import Rule, list_rules
 from meshwright.planning.divisors import list_divisors
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
@@ -28,8 +30,6 @@ CONTEXT_LEAST: Final = 1024
 
 MICRO_BATCHES: Final = 12
 """Micro-batches that are looked at for a layout: divisors of its part of the batch, the smallest first."""
-
-_REPEATED: Final = "num_key_value_heads"
 
 Numbers = NDArray[np.int64]
 
@@ -95,7 +95,8 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     """
     left: list[Left] = []
     sizes = list_divisors(devices)
-    rules = {axis: dict(_list_rules(axis, model, training)) for axis in AXES}
+    listed = list_rules(model, training.model_copy(update={"gradient_accumulation": 1}))  # each candidate has its own
+    rules = {axis: [rule for rule in listed if rule.roles[0] == find_role(axis)] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
     micro_batches = list_divisors(training.global_batch)[:MICRO_BATCHES]
     return Space(build_layout(devices, choices, training.global_batch, bounds, micro_batches), tuple(left))
@@ -116,45 +117,20 @@ def build_layout(
     return _add_batches(_cross(devices, choices), batch, bounds, micro_batches)
 
 
-def _list_rules(axis: str, model: ModelSpec, training: TrainingSpec) -> Iterator[tuple[str, int]]:
-    """Yields what an axis cuts by name, with its size."""
-    match axis:
-        case "tp":
-            yield "num_attention_heads", model.num_attention_heads
-            yield _REPEATED, model.kv_heads
-            yield "intermediate_size", model.expert_size if model.num_experts else model.intermediate_size
-            yield "vocab_size", model.vocab_size
-        case "cp":
-            yield "sequence_length", training.sequence_length
-        case "ep":
-            yield "num_experts", model.num_experts or 1
-        case "pp":
-            yield "num_hidden_layers", model.num_hidden_layers
-        case "fsdp":
-            yield "hidden_size", model.hidden_size
-        case _:
-            yield "global_batch", training.global_batch
-
-
-def _choose(axis: str, sizes: list[int], rules: Mapping[str, int], bounds: Bounds, left: list[Left]) -> list[int]:
+def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, left: list[Left]) -> list[int]:
     """Returns the sizes that an axis may have; adds to `left` those that only a rule keeps out."""
     kept = []
     for size in sizes:
         if not bounds.allows(axis, size):
             continue
-        broken = next((f"{name} {whole}" for name, whole in rules.items() if not _divides(name, whole, size)), None)
-        if broken is None and axis == "cp" and rules["sequence_length"] // size < CONTEXT_LEAST and size > 1:
+        broken = next((f"{rule.name} {rule.size}" for rule in rules if not rule.allows(size)), None)
+        if broken is None and axis == "cp" and rules[0].size // size < CONTEXT_LEAST and size > 1:
             continue
         if broken is None:
             kept.append(size)
         elif axis not in ("dp", "ep") or size == bounds.axes.get(axis):
             left.append(Left(axis, size, f"{axis}:{size} does not divide {broken}"))
     return kept
-
-
-def _divides(name: str, whole: int, parts: int) -> bool:
-    """Returns whether parts are equal; KV heads may be repeated on several devices instead."""
-    return whole % parts == 0 or (name == _REPEATED and parts % whole == 0)
 
 
 def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:

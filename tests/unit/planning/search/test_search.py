@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.divisibility import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.topology.assemble import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.model import ModelSpec, TrainingSpec
 
 TRAINING = {"sequence_length": 4096, "global_batch": 256}
 
@@ -74,6 +76,27 @@ def test_a_given_mesh_that_does_not_fit_is_a_plan_with_a_warning() -> None:
     assert plan.memory.fits is False
     (notice,) = (each for each in plan.warnings if each.code == "memory_does_not_fit")
     assert "GiB" in notice.message
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"intermediate_size": 1001, "moe_intermediate_size": 14336, "first_k_dense_replace": 2},
+        {"moe_intermediate_size": 1002, "decoder_sparse_step": 2},
+        {"num_shared_experts": 1, "shared_expert_intermediate_size": 1003},
+    ],
+)
+def test_each_plan_that_a_search_returns_passes_the_check(sizes: dict[str, int]) -> None:
+    model = _describe("mixtral-8x7b") | sizes
+    training = TrainingSpec(global_batch=16, sequence_length=4096)
+    asked = training.model_dump(exclude_unset=True)
+    found = ask(target="2*h100:8", model=model, training=asked, top=16, fallback=True)
+    assert found.plans
+    assert found.fallback is not None
+    for plan in (*found.plans, *found.fallback.plans):
+        assert plan.schedule is not None
+        chosen = training.model_copy(update={"gradient_accumulation": plan.schedule.passes})
+        check_divides(ModelSpec.model_validate(model), chosen, plan.mesh_shape)
 
 
 def test_where_nothing_fits_no_plan_comes_and_each_family_says_what_it_needs() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import RequestError
@@ -20,6 +22,13 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LLAMA = read_model("llama3-8b")
 MIXTRAL = read_model("mixtral-8x7b")
+DENSE_FIRST = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 1001,
+    "moe_intermediate_size": 14336,
+    "first_k_dense_replace": 2,
+}
 
 
 def list_rows(space: Space) -> list[dict[str, int]]:
@@ -28,22 +37,51 @@ def list_rows(space: Space) -> list[dict[str, int]]:
     return [{name: int(columns[name][row]) for name in names} for row in range(space.size)]
 
 
-@pytest.mark.parametrize(("model", "devices"), [(LLAMA, 16), (MIXTRAL, 16), (LLAMA, 12), (MIXTRAL, 24)])
-def test_candidates_are_exactly_the_meshes_that_divide(model: ModelSpec, devices: int) -> None:
-    training = TrainingSpec(global_batch=48, sequence_length=4096)
-    space = list_space(devices, model, training, Bounds())
-    found = {tuple(row[axis] for axis in AXES) for row in list_rows(space)}
+WIDTHS = st.sampled_from([1001, 1026, 1536, 1792])
+
+
+@st.composite
+def uneven_models(draw: st.DrawFn) -> ModelSpec:
+    """Real models, some sizes of which are cut by fewer tensor axes than the others are."""
+    model = draw(st.sampled_from([LLAMA, MIXTRAL, read_model("deepseek2-16b")]))
+    fields: dict[str, Any] = {
+        "intermediate_size": draw(WIDTHS),
+        "vocab_size": draw(st.sampled_from([32_000, 32_006, 50_257])),
+        "num_hidden_layers": draw(st.sampled_from([4, 6, 7])),
+    }
+    if model.num_experts is not None:
+        fields |= {
+            "moe_intermediate_size": draw(st.none() | WIDTHS),
+            "first_k_dense_replace": draw(st.integers(0, 2)),
+            "decoder_sparse_step": draw(st.integers(1, 2)),
+            "num_shared_experts": draw(st.integers(0, 2)),
+        }
+        fields["shared_expert_intermediate_size"] = draw(st.none() | WIDTHS) if fields["num_shared_experts"] else None
+    return model.model_copy(update=fields)
+
+
+@given(model=uneven_models(), devices=st.sampled_from([8, 12, 16, 24]), batch=st.sampled_from([12, 16, 48]))
+@example(model=LLAMA, devices=16, batch=48)
+@example(model=MIXTRAL, devices=24, batch=48)
+@example(model=MIXTRAL.model_copy(update=DENSE_FIRST), devices=16, batch=16)
+@settings(max_examples=60, deadline=None)
+def test_candidates_are_exactly_the_meshes_that_pass_the_check(model: ModelSpec, devices: int, batch: int) -> None:
+    training = TrainingSpec(global_batch=batch, sequence_length=4096)
+    found = {tuple(row[axis] for axis in AXES) for row in list_rows(list_space(devices, model, training, Bounds()))}
     legal = set()
-    for sizes in itertools.product(list_divisors(devices), repeat=len(AXES)):
+    for sizes in list_shapes(devices):
         shape = dict(zip(AXES, sizes, strict=True))
-        if math.prod(sizes) == devices and training.sequence_length // shape["cp"] >= CONTEXT_LEAST:
-            try:
+        if training.sequence_length // shape["cp"] >= CONTEXT_LEAST:
+            with contextlib.suppress(RequestError):
                 check_divides(model, training, shape)
-            except RequestError:
-                continue
-            legal.add(sizes)
+                legal.add(sizes)
     assert found == legal
-    assert len(legal) > 10
+
+
+@functools.cache
+def list_shapes(devices: int) -> list[tuple[int, ...]]:
+    shapes = itertools.product(list_divisors(devices), repeat=len(AXES))
+    return [sizes for sizes in shapes if math.prod(sizes) == devices]
 
 
 @given(devices=st.integers(1, 96), batch=st.integers(1, 96))
@@ -77,6 +115,16 @@ def test_each_remat_and_micro_batch_is_there_for_each_mesh() -> None:
         ({"num_hidden_layers": 7}, "pp:2 does not divide num_hidden_layers 7"),
         ({"vocab_size": 50257}, "tp:2 does not divide vocab_size 50257"),
         ({"hidden_size": 4100, "head_dim": 128}, "fsdp:8 does not divide hidden_size 4100"),
+        (DENSE_FIRST, "tp:4 does not divide intermediate_size 1001"),
+        (
+            DENSE_FIRST | {"intermediate_size": 14336, "moe_intermediate_size": 1001},
+            "tp:2 does not divide moe_intermediate_size 1001",
+        ),
+        (
+            DENSE_FIRST
+            | {"intermediate_size": 14336, "num_shared_experts": 1, "shared_expert_intermediate_size": 1003},
+            "tp:2 does not divide shared_expert_intermediate_size 1003",
+        ),
     ],
 )
 def test_a_size_that_a_rule_keeps_out_is_told_with_it(changes: dict[str, Any], words: str) -> None:

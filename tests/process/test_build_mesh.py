@@ -136,6 +136,18 @@ def test_a_job_that_sees_exactly_the_planned_part_builds_its_mesh(tmp_path: Path
         assert job["answers"][1]["right"]
 
 
+def test_processes_that_share_a_host_and_each_see_all_cpu_devices_are_told_to_divide_them(tmp_path: Path) -> None:
+    plan = make_plan("dp:2,tp:4", 8)
+    each = int(plan.environment["JAX_NUM_CPU_DEVICES"])
+    jobs = run_job(tmp_path, [build(plan)], processes=2, devices_each=each)
+    for job in jobs:
+        (answer,) = job["answers"]
+        assert len(answer["surplus"]) == 8
+        assert "with 2 processes on 1 host, start each with JAX_NUM_CPU_DEVICES=4" in answer["error"]
+    jobs = run_job(tmp_path, [build(plan)], processes=2, devices_each=4)
+    assert {job["answers"][0]["fingerprint"] for job in jobs} == {plan.fingerprint}
+
+
 def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> None:
     whole = make_plan(
         "dp:2,tp:4",

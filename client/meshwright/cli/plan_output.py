@@ -147,7 +147,7 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     if say.lease is not None:
         session.print_lines(*write_lease(say.lease), "")
     exports = build_exports(plan, say.asked.output, say.url, say.lease)
-    session.print_lines("start the job with", *(f"  {line}" for line in exports), "")
+    session.print_lines("start one process on each host with", *(f"  {line}" for line in exports), "")
     if say.asked.output is None and say.url is None:
         session.print_lines("no agent knows this plan: keep it with -o FILE, and set MESHWRIGHT_PLAN to it", "")
     session.print_lines("and in it", "  from meshwright import load_plan", "  from meshwright.mesh import build_mesh")

@@ -292,9 +292,23 @@ def _refuse_devices(
     return _refuse(
         f"plan {plan.fingerprint} uses {rule}; this job sees {len(job)}; "
         f"the job must see exactly those that the plan uses, or all of its granules",
-        "start the job with the plan's environment, or ask for a plan for the devices that the job has",
+        _share_devices(plan, job)
+        or "start the job with the plan's environment, or ask for a plan for the devices that the job has",
         missing=missing,
         surplus=surplus,
+    )
+
+
+def _share_devices(plan: Plan, job: Sequence[JobDevice]) -> str:
+    """Returns how processes that share a host divide its CPU devices, of which the plan's environment gives each
+    process all; "" where that is not the reason."""
+    processes, used = len({device.process for device in job}), len(plan.devices or ())
+    hosts = len({ref.granule for ref in plan.devices or ()})
+    if plan.platform != "cpu" or processes <= hosts or len(job) <= used or used % processes:
+        return ""
+    return (
+        f"the plan's environment is for one process on each host; with {processes} processes on {hosts} "
+        f"host{'s' * (hosts > 1)}, start each with JAX_NUM_CPU_DEVICES={used // processes}"
     )
 
 

@@ -229,7 +229,11 @@ class Plan(Reply):
     audit: PlanAudit | None = Field(default=None, description="where it was asked for")
     model: ModelFacts | None = Field(default=None, description="the model that was asked for; null in a stored plan")
     verification: Verification | None = Field(default=None, description="what the compiler says; null: not asked")
-    environment: dict[str, str] = Field(default_factory=dict, description="what each process of the job starts with")
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="what one process on each host starts with; CPU processes that share a host divide "
+        "JAX_NUM_CPU_DEVICES between them",
+    )
     code: str = Field(default="", description="Python that makes this mesh in the job")
     exports: dict[ExportName, str] = Field(default_factory=dict, description="those that were asked for")
     warnings: tuple[Notice, ...] = ()

@@ -220,7 +220,7 @@ def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
     if options:
         assert local.out == asked.out
     else:
-        assert asked.out.partition("start the job")[0] == local.out.partition("start the job")[0]
+        assert asked.out.partition("start one process")[0] == local.out.partition("start one process")[0]
         assert kept in asked.out
         assert "MESHWRIGHT_PLAN=" not in local.out
         assert "keep it with -o FILE" in local.out

@@ -23,6 +23,8 @@ value, and the older one is blanked."""
 
 PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
 XLA_FLAGS: Final = "XLA_FLAGS"
+ENABLE_X64: Final = "JAX_ENABLE_X64"
+DISABLE_JIT: Final = "JAX_DISABLE_JIT"
 
 _SERVICE_MANAGER: Final = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
@@ -72,8 +74,8 @@ class DeviceConfiguration:
         memory_strategy: a MemoryStrategy, or its value as a word.
         memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's. Not given, it
             reads as the strategy's and follows it, also in copies; None: the strategy has none.
-        enable_x64: 64-bit types.
-        enable_jit: False runs operations one by one, for debugging.
+        enable_x64: True turns 64-bit types on; False leaves what JAX's own default or JAX_ENABLE_X64 says.
+        enable_jit: False runs operations one by one, for debugging; True leaves what JAX_DISABLE_JIT says.
         platform_priority: the order in which a default device is looked for; hides nothing, sets no variable.
         environment_variables: the caller's own; they win over what the fields above would set, except that
             XLA_FLAGS is merged with the flags that are there already.
@@ -145,14 +147,20 @@ def _write_fraction(config: DeviceConfiguration, value: float | None) -> None:
 DeviceConfiguration.memory_fraction = property(_read_fraction, _write_fraction)  # type: ignore[assignment]
 
 
-def build_environment(config: DeviceConfiguration, base: Mapping[str, str]) -> dict[str, str]:
+def build_environment(
+    config: DeviceConfiguration, base: Mapping[str, str], *, platform: str | None = None
+) -> dict[str, str]:
     """Returns the variables to set for a JAX process, and only those: name to value, in a fixed order.
+
+    JAX_ENABLE_X64 and JAX_DISABLE_JIT are among them only where the configuration differs from JAX's default, so
+    that a default never replaces what the user has set.
 
     Args:
         config: what is wanted; checked again here.
         base: the environment that is there already, such as `os.environ`. Its XLA_FLAGS are kept (a flag that
             stands on both sides takes the configuration's value), and it decides under which name JAX is told
             the memory fraction.
+        platform: "tpu" leaves out the memory fraction, which only GPUs read; None: not known.
 
     Raises:
         ValueError: the configuration is wrong, or its XLA_FLAGS cannot be merged since `base`
@@ -160,11 +168,12 @@ def build_environment(config: DeviceConfiguration, base: Mapping[str, str]) -> d
     """
     config.check()
     own = dict(config.environment_variables)
-    fraction = _name_mem_fraction(repr(config.resolve_memory_fraction()), own, {**base, **own})
+    is_read = platform != "tpu" or not own.keys().isdisjoint((MEM_FRACTION, NEW_MEM_FRACTION))
+    fraction = _name_mem_fraction(repr(config.resolve_memory_fraction()), own, {**base, **own}) if is_read else {}
     variables = {
         **fraction,
-        "JAX_ENABLE_X64": str(config.enable_x64).lower(),
-        "JAX_DISABLE_JIT": str(not config.enable_jit).lower(),
+        **({ENABLE_X64: "true"} if config.enable_x64 else {}),
+        **({} if config.enable_jit else {DISABLE_JIT: "true"}),
         **own,
         **fraction,
     }
@@ -184,7 +193,8 @@ def build_worker_environment(
 
     That is `base` without what the service manager says to the agent alone, with the configuration's
     variables, and with memory taken as needed (`XLA_PYTHON_CLIENT_PREALLOCATE=false`) unless `base` or the
-    configuration says otherwise, since the worker shares the devices with jobs.
+    configuration says otherwise, since the worker shares the devices with jobs. Its benches measure compiled
+    programs in 32 bits, so that only the configuration can change JAX_ENABLE_X64 and JAX_DISABLE_JIT.
 
     Args:
         config: what is wanted.
@@ -198,7 +208,8 @@ def build_worker_environment(
     if cpu_devices is not None and cpu_devices < 1:
         raise ValueError(f"cpu_devices is {cpu_devices}; JAX needs at least 1 CPU device, such as 8")
     inherited = {name: value for name, value in base.items() if name not in _SERVICE_MANAGER}
-    environment = {PREALLOCATE: "false", **inherited, **build_environment(config, inherited)}
+    fixed = {ENABLE_X64: "false", DISABLE_JIT: "false"}
+    environment = {PREALLOCATE: "false", **inherited, **fixed, **build_environment(config, inherited)}
     if platform is not None:
         environment["JAX_PLATFORMS"] = _JAX_PLATFORM.get(platform, platform)
     if cpu_devices is not None:

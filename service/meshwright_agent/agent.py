@@ -411,5 +411,10 @@ class Agent:
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
         """Returns the variables that a job here should start with; InvalidRequestError as of the function."""
-        cpu_devices = self.settings.cpu_devices
-        return describe_job_environment(strategy, fraction, base=self._environ, cpu_devices=cpu_devices)
+        return describe_job_environment(
+            strategy,
+            fraction,
+            base=self._environ,
+            platform=self.picture.topology().platform if self.host.knows_topology else None,
+            cpu_devices=self.settings.cpu_devices,
+        )

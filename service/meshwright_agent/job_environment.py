@@ -13,7 +13,7 @@ from meshwright.wire.environment import Environment
 
 
 def describe_job_environment(
-    strategy: str, fraction: float | None, *, base: Mapping[str, str], cpu_devices: int | None
+    strategy: str, fraction: float | None, *, base: Mapping[str, str], platform: str | None, cpu_devices: int | None
 ) -> Environment:
     """Returns the variables, also as `export` lines.
 
@@ -21,6 +21,7 @@ def describe_job_environment(
         strategy: a MemoryStrategy's value.
         fraction: the share of device memory, in (0, 1]; overrides the strategy's.
         base: the environment that the job starts from: this agent's.
+        platform: of the host's devices; None: not known yet.
         cpu_devices: virtual CPU devices in place of accelerators, if the agent is so set.
 
     Raises:
@@ -28,7 +29,7 @@ def describe_job_environment(
     """
     try:
         config = DeviceConfiguration(memory_strategy=MemoryStrategy(strategy), memory_fraction=fraction)
-        variables = build_environment(config, base)
+        variables = build_environment(config, base, platform=platform)
     except ValueError as error:
         message = str(error)
         raise InvalidRequestError(

@@ -120,6 +120,45 @@ def test_without_a_configuration_what_the_process_was_given_stays_in_force() -> 
     assert says == {"strategy": "aggressive", "x64": True, "dtype": "float64", "fraction": "0.9", "same": True}
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_default_leaves_what_the_user_turned_on_and_warns_of_nothing(when: str) -> None:
+    says = run(
+        f"""
+        if {when!r} == "after":
+            jax.devices()
+        manager = DeviceManager(DeviceConfiguration())
+        says["dtype"] = str(jax.numpy.zeros(2).dtype)
+        says["variables"] = [os.environ["JAX_ENABLE_X64"], os.environ["JAX_DISABLE_JIT"], jax.config.jax_disable_jit]
+        says["late"] = manager.not_in_force
+        """,
+        JAX_ENABLE_X64="1",
+        JAX_DISABLE_JIT="1",
+    )
+    assert says == {"dtype": "float64", "variables": ["1", "1", True], "late": []}
+
+
+def test_what_one_configuration_turned_on_the_next_turns_off_or_warns_of_too_late() -> None:
+    says = run(
+        """
+        DeviceManager(DeviceConfiguration(enable_x64=True, enable_jit=False))
+        says["first"] = [jax.config.jax_enable_x64, jax.config.jax_disable_jit]
+        DeviceManager(DeviceConfiguration(enable_x64=True))
+        says["second"] = [jax.config.jax_enable_x64, jax.config.jax_disable_jit]
+        jax.devices()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            says["late"] = DeviceManager(DeviceConfiguration()).not_in_force
+        says["warned"] = [str(warning.message).partition(";")[0] for warning in caught]
+        """
+    )
+    assert says == {
+        "first": [True, True],
+        "second": [True, False],
+        "late": ["JAX_ENABLE_X64"],
+        "warned": ["could not take effect: JAX_ENABLE_X64=false (in force: true)"],
+    }
+
+
 def test_jaxs_own_options_among_the_callers_variables_take_effect_too() -> None:
     says = run(
         """

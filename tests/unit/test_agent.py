@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import NotReadyError
+from meshwright.testing import FakeAgent
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
@@ -69,6 +70,20 @@ def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
     agent = Agent(Settings(cpu_devices=8, state_dir=tmp_path), environ={})
     with pytest.raises(NotReadyError):
         plan(agent, mesh="x:8")
+
+
+@pytest.mark.parametrize(
+    ("simulated", "variables"),
+    [("v5e:2x4", {}), ("h100:8", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"})],
+)
+def test_a_job_is_told_what_its_platform_reads_and_what_was_asked_for(
+    tmp_path: Path, simulated: str, variables: dict[str, str]
+) -> None:
+    agent = Agent(Settings(simulate=simulated, state_dir=tmp_path), environ={"JAX_ENABLE_X64": "1"})
+    assert agent.environment("balanced", None).variables == variables
+    fake = FakeAgent(simulated.replace("2x4", "8"))
+    with fake.client() as client:
+        assert client.environment().variables == variables
 
 
 def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) -> None:

@@ -51,17 +51,21 @@ def test_each_strategy_has_its_fraction(strategy: str, fraction: float | None) -
     assert MemoryStrategy(strategy).fraction == fraction
 
 
-def test_the_default_is_balanced_32_bit_and_compiled() -> None:
-    assert build_environment(DeviceConfiguration(), {}) == {
-        FRACTION: "0.75",
-        "JAX_ENABLE_X64": "false",
-        "JAX_DISABLE_JIT": "false",
-    }
+@pytest.mark.parametrize("base", [{}, {"JAX_ENABLE_X64": "1", "JAX_DISABLE_JIT": "true"}])
+def test_a_default_sets_the_memory_fraction_alone_whatever_the_user_has_set(base: dict[str, str]) -> None:
+    assert build_environment(DeviceConfiguration(), base) == {FRACTION: "0.75"}
 
 
 def test_x64_and_no_jit_reach_the_environment() -> None:
     built = build_environment(DeviceConfiguration(enable_x64=True, enable_jit=False), {})
     assert (built["JAX_ENABLE_X64"], built["JAX_DISABLE_JIT"]) == ("true", "true")
+
+
+@pytest.mark.parametrize("own", [{}, {FRACTION: "0.3"}, {NEW_FRACTION: "0.3"}])
+def test_on_tpus_a_memory_fraction_is_only_the_callers_own(own: dict[str, str]) -> None:
+    config = DeviceConfiguration(MemoryStrategy.AGGRESSIVE, environment_variables=own)
+    assert build_environment(config, {}, platform="tpu") == own
+    assert build_environment(config, {}, platform="gpu") == (own or {FRACTION: "0.9"})
 
 
 @pytest.mark.parametrize("strategy", list(MemoryStrategy))
@@ -178,7 +182,7 @@ def test_platform_priority_hides_no_platform() -> None:
 
 def test_only_the_variables_to_set_are_returned() -> None:
     built = build_environment(DeviceConfiguration(), {"PATH": "/bin", "XLA_FLAGS": "--xla_a=1", PREALLOCATE: "true"})
-    assert set(built) == {FRACTION, "JAX_ENABLE_X64", "JAX_DISABLE_JIT"}
+    assert set(built) == {FRACTION}
 
 
 @given(configurations, variables)
@@ -281,6 +285,13 @@ def test_a_worker_inherits_everything_but_the_service_managers_words(
 def test_the_workers_platform_is_named_as_jax_names_it(platform: str, variable: str) -> None:
     built = build_worker_environment(DeviceConfiguration(), {"JAX_PLATFORMS": "other"}, platform=platform)
     assert built["JAX_PLATFORMS"] == variable
+
+
+def test_a_worker_measures_compiled_programs_in_32_bits_whatever_the_agent_was_started_with() -> None:
+    base = {"JAX_ENABLE_X64": "1", "JAX_DISABLE_JIT": "1"}
+    built = build_worker_environment(DeviceConfiguration(), base)
+    assert (built["JAX_ENABLE_X64"], built["JAX_DISABLE_JIT"]) == ("false", "false")
+    assert build_worker_environment(DeviceConfiguration(enable_x64=True), {})["JAX_ENABLE_X64"] == "true"
 
 
 def test_what_the_worker_is_not_told_stays_as_it_is() -> None:

@@ -48,7 +48,7 @@ class SharedManager:
 
 def _describe_conflict(asked: Mapping[str, str], present: Mapping[str, str]) -> str:
     names = [name for name in {**asked, **present} if asked.get(name) != present.get(name)]
-    changes = ", ".join(f"{name}={asked.get(name, '')} (it has {present.get(name) or 'none'})" for name in names)
+    changes = ", ".join(f"{name}={asked.get(name) or 'none'} (it has {present.get(name) or 'none'})" for name in names)
     return (
         f"another configuration was asked for: {changes}; this process has a device manager already, one for all, and "
         f"keeps it; give the configuration at the first call, or force_reinit=True to replace the manager"

@@ -16,6 +16,8 @@ from typing import Any, Final
 import jax
 
 from meshwright.environment import (
+    DISABLE_JIT,
+    ENABLE_X64,
     MEM_FRACTION,
     NEW_MEM_FRACTION,
     PREALLOCATE,
@@ -38,6 +40,10 @@ _FALSE: Final = frozenset({"n", "no", "f", "false", "off", "0"})
 
 _applied: Final[dict[str, str]] = {}
 """The variables that were applied here before the backend's start, as they were then."""
+
+_switched: Final[set[str]] = set()
+"""Which of JAX_ENABLE_X64 and JAX_DISABLE_JIT a configuration turned on here; the next one that does not ask for
+it turns it off again. What the user turned on stays."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,14 @@ def apply_configuration(config: DeviceConfiguration, environ: MutableMapping[str
             nothing was changed.
     """
     present = _read_environment(environ)
-    wanted = build_environment(config, present)
+    wanted = {**dict.fromkeys(sorted(_switched), "false"), **build_environment(config, present)}
     options = {name: _parse_option(name, text) for name, text in wanted.items() if _find_option(name) is not None}
     if is_environment_read():
         return find_differences(wanted, present)
-    _update_options({name: value for name, value in options.items() if not _is_in_force(name, value)})
+    changed = {name: value for name, value in options.items() if not _is_in_force(name, value)}
+    _update_options(changed)
+    for name in changed.keys() & {ENABLE_X64, DISABLE_JIT}:
+        (_switched.add if changed[name] else _switched.discard)(name)
     environ.update(wanted)
     _applied.clear()
     _applied.update(wanted)

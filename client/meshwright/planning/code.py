@@ -9,38 +9,52 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
 from meshwright.spec import AxisType, MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, Platform
 
-_JAX_PLATFORMS: Final[Mapping[Platform, str]] = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""The first is the default backend and must start; the CPU stays at hand for host-side arrays."""
-
 
 def build_job_environment(topology: Topology, used: Sequence[int], memory_strategy: str) -> dict[str, str]:
-    """Returns the variables with which each process of a job (one a host) sees the planned devices, in the plan's
-    numbering. What differs from host to host is not in it (`find_differing`).
+    """Returns the variables with which one process on each host sees the planned devices, in the plan's
+    numbering. Where several processes share a host's CPU devices, each is started with its part of
+    JAX_NUM_CPU_DEVICES. What differs from host to host is not in it (`find_differing`).
 
     Args:
         topology: where the devices are.
         used: the planned devices, as indices of the topology, in any order.
         memory_strategy: "conservative", "balanced" or "aggressive".
     """
-    variables = {"JAX_PLATFORMS": _JAX_PLATFORMS[topology.platform]}
+    backend = _find_backend(topology)
+    variables = {"JAX_PLATFORMS": _JAX_PLATFORMS[backend]}
     values = set(list_visible(topology, used).values())
-    if topology.platform == "gpu":
+    if backend == "cuda":
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if len(values) == 1 and (value := values.pop()):
-        variables[_VARIABLES[topology.platform]] = value
+        variables[_VARIABLES[backend]] = value
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(memory_strategy))
-    return {**variables, **build_environment(config, {})}
+    return {**variables, **build_environment(config, {}, platform=topology.platform)}
 
 
-_VARIABLES: Final[Mapping[Platform, str]] = {"cpu": "JAX_NUM_CPU_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
-"""What shows a process the devices that it is to use."""
+Backend = Literal["cpu", "cuda", "rocm", "tpu"]
+
+_JAX_PLATFORMS: Final[Mapping[Backend, str]] = {"cpu": "cpu", "cuda": "cuda,cpu", "rocm": "rocm,cpu", "tpu": "tpu,cpu"}
+"""The first is the default backend and must start; the CPU stays at hand for host-side arrays."""
+
+_VARIABLES: Final[Mapping[Backend, str]] = {
+    "cpu": "JAX_NUM_CPU_DEVICES",
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "HIP_VISIBLE_DEVICES",
+}
+"""What shows a process the devices that it is to use. Source of AMD's: ROCm docs, "GPU isolation techniques"."""
+
+
+def _find_backend(topology: Topology) -> Backend:
+    if topology.platform != "gpu":
+        return topology.platform
+    return "rocm" if topology.devices[0].kind.startswith("AMD ") else "cuda"
 
 
 def list_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
@@ -48,7 +62,7 @@ def list_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
 
     The value is empty where a process sees them without: all GPUs of a host. Of TPUs nothing is returned.
     """
-    if topology.platform not in _VARIABLES:
+    if topology.platform == "tpu":
         return {}
     planned: dict[str, list[Device]] = defaultdict(list)
     everyone: Counter[str] = Counter(device.host for device in topology.devices)
@@ -71,7 +85,7 @@ def _name_visible(chosen: Sequence[Device], device_count: int, platform: Platfor
 def find_differing(topology: Topology, used: Sequence[int]) -> tuple[str, dict[str, str]] | None:
     """Returns the variable that each host must set otherwise, and its value by host; None where all are alike."""
     values = list_visible(topology, used)
-    return (_VARIABLES[topology.platform], values) if len(set(values.values())) > 1 else None
+    return (_VARIABLES[_find_backend(topology)], values) if len(set(values.values())) > 1 else None
 
 
 def write_code(
@@ -94,7 +108,7 @@ def write_code(
         fingerprint: of the plan.
     """
     starts = [f"#   {name}={value!r}" for name, value in environment.items()]
-    head = [f"# Mesh {spec}, plan {fingerprint}. Start the job with this environment:", *starts]
+    head = [f"# Mesh {spec}, plan {fingerprint}. Start one process on each host with:", *starts]
     if len(order) > LISTED_COUNT_MAX or _spans_processes(topology, order):
         return "\n".join([*head, *_BUILD, ""])
     lookup = _look_up_chips if _has_chips(topology, order) else _look_up_numbers

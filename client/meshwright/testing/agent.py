@@ -339,7 +339,8 @@ class FakeAgent(Faulty):
             config = DeviceConfiguration(MemoryStrategy(strategy), None if fraction is None else float(fraction))
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
-        variables = build_environment(config, {})
+        platform = next((device.platform for device in self.devices.devices), None)
+        variables = build_environment(config, {}, platform=platform)
         return Environment(
             memory_strategy=strategy,
             memory_fraction=config.resolve_memory_fraction(),

@@ -32,6 +32,22 @@ def test_a_job_on_a_part_of_the_gpus_sees_them_by_uuid_in_the_order_of_their_pos
     assert make_plan(dgx, "dp:8").environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
+def test_a_job_on_amds_gpus_starts_with_rocm() -> None:
+    hosts = build_target("2*mi300x:8")
+    whole = make_plan(hosts, "dp:16").environment
+    assert whole == {"JAX_PLATFORMS": "rocm,cpu", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"}
+    part = make_plan(hosts, "dp:4", devices=["host-0/1", "host-0/2", "host-1/1", "host-1/2"]).environment
+    assert part["HIP_VISIBLE_DEVICES"] == "1,2"
+    assert "CUDA_VISIBLE_DEVICES" not in part
+    assert find_differing(hosts, [0, 8, 9]) == ("HIP_VISIBLE_DEVICES", {"host-0": "0", "host-1": "0,1"})
+
+
+def test_a_job_on_tpus_starts_without_a_memory_fraction() -> None:
+    assert make_plan(build_tpu((2, 4)), "dp:8", memory_strategy="aggressive").environment == {
+        "JAX_PLATFORMS": "tpu,cpu"
+    }
+
+
 def test_gpus_without_a_known_uuid_are_shown_by_number() -> None:
     dgx = change_device(build_dgx_h100(), 3, uuid=None)
     assert make_plan(dgx, "dp:2", devices=[3, 2]).environment["CUDA_VISIBLE_DEVICES"] == "2,3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from meshwright import Client
+from meshwright.cli.requirements import judge_memory
 from meshwright.planning.request import answer_request
 from meshwright.topology.assemble import build_target
 from meshwright.wire.mesh import PlanRequest
@@ -118,6 +120,17 @@ def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: Run
     plan = subprocess.run([*command, "plan", "dp:64,tp:8"], capture_output=True, text=True, timeout=60, check=False)
     assert plan.returncode == 0, plan.stderr
     assert f"warning: this agent simulates {TARGET}" in plan.stderr
+
+
+def test_an_h100_has_the_memory_that_its_driver_reports_but_nobody_saw_it(simulated: RunningAgent) -> None:
+    command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url, "--json", "check"]
+    check = subprocess.run([*command, "--min-hbm", "79GiB"], capture_output=True, text=True, timeout=60, check=False)
+    (found,) = json.loads(check.stdout)["requirements"]
+    assert found["found"].startswith("79.6 GiB (")
+    assert (found["name"], found["state"]) == ("hbm", "unknown")
+    with Client(simulated.url) as client:
+        seen = [device.model_copy(update={"basis": "passive"}) for device in client.devices().devices]
+    assert judge_memory(79 * 2**30, seen).state == "healthy"
 
 
 def test_the_lists_of_9000_simulated_chips_are_not_written_while_others_wait() -> None:

@@ -31,6 +31,7 @@ from meshwright.wire.devices import (
 
 MAX_COUNT: Final = 256
 GIB: Final = 2**30
+MIB: Final = 2**20
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def _are_neighbours(a: int, b: int, count: int) -> bool:
 
 MODELS: Final[dict[str, Model]] = {
     "cpu": Model("cpu", "cpu", "host", None, _identify_cpu, lambda a, b, count: "HOST", None, None),
-    # 80 GB of HBM3, 18 links of NVLink 4, 900 GB/s both ways. Source: NVIDIA H100 datasheet.
+    # 18 links of NVLink 4, 900 GB/s both ways. Source: NVIDIA H100 datasheet; memory as `topology/chips.csv` has it.
     "h100": Model(
-        "gpu", "NVIDIA H100 80GB HBM3", "host", 80 * GIB, _identify_gpu, lambda a, b, count: "NV18", 18, 450e9
+        "gpu", "NVIDIA H100 80GB HBM3", "host", 81_559 * MIB, _identify_gpu, lambda a, b, count: "NV18", 18, 450e9
     ),
     # 16 GiB of HBM; ICI of 45 GB/s one way a link. Source: scaling book, "TPU networking".
     "v5e": Model(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, Final, Literal
 
-_UNITS: Final = {"GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+_UNITS: Final = {"MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Chip:
         kinds: what `jax.Device.device_kind` and, for GPUs, the driver call it (GPU names: README of
             NVIDIA/open-gpu-kernel-modules at df1c9a3; TPU names: jax/_src/tpu_info.py of jax 0.12.0.1).
         dtype: the 16-bit type that the matrix units take; `flops_per_s` is dense in it.
-        memory_bytes: capacity as the vendor names it; a driver reports a little more or less.
+        memory_bytes: capacity: of a GPU as its driver reports it, of a TPU as published.
         link_bytes_per_s, link_count: one ICI, NVLink or xGMI link of a chip, and how many it has.
         scaleup_bytes_per_s: all those links together.
         nic_bytes_per_s: of a whole host.
@@ -78,7 +78,7 @@ class Chip:
 
     @property
     def device_memory_bytes(self) -> int:
-        """Nominal memory of one JAX device."""
+        """Memory of one JAX device."""
         return self.memory_bytes // self.jax_devices_per_chip
 
     @property
@@ -172,7 +172,7 @@ def _parse_names(cell: str) -> tuple[str, ...]:
 def _parse_bytes(cell: str) -> int:
     number, unit = cell.split()
     if unit not in _UNITS:
-        raise ValueError(f"memory is {cell!r}; the unit is one of {', '.join(_UNITS)}, as in '80 GB'")
+        raise ValueError(f"memory is {cell!r}; the unit is one of {', '.join(_UNITS)}, as in '81559 MiB'")
     return int(number) * _UNITS[unit]
 
 

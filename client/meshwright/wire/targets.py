@@ -46,7 +46,10 @@ class TargetChip(Reply):
     platform: Platform
     kind: str = Field(description="what `jax.Device.device_kind` says, in a plan's topology")
     devices_per_chip: int = Field(description="JAX devices")
-    device_memory_bytes: int | None = Field(default=None, description="nominal, of one device; null: not known")
+    device_memory_bytes: int | None = Field(
+        default=None,
+        description="of one device: of a GPU as its driver reports it, of a TPU as published; null: not known",
+    )
     shapes: str | None = Field(default=None, description="of a TPU: which slices there are, in words")
     hosts: tuple[TargetHost, ...] = Field(default=(), description="of a GPU or CPU: the hosts there are")
     source: str

@@ -27,7 +27,7 @@ def test_every_device_has_a_line_with_memory_place_holder_and_basis(meshwright: 
     printed = meshwright("devices")
     lines = [line.split() for line in printed.out.splitlines() if "NVIDIA" in line]
     assert [line[0] for line in lines] == [str(index) for index in range(8)]
-    assert " ".join(lines[0]) == "0 NVIDIA H100 80GB HBM3 0 B / 80 GiB 00000000:1A:00.0 0 free passive, 0 s"
+    assert " ".join(lines[0]) == "0 NVIDIA H100 80GB HBM3 0 B / 79.6 GiB 00000000:1A:00.0 0 free passive, 0 s"
     assert (printed.code, printed.err) == (0, "")
 
 
@@ -55,7 +55,7 @@ def test_what_is_not_known_is_not_a_nought(meshwright: CommandLine) -> None:
     memory = build_devices("h100:1").devices[0].memory
     assert memory is not None
     line = _show_first(meshwright, memory=memory.model_copy(update={"used_bytes": None}), processes=None)
-    assert "? / 80 GiB" in line
+    assert "? / 79.6 GiB" in line
     assert " ?  " in line
 
 

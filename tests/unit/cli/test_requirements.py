@@ -30,6 +30,7 @@ STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EIGHT = build_devices("h100:8", at=NOW)
 GIB = 2**30
+H100 = 81_559 * 2**20
 DAY_S = 86400.0
 
 
@@ -77,7 +78,7 @@ def test_what_is_only_declared_is_not_seen() -> None:
     assert judge_memory(GIB, declared.devices).state == "unknown"
 
 
-@pytest.mark.parametrize(("least", "state"), [(80 * GIB, "healthy"), (80 * GIB + 1, "unhealthy")])
+@pytest.mark.parametrize(("least", "state"), [(79 * GIB, "healthy"), (H100 + 1, "unhealthy"), (H100, "healthy")])
 def test_each_device_has_so_much_memory(least: int, state: State) -> None:
     assert judge_memory(least, EIGHT.devices).state == state
 
@@ -238,7 +239,7 @@ def test_the_table_has_each_requirement_with_what_was_asked_and_found(h100: Comm
     lines = h100("check", *ALL).out.splitlines()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.strip()}
     assert rows["devices"] == "8*h100 8 (NVIDIA H100 80GB HBM3) met"
-    assert rows["hbm"] == "≥ 79 GiB each 80 GiB (device 0, the least of 8) met"
+    assert rows["hbm"] == "≥ 79 GiB each 79.6 GiB (device 0, the least of 8) met"
     assert rows["all_reduce"] == "≥ 300 GB/s, at most 24 h old 400 GB/s at 1 GiB, 1 min ago met"
     assert rows["host"] == "healthy"
 

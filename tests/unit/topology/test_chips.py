@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, parse_chips, read_chips
 
 LINES = (files("meshwright.topology") / "chips.csv").read_text(encoding="utf-8").splitlines()
+
+NVML = sorted((Path(__file__).parents[2] / "recorded").glob("*/nvml.json"))
+NOT_IN_THE_TABLE = {"NVIDIA H100 NVL"}
 
 chips = st.sampled_from(read_chips())
 
@@ -169,8 +174,25 @@ def test_memory_is_in_the_unit_that_the_source_uses() -> None:
     assert {name: chip.memory_bytes for name in ("v5e", "v5p", "h100") if (chip := find_chip(name))} == {
         "v5e": 16 * 2**30,
         "v5p": 95 * 2**30,
-        "h100": 80 * 10**9,
+        "h100": 81_559 * 2**20,
     }
+
+
+@pytest.mark.parametrize("path", NVML, ids=[path.parent.name for path in NVML])
+def test_the_memory_of_a_gpu_is_what_the_drivers_of_recorded_machines_report(path: Path) -> None:
+    gpus = json.loads(path.read_text())["gpus"]
+    assert gpus
+    for gpu in gpus:
+        chip = find_chip_by_kind(gpu["name"])
+        if chip is None:
+            assert gpu["name"] in NOT_IN_THE_TABLE
+        else:
+            assert chip.device_memory_bytes == pytest.approx(gpu["memory"][0], rel=0.005)
+
+
+def test_the_memory_of_each_gpu_is_its_drivers_and_names_its_source() -> None:
+    for line in csv.DictReader(LINES):
+        assert (line["memory"].endswith(" MiB"), "; memory: " in line["source"]) == ((line["platform"] == "gpu",) * 2)
 
 
 def test_a_v5e_has_no_less_memory_than_jax_may_take_of_it_and_a_v6e_twice_as_much() -> None:
@@ -224,6 +246,7 @@ def test_all_links_together_are_the_scale_up_bandwidth(chip: Chip) -> None:
     [
         ("memory", "80 MB"),
         ("memory", "80"),
+        ("memory", "80 GB"),
         ("flops_per_s", ""),
         ("link_count", "4.5"),
         ("pcie_bytes_per_s", "fast"),

@@ -43,7 +43,7 @@ def test_a_gpu_has_the_memory_that_the_plans_job_may_take(strategy: str, fractio
     target, mesh, capacity_bytes = find_hardware(answer(memory_strategy=strategy).plans[0], None)
     assert (target.name, target.platform, target.granules, target.shape) == ("2*h100:8", "gpu", 2, (8,))
     assert mesh.shape == {"dp": 2, "tp": 8}
-    assert capacity_bytes == pytest.approx(80e9 * fraction, rel=0.1)
+    assert capacity_bytes == int(81_559 * 2**20 * fraction)
 
 
 def test_a_tpu_has_what_its_compiler_says() -> None:

@@ -116,7 +116,7 @@ def find_capacity(plan: Plan) -> int | None:
     """Returns the bytes of a device that the plan's job may use; None: its compiler says it.
 
     Of a GPU the least memory of any × the fraction that the job is started with; one of which nothing more is known has
-    what its vendor names. Of a CPU device its part of the host's memory, where the plan was made on a host.
+    the chip table's. Of a CPU device its part of the host's memory, where the plan was made on a host.
     """
     known = [granule.device_memory_bytes for granule in plan.granules if granule.device_memory_bytes is not None]
     match plan.platform:

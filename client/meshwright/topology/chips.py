@@ -1,4 +1,4 @@
-"""The chip table: what vendors publish of each accelerator, found by name or by what JAX and drivers call it.
+"""The chip table: published figures of each accelerator, found by name or by what JAX and drivers call it.
 
 Rule: a chip is found by an exact name or not at all; a neighbour's figures are never given. The table is
 `chips.csv` beside this file, each row with its source. Knows nothing of the devices that are really here.

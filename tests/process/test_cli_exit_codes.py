@@ -94,6 +94,12 @@ def _hold_away(host: RunningAgent) -> int:
     return _run(host, "hold", "--purpose", "x", "--", "true").returncode
 
 
+def _hold_lost(host: RunningAgent) -> int:
+    """The command ends its own lease, as another client would."""
+    end = "import os; from meshwright.cli import main; main(['leases', 'end', os.environ['MESHWRIGHT_LEASE']])"
+    return _run(host, "hold", "--purpose", "x", "--", sys.executable, "-c", end).returncode
+
+
 def _hold_plain_file(host: RunningAgent) -> int:
     return _run(host, "hold", "--purpose", "x", "--", str(Path(__file__))).returncode
 
@@ -155,6 +161,7 @@ CAUSES: dict[str, dict[str, list[Callable[[RunningAgent], int]]]] = {
     "hold": {
         "the command's": [lambda host: _end_hold(host, "exit 7")],
         "128 + n": [lambda host: _end_hold(host, "kill -TERM $$")],
+        "75": [_hold_lost],
         "1": [_hold_away],
         "2": [_code("hold", "--purpose", "x"), _code("hold", "--purpose", "x", *FAR, "--", "true")],
         "126": [_hold_plain_file],
@@ -186,7 +193,7 @@ def test_the_tutorial_lists_the_exit_codes_that_happen_and_no_others() -> None:
     assert documented == {command: sorted(codes, key=HEADS.index) for command, codes in CAUSES.items()}
 
 
-HEADS = ["0", "1", "2", "126", "127", "130", "the command's", "128 + n"]
+HEADS = ["0", "1", "2", "75", "126", "127", "130", "the command's", "128 + n"]
 
 
 @pytest.mark.parametrize("command", list(CAUSES))

@@ -176,6 +176,52 @@ def test_a_command_is_held_and_a_signal_ends_its_lease(host: RunningAgent, tmp_p
         assert client.leases().leases == ()
 
 
+@both
+def test_a_holder_learns_long_before_its_next_renewal_that_its_lease_was_taken_over(
+    host: RunningAgent, kind: Kind
+) -> None:
+    lost: list[MeshwrightError] = []
+
+    def take_over(held: Any) -> None:
+        with Client(host.url, timeout=LIMIT_S) as other:
+            other.lease([0], purpose="job 7")
+        wait_for(lambda: lost, limit_s=LIMIT_S)
+        assert held.lost is lost[0]
+
+    options = {"purpose": "train", "preemptible": True, "ttl_s": 10 * 3 * LIMIT_S, "on_lost": lost.append}
+    if kind == "sync":
+        with Client(host.url, timeout=LIMIT_S) as client, client.hold(**options) as held:
+            take_over(held)
+    else:
+
+        async def hold() -> None:
+            async with AsyncClient(host.url, timeout=LIMIT_S) as client, client.hold(**options) as held:
+                await asyncio.to_thread(take_over, held)
+
+        asyncio.run(hold())
+    assert isinstance(lost[0], LeaseNotFoundError)
+    assert "(job 7)" in str(lost[0])
+
+
+def test_a_held_command_ends_with_75_long_before_the_next_renewal(host: RunningAgent, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
+    process = subprocess.Popen(
+        [*COMMAND, "hold", "--purpose", "train", "--preemptible", "--ttl", "1h", "--", sys.executable, "-c", code],
+        env={**os.environ, "MESHWRIGHT_URL": host.url},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(up.exists)
+    with Client(host.url, timeout=LIMIT_S) as client:
+        client.lease([0], purpose="job 7")
+        _, said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 75
+        assert "the lease is lost, the command is ended: lease" in said
+        assert "(job 7)" in said
+        assert [lease.purpose for lease in client.leases().leases] == ["job 7"]
+
+
 def test_what_a_prolog_and_an_epilog_do_with_the_command(host: RunningAgent) -> None:
     lease_id = _run(host, "lease", "all", "--purpose", "slurm job 7", "--ttl", "1h", "--id-only").stdout.strip()
     refused = _run(host, "lease", "0", "--purpose", "slurm job 8")

@@ -1,7 +1,8 @@
 """Holding a lease: taken, renewed while it is needed, given back; and known to be lost when it is. No I/O, no thread.
 
 Rule: a lease is held until the agent says that it is not, or until its time is over without a renewal that came
-through: an agent that restarts, or cannot be reached for a while, costs no lease.
+through: an agent that restarts, or cannot be reached for a while, costs no lease. The agent is asked every `CHECK_S`,
+so that a holder stops soon after a lease that took the devices over.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ RENEW_TIMEOUT_S: Final = 10.0
 """How long one renewal may take."""
 AGAIN_S: Final = 2.0
 """Between two tries to get or renew a lease."""
+CHECK_S: Final = 2.0
+"""Between two questions whether the lease still holds, and how long one of them may take."""
 
 
 class Held:
     """A lease that is being held; `Client.hold` gives it, and keeps it renewed.
 
     Attributes:
-        lease: as it stood at the last renewal.
+        lease: the lease as of its last renewal.
     """
 
     def __init__(self, lease: Lease, on_lost: Callable[[MeshwrightError], object] | None = None) -> None:
@@ -57,9 +60,14 @@ class Held:
         if self.lost is not None:
             raise self.lost
 
-    def lose(self, why: MeshwrightError) -> bool:
-        """Notes that the lease is lost, and tells whoever wants to hear it; returns whether that is news."""
-        if self._lost is not None or self._is_over:
+    def lose(self, why: MeshwrightError, *, at_end: bool = False) -> bool:
+        """Records that the lease is lost and calls `on_lost`; returns whether that is news.
+
+        Args:
+            why: the reason.
+            at_end: learned when the lease was given back, so that the block having ended is no excuse.
+        """
+        if self._lost is not None or (self._is_over and not at_end):
             return False
         self._lost = why
         if self._on_lost is not None:
@@ -122,8 +130,23 @@ def keep(held: Held, link: Link, ttl_s: float) -> Flow[None]:
     """
     end: Deadline | None = link.build_deadline(held.lease.expires_in_s)
     while end is not None:
-        yield Pause(min(ttl_s, end.left_s() or 0.0) / RENEWALS)
-        end = yield from _renew(held, link, ttl_s, end)
+        renewal = link.build_deadline(min(ttl_s, end.left_s() or 0.0) / RENEWALS)
+        yield from _check_until(renewal, held, link)
+        end = None if held._lost else (yield from _renew(held, link, ttl_s, end))
+
+
+def _check_until(renewal: Deadline, held: Held, link: Link) -> Flow[None]:
+    """Asks every `CHECK_S` whether the lease holds, until it is lost or has to be renewed."""
+    while (left_s := renewal.left_s() or 0.0) > CHECK_S:
+        yield Pause(CHECK_S)
+        try:
+            yield from exchange(leases.get_lease(held.lease), link, link.build_deadline(CHECK_S))
+        except LeaseNotFoundError as error:
+            held.lose(error)
+            return
+        except MeshwrightError:
+            continue  # an agent that cannot be reached for a while costs no lease
+    yield Pause(left_s)
 
 
 def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline | None]:
@@ -147,11 +170,23 @@ def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline
 
 
 def give_back(held: Held, link: Link) -> Flow[str]:
-    """Ends the lease; returns "", or why it stays until its time is over. One that has ended is ended."""
-    if isinstance(held.lost, LeaseNotFoundError):
+    """Ends the lease; returns "", or why it stays until its time is over.
+
+    A lease that has ended meanwhile is lost: the agent is asked first, since an end that is sent twice finds no lease
+    either.
+    """
+    if isinstance(held._lost, LeaseNotFoundError):
         return ""
+    within = link.build_deadline(CANCEL_TIMEOUT_S)
     try:
-        yield from exchange(leases.end_lease(held.lease), link, link.build_deadline(CANCEL_TIMEOUT_S))
+        yield from exchange(leases.get_lease(held.lease), link, within)
+    except LeaseNotFoundError as error:
+        held.lose(error, at_end=True)
+        return ""
+    except MeshwrightError:
+        pass  # it is ended all the same
+    try:
+        yield from exchange(leases.end_lease(held.lease), link, within)
     except LeaseNotFoundError:
         return ""
     except MeshwrightError as error:

@@ -9,6 +9,7 @@ stands in its own module; here stand the commands' names, the options that all s
     2    usage, or no answer: nobody there, not allowed, not ready, a full queue, a wrong value, an address that is
          none, a stdout that cannot be written
     70   a bug in this command: the traceback stands on stderr
+    75   `hold` only: the lease was lost before the command ended
     130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
 
 Knows no HTTP and no jax.

@@ -1,7 +1,7 @@
 """`meshwright hold`: runs a command under a lease, which is renewed while it runs and ended after it.
 
-Rule: whatever ends the command or this process short of SIGKILL, the lease ends too; the exit code is the command's, as
-a shell tells it.
+Rule: whatever ends the command or this process short of SIGKILL, the lease ends too. The exit code is the command's, as
+a shell tells it; it is 75 if the lease was lost before the command ended.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ NOT_FOUND: Final = 127
 SIGNALLED: Final = 128
 """As a shell says them. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
 
+LEASE_LOST: Final = 75
+"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it takes the place of the command's own code."""
+
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -48,7 +51,7 @@ def hold_lease(
     if_lost: Annotated[
         Literal["stop", "warn"] | None,
         typer.Option(
-            help="When the lease is lost: end the command (SIGTERM), or say so. Without: stop if preemptible."
+            help="When the lease is lost: end the command (SIGTERM), or warn only. Without: stop if preemptible."
         ),
     ] = None,
 ) -> int:
@@ -56,8 +59,9 @@ def hold_lease(
 
     The command gets the lease's id in MESHWRIGHT_LEASE. Signals are passed on to it.
 
-    Exit codes: the command's; 128 + n, where signal n ended it · 1 somebody else has one of the devices · 2 usage, or
-    no answer · 126, 127 the command cannot be run, is not there.
+    Exit codes: the command's; 128 + n, where signal n ended it · 75 the lease was lost before the command ended: run it
+    again · 1 somebody else has one of the devices · 2 usage, or no answer · 126, 127 the command cannot be run, is not
+    there.
     """
     ttl_s = parse_duration(ttl, "--ttl")
     wait_s = 0.0 if wait is None else parse_duration(wait, "--wait")
@@ -72,7 +76,8 @@ def hold_lease(
                     named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, wait_s=wait_s, on_lost=job.lose
                 ) as held,
             ):
-                return job.run(command, held)
+                code = job.run(command, held)
+            return job.tell_loss(code) if job.lost else code
         except _SignalledError as signalled:
             return SIGNALLED + signalled.number
 
@@ -86,9 +91,14 @@ class _SignalledError(BaseException):
 
 
 class _Job:
-    """A command that runs under a lease."""
+    """A command that runs under a lease.
+
+    Attributes:
+        lost: why the lease was lost before the command ended; empty while it holds.
+    """
 
     def __init__(self, session: Session, *, is_stopped: bool) -> None:
+        self.lost = ""
         self._session = session
         self._is_stopped = is_stopped
         self._process: subprocess.Popen[bytes] | None = None
@@ -107,14 +117,26 @@ class _Job:
         return SIGNALLED - code if code < 0 else code
 
     def lose(self, why: MeshwrightError) -> None:
-        """Says that the lease is lost, and ends the command if it shall not run without one."""
-        does = "the command is ended" if self._is_stopped else "the command goes on without it"
-        print_warning(self._session, f"the lease is lost, {does}: {str(why).splitlines()[0]}")
+        """Reports that the lease is lost, and ends the command if it shall not run without one."""
+        self.lost = str(why).splitlines()[0]
+        if self._process is None or self._process.returncode is None:
+            does = "the command is ended" if self._is_stopped else "the command goes on without it"
+            print_warning(self._session, f"the lease is lost, {does}: {self.lost}")
         self._stop()
+
+    def tell_loss(self, code: int) -> int:
+        """Warns that the lease was lost before the command ended with this exit code; returns `LEASE_LOST`."""
+        print_warning(
+            self._session,
+            f"the lease was lost before the command ended (exit code {code}), so another client may have used its "
+            f"devices: {self.lost}",
+            "run the command again",
+        )
+        return LEASE_LOST
 
     def _stop(self) -> None:
         if self._is_stopped and self._process is not None:
-            self._process.terminate()
+            self._process.terminate()  # does nothing to a command that has ended
 
     def _refuse(self, command: Sequence[str], why: str, code: int) -> int:
         print_warning(self._session, f"{command[0]} {why}", "the lease is ended; mend the command's name")

@@ -28,6 +28,7 @@ class LeaseBook:
         self._list_runs = list_runs
         self._cancel_runs = cancel_runs
         self._leases: dict[str, Lease] = {}
+        self._ended: dict[str, str] = {}
         self._keys: dict[str, tuple[LeaseRequest, str]] = {}
         self._made = 0
 
@@ -72,7 +73,9 @@ class LeaseBook:
         now = self._clock()
         lease = self._current(now).get(lease_id)
         if lease is None:
-            raise LeaseNotFoundError(f"no lease has the id {lease_id!r}, or it has ended", hint="GET /leases")
+            why = self._ended.get(lease_id)
+            detail = f"lease {lease_id!r} has ended: {why}" if why else f"there is no lease {lease_id!r} here"
+            raise LeaseNotFoundError(detail, hint="GET /leases")
         return _show(lease, now)
 
     def renew(self, lease_id: str, ttl_s: float) -> Lease:
@@ -92,7 +95,7 @@ class LeaseBook:
             LeaseNotFoundError: it has ended, or never was.
         """
         ended = self.get(lease_id)
-        del self._leases[lease_id]
+        self._drop(lease_id, "ended by request (DELETE)")
         return ended
 
     def require(self, indices: Sequence[int], own: str | None) -> None:
@@ -120,8 +123,14 @@ class LeaseBook:
         return devices.model_copy(update={"devices": tuple(marked)})
 
     def _current(self, now: datetime) -> dict[str, Lease]:
-        self._leases = {name: lease for name, lease in self._leases.items() if lease.expires_at > now}
+        for name, lease in list(self._leases.items()):  # a copy: the thread of a `hold` looks too
+            if lease.expires_at <= now:
+                self._drop(name, "it was not renewed in time")
         return self._leases
+
+    def _drop(self, lease_id: str, why: str) -> None:
+        self._ended[lease_id] = why
+        self._leases.pop(lease_id, None)
 
     def _make_room(self, request: LeaseRequest) -> tuple[str, ...]:
         """Cancels the benches in the way; returns their ids."""
@@ -142,7 +151,7 @@ class LeaseBook:
             if request.preemptible or not lease.preemptible:
                 raise _refuse(lease)
         for lease in in_the_way:
-            self._leases.pop(lease.id, None)
+            self._drop(lease.id, f"pre-empted by another lease ({request.purpose})")
         return tuple(lease.id for lease in in_the_way)
 
     def _add(self, request: LeaseRequest, chosen: Sequence[Device], owner: str) -> Lease:

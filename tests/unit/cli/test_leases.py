@@ -176,7 +176,7 @@ def _hold(line: CommandLine, code: str, *options: str) -> int:
 def test_the_exit_code_is_the_commands_and_the_lease_is_ended(h100: CommandLine, code: int) -> None:
     assert _hold(h100, f"raise SystemExit({code})") == code
     assert h100.fake.leases.list().leases == ()
-    assert [request.method for request in h100.fake.requests] == ["POST", "DELETE"]
+    assert [request.method for request in h100.fake.requests] == ["POST", "GET", "DELETE"]
 
 
 def test_a_command_that_a_signal_ended_is_128_and_its_number(h100: CommandLine) -> None:
@@ -242,12 +242,13 @@ def test_a_preemptible_command_is_ended_when_its_lease_is_taken_over(h100: Comma
     timer = threading.Timer(0.5, lambda: _lease_away(h100))
     timer.start()
     printed = h100(
-        *("hold", "--purpose", "x", "--ttl", "0.6s", "--preemptible", "--"),
-        *(sys.executable, "-c", "import time; time.sleep(60)"),
+        *("hold", "--purpose", "x", "--preemptible", "--"), *(sys.executable, "-c", "import time; time.sleep(60)")
     )
     timer.join()
-    assert printed.code == 128 + signal.SIGTERM
-    assert "the lease is lost, the command is ended: no lease has the id 'lease-00000001'" in printed.err
+    assert printed.code == 75
+    lost = "lease 'lease-00000001' has ended: pre-empted by another lease (job 9)"
+    assert f"the lease is lost, the command is ended: {lost}" in printed.err
+    assert f"the lease was lost before the command ended (exit code {128 + signal.SIGTERM})" in printed.err
     assert [lease.purpose for lease in h100.fake.leases.list().leases] == ["job 9"]
 
 
@@ -258,5 +259,29 @@ def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLin
         *("hold", "--purpose", "x", "--ttl", "0.6s", "--"), *(sys.executable, "-c", "import time; time.sleep(2)")
     )
     timer.join()
-    assert printed.code == 0
+    assert printed.code == 75
     assert "the lease is lost, the command goes on without it" in printed.err
+    assert "the lease was lost before the command ended (exit code 0)" in printed.err
+
+
+@pytest.mark.parametrize("options", [("--preemptible",), ("--if-lost", "warn")])
+def test_a_command_that_ends_before_the_loss_is_known_is_75_and_says_so(
+    h100: CommandLine, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    up, go = tmp_path / "up", tmp_path / "go"
+
+    def take_away() -> None:
+        while not up.exists():
+            time.sleep(0.01)
+        h100.fake.leases.end("lease-00000001")
+        go.touch()
+
+    taker = threading.Thread(target=take_away, daemon=True)
+    taker.start()
+    wait = f"import pathlib, time; pathlib.Path({str(up)!r}).touch()\n"
+    wait += f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+    printed = h100("hold", "--purpose", "x", *options, "--", sys.executable, "-c", wait)
+    taker.join()
+    assert printed.code == 75
+    assert "the lease was lost before the command ended (exit code " in printed.err
+    assert "ended by request" in printed.err

@@ -9,11 +9,12 @@ import pytest
 
 from meshwright._calls import holding, leases
 from meshwright._calls.flows import Pause, Send
-from meshwright._calls.holding import AGAIN_S, Held
+from meshwright._calls.holding import AGAIN_S, CHECK_S, Held
 from meshwright._calls.messages import Failure
 from meshwright.errors import (
     AgentConnectionError,
     DeviceLeasedError,
+    ForbiddenError,
     InvalidRequestError,
     LeaseNotFoundError,
     MeshwrightError,
@@ -42,12 +43,32 @@ def _keep(script: Script, held: Held, ttl_s: float = 60.0) -> None:
 
 
 def test_a_lease_is_renewed_at_a_third_of_its_time_and_the_newest_is_told() -> None:
-    script = Script(sends=[say(_lease(60)), say(_lease(57)), GONE])
-    held = Held(_lease(60))
-    _keep(script, held)
-    assert script.pauses_s == [20.0, 20.0, 19.0]
-    assert held.lease.expires_in_s == 57
+    script = Script(sends=[say(_lease(6)), say(_lease(5.7)), GONE])
+    held = Held(_lease(6))
+    _keep(script, held, ttl_s=6)
+    assert script.pauses_s == pytest.approx([2.0, 2.0, 1.9])
+    assert held.lease.expires_in_s == 5.7
     assert {step.request.path for step in script.sent(Send)} == {"/leases/lease-1/renew"}
+
+
+def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_told_at_once() -> None:
+    """A renewal of `hold` comes every 200 s; a lease that took the devices over is another's from the start."""
+    told: list[MeshwrightError] = []
+    script = Script(sends=[say(_lease(600)), NOBODY, NOBODY, NOBODY, refuse(UnauthorizedError("no")), GONE])
+    held = Held(_lease(600), told.append)
+    _keep(script, held, ttl_s=600)
+    assert {str(step.request) for step in script.sent(Send)} == {"GET /leases/lease-1"}
+    assert isinstance(held.lost, LeaseNotFoundError)
+    assert told == [held.lost]
+    assert script.now_s <= 4 * 2 * CHECK_S  # of four questions, each of which may take as long as the pause before it
+
+
+def test_questions_and_renewals_are_as_many_as_their_times_say() -> None:
+    script = Script(sends=[say(_lease(60))] * 30 + [GONE])
+    _keep(script, Held(_lease(60)))
+    methods = [step.request.method for step in script.sent(Send)]
+    assert methods == (["GET"] * 9 + ["POST"]) * 3 + ["GET"]
+    assert script.now_s == 62.0
 
 
 def test_a_lease_that_the_agent_no_longer_knows_is_lost_at_once_with_the_agents_reason() -> None:
@@ -62,10 +83,10 @@ def test_a_lease_that_the_agent_no_longer_knows_is_lost_at_once_with_the_agents_
 
 
 def test_an_agent_that_is_away_for_less_than_the_lease_costs_nothing() -> None:
-    script = Script(sends=[*[NOBODY] * 9, say(_lease()), GONE])
+    script = Script(sends=[*[NOBODY] * 30, say(_lease()), GONE])
     held = Held(_lease(60))
     _keep(script, held)
-    assert isinstance(held.lost, LeaseNotFoundError)  # the tenth answer's renewal came through
+    assert isinstance(held.lost, LeaseNotFoundError)  # one answer came through before its time was over
 
 
 def test_an_agent_that_is_away_until_the_end_loses_the_lease_when_its_time_is_over_and_not_before() -> None:
@@ -86,11 +107,11 @@ def test_a_token_that_was_revoked_loses_the_lease_only_when_its_time_is_over() -
 
 def test_the_time_that_a_renewal_took_is_taken_off_the_lease() -> None:
     """The agent may have granted it when it heard of it: a slow answer does not make the lease longer."""
-    script = Script(sends=[NOBODY, say(_lease(60)), *[NOBODY] * 99])
-    held = Held(_lease(60))
-    _keep(script, held)
+    script = Script(sends=[NOBODY, say(_lease(6)), *[NOBODY] * 99])
+    held = Held(_lease(6))
+    _keep(script, held, ttl_s=6)
     assert isinstance(held.lost, AgentConnectionError)
-    assert script.now_s == pytest.approx(20 + 60, abs=AGAIN_S)
+    assert script.now_s == pytest.approx(2 + 6, abs=AGAIN_S)
 
 
 def test_what_was_lost_stays_lost_and_is_told_once() -> None:
@@ -165,11 +186,28 @@ def test_only_a_lease_in_the_way_is_waited_for() -> None:
     assert script.sent(Pause) == []
 
 
-def test_a_lease_is_given_back_and_one_that_has_ended_is_no_trouble() -> None:
-    script = Script(sends=[say(_lease())])
+def test_a_lease_is_given_back_and_an_end_that_came_through_before_is_no_loss() -> None:
+    for end in (say(_lease()), GONE):
+        script, held = Script(sends=[say(_lease()), end]), Held(_lease())
+        held.finish()
+        assert script.run(holding.give_back(held, script.link())) == ""
+        assert [str(step.request) for step in script.sent(Send)] == ["GET /leases/lease-1", "DELETE /leases/lease-1"]
+        assert held.unsaid == ""
+
+
+def test_a_lease_that_had_ended_before_its_block_is_told_when_it_is_given_back() -> None:
+    told: list[MeshwrightError] = []
+    script, held = Script(sends=[GONE]), Held(_lease(), told.append)
+    held.finish()
+    assert script.run(holding.give_back(held, script.link())) == ""
+    assert [str(error).partition("\n")[0] for error in told] == ["it was pre-empted by a job"]
+    assert held.lost is told[0]
+
+
+def test_an_agent_that_only_ends_leases_is_asked_to() -> None:
+    script = Script(sends=[refuse(ForbiddenError("no")), say(_lease())])
     assert script.run(holding.give_back(Held(_lease()), script.link())) == ""
-    assert [str(step.request) for step in script.sent(Send)] == ["DELETE /leases/lease-1"]
-    assert Script(sends=[GONE]).run(holding.give_back(Held(_lease()), Script().link())) == ""
+    assert len(script.sent(Send)) == 2
 
 
 def test_a_lease_that_is_lost_is_not_ended_again() -> None:

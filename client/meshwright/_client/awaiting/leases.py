@@ -86,9 +86,10 @@ class AsyncLeaseCalls(AsyncDriver):
     ) -> AsyncIterator[Held]:
         """Leases devices for a block, keeps the lease renewed while it runs, and ends it afterwards.
 
-        A lease that is lost meanwhile (taken over, ended by somebody, not renewed in time) does not end the block: ask
-        `held.lost`, call `held.check()` where it may end, or give `on_lost`. Who does none of these gets a UserWarning
-        at the end.
+        A lease that is lost meanwhile (taken over, ended by another client, not renewed in time) does not end the block.
+        The client asks the agent every 2 s, and once more at the end of the block. Read `held.lost`, call
+        `held.check()` where the block may end, or give `on_lost`; without any of these, the end of the block emits a
+        UserWarning.
 
         Args:
             devices: local indices or uuids; "all": every device of the host; a plan: those that it uses.
@@ -112,9 +113,8 @@ class AsyncLeaseCalls(AsyncDriver):
             held.finish()
             keeper.cancel()
             await asyncio.wait([keeper])
-            unsaid = held.unsaid
             left = await self._drive(holding.give_back(held, self._link))
-            self._warn(unsaid, left)
+            self._warn(held.unsaid, left)
 
     async def _keep(self, held: Held, ttl_s: float) -> None:
         """Runs in a task of its own, until it is cancelled."""

@@ -90,9 +90,10 @@ class LeaseCalls(Driver):
     ) -> Iterator[Held]:
         """Leases devices for a block, keeps the lease renewed while it runs, and ends it afterwards.
 
-        A lease that is lost meanwhile (taken over, ended by somebody, not renewed in time) does not end the block: ask
-        `held.lost`, call `held.check()` where it may end, or give `on_lost`. Who does none of these gets a UserWarning
-        at the end.
+        A lease that is lost meanwhile (taken over, ended by another client, not renewed in time) does not end the block.
+        The client asks the agent every 2 s, and once more at the end of the block. Read `held.lost`, call
+        `held.check()` where the block may end, or give `on_lost`; without any of these, the end of the block emits a
+        UserWarning.
 
         Args:
             devices: local indices or uuids; "all": every device of the host; a plan: those that it uses.
@@ -119,10 +120,9 @@ class LeaseCalls(Driver):
         finally:
             held.finish()
             ended.set()
-            unsaid = held.unsaid
             left = self._drive(holding.give_back(held, self._link))
             keeper.join(JOIN_S)
-            self._warn(unsaid, left)
+            self._warn(held.unsaid, left)
 
     def _keep(self, held: Held, ttl_s: float, ended: threading.Event) -> None:
         """Runs in a thread of its own, until `ended`."""

@@ -32,6 +32,19 @@ def test_the_page_says_whether_the_agent_is_ready_and_lists_every_device(agent: 
     assert httpx.get(f"{agent.url}/devices").json()["host"]["name"] in page.html
 
 
+def test_the_page_says_for_what_and_how_long_a_device_is_leased_and_which_is_free(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    body = {"devices": [2], "purpose": "slurm job 7", "ttl_s": 3600}
+    made = httpx.post(f"{agent.url}/leases", json=body, timeout=30).json()
+    try:
+        shown = read_section(visit(agent.url, tmp_path), "devices")
+    finally:
+        httpx.delete(f"{agent.url}/leases/{made['id']}", timeout=30)
+    assert re.findall(r"leased, [56]\d min left: slurm job 7", shown) != []
+    assert shown.count("slurm job 7") == 1
+
+
 def test_the_page_shows_every_component_with_its_state(agent: RunningAgent, page: Visit) -> None:
     shown = read_section(page, "health")
     for component in httpx.get(f"{agent.url}/health").json()["components"]:

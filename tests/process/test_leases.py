@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import statistics
 import time
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from meshwright import Client
+from meshwright.cli.devices import build_columns
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
     LONG,
@@ -149,7 +152,6 @@ def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(host: Runni
     assert httpx.get(f"{host.url}/devices", headers={"If-None-Match": etag}).status_code == 200
     shown = ask(host, "/devices")["devices"]
     assert [device["lease"] is not None for device in shown] == [True] * 3 + [False] * 5
-    assert "leased: slurm job 7" in httpx.get(f"{host.url}/devices?format=text").text
 
     assert indices(plan(host, mesh="x:-1")) == [3, 4, 5, 6, 7]
     assert indices(plan(host, mesh="x:-1", lease=made["id"])) == [0, 1, 2]
@@ -164,6 +166,36 @@ def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(host: Runni
     assert plan(host, mesh="x:1", lease="lease-nope").json()["code"] == "lease_not_found"
     httpx.delete(f"{host.url}/leases/{made['id']}")
     assert indices(plan(host, mesh="x:-1")) == list(range(8))
+
+
+def test_the_devices_say_who_has_leased_them_and_for_how_long(host: RunningAgent) -> None:
+    """In the three forms in which people read them; the JSON is what programs and the page read."""
+    lease(host, [2], purpose="slurm job 7", ttl_s=3600)
+    (leased,) = (device["lease"] for device in ask(host, "/devices")["devices"] if device["lease"])
+    assert 3000 < leased["expires_in_s"] <= 3600
+    said = re.compile(r"leased, [56]\d min left: slurm job 7")
+    rows = httpx.get(f"{host.url}/devices?format=text").text.splitlines()
+    assert [row[:3] for row in rows if said.search(row)] == ["[2]"]
+    with Client(host.url) as client:
+        columns = build_columns(client.devices())
+        held_by = next(column.read for column in columns if column.heading == "held by")
+        assert [bool(said.search(str(held_by(device)))) for device in client.devices().devices] == [
+            index == 2 for index in range(8)
+        ]
+
+
+def test_time_that_passes_does_not_change_the_etag_of_leased_devices(host: RunningAgent) -> None:
+    lease(host, [2])
+    first = httpx.get(f"{host.url}/devices")
+    left_s = first.json()["devices"][2]["lease"]["expires_in_s"]
+
+    def wait_for_less() -> bool:
+        seen = ask(host, "/devices")["devices"][2]["lease"]["expires_in_s"]
+        return bool(seen < left_s)
+
+    wait_for(wait_for_less, host, limit_s=30)
+    again = httpx.get(f"{host.url}/devices", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
 
 
 def test_a_lease_ends_by_itself(host: RunningAgent) -> None:
@@ -198,3 +230,6 @@ def test_simulated_devices_can_be_leased_by_a_scheduler_under_test() -> None:
         assert indices(plan(agent, mesh="x:-1")) == list(range(64, 128))
         assert indices(plan(agent, mesh="x:-1", lease=made["id"])) == list(range(64))
         assert "leased by" in plan(agent, mesh="x:128").json()["detail"]
+        left_s = ask(agent, "/devices")["devices"][0]["lease"]["expires_in_s"]
+        # a simulated host's answer is kept while nothing changes, but not the time that a lease has left
+        wait_for(lambda: ask(agent, "/devices")["devices"][0]["lease"]["expires_in_s"] < left_s, agent, limit_s=30)

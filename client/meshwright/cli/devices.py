@@ -21,7 +21,7 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.topology.matrix import format_links
-from meshwright.topology.text import describe_kind, is_declared
+from meshwright.topology.text import describe_kind, describe_lease, is_declared
 from meshwright.wire.base import Evidence
 from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release, Unseen
 
@@ -137,6 +137,12 @@ def describe_processes(processes: Iterable[DeviceProcess] | None) -> str:
     )
 
 
+def describe_holders(device: Device) -> str:
+    """Returns the lease of a device and the processes that hold it; "free" where there is neither."""
+    lease, processes = describe_lease(device), describe_processes(device.processes)
+    return processes if not lease else lease if processes == "free" else f"{processes}; {lease}"
+
+
 def build_columns(reply: Devices) -> tuple[Column[Device], ...]:
     """Returns the columns of the table; devices of several hosts are named with them."""
     several = len({device.host for device in reply.devices}) > 1
@@ -152,7 +158,7 @@ COLUMNS: Final[tuple[Column[Device], ...]] = (
     Column("place", _describe_place),
     Column("NUMA", lambda device: "" if device.numa_node is None else str(device.numa_node), "right"),
     Column("JAX id", lambda device: "" if device.jax is None else str(device.jax.id), "right"),
-    Column("held by", lambda device: describe_processes(device.processes)),
+    Column("held by", lambda device: describe_holders(device)),
     Column("basis, age", _describe_basis),
 )
 

@@ -112,7 +112,11 @@ class LeaseBook:
         """Returns the devices, with the leases that cover them."""
         covered = {
             device.local_index: DeviceLease(
-                id=lease.id, purpose=lease.purpose, owner=lease.owner, preemptible=lease.preemptible
+                id=lease.id,
+                purpose=lease.purpose,
+                owner=lease.owner,
+                preemptible=lease.preemptible,
+                expires_in_s=lease.expires_in_s,
             )
             for lease in self.list().leases
             for device in lease.devices

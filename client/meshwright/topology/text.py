@@ -182,8 +182,13 @@ def name_place(process: DeviceProcess | Holder) -> str:
     return f"container {process.container[:CONTAINER_SHOWN]}" if process.container else ""
 
 
-def _show_lease(device: Device) -> str:
-    return "" if device.lease is None else f"leased: {device.lease.purpose}"
+def describe_lease(device: Device) -> str:
+    """Returns how long a device is leased and for what: "leased, 58 min left: job 7"; "" where it is not leased."""
+    lease = device.lease
+    if lease is None:
+        return ""
+    left = "" if lease.expires_in_s is None else f", {format_age(lease.expires_in_s)} left"
+    return f"leased{left}: {lease.purpose}"
 
 
 _CELLS: Final[tuple[Cell, ...]] = (
@@ -194,8 +199,8 @@ _CELLS: Final[tuple[Cell, ...]] = (
     _show_memory,
     _show_mode,
     lambda device: "" if device.jax is None else f"jax {device.jax.id}",
-    _show_lease,
-    _show_processes,
+    # one cell, so that the lease of one device does not push the processes of the others out of sight
+    lambda device: " | ".join(filter(None, (describe_lease(device), _show_processes(device)))),
 )
 
 

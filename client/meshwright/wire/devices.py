@@ -79,12 +79,15 @@ class Mig(Reply):
 
 
 class DeviceLease(Reply):
-    """The lease that covers a device. `GET /leases` tells until when."""
+    """The lease that covers a device."""
 
     id: str
     purpose: str
     owner: str = ""
     preemptible: bool = False
+    expires_in_s: float | None = Field(
+        default=None, ge=0, description="seconds left when this was written (refreshed once a second)"
+    )
 
 
 class Device(Evidence):

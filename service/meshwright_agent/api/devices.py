@@ -63,7 +63,8 @@ class Rendering:
 
     def read(self, agent: Agent) -> Shown:
         """Returns the replies of this moment."""
-        key = (agent.picture.key(), 0 if agent.host.is_still else int(agent.clock.monotonic()))
+        is_still = agent.host.is_still and not agent.book.active()
+        key = (agent.picture.key(), 0 if is_still else int(agent.clock.monotonic()))
         if self._shown is None or self._shown.key != key:
             self._shown = self._render(agent.picture.devices(), key)
         return self._shown
@@ -75,7 +76,7 @@ class Rendering:
         return Shown(key, etag, whole, Response(status_code=304, headers=headers))
 
 
-_FLEETING: Final = frozenset({"observed_at", "age_s", "used_bytes", "available_bytes", "memory_stats"})
+_FLEETING: Final = frozenset({"observed_at", "age_s", "used_bytes", "available_bytes", "memory_stats", "expires_in_s"})
 """What changes at every look though nothing has happened that a plan would care for."""
 
 

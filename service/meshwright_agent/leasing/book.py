@@ -77,7 +77,13 @@ class LeaseBook:
         if held is None:
             return device
         lease = held.lease
-        note = DeviceLease(id=lease.id, purpose=lease.purpose, owner=lease.owner, preemptible=lease.preemptible)
+        note = DeviceLease(
+            id=lease.id,
+            purpose=lease.purpose,
+            owner=lease.owner,
+            preemptible=lease.preemptible,
+            expires_in_s=self.left_s(held),
+        )
         return device.model_copy(update={"lease": note})
 
     def show(self, held: StoredLease) -> Lease:

@@ -32,15 +32,30 @@ function labels(devices) {
   return devices.map((d) => (several ? `${d.host}/${d.local_index}` : d.local_index));
 }
 
+function left(seconds) {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit}`;
+  }
+  return `${Math.round(seconds)} s`;
+}
+
+// As `meshwright devices` says it: who holds a device, and for what and how long it is leased.
+function holders(device) {
+  const lease = device.lease && `leased, ${left(device.lease.expires_in_s)} left: ${device.lease.purpose}`;
+  if (device.processes === null) return ["?", lease].filter(Boolean).join("; ");
+  const names = device.processes.map((p) => `${p.pid} ${p.name || p.command || ""}`.trim() + (p.own ? " (agent)" : ""));
+  return [names.join(", "), lease].filter(Boolean).join("; ") || "free";
+}
+
 function showDevices(devices) {
   place("host", new Text(devices.host.name));
   place("worker", new Text(`worker ${devices.worker.state}, generation ${devices.worker.generation}`));
   const shown = labels(devices.devices);
   const rows = devices.devices.map((d, index) => [
     shown[index], d.kind + (d.virtual ? " (virtual)" : ""), d.uuid || d.pci_bus_id || (d.coords ? d.coords.join(",") : ""),
-    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", seen(d),
+    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", holders(d), seen(d),
   ]);
-  place("devices", table(["", "kind", "identity", "memory", "used", "NUMA", "jax id", "known"], rows),
+  place("devices", table(["", "kind", "identity", "memory", "used", "NUMA", "jax id", "held by", "known"], rows),
     ...devices.warnings.map((w) => element("p", `${w.message}${w.hint ? ` · ${w.hint}` : ""}`)));
   showLinks(devices);
 }

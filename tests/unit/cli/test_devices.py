@@ -8,7 +8,7 @@ import pytest
 from meshwright.cli.devices import describe_processes
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import DeviceProcess, Devices, Holder, JaxView, Mig, Release
+from meshwright.wire.devices import DeviceLease, DeviceProcess, Devices, Holder, JaxView, Mig, Release
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -85,6 +85,16 @@ def test_holders_are_named_and_the_agents_own_worker_is_marked() -> None:
     own = DeviceProcess(pid=7, name="python", own=True)
     assert describe_processes([own, DeviceProcess(pid=8)]) == "7 python (agent), 8"
     assert (describe_processes([]), describe_processes(None)) == ("free", "?")
+
+
+def test_a_leased_device_is_not_called_free(meshwright: CommandLine) -> None:
+    lease = DeviceLease(id="lease-1", purpose="job 7", expires_in_s=3500)
+    assert "  leased, 58 min left: job 7  " in _show_first(meshwright, lease=lease)
+    processes = (DeviceProcess(pid=8, name="python"),)
+    assert "  8 python; leased, 58 min left: job 7  " in _show_first(meshwright, lease=lease, processes=processes)
+    assert "  ?; leased, 58 min left: job 7  " in _show_first(meshwright, lease=lease, processes=None)
+    older = lease.model_copy(update={"expires_in_s": None})  # of an agent that does not say it
+    assert "  leased: job 7  " in _show_first(meshwright, lease=older)
 
 
 def test_links_are_the_matrix_alone_with_its_legend(meshwright: CommandLine) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.topology.text import WIDTH, clip, format_age, format_devices, format_gib
 from meshwright.wire.base import Notice
+from meshwright.wire.devices import DeviceLease
 from meshwright_agent.view import build_devices
 from tests.fakes.machines import NAMES, NOW, WORKER, plant_machine
 
@@ -42,6 +43,15 @@ def test_the_matrix_is_symmetric_with_hops_where_chips_are_not_side_by_side(tmp_
     assert all(cells[a][b] == cells[b][a] for a in range(8) for b in range(8))
     assert [cells[0][b] for b in range(8)] == ["X", "ICI", "ICI", "2", "2", "3", "3", "4"]
     assert lines[-1] == "slice of 2×4×1 chips, no rings"
+
+
+def test_a_long_purpose_hides_neither_the_time_left_nor_the_processes_of_other_devices(tmp_path: Path) -> None:
+    seen = plant_machine("dgx-h100", tmp_path).view()
+    lease = DeviceLease(id="lease-1", purpose="evaluation " * 15, expires_in_s=30.4)
+    first = seen.devices[0].model_copy(update={"lease": lease})
+    lines = format_devices(seen.model_copy(update={"devices": (first, *seen.devices[1:])})).splitlines()
+    assert next(line for line in lines if "| leased, 30 s left: eval" in line).startswith("[0]")
+    assert "python3" in next(line for line in lines if line.startswith("[3]"))
 
 
 def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:

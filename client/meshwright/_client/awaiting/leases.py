@@ -86,7 +86,7 @@ class AsyncLeaseCalls(AsyncDriver):
     ) -> AsyncIterator[Held]:
         """Leases devices for a block, keeps the lease renewed while it runs, and ends it afterwards.
 
-        A lease that is lost meanwhile (taken over, ended by another client, not renewed in time) does not end the block.
+        A lease that is lost meanwhile (taken over, ended, or not renewed in time) does not end the block.
         The client asks the agent every 2 s, and once more at the end of the block. Read `held.lost`, call
         `held.check()` where the block may end, or give `on_lost`; without any of these, the end of the block emits a
         UserWarning.

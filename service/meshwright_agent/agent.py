@@ -178,6 +178,7 @@ class Agent:
             self.book,
             store=lambda: self.store,
             devices=self.picture.devices,
+            view=self.picture.view,
             find_runs=self.benches.find_in_the_way,
             make_way=self._make_way,
             clock=self.clock,

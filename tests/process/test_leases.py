@@ -159,13 +159,58 @@ def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(host: Runni
     assert indices(named) == [0, 3]
     (warning,) = (each for each in named.json()["plans"][0]["warnings"] if each["code"] == "devices_leased")
     assert made["id"] in warning["message"]
-    for mesh in ({"mesh": "x:6"}, {"mesh": "x:6", "devices": {"count": 6}}):
-        refused = plan(host, **mesh)
-        assert (refused.status_code, refused.json()["code"]) == (422, "plan_infeasible")
-        assert f"leased by {made['id']} (slurm job 7)" in refused.json()["detail"]
     assert plan(host, mesh="x:1", lease="lease-nope").json()["code"] == "lease_not_found"
     httpx.delete(f"{host.url}/leases/{made['id']}")
     assert indices(plan(host, mesh="x:-1")) == list(range(8))
+
+
+def test_what_only_leases_are_in_the_way_of_is_409_and_says_which_and_what_works(host: RunningAgent) -> None:
+    made = lease(host, [0, 1, 2], purpose="slurm job 7")
+    for asked, works in (
+        ({"mesh": "x:6"}, "use x:5"),
+        ({"mesh": "x:6", "devices": {"count": 6}}, "ask for 5 or fewer"),
+        ({"mesh": "x:-1", "devices": {"exclude": [3, 4, 5, 6, 7]}}, f"DELETE /leases/{made['id']}"),
+    ):
+        refused = plan(host, **asked)
+        assert (refused.status_code, refused.json()["code"]) == (409, "device_leased"), refused.text
+        assert f"leased by {made['id']} (slurm job 7)" in refused.json()["detail"]
+        assert works in refused.json()["hint"]
+    assert (plan(host, mesh="x:9").status_code, plan(host, mesh="x:9").json()["code"]) == (422, "plan_infeasible")
+    for reply in (post_lease(host, "all"), post_bench(host, QUICK)):
+        assert (reply.status_code, reply.json()["code"]) == (409, "device_leased")
+        assert '"devices": [3, 4, 5, 6, 7]' in reply.json()["hint"]
+
+
+def test_where_all_devices_are_leased_every_request_for_some_is_409(host: RunningAgent) -> None:
+    made = lease(host, purpose="slurm job 7")
+    model = {"model": "llama3-8b", "training": {"global_batch": 8, "sequence_length": 128}}
+    asked = [{"mesh": "x:-1"}, {"mesh": "x:8"}, {"mesh": "x:2", "devices": {"count": 2}}, model]
+    replies = [plan(host, **fields) for fields in asked]
+    replies += [post_bench(host, QUICK), post_lease(host, {"count": 1}), post_lease(host, [4])]
+    replies += [httpx.get(f"{host.url}/mesh/plan?mesh=x:-1", timeout=60)]
+    for reply in replies:
+        assert (reply.status_code, reply.json()["code"]) == (409, "device_leased"), reply.text
+        assert made["id"] in reply.json()["detail"]
+        assert f"DELETE /leases/{made['id']}" in reply.json()["hint"]
+
+
+def test_a_number_of_devices_is_leased_of_those_that_are_free(host: RunningAgent) -> None:
+    def take(count: int, **fields: Any) -> list[int]:
+        return [device["local_index"] for device in lease(host, {"count": count}, **fields)["devices"]]
+
+    lease(host, [0, 3], purpose="slurm job 7")
+    assert take(4, purpose="evaluation", preemptible=True) == [1, 2, 4, 5]
+    refused = post_lease(host, {"count": 3}, preemptible=True)
+    assert (refused.status_code, "ask for 2 or fewer" in refused.json()["hint"]) == (409, True)
+    assert take(2) == [6, 7]
+    assert len(take(3, purpose="slurm job 8")) == 3  # from the preemptible lease
+    assert sorted(each["purpose"] for each in ask(host, "/leases")["leases"]) == ["slurm job 7", "slurm job 8", "test"]
+    refused = post_lease(host, {"count": 2})
+    assert "slurm job 8" in refused.json()["detail"]
+    refused = post_lease(host, {"count": 9})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    for wrong in ({"count": 0}, {"count": "2"}, {"count": True}, {"count": None}, {"counts": 2}, {}):
+        assert post_lease(host, wrong).json()["code"] == "invalid_request"
 
 
 def test_the_devices_say_who_has_leased_them_and_for_how_long(host: RunningAgent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from meshwright._calls import endpoints
@@ -11,8 +12,9 @@ from meshwright.errors import InvalidRequestError
 from meshwright.wire.leases import Lease, LeasedDevice, Leases
 from meshwright.wire.mesh import DeviceRef, Plan
 
-LeasedLike = Literal["all"] | DeviceNames | Plan
-"""Local indices or uuids; "all": every device of the host; a plan: the devices that it uses."""
+LeasedLike = Literal["all"] | DeviceNames | Mapping[str, int] | Plan
+"""Local indices or uuids; "all": every device of the host; {"count": 4}: so many that are free; a plan: those that it
+uses."""
 
 MAX_KEY_LENGTH: Final = 255
 """Of an Idempotency-Key. Source: the agent's own contract, `POST /leases`."""

@@ -9,7 +9,7 @@ stands in its own module; here stand the commands' names, the options that all s
     2    usage, or no answer: nobody there, not allowed, not ready, a full queue, a wrong value, an address that is
          none, a stdout that cannot be written
     70   a bug in this command: the traceback stands on stderr
-    75   `hold` only: the lease was lost before the command ended
+    75   a lease was lost before its command ended (hold)
     130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
 
 Knows no HTTP and no jax.
@@ -94,6 +94,7 @@ Exit codes:
        has the devices
   {NO_ANSWER}    usage, or no answer; not allowed; not ready
   {BUG}   a bug in this command
+  {hold.LEASE_LOST}   a lease was lost before its command ended (hold)
   {INTERRUPTED}  interrupted
 `check --exit-style` has codes of its own, `hold` its command's: see their --help.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from meshwright.cli.leases import ALL, LEASE_VARIABLE, PreemptibleOption, PurposeOption, parse_leased
+from meshwright.cli.leases import LEASE_VARIABLE, CountOption, PreemptibleOption, PurposeOption, parse_leased
 from meshwright.cli.output import print_warning
 from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import Session
@@ -40,7 +40,10 @@ def hold_lease(
     session: Session,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENTS]", help="What to run.")],
     purpose: PurposeOption,
-    devices: Annotated[str, typer.Option(metavar="DEVICES", help="all, or local indices or uuids: 0,1.")] = ALL,
+    devices: Annotated[
+        str | None, typer.Option(metavar="DEVICES", help="all, or local indices or uuids: 0,1. Without: all.")
+    ] = None,
+    count: CountOption = None,
     ttl: Annotated[
         str, typer.Option(metavar="10min", help="The devices are free so long after a crash of this command.")
     ] = "10min",
@@ -66,7 +69,7 @@ def hold_lease(
     ttl_s = parse_duration(ttl, "--ttl")
     wait_s = 0.0 if wait is None else parse_duration(wait, "--wait")
     is_stopped = preemptible if if_lost is None else if_lost == "stop"
-    named = parse_leased(devices)
+    named = parse_leased(devices, count)
     job = _Job(session, is_stopped=is_stopped)
     with job.passing_signals_on():
         try:

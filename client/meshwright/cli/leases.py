@@ -34,19 +34,33 @@ PreemptibleOption = Annotated[
 Action = Literal["list", "renew", "end"]
 
 
-def parse_leased(text: str) -> Literal["all"] | tuple[int | str, ...]:
-    """Returns the devices that "all", "0,1" or "GPU-…" name.
+CountOption = Annotated[
+    int | None, typer.Option("--count", min=1, metavar="N", help="So many devices, whichever are well and free.")
+]
+
+
+def parse_leased(text: str | None, count: int | None) -> Literal["all"] | tuple[int | str, ...] | dict[str, int]:
+    """Returns the devices that "all", "0,1" or "GPU-…" name, or how many are wanted; all where neither is given.
 
     Raises:
-        typer.BadParameter: an entry is empty.
+        typer.BadParameter: an entry is empty, or devices are named and also counted.
     """
-    return "all" if text.strip() == ALL else parse_devices(text, "DEVICES")
+    if count is None:
+        return "all" if text is None or text.strip() == ALL else parse_devices(text, "DEVICES")
+    if text is not None:
+        raise typer.BadParameter(
+            f"it chooses devices, and {text!r} names them; write `--count {count}` or `{text}`", param_hint="--count"
+        )
+    return {"count": count}
 
 
 def make_lease(
     session: Session,
     purpose: PurposeOption,
-    devices: Annotated[str, typer.Argument(metavar="DEVICES", help="all, or local indices or uuids: 0,1.")] = ALL,
+    devices: Annotated[
+        str | None, typer.Argument(metavar="DEVICES", help="all, or local indices or uuids: 0,1. Without: all.")
+    ] = None,
+    count: CountOption = None,
     ttl: TtlOption = "1h",
     preemptible: PreemptibleOption = False,
     key: Annotated[
@@ -62,15 +76,24 @@ def make_lease(
     Exit codes: 0 reserved · 1 somebody else has one of the devices · 2 usage, or no answer.
     """
     ttl_s = parse_duration(ttl, "--ttl")
+    named = parse_leased(devices, count)
     with session.open() as client:
-        named = parse_leased(devices)
         lease = client.lease(named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key)
         with ending_untold(client, lease):
             if id_only:
                 session.print_lines(lease.id)
             else:
                 _print_lease(session, lease, "has")
+                _explain_number(session, named)
     return OK
+
+
+def _explain_number(session: Session, named: object) -> None:
+    """Says on stderr that one number is a device's, since it may have been meant as a count."""
+    match named:
+        case (int(number),) if number > 1 and not session.as_json:
+            said = f"note: this leases device number {number}, one device; use --count {number} for {number} devices"
+            session.err.print(said, soft_wrap=True, highlight=False)
 
 
 @contextlib.contextmanager

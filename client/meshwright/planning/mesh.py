@@ -21,7 +21,7 @@ from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
 from meshwright.planning.score import score_order
-from meshwright.planning.selection import Health, Pool, name_hosts, refuse, select_devices
+from meshwright.planning.selection import Health, Pool, name_hosts, refuse, refuse_leased, select_devices
 from meshwright.planning.shapes import search_shapes
 from meshwright.planning.tiles import list_tilings
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
@@ -63,6 +63,7 @@ def plan_mesh(
         PlanInfeasibleError: more devices than there are, sizes that cannot divide them, an unknown or doubled device,
             or a split over granules that does not fit.
         DevicesUnusedError: devices would be left unused without anybody having said so.
+        DeviceLeasedError: leases of others have too many of the devices.
     """
     health = health or {}
     assert request.mesh is not None, "who plans has a mesh: one is searched for in `planning.search`"
@@ -103,6 +104,9 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
             _offer(asked, count),
             "mesh",
         )
+    if count < needed <= count + len(pool.leased):
+        words = f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices"
+        raise refuse_leased(words, topology, pool.leased, pool.why_held, _offer(asked, count), field="mesh")
     if needed > count:
         raise refuse(
             f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices; "

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from meshwright.errors import LeaseNotFoundError, PlanInfeasibleError
+from meshwright.errors import DeviceLeasedError, InvalidRequestError, LeaseNotFoundError, PlanInfeasibleError
 from meshwright.planning.packing import pack_devices, spread_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -39,6 +39,7 @@ class Pool:
         held: devices that are well and were not taken because another process has them to itself, or a lease that is
             not the request's.
         is_counted: the request said how many, and not which.
+        leased: those of `held` that a lease covers.
         why_held: by whom, as a refusal goes on: ", and device 0 is held by …"; empty where nothing is.
     """
 
@@ -49,6 +50,7 @@ class Pool:
     notices: tuple[Notice, ...] = ()
     held: tuple[int, ...] = ()
     is_counted: bool = False
+    leased: tuple[int, ...] = ()
     why_held: str = ""
 
     @property
@@ -71,6 +73,7 @@ def select_devices(
     Raises:
         PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than were asked
             for.
+        DeviceLeasedError: there would be as many without the leases of others, or these have all devices.
         LeaseNotFoundError: no device is covered by the lease.
     """
     if not topology.devices:
@@ -88,7 +91,10 @@ def select_devices(
             free, held = _part_held(topology, usable, lease)
             notices = _tell_left_out(topology, left_out, health) + _tell_held(topology, held, lease)
             is_named = lease not in (None, ANY_LEASE)
-            return Pool(free, is_named, free, left_out, notices, held, why_held=_tell_why(topology, held, lease))
+            why, leased = _tell_why(topology, held, lease), find_leased(topology, held, lease)
+            if not free and leased:
+                raise refuse_leased("a plan needs at least one device", topology, leased, why)
+            return Pool(free, is_named, free, left_out, notices, held, leased=leased, why_held=why)
         case DeviceSelection():
             return _choose(asked, topology, usable, left_out, health, lease)
         case _:
@@ -174,25 +180,81 @@ def _choose(
     candidates, held = _part_held(topology, [index for index in usable if index not in excluded], lease)
     why = _tell_why(topology, held, lease)
     notices = _tell_left_out(topology, [index for index in left_out if index not in excluded], health)
-    if asked.count is None:
+    leased = find_leased(topology, held, lease)
+    if asked.count is None and (candidates or not leased):
         notices += _tell_held(topology, held, lease)
         is_named = bool(excluded) or lease not in (None, ANY_LEASE)
-        return Pool(candidates, is_named, candidates, left_out, notices, held, why_held=why)
-    if asked.count > len(candidates):
+        return Pool(candidates, is_named, candidates, left_out, notices, held, leased=leased, why_held=why)
+    count = asked.count or 1
+    if count > len(candidates):
+        if count <= len(candidates) + len(leased):
+            words = f"devices asks for {asked.count or 'what is free'}"
+            works = f"ask for {len(candidates)} or fewer" if candidates else ""
+            raise refuse_leased(words, topology, leased, why, works, field="devices.count")
+        most = len(candidates) or len(leased)
         raise refuse(
             f"devices asks for {asked.count}; {name_hosts(topology)} {len(topology.devices)}, of which "
             f"{len(excluded)} are "
             f"excluded and {len(set(left_out) - excluded)} are not well{why}; "
-            f"a plan takes only what is left",
-            f"ask for {len(candidates)} or fewer" if candidates else "exclude fewer devices, or name them one by one",
+            f"only what is left can be taken",
+            f"ask for {most} or fewer" if most else "exclude fewer devices, or name them one by one",
             "devices.count",
         )
     busy = {index for index in find_foreign(topology, candidates) if not _is_own(topology, index, lease)}
     free = tuple(index for index in candidates if index not in busy)
-    pool = free if len(free) >= asked.count else candidates
+    pool = free if len(free) >= count else candidates
     alternatives = pool if asked.policy == "packed" else ()
-    chosen = _take(asked, topology, pool, asked.count)
-    return Pool(chosen, True, alternatives, left_out, notices, held, is_counted=True, why_held=why)
+    chosen = _take(asked, topology, pool, count)
+    return Pool(chosen, True, alternatives, left_out, notices, held, is_counted=True, leased=leased, why_held=why)
+
+
+def select_for_lease(count: int, topology: Topology, health: Health, *, is_preemptible: bool) -> tuple[int, ...]:
+    """Returns the places of so many devices for a new lease: well, not leased, close to each other.
+
+    Where too few are left, one that is not preemptible takes devices over from preemptible leases, one after the other.
+
+    Raises:
+        DeviceLeasedError: other leases have too many of the devices.
+        InvalidRequestError: there are fewer devices that are well and that no process has to itself.
+    """
+    while True:
+        try:
+            return select_devices(DeviceSelection(count=count), topology, health).indices
+        except PlanInfeasibleError as error:
+            raise InvalidRequestError(error.detail, hint=error.hint, errors=error.errors) from error
+        except DeviceLeasedError:
+            covers = (device.lease for device in topology.devices if device.lease is not None)
+            yielding = next((cover.id for cover in covers if cover.preemptible), None)
+            if is_preemptible or yielding is None:
+                raise
+        freed = (
+            device.model_copy(update={"lease": None}) if device.lease and device.lease.id == yielding else device
+            for device in topology.devices
+        )
+        topology = replace(topology, devices=tuple(freed))
+
+
+def refuse_leased(
+    asked: str, topology: Topology, leased: Sequence[int], why_held: str, works: str = "", *, field: str = "devices"
+) -> DeviceLeasedError:
+    """Returns the refusal of what could be, were it not for the leases of others.
+
+    Args:
+        asked: what was asked for, as a clause.
+        topology: has the devices.
+        leased: those that the leases cover.
+        why_held: which leases, and who holds further devices.
+        works: a request that works now; empty: none does.
+        field: which part of the request asks for too much.
+    """
+    rule = "devices that are leased to others are left out"
+    first = next(cover.id for index in leased if (cover := topology.devices[index].lease) is not None)
+    ways = f"wait for the end of {first} (GET /leases says when), or have it ended: DELETE /leases/{first}"
+    return DeviceLeasedError(
+        f"{asked}; {name_hosts(topology)} {len(topology.devices)}{why_held}; {rule}",
+        hint=f"{works}; or {ways}" if works else ways,
+        errors=[{"field": field, "message": rule}],
+    )
 
 
 def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:

@@ -12,8 +12,10 @@ from meshwright.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
 )
+from meshwright.planning.selection import select_for_lease
+from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, DeviceLease, Devices
-from meshwright.wire.leases import Lease, LeasedDevice, LeaseRequest, Leases
+from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest, Leases
 
 Clock = Callable[[], datetime]
 
@@ -48,7 +50,7 @@ class LeaseBook:
             raise IdempotencyConflictError(
                 f"key {key!r} was used for another lease, or for one that has ended", hint="use a new key"
             )
-        chosen = _choose(request, devices)
+        chosen = _choose(request, self.mark(devices))
         preempted = self._preempt({device.local_index for device in chosen}, request)
         cancelled = self._make_room(request)
         lease = self._add(request, chosen, owner).model_copy(
@@ -184,13 +186,19 @@ def _show(lease: Lease, now: datetime) -> Lease:
 def _choose(request: LeaseRequest, devices: Devices) -> tuple[Device, ...]:
     if request.devices == "all":
         return devices.devices
+    if isinstance(request.devices, DeviceCount):
+        topology = Topology.of(devices)
+        places = select_for_lease(request.devices.count, topology, {}, is_preemptible=request.preemptible)
+        return tuple(topology.devices[place] for place in sorted(places))
     by_name: dict[int | str, Device] = {device.local_index: device for device in devices.devices}
     by_name |= {device.uuid: device for device in devices.devices if device.uuid}
     absent = [name for name in request.devices if name not in by_name]
     if absent:
         message = f"device {absent[0]!r} is not here; host {devices.host.name} has 0 to {len(devices.devices) - 1}"
         raise InvalidRequestError(
-            message, hint='name local indices or uuids, or "all"', errors=[{"field": "devices", "message": message}]
+            message,
+            hint='name local indices or uuids, "all", or {"count": 1}',
+            errors=[{"field": "devices", "message": message}],
         )
     return tuple({by_name[name].local_index: by_name[name] for name in request.devices}.values())
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, SCHEMA_VERSION, Reply, Request
+from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, SCHEMA_VERSION, Reply, Request, RequestPart
 
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; one that nobody renews must end some day."""
@@ -18,6 +18,12 @@ MAX_TTL_S = 30 * 86400.0
 TtlS = Annotated[
     float, Field(strict=True, gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")
 ]
+
+
+class DeviceCount(RequestPart):
+    """So many devices, whichever are well and free; of equal choices those that are close to each other."""
+
+    count: Annotated[StrictInt, Field(ge=1)] = Field(description="how many devices")
 
 
 class LeaseRequest(Request):
@@ -30,7 +36,12 @@ class LeaseRequest(Request):
             Field(min_length=1, max_length=MOST_ENTRIES),
             COUNTED_FIRST,
         ]
-    ) = Field(default="all", description="local indices or uuids; all: every device of this host")
+        | DeviceCount
+    ) = Field(
+        default="all",
+        description="local indices or uuids; all: every device of this host; a count: so many, whichever are free",
+        examples=["all", [0, 1], {"count": 4}],
+    )
     purpose: Annotated[StrictStr, Field(min_length=1, max_length=200)] = Field(
         description='what for, as others shall read it: "slurm job 4711"'
     )

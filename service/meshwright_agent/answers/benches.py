@@ -171,7 +171,9 @@ class Benches:
         opened = list_opened(request, self._devices())
         in_the_way = self._book.list_covering(opened, but=request.lease)
         if in_the_way:
-            raise self._book.refuse(in_the_way, opened, "the bench")
+            there = self._devices()
+            others = there.devices if there.platform == "cpu" else ()  # on accelerators JAX opens all devices
+            raise self._book.refuse(in_the_way, opened, "the bench", others)
 
     async def _look_at_owners(self) -> None:
         """Looks who has the devices, unless that was done just now; of CPUs there is no owner.

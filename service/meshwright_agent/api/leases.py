@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from meshwright.wire.leases import Lease, LeaseRenewal, LeaseRequest, Leases
+from meshwright.wire.leases import DeviceCount, Lease, LeaseRenewal, LeaseRequest, Leases
 from meshwright_agent.access.callers import Caller
 from meshwright_agent.access.scopes import covers
 from meshwright_agent.agent import Agent
@@ -29,7 +29,7 @@ _UNKNOWN = problems(s404="lease_not_found: no lease has this id, or it has ended
 _REFUSALS = problems(
     s409="device_leased: a lease is in the way; device_busy: a bench is in the way of a preemptible lease, or the "
     "agent's worker does not let go; idempotency_conflict: the key made another request, or a lease that has ended",
-    s422="invalid_request: a device that is not there",
+    s422="invalid_request: a device that is not there, or more devices than there are",
     s503="no device is known yet, or the store does not answer",
 )
 
@@ -53,8 +53,10 @@ async def create_lease(
     off them when the answer comes. Other processes are not touched: `POST /devices/release` names them.
     """
     owner = name_owner(name_caller(http.scope))
-    note_operation(http, request.devices)
+    note_operation(http, f"count:{asked.count}" if isinstance(asked := request.devices, DeviceCount) else asked)
     lease, is_new = await agent.leases.create(request, owner=owner, key=idempotency_key)
+    if isinstance(asked, DeviceCount):
+        _note_devices(http, lease)
     note_operation(http, lease=lease.id)
     return Response(
         lease.model_dump_json(),

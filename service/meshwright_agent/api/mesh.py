@@ -36,6 +36,7 @@ from meshwright_agent.api.runs import ACCEPTED, answer_run
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
 
 _REFUSALS = problems(
+    s409="device_leased: leases of others have all or too many of the devices",
     s422="invalid_mesh, invalid_request, plan_infeasible, devices_unused, does_not_divide: the rule, and what works",
     s429="queue_full: many plans or compiles wait already; try again after Retry-After",
     s503="no device is known yet, the worker cannot start, or the planner died or did not answer in time",
@@ -213,7 +214,8 @@ PLAIN_ROUTES = (
         | BODY_REFUSALS
         | problems(
             s404="lease_not_found: no device is covered by the lease that it names",
-            s409="idempotency_conflict: with verify, the key was used for another request",
+            s409="device_leased: leases of others have all or too many of the devices; idempotency_conflict: with "
+            "verify, the key was used for another request",
             s413="the body is larger than MESHWRIGHT_PLAN_BODY_LIMIT_BYTES",
         ),
     ),

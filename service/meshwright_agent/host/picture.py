@@ -6,7 +6,7 @@ changes. Asks nobody: all of it is in memory. Knows no route and no child.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshwright.topology.model import Topology
@@ -91,6 +91,11 @@ class HostPicture:
             return Here(topology, notices=self._host.notices)
         states = {place: self._board.state(name_component(d), now) for place, d in enumerate(topology.devices)}
         return Here(topology, states)
+
+    def view(self) -> tuple[Topology, Mapping[int, str]]:
+        """Returns the devices and their states; errors as for `topology`."""
+        here = self.here()
+        return here.topology, here.health
 
     def tell_here(self, here: Here) -> dict[str, Any]:
         """Returns the same for the planner (`worker.planner.parse_here`), with what benches measured here."""

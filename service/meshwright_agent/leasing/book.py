@@ -99,8 +99,10 @@ class LeaseBook:
 
     # ---- what changes ------------------------------------------------------------------------------------------
 
-    def judge(self, devices: Sequence[Device], *, preemptible: bool) -> tuple[StoredLease, ...]:
-        """Returns the leases that give way to a new one on these devices.
+    def judge(
+        self, devices: Sequence[Device], *, preemptible: bool, there: Sequence[Device]
+    ) -> tuple[StoredLease, ...]:
+        """Returns the leases that give way to a new one on these devices; `there`: all devices of the host.
 
         Raises:
             DeviceLeasedError: one of them does not.
@@ -108,17 +110,21 @@ class LeaseBook:
         in_the_way = self.list_covering(devices)
         firm = [held for held in in_the_way if preemptible or not held.lease.preemptible]
         if firm:
-            raise self.refuse(firm, devices, "a lease")
+            raise self.refuse(firm, devices, "a lease", there)
         return in_the_way
 
-    def refuse(self, in_the_way: Sequence[StoredLease], devices: Sequence[Device], asked: str) -> DeviceLeasedError:
-        """Returns the refusal of `asked` on these devices, which leases cover."""
+    def refuse(
+        self, in_the_way: Sequence[StoredLease], devices: Sequence[Device], asked: str, there: Sequence[Device] = ()
+    ) -> DeviceLeasedError:
+        """Returns the refusal of `asked` on these devices, which leases cover; `there`: those that it may use."""
         named = "; ".join(self._describe(held, devices) for held in in_the_way)
         first = in_the_way[0]
+        free = [device.local_index for device in there if self.covering(device) is None][:DEVICES_SHOWN]
         return DeviceLeasedError(
             f"{asked} needs devices that are reserved: {named}; a device has one lease at a time",
-            hint=f"wait for the end of {first.lease.id} ({self.left_s(first):.0f} s at most), ask for other devices, "
-            f"or have it ended: DELETE /leases/{first.lease.id}",
+            hint=(f'use "devices": {free}; or ' if free else "")
+            + f"wait for the end of {first.lease.id} ({self.left_s(first):.0f} s at most), or have it ended: "
+            f"DELETE /leases/{first.lease.id}",
         )
 
     def _describe(self, held: StoredLease, devices: Sequence[Device]) -> str:

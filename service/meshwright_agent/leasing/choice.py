@@ -1,25 +1,32 @@
 """Which devices a lease request means. Pure.
 
-Rule: a name that means no device is refused with those that do; the uuid of a card means all its MIG instances.
+Rule: a name that means no device is refused with those that do; the uuid of a card means all its MIG instances. A count
+means devices that are well and free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.selection import Health, select_for_lease
+from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device
-from meshwright.wire.leases import LeasedDevice, LeaseRequest
+from meshwright.wire.leases import DeviceCount, LeasedDevice, LeaseRequest
 
 NAMED_MOST: Final = 8
 
+View = Callable[[], tuple[Topology, Health]]
+"""The devices as plans see them, with their leases and their states."""
 
-def choose_devices(request: LeaseRequest, devices: Sequence[Device]) -> tuple[Device, ...]:
+
+def choose_devices(request: LeaseRequest, devices: Sequence[Device], view: View) -> tuple[Device, ...]:
     """Returns the devices that the request means, in the order of the host.
 
     Raises:
-        InvalidRequestError: a device is not there, or there is none.
+        InvalidRequestError: a device is not there, there is none, or a count is larger than what is there.
+        DeviceLeasedError: other leases have too many of the devices for a count.
     """
     if not devices:
         raise _refuse("this host has no device that can be leased; a lease covers at least one", "see GET /devices")
@@ -27,10 +34,14 @@ def choose_devices(request: LeaseRequest, devices: Sequence[Device]) -> tuple[De
         return tuple(devices)
     if len({device.host for device in devices}) > 1:
         raise _refuse(
-            f"devices names {len(request.devices)} devices of a simulated fleet, whose hosts number alike; an agent "
-            "leases devices of one host",
+            "devices chooses devices of a simulated fleet, whose hosts number alike; an agent leases devices of one "
+            "host",
             'use "devices": "all", or simulate one host, such as h100:8',
         )
+    if isinstance(request.devices, DeviceCount):
+        topology, health = view()
+        places = select_for_lease(request.devices.count, topology, health, is_preemptible=request.preemptible)
+        return tuple(topology.devices[place] for place in sorted(places))
     named = _index(devices)
     wanted = {index for name in request.devices for index in _find(name, named, devices)}
     return tuple(device for device in devices if device.local_index in wanted)
@@ -57,7 +68,8 @@ def _find(name: int | str, named: Mapping[int | str, Sequence[int]], devices: Se
     there = ", ".join(str(device.local_index) for device in devices[:NAMED_MOST])
     more = ", …" if len(devices) > NAMED_MOST else ""
     detail = f"devices names {name!r}; this host has {len(devices)} ({there}{more}); a name is a local index or a uuid"
-    raise _refuse(detail, f"use {devices[0].uuid or devices[0].local_index!r} or another of GET /devices")
+    counted = f'; for {name} devices use {{"count": {name}}}' if isinstance(name, int) and name > 0 else ""
+    raise _refuse(detail, f"use {devices[0].uuid or devices[0].local_index!r} or another of GET /devices{counted}")
 
 
 def _list_uuids(device: Device) -> tuple[str, ...]:

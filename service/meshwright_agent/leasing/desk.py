@@ -18,7 +18,7 @@ from meshwright.wire.devices import Device, Devices
 from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.clock import Clock
 from meshwright_agent.leasing.book import LeaseBook
-from meshwright_agent.leasing.choice import build_leased, choose_devices
+from meshwright_agent.leasing.choice import View, build_leased, choose_devices
 from meshwright_agent.leasing.ownership import AGENT, Claimant
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
@@ -43,6 +43,7 @@ class LeaseDesk:
         book: the leases that hold.
         store: the store, once it is open.
         devices: the host as it is known; raises UnavailableError while it is not.
+        view: the same as plans see it, for a request that counts devices.
         find_runs: the benches, waiting or under way, that would open one of these devices.
         make_way: ends these runs, and the worker where it has the devices.
         clock: dates leases.
@@ -55,6 +56,7 @@ class LeaseDesk:
         *,
         store: Callable[[], Store],
         devices: Callable[[], Devices],
+        view: View,
         find_runs: Callable[[Sequence[Device]], tuple[str, ...]],
         make_way: Yield,
         clock: Clock,
@@ -63,6 +65,7 @@ class LeaseDesk:
         self.book = book
         self._store = store
         self._devices = devices
+        self._view = view
         self._find_runs = find_runs
         self._make_way = make_way
         self._clock = clock
@@ -92,7 +95,7 @@ class LeaseDesk:
 
         Raises:
             InvalidRequestError: a device is not there.
-            DeviceLeasedError: a lease that does not give way covers one.
+            DeviceLeasedError: a lease that does not give way covers one, or too many for the count that was asked for.
             DeviceBusyError: a bench is in the way of a preemptible lease, or the agent's worker does not let go.
             IdempotencyConflictError: the key was used for another request, or its lease has ended.
             StoreUnavailableError: it cannot be written down, so it is not given.
@@ -125,8 +128,9 @@ class LeaseDesk:
         return held
 
     async def _create(self, request: LeaseRequest, owner: str, use: KeyUse | None) -> StoredLease:
-        devices = choose_devices(request, self._devices().devices)
-        given_way = self.book.judge(devices, preemptible=request.preemptible)
+        there = self._devices().devices
+        devices = choose_devices(request, there, self._view)
+        given_way = self.book.judge(devices, preemptible=request.preemptible, there=there)
         runs = self._find_runs(devices)
         if runs and request.preemptible:
             raise _refuse_for_runs(runs, devices)

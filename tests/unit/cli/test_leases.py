@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -163,6 +164,32 @@ def test_a_wrong_argument_is_2_with_what_works_and_asks_nobody(
     printed = h100(*arguments)
     assert (printed.code, h100.fake.requests) == (2, [])
     assert said in printed.err
+
+
+def test_a_number_of_devices_is_counted_and_one_number_is_a_device(h100: CommandLine) -> None:
+    printed = h100("lease", "4", "--purpose", "x")
+    assert (printed.code, "has device 4 for" in printed.out) == (0, True)
+    assert printed.err == "note: this leases device number 4, one device; use --count 4 for 4 devices\n"
+    printed = h100("lease", "--count", "4", "--purpose", "x")
+    assert (printed.code, printed.err, "has device 0, 1, 2, 3 for" in printed.out) == (0, "", True)
+    for quiet in ("--id-only", "--json"):
+        assert h100("lease", "6" if quiet == "--json" else "5", "--purpose", "x", quiet).err == ""
+    refused = h100("lease", "--count", "4", "--purpose", "x")
+    assert (refused.code, "ask for 1 or fewer" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize("line", [("lease", "4"), ("hold", "--devices", "4", "true")])
+def test_devices_are_named_or_counted_and_not_both(h100: CommandLine, line: tuple[str, ...]) -> None:
+    printed = h100(line[0], "--count", "4", "--purpose", "x", *line[1:])
+    assert (printed.code, h100.fake.requests) == (2, [])
+    assert "--count" in printed.err
+
+
+def test_a_command_holds_a_number_of_devices(h100: CommandLine) -> None:
+    _lease_away(h100, devices=(0, 1))
+    assert h100("hold", "--count", "3", "--purpose", "x", "--", "true").code == 0
+    asked = next(request for request in h100.fake.requests if request.method == "POST")
+    assert json.loads(asked.body or b"")["devices"] == {"count": 3}
 
 
 # ---- hold

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import DeviceBusyError, StoreUnavailableError
+from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.leasing.book import LeaseBook
@@ -89,6 +90,7 @@ async def opened(
         book,
         store=lambda: store,  # type: ignore[arg-type,return-value]
         devices=lambda: there,
+        view=lambda: (Topology.of(book.mark(there)), {}),
         find_runs=lambda devices: scene.find_runs(devices),
         make_way=lambda runs, reason: scene.make_way(runs, reason),
         clock=clock,

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.selection import Health
+from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, Mig
 from meshwright.wire.leases import LeasedDevice, LeaseRequest
 from meshwright_agent.leasing.book import LeaseBook, covers
@@ -22,6 +24,10 @@ from tests.unit.leasing.leases import build_lease
 def build(**fields: Any) -> Device:
     known = {"host": "a", "local_index": 0, "position": 0, "platform": "gpu", "kind": "H100", **EVIDENCE}
     return Device.model_validate(known | fields)
+
+
+def no_view() -> tuple[Topology, Health]:
+    raise AssertionError("only a count is about how devices lie")
 
 
 MIG = [
@@ -66,34 +72,37 @@ def test_the_index_of_the_book_says_what_the_rule_says(leased: list[Any], device
 
 
 def test_a_lease_of_a_mig_instance_leaves_its_siblings_alone() -> None:
-    (chosen,) = choose_devices(LeaseRequest(devices=("mig-1",), purpose="x"), MIG)
+    (chosen,) = choose_devices(LeaseRequest(devices=("mig-1",), purpose="x"), MIG, no_view)
     book = book_with(build_leased(chosen))
     assert [book.covering(device) is not None for device in MIG] == [False, True, False]
 
 
 def test_the_uuid_of_a_card_means_all_its_instances() -> None:
-    assert choose_devices(LeaseRequest(devices=("GPU-A",), purpose="x"), MIG) == tuple(MIG)
+    assert choose_devices(LeaseRequest(devices=("GPU-A",), purpose="x"), MIG, no_view) == tuple(MIG)
 
 
 @pytest.mark.parametrize("names", [["GPU-nope"], [9], ["0"]])
 def test_a_name_that_means_nothing_is_refused_with_one_that_does(names: list[Any]) -> None:
     with pytest.raises(InvalidRequestError, match="this host has 3 \\(0, 1, 2\\)") as caught:
-        choose_devices(LeaseRequest.model_validate({"devices": names, "purpose": "x"}), MIG)
+        choose_devices(LeaseRequest.model_validate({"devices": names, "purpose": "x"}), MIG, no_view)
     assert "'MIG-0'" in caught.value.hint
+    assert ('{"count": 9}' in caught.value.hint) is (names == [9])
     with pytest.raises(InvalidRequestError, match="no device"):
-        choose_devices(LeaseRequest(purpose="x"), [])
+        choose_devices(LeaseRequest(purpose="x"), [], no_view)
 
 
 def test_of_a_simulated_fleet_all_or_nothing_is_leased() -> None:
     fleet = [build(local_index=0, host=host, position=place) for place, host in enumerate("ab")]
-    assert len(choose_devices(LeaseRequest(purpose="x"), fleet)) == 2
+    assert len(choose_devices(LeaseRequest(purpose="x"), fleet, no_view)) == 2
     with pytest.raises(InvalidRequestError, match="one host") as caught:
-        choose_devices(LeaseRequest(devices=(0,), purpose="x"), fleet)
+        choose_devices(LeaseRequest(devices=(0,), purpose="x"), fleet, no_view)
     assert '"all"' in caught.value.hint
+    with pytest.raises(InvalidRequestError, match="one host"):
+        choose_devices(LeaseRequest.model_validate({"devices": {"count": 1}, "purpose": "x"}), fleet, no_view)
 
 
 def test_devices_named_twice_are_one() -> None:
-    chosen = choose_devices(LeaseRequest(devices=(2, "MIG-2", 0), purpose="x"), MIG)
+    chosen = choose_devices(LeaseRequest(devices=(2, "MIG-2", 0), purpose="x"), MIG, no_view)
     assert [device.local_index for device in chosen] == [0, 2]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import LeaseNotFoundError, PlanInfeasibleError
+from meshwright.errors import DeviceLeasedError, LeaseNotFoundError, PlanInfeasibleError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.selection import ANY_LEASE, select_devices
 from meshwright.topology.model import Topology
@@ -75,11 +75,27 @@ def test_named_is_a_warning_and_the_jobs_own_is_none() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"mesh": "x:6"}, {"mesh": "x:6", "devices": DeviceSelection(count=6)}])
-def test_too_few_left_says_which_leases(fields: dict[str, Any]) -> None:
-    with pytest.raises(PlanInfeasibleError) as caught:
+def test_too_few_left_says_which_leases_and_what_works(fields: dict[str, Any]) -> None:
+    with pytest.raises(DeviceLeasedError) as caught:
         plan(MIXED, **fields)
     assert OURS in caught.value.detail
     assert THEIRS in caught.value.detail
+    assert "use x:5" in caught.value.hint or "ask for 5" in caught.value.hint
+    assert f"DELETE /leases/{OURS}" in caught.value.hint
+
+
+@pytest.mark.parametrize("fields", [{"mesh": "x:9"}, {"mesh": "x:9", "devices": DeviceSelection(count=9)}])
+def test_more_than_there_are_is_infeasible_whatever_is_leased(fields: dict[str, Any]) -> None:
+    with pytest.raises(PlanInfeasibleError):
+        plan(MIXED, **fields)
+
+
+@pytest.mark.parametrize("asked", [None, DeviceSelection(), DeviceSelection(exclude=(0,)), DeviceSelection(count=8)])
+def test_where_all_are_leased_the_leases_are_the_reason(asked: DeviceSelection | None) -> None:
+    full = lease(dict.fromkeys(range(8), THEIRS))
+    with pytest.raises(DeviceLeasedError, match=THEIRS):
+        plan(full, mesh="x:-1", devices=asked)
+    assert select_devices(asked and DeviceSelection(exclude=asked.exclude), full, {}, THEIRS).indices
 
 
 def test_a_lease_that_covers_nothing_is_not_found() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -11,9 +13,17 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
 from meshwright.planning.request import answer_request
+from meshwright.wire.base import Wire
+from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.bench import BenchRequest
+from meshwright.wire.health import Acknowledgement
+from meshwright.wire.leases import LeaseRequest
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import translate_validation
+
+REST: dict[type[BaseModel], dict[str, Any]] = {LeaseRequest: {"purpose": "job 7"}, PlanRequest: {}, BenchRequest: {}}
+"""What a request needs beside its devices."""
+REQUESTS: list[type[BaseModel]] = [PlanRequest, BenchRequest, LeaseRequest, BatchSizeRequest, Acknowledgement]
 
 
 def refuse(model: type[BaseModel], body: dict[str, Any]) -> RequestError:
@@ -50,7 +60,7 @@ def test_a_missing_mesh_is_shown_one() -> None:
 
 def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> None:
     assert list(refuse(BenchRequest, {"mesh": {"dp": 8}}).errors) == [
-        {"field": "mesh", "message": "input should be a valid string, got {'dp': 8}"}
+        {"field": "mesh", "message": "it should be a string, got {'dp': 8}"}
     ]
 
 
@@ -63,8 +73,8 @@ def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> N
         ({"devices": {"exclude": [None]}}, "devices.exclude.0", "it should be an integer or a string, got None"),
         ({"devices": 8}, "devices", "it should be a list or an object, got 8"),
         ({"topology": "a"}, "topology", "it should be an object or a list, got 'a'"),
-        ({"topology": [8]}, "topology.0", "input should be a valid dictionary or instance of Devices, got 8"),
-        ({"axis_types": {"dp": 1}}, "axis_types.dp", "input should be a valid string, got 1"),
+        ({"topology": [8]}, "topology.0", "it should be an object, got 8"),
+        ({"axis_types": {"dp": 1}}, "axis_types.dp", "it should be a string, got 1"),
     ],
 )
 def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, Any], field: str, message: str) -> None:
@@ -85,6 +95,10 @@ def test_a_wrong_entry_does_not_make_its_list_wrong_too(body: dict[str, Any], fi
         ({"cases": ["matmull"]}, "set cases.0 to 'matmul'"),
         ({"dtype": 8}, "set dtype to 'float32'"),
         ({"samples": "64"}, "write samples without quotes: 64"),
+        ({"samples": 64.0}, "write samples without a fraction: 64"),
+        ({"max_s": "20"}, "write max_s without quotes: 20"),
+        ({"sizes_bytes": 4096}, "write sizes_bytes as a list: [4096]"),
+        ({"cases": "matmul, all_reduce"}, 'write cases as a list: ["matmul", "all_reduce"]'),
         ({"sizes_bytes": []}, "give sizes_bytes 1 or more entries, or leave it out"),
         ({"sizes_bytes": [4] * 33}, "give sizes_bytes up to 32 entries"),
         ({"axis": "x" * 65}, "write up to 64 characters"),
@@ -95,6 +109,62 @@ def test_a_wrong_entry_does_not_make_its_list_wrong_too(body: dict[str, Any], fi
 )
 def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict[str, Any], hint: str) -> None:
     assert refuse(BenchRequest, body).hint == hint
+
+
+NUMBERED = "use [4] for device 4"
+NAMED = "use [0, 1] for devices 0 and 1"
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "message", "hint"),
+    [
+        (LeaseRequest, 4, "'all' or a list", NUMBERED),
+        (LeaseRequest, "4", "'all' or a list", NUMBERED),
+        (LeaseRequest, "al", "'all' or a list", NAMED),
+        (LeaseRequest, None, "'all' or a list", NAMED),
+        (PlanRequest, 4, "a list or an object", f'{NUMBERED}, or {{"count": 4}} for 4 devices'),
+        (PlanRequest, 1.5, "a list or an object", f'{NAMED}, or {{"count": 2}} for 2 devices'),
+        (BenchRequest, 4, "a list", NUMBERED),
+        (BenchRequest, {"count": 4}, "a list", NAMED),
+    ],
+)
+def test_devices_of_another_type_are_told_each_form_with_what_was_meant(
+    model: type[BaseModel], value: object, message: str, hint: str
+) -> None:
+    error = refuse(model, {"devices": value, **REST[model]})
+    assert message in error.detail
+    assert f"got {value!r}" in error.detail
+    assert error.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("model", [LeaseRequest, PlanRequest, BenchRequest])
+@given(value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)))
+def test_each_form_of_devices_in_a_hint_is_taken(model: type[BaseModel], value: object) -> None:
+    try:
+        model.model_validate({"devices": value, **REST[model]})
+    except ValidationError as error:
+        hint = translate_validation(error.errors()).hint
+        forms = re.findall(r'\[.*?\]|\{.*?\}|"all"', hint)
+        assert forms
+        for form in forms:
+            model.model_validate({"devices": json.loads(form), **REST[model]})
+
+
+@pytest.mark.parametrize("model", [LeaseRequest, PlanRequest, BenchRequest])
+@pytest.mark.parametrize("entry", [1.5, None, True, [0], {}])
+def test_a_device_that_is_no_number_is_named_by_its_place_and_nothing_is_said_of_other_forms(
+    model: type[BaseModel], entry: object
+) -> None:
+    error = refuse(model, {"devices": [0, entry], **REST[model]})
+    assert [found["field"] for found in error.errors] == ["devices.1"]
+    assert "it should be an integer" in error.detail
+    assert "all" not in error.hint
+    assert "[0, 1]" in error.hint
+
+
+def test_an_empty_list_is_told_its_least_length() -> None:
+    error = refuse(LeaseRequest, {"devices": [], **REST[LeaseRequest]})
+    assert error.detail == "devices: it should have 1 or more entries, got 0"
 
 
 def test_a_field_is_named_as_it_was_sent_even_where_it_looks_like_a_type() -> None:
@@ -123,21 +193,37 @@ json_values = st.recursive(
 )
 
 
-@given(
-    model=st.sampled_from([PlanRequest, BenchRequest]),
-    name=st.sampled_from([*PlanRequest.model_fields, *BenchRequest.model_fields, "colour"]),
-    value=json_values,
-)
-def test_whatever_is_wrong_has_a_field_a_message_and_a_hint(model: type[BaseModel], name: str, value: object) -> None:
+@given(model=st.sampled_from(REQUESTS), data=st.data(), value=json_values)
+def test_whatever_is_wrong_has_a_field_a_message_and_a_hint(
+    model: type[BaseModel], data: st.DataObject, value: object
+) -> None:
+    name = data.draw(st.sampled_from([*model.model_fields, "colour"]))
     try:
-        model.model_validate({"mesh": "dp:2", name: value})
+        model.model_validate({name: value})
     except ValidationError as error:
         refused = translate_validation(error.errors())
         fields = [entry["field"] for entry in refused.errors]
         assert fields
         assert len(fields) == len(set(fields))
-        assert all(
-            field.startswith(name) and entry["message"] for field, entry in zip(fields, refused.errors, strict=True)
-        )
+        assert all(entry["message"] for entry in refused.errors)
+        assert all(has_place({name: value}, field) for field in fields)
         assert refused.hint
         assert isinstance(refused, InvalidRequestError | InvalidMeshError)
+
+
+def has_place(value: Any, field: str) -> bool:
+    """Returns whether a dotted path leads to something in a body, or to a field that an object of it lacks."""
+    if not isinstance(value, dict | list):
+        return False
+    for place, part in value.items() if isinstance(value, dict) else enumerate(value):
+        name = str(place)[:80]
+        if field == name or (field.startswith(f"{name}.") and has_place(part, field[len(name) + 1 :])):
+            return True
+    return isinstance(value, dict) and field in FIELDS
+
+
+def list_fields(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields).union(*map(list_fields, model.__subclasses__()))
+
+
+FIELDS = list_fields(Wire)

@@ -87,6 +87,13 @@ class RequestPart(Wire):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def iterate_parts(base: type[RequestPart] = RequestPart) -> Iterator[type[RequestPart]]:
+    """Yields every part of a request that is defined."""
+    for part in base.__subclasses__():
+        yield part
+        yield from iterate_parts(part)
+
+
 class Request(RequestPart):
     """What a client asks. `schema_version` decides how unknown fields are taken."""
 

@@ -6,6 +6,7 @@ Also how an error becomes one, and how pydantic's findings become an error: the 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,14 +15,15 @@ from pydantic import Field
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemError, RequestError
 from meshwright.spec import MeshSpec
-from meshwright.wire.base import SCHEMA_VERSION, Reply
+from meshwright.wire.base import SCHEMA_VERSION, Reply, RequestPart, iterate_parts
 
 MOST_ERRORS: Final = 100
 """That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
 
 _DOCS_HINT: Final = "GET /docs shows every field with its type and bounds"
 _QUOTED: Final = re.compile(r"'([^']*)'")
-_TAGS: Final = frozenset({"str", "int", "float", "bool", "DeviceSelection", "Devices"})
+_TAG: Final = re.compile(r"(constrained-)?(str|int|float|bool)|Devices|.*\[.*", re.DOTALL)
+"""What pydantic calls a branch of a union in a location, beside the name of a part of a request."""
 _KINDS: Final = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -34,6 +36,7 @@ _KINDS: Final = {
     "model_attributes_type": "an object",
 }
 """Pydantic's errors of type, and what JSON calls that type."""
+_LISTS: Final = frozenset({"tuple_type", "list_type"})
 
 
 class FieldProblem(Reply):
@@ -101,7 +104,7 @@ def _keep_meant(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         error
         for error, place in zip(errors, places, strict=True)
         if not any(_is_within(other, place) for other in places)
-        and not any(_is_meant_more(other, error) for other in errors)
+        and not (_is_of_branch(error) and any(_is_meant_more(other, error) for other in errors))
     ]
 
 
@@ -109,24 +112,33 @@ def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bo
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
+def _is_of_branch(error: Mapping[str, Any]) -> bool:
+    """True where an error says that the value is not of the type of a branch of a union."""
+    return bool(error["loc"]) and _is_type_error(error) and _is_tag(error["loc"][-1])
+
+
 def _is_meant_more(other: Mapping[str, Any], error: Mapping[str, Any]) -> bool:
-    """True where both are of one union, `error` says that the value has not its branch's type, and `other` goes on."""
+    """True where both are of one union, and `other` is of a branch whose type the value has."""
     place, beside = tuple(error["loc"]), tuple(other["loc"])
     depth = len(place) - 1
-    if not (place and _is_tag(place[-1]) and _is_type_error(error)):
-        return False
     if len(beside) <= depth or beside[:depth] != place[:depth] or beside[depth] == place[depth]:
         return False
     return len(beside) > depth + 1 or not _is_type_error(other)
 
 
 def _is_type_error(error: Mapping[str, Any]) -> bool:
-    return str(error["type"]).endswith("_type")
+    """True where the value is not of the branch's type; of a literal, where it is not that word."""
+    return error["type"] == "literal_error" or str(error["type"]).endswith("_type")
 
 
 def _is_tag(part: int | str) -> bool:
     """True for what pydantic puts into a location for a branch of a union: "tuple[int, ...]", "DeviceSelection"."""
-    return isinstance(part, str) and (part in _TAGS or "[" in part)
+    return isinstance(part, str) and (_TAG.fullmatch(part) is not None or _find_part(part) is not None)
+
+
+def _find_part(name: str) -> type[RequestPart] | None:
+    """Returns the part of a request that has this name; None where there is none."""
+    return next((part for part in iterate_parts() if part.__name__ == name), None)
 
 
 def _field_of(error: Mapping[str, Any]) -> str:
@@ -147,11 +159,46 @@ def _field_of(error: Mapping[str, Any]) -> str:
 
 def _tell(field: str, errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Returns the message of one field, and a hint with a value that works where one is known."""
-    if len(errors) > 1 and all(error["type"] in _KINDS for error in errors):
-        kinds = " or ".join(dict.fromkeys(_KINDS[error["type"]] for error in errors))
-        return f"it should be {kinds}, got {_shorten(errors[0].get('input'))}", ""
+    kinds = list(dict.fromkeys(map(_kind_of, errors)))
+    if all(kinds) and (len(errors) > 1 or errors[0]["type"] in _KINDS):
+        named = [kind for kind in kinds if kind != "an integer" or "a number" not in kinds]
+        return f"it should be {' or '.join(named)}, got {_shorten(errors[0].get('input'))}", _hint_of_kind(
+            field, errors
+        )
     hints = [hint for error in errors if (hint := _hint_of(field, error))]
     return "; or ".join(dict.fromkeys(map(_message_of, errors))), hints[0] if hints else ""
+
+
+def _kind_of(error: Mapping[str, Any]) -> str:
+    """Returns the type, or the word, that the branch of an error takes; "" where its type is not what is wrong."""
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"])
+    return _KINDS.get(error["type"], "")
+
+
+def _hint_of_kind(field: str, errors: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a hint for a value of a type that the field does not take."""
+    value, kinds = errors[0].get("input"), {error["type"] for error in errors}
+    if field == "devices":
+        return _hint_of_devices(value, errors)
+    if kinds <= _LISTS and isinstance(value, str | int | float) and not isinstance(value, bool):
+        entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        return f"write {field} as a list: {_shorten_json(entries)}"
+    hints = [hint for error in errors if (hint := _hint_of(field, error))]
+    return hints[0] if hints else ""
+
+
+def _hint_of_devices(value: object, errors: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the forms of `devices` that the request takes, with what the value may mean in each."""
+    parts = [_find_part(error.get("ctx", {}).get("class_name", "")) for error in errors]
+    words = [str(error["ctx"]["expected"]) for error in errors if error["type"] == "literal_error"]
+    text = str(value).strip()[:20] if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    number = int(text) if text.isascii() and text.isdigit() else None
+    forms = ["[0, 1] for devices 0 and 1" if number is None else f"[{number}] for device {number}"]
+    if any(part is not None and "count" in part.model_fields for part in parts):
+        count = number or 2
+        forms.append(f'{{"count": {count}}} for {count} device{"s" * (count > 1)}')
+    return f"use {', or '.join([*forms, *(word.replace(chr(39), chr(34)) for word in words)])}"
 
 
 def _read_mesh(errors: Sequence[Mapping[str, Any]]) -> InvalidMeshError | None:
@@ -174,6 +221,10 @@ def _message_of(error: Mapping[str, Any]) -> str:
             return "this field is required"
         case "json_invalid":
             return f"not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}"
+        case "too_short" | "too_long":
+            limits = error["ctx"]
+            bound = f"{limits['min_length']} or more" if "min_length" in limits else f"up to {limits['max_length']}"
+            return f"it should have {bound} entries, got {limits['actual_length']}"
         case _:
             return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {_shorten(error.get('input'))}"
 
@@ -198,8 +249,12 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
             return f"give {field} {limits['min_length']} or more entries, or leave it out"
         case "bool_type":
             return f"set {field} to true or false"
-        case "int_type" if isinstance(value, str) and value.isascii() and value.isdigit():
+        case "int_type" if isinstance(value, float) and value.is_integer():
+            return f"write {field} without a fraction: {int(value)}"
+        case "int_type" | "float_type" if isinstance(value, str) and value.isascii() and value.isdigit():
             return f"write {field} without quotes: {value[:20]}"
+        case "int_type" if re.fullmatch(r"devices\.\d+", field):
+            return "name devices by number, such as [0, 1]"
         case _:
             return ""
 
@@ -210,5 +265,12 @@ def _choose_near(value: object, words: Sequence[str]) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _shorten_json(value: object) -> str:
+    return _cut(json.dumps(value, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -368,9 +368,8 @@ def read_result(run: Run, host: str) -> dict[str, Any]:
     """
     if run.state == "succeeded":
         return run.result or {}
-    if run.state == "cancelled":
-        why = f": {run.error.detail}" if run.error else ""
-        raise RunCancelledError(f"{run.id} was cancelled{why}", hint="submit it again", host=host)
+    if run.error is None and run.state == "cancelled":
+        raise RunCancelledError(f"{run.id} was cancelled", hint="submit it again", host=host)
     if run.error is None:
         raise RunFailedError(f"{run.id} failed and does not say why", hint="look at the agent's log", host=host)
     raise build_problem_error(run.error, host=host)

@@ -83,7 +83,7 @@ def make_lease(
             if id_only:
                 session.print_lines(lease.id)
             else:
-                _print_lease(session, lease, "has")
+                _print_lease(session, lease, write_new_lease(lease))
                 _explain_number(session, named)
     return OK
 
@@ -130,7 +130,7 @@ def show_leases(
     with session.open() as client:
         if lease_id is not None:
             lease = client.renew_lease(lease_id, ttl_s) if action == "renew" else client.end_lease(lease_id)
-            _print_lease(session, lease, "has" if action == "renew" else "no longer has")
+            _print_lease(session, lease, [write_lease(lease, "has" if action == "renew" else "no longer has")])
             return OK
         reply = client.leases()
         refused: tuple[ForbiddenError, ...] = ()
@@ -146,7 +146,7 @@ def show_leases(
     elif not reply.leases:
         session.out.print("no leases")
     elif action == "end":
-        session.print_lines(*(line for lease in reply.leases for line in write_lease(lease, "no longer has")))
+        session.print_lines(*(write_lease(lease, "no longer has") for lease in reply.leases))
     else:
         session.out.print(build_table(COLUMNS, reply.leases))
     return FAILED if refused else OK
@@ -178,19 +178,24 @@ def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...]
     return tuple(ended), tuple(refused)
 
 
-def _print_lease(session: Session, lease: Lease, verb: str) -> None:
+def _print_lease(session: Session, lease: Lease, lines: Sequence[str]) -> None:
     if session.as_json:
         session.print_json(lease)
     else:
-        session.print_lines(*write_lease(lease, verb))
+        session.print_lines(*lines)
 
 
-def write_lease(lease: Lease, verb: str = "has") -> list[str]:
-    """Returns a lease in a line, and what gave way to it."""
-    left = f" for {format_time(lease.expires_in_s)}" if verb == "has" else ""
+def write_new_lease(lease: Lease) -> list[str]:
+    """Returns a lease that was just made in a line, and what gave way to it."""
     given_way = (("lease", lease.preempted_leases), ("run", lease.cancelled_runs))
     gone = [f"{word} {', '.join(ids)} gave way" for word, ids in given_way if ids]
-    return [clean(line) for line in (f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}", *gone)]
+    return [write_lease(lease, "has"), *map(clean, gone)]
+
+
+def write_lease(lease: Lease, verb: Literal["has", "no longer has"]) -> str:
+    """Returns a lease in a line; what gave way to it did so when it was made, and is not said again."""
+    left = f" for {format_time(lease.expires_in_s)}" if verb == "has" else ""
+    return clean(f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}")
 
 
 def _describe_devices(lease: Lease) -> str:

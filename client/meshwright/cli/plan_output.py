@@ -17,7 +17,7 @@ from meshwright._calls.calls import take_best
 from meshwright._calls.settings import DEFAULT_URL
 from meshwright.cli.audit import write_audit
 from meshwright.cli.drawing import draw_mesh
-from meshwright.cli.leases import LEASE_VARIABLE, write_lease
+from meshwright.cli.leases import LEASE_VARIABLE, write_new_lease
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
 from meshwright.cli.plan_options import AskedPlan
 from meshwright.cli.search import print_ranking, write_costs, write_fallback
@@ -81,7 +81,7 @@ def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
         if best.verification is not None:
             print_refusal(session, best.verification)
         if say.lease is not None:
-            session.err.print("\n".join(write_lease(say.lease)), soft_wrap=True)
+            session.err.print("\n".join(write_new_lease(say.lease)), soft_wrap=True)
     else:
         _print_plan(session, best, say)
         if plans.fallback is not None:
@@ -145,7 +145,7 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     if plan.devices is not None:
         session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
     if say.lease is not None:
-        session.print_lines(*write_lease(say.lease), "")
+        session.print_lines(*write_new_lease(say.lease), "")
     exports = build_exports(plan, say.asked.output, say.url, say.lease)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports), "")
     if say.asked.output is None and say.url is None:

@@ -39,14 +39,15 @@ def cancel_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="
     if session.as_json:
         session.print_json(run)
     else:
-        session.out.print(
-            Text.assemble(clean(run.id), " ", style_state(run.state), clean(_explain(run))), soft_wrap=True
-        )
+        session.out.print(_describe_end(run), soft_wrap=True)
     return OK if run.state in FINAL_STATES else FAILED
 
 
-def _explain(run: Run) -> str:
-    return f": {run.error.detail}" if run.error else ""
+def _describe_end(run: Run) -> Text:
+    if run.state == "cancelled" and run.error is not None:
+        return Text(clean(run.error.detail))
+    why = f": {run.error.detail}" if run.error else ""
+    return Text.assemble(clean(run.id), " ", style_state(run.state), clean(why))
 
 
 def _describe_time(run: Run) -> str:
@@ -57,7 +58,7 @@ def _describe_time(run: Run) -> str:
 
 def _describe_progress(run: Run) -> str:
     if run.error is not None:
-        return run.error.detail
+        return run.error.detail.removeprefix(f"{run.id} was cancelled: ")
     progress = run.progress
     return "" if progress is None else f"{progress.done}/{progress.total} {progress.message}".rstrip()
 

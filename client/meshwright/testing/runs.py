@@ -204,7 +204,7 @@ class RunBook:
         self._runs[run_id] = self.get(run_id).model_copy(update={"progress": progress})
         self._note(run_id, "progress", progress=progress)
 
-    def cancel(self, run_id: str, reason: str = "cancelled by the client") -> Run:
+    def cancel(self, run_id: str, reason: str = "by request (DELETE)") -> Run:
         """Cancels a run and returns it; one that is over stays as it is.
 
         Raises:
@@ -212,7 +212,8 @@ class RunBook:
         """
         if self.get(run_id).state in FINAL_STATES:
             return self.get(run_id)
-        return self._end(run_id, state="cancelled", error=build_problem(RunCancelledError(reason)))
+        error = RunCancelledError(f"{run_id} was cancelled: {reason}", hint="submit it again")
+        return self._end(run_id, state="cancelled", error=build_problem(error))
 
     def get(self, run_id: str) -> Run:
         """Returns a run.

@@ -13,7 +13,6 @@ from typing import Any, Final
 from meshwright.errors import (
     DeviceBusyError,
     LeaseNotFoundError,
-    MeshwrightError,
     NotReadyError,
     ProblemError,
     WorkerFailedError,
@@ -32,6 +31,7 @@ from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.runs.queue import Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
+from meshwright_agent.store.leases import StoredLease
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 BENCH_GRACE_S: Final = 60.0
@@ -162,18 +162,24 @@ class Benches:
         return tuple(found)
 
     def _require_unreserved(self, request: BenchRequest) -> None:
-        """Passes if no lease but the request's own is in the way."""
+        """Raises DeviceLeasedError if a lease other than the request's own covers a device that the bench would open.
+
+        Raises:
+            LeaseNotFoundError: the request's own lease does not exist or has ended.
+        """
+        opened = list_opened(request, self._devices())
+        if in_the_way := self._list_in_the_way(request, opened):
+            there = self._devices()
+            others = there.devices if there.platform == "cpu" else ()  # on accelerators JAX opens all devices
+            raise self._book.refuse(in_the_way, opened, "the bench", others)
+
+    def _list_in_the_way(self, request: BenchRequest, opened: Sequence[Device]) -> tuple[StoredLease, ...]:
         if request.lease is not None and self._book.find(request.lease) is None:
             detail = f"the bench names lease {request.lease!r}, which is not here or has ended"
             raise LeaseNotFoundError(
                 detail, hint="GET /leases lists those that hold; leave it out to bench free devices"
             )
-        opened = list_opened(request, self._devices())
-        in_the_way = self._book.list_covering(opened, but=request.lease)
-        if in_the_way:
-            there = self._devices()
-            others = there.devices if there.platform == "cpu" else ()  # on accelerators JAX opens all devices
-            raise self._book.refuse(in_the_way, opened, "the bench", others)
+        return self._book.list_covering(opened, but=request.lease)
 
     async def _look_at_owners(self) -> None:
         """Looks who has the devices, unless that was done just now; of CPUs there is no owner.
@@ -221,7 +227,7 @@ class Benches:
 
         Raises:
             CallCancelled: a lease has come.
-            ProblemError: as the worker fails, or as `submit` refuses.
+            ProblemError: as the worker fails, or as `submit` refuses; LeaseNotFoundError where its own lease has ended.
         """
         request = BenchRequest.model_validate(run.request)
         self._give_way(request)
@@ -278,10 +284,10 @@ class Benches:
             await self._watch.look_at_jax()
 
     def _give_way(self, request: BenchRequest) -> None:
-        try:
-            self._require_unreserved(request)
-        except MeshwrightError as error:
-            raise CallCancelled(f"gave way: {error}") from error
+        """Raises CallCancelled if a lease has come for a device that the bench would open; else as `submit`."""
+        if in_the_way := self._list_in_the_way(request, list_opened(request, self._devices())):
+            lease = in_the_way[0].lease
+            raise CallCancelled(f"pre-empted by lease {lease.id} ({lease.purpose})")
 
     async def _tell_passive(self, run: Run, _emit: Emit) -> Done:
         """Answers without opening a device: what a fresh look shows, or the last where the driver does not answer."""

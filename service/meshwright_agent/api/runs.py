@@ -54,7 +54,7 @@ async def read_run(agent: AgentHere, run_id: RunId) -> Response:
 )
 async def cancel_run(agent: AgentHere, run_id: RunId) -> Response:
     """Cancels a run that waits or runs; one that has ended is returned as it is (200), else 202."""
-    run = age_records(await agent.runs.cancel(run_id, "cancelled by request (DELETE)"), agent.clock.now())
+    run = age_records(await agent.runs.cancel(run_id, "by request (DELETE)"), agent.clock.now())
     status = 200 if run.state in FINAL_STATES else 202
     return Response(run.model_dump_json(), status_code=status, media_type="application/json")
 

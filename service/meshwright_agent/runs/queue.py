@@ -315,7 +315,7 @@ class RunQueue:
         now = self._clock.now()
         error = None if work.cancelled() else work.exception() or live.fault
         if live.stop_reason is not None or work.cancelled():
-            return build_cancelled(live.run, live.stop_reason or "its work was cancelled", now)
+            return build_cancelled(live.run, live.stop_reason or "its task ended early", now)
         if isinstance(error, self._cancelled_by):
             return build_cancelled(live.run, str(error), now)
         if error is not None:

@@ -24,7 +24,7 @@ class CallCancelled(MeshwrightError):  # noqa: N818 — not an error: somebody w
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the call was given up: {reason}")
+        super().__init__(reason)
         self.reason = reason
 
 

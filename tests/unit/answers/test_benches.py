@@ -223,12 +223,32 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
         ended = await scene.finish(await scene.submit())
         assert ended.state == "cancelled"
         assert ended.error is not None
-        assert "lease-1" in ended.error.detail
+        assert ended.error.detail == f"{ended.id} was cancelled: pre-empted by lease lease-1 (job 7)"
         assert scene.count(scene.device, "bench") == 0
         assert scene.count(scene.device, "describe") == (moment == "while JAX starts")
 
     assert dgx.jax is not None
     run_scene(tmp_path, [look(dgx)], [dict(dgx.jax)], test)
+
+
+def test_a_bench_whose_own_lease_has_ended_fails_and_is_not_said_to_be_pre_empted(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        work = scene.benches.execute
+
+        async def execute(run: Run, emit: Any) -> Any:
+            scene.book.end("lease-1")
+            return await work(run, emit)
+
+        scene.runs._execute = execute
+        scene.lease(0)
+        ended = await scene.finish(await scene.submit(devices=[0], lease="lease-1"))
+        assert ended.state == "failed"
+        assert ended.error is not None
+        assert ended.error.code == "lease_not_found"
+        assert ended.error.detail == "the bench names lease 'lease-1', which is not here or has ended"
+        assert scene.device.calls == []
+
+    run_scene(tmp_path, [look(dgx)], [{}], test)
 
 
 def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dgx: Machine) -> None:

@@ -80,6 +80,17 @@ def test_what_gave_way_is_named(h100: CommandLine) -> None:
     assert f"lease {given_way} gave way" in h100("lease", "--purpose", "job 7").out
 
 
+@pytest.mark.parametrize("ending", [("renew",), ("end",), ("end", "--purpose", "job 7")])
+def test_what_gave_way_when_a_lease_was_made_is_not_said_again(h100: CommandLine, ending: tuple[str, ...]) -> None:
+    given_way = _lease_away(h100, preemptible=True)
+    lease_id = h100("lease", "--purpose", "job 7", "--id-only").out.strip()
+    printed = h100("leases", *ending, *(() if "--purpose" in ending else (lease_id,)))
+    assert printed.code == 0
+    assert lease_id in printed.out
+    assert "gave way" not in printed.out
+    assert given_way not in printed.out
+
+
 def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: CommandLine) -> None:
     lease_id = _lease_away(h100)
     printed = h100("lease", "3", "--purpose", "x")

@@ -43,7 +43,23 @@ def test_a_running_run_is_cancelled(meshwright: CommandLine) -> None:
     with meshwright.fake.client() as client:
         run = client.submit_bench()
     printed = meshwright("cancel", run.id)
-    assert (printed.code, printed.out) == (0, f"{run.id} cancelled: cancelled by the client\n")
+    assert (printed.code, printed.out) == (0, f"{run.id} was cancelled: by request (DELETE)\n")
+    row = next(line for line in meshwright("runs").out.splitlines() if line.startswith(run.id))
+    assert row.count(run.id) == 1
+    assert row.rstrip().endswith("by request (DELETE)")
+
+
+def test_a_run_that_is_cancelled_while_it_is_waited_for_is_said_to_be_once(meshwright: CommandLine) -> None:
+    def cancel(delay_s: float) -> None:
+        with meshwright.fake.client() as client:
+            client.cancel_run(client.runs().runs[0].id)
+
+    meshwright.fake.runs.held = True
+    meshwright.pause = cancel
+    printed = meshwright("bench")
+    assert printed.code == 1
+    assert printed.err.count("cancelled:") == 1
+    assert printed.err.count("run-") == 1
 
 
 def test_a_run_that_is_over_stays_as_it_is(meshwright: CommandLine) -> None:

@@ -205,9 +205,16 @@ def test_a_run_that_failed_without_a_reason_is_a_failed_run() -> None:
 
 
 def test_a_run_that_was_cancelled_is_said_to_be_with_the_reason() -> None:
-    problem = build_problem(RunCancelledError("the agent is shutting down"))
-    with pytest.raises(RunCancelledError, match="shutting down"):
+    problem = build_problem(RunCancelledError("run-1 was cancelled: the agent is shutting down"))
+    with pytest.raises(RunCancelledError, match="shutting down") as caught:
         _bench(_finished(_run("cancelled", error=problem)))
+    assert caught.value.detail == problem.detail
+    assert caught.value.host == "http://a"
+
+
+def test_a_run_that_was_cancelled_without_a_reason_is_a_cancelled_run() -> None:
+    with pytest.raises(RunCancelledError, match="was cancelled"):
+        _bench(_finished(_run("cancelled")))
 
 
 def test_a_result_that_cannot_be_read_is_a_failed_run() -> None:

@@ -81,6 +81,24 @@ def test_a_lease_is_made_read_renewed_and_ended_once(host: RunningAgent) -> None
     assert ask(host, "/leases")["leases"] == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "detail", "hint"),
+    [
+        ({"devices": 4}, "devices: it should be", "[4] for device 4"),
+        ({"devices": [1.5]}, "devices.0: it should be an integer or a string, got 1.5", "[0, 1]"),
+        ({"purpose": "job 7\nlease-1  0  1 h  evil\x1b[31m"}, "purpose: it should be one line", '"job 7 lease-1 0 1 h'),
+    ],
+)
+def test_a_wrong_request_is_told_what_works_and_reserves_nothing(
+    host: RunningAgent, fields: dict[str, Any], detail: str, hint: str
+) -> None:
+    reply = post_lease(host, **{"devices": [0], **fields})
+    assert reply.status_code == 422
+    assert reply.json()["detail"].startswith(detail)
+    assert hint in reply.json()["hint"]
+    assert ask(host, "/leases")["leases"] == []
+
+
 def test_one_key_is_one_lease(host: RunningAgent) -> None:
     first = post_lease(host, [2], key="lease-key-1")
     second = post_lease(host, [2], key="lease-key-1")

@@ -13,12 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
 from meshwright.planning.request import answer_request
+from meshwright.testing import FakeAgent
 from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.health import Acknowledgement
 from meshwright.wire.leases import LeaseRequest
 from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.model import SampleModel
 from meshwright.wire.problem import translate_validation
 
 REST: dict[type[BaseModel], dict[str, Any]] = {LeaseRequest: {"purpose": "job 7"}, PlanRequest: {}, BenchRequest: {}}
@@ -160,6 +162,38 @@ def test_a_device_that_is_no_number_is_named_by_its_place_and_nothing_is_said_of
     assert "it should be an integer" in error.detail
     assert "all" not in error.hint
     assert "[0, 1]" in error.hint
+
+
+@pytest.mark.parametrize("char", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize(
+    ("model", "field", "rest"),
+    [
+        (LeaseRequest, "purpose", {}),
+        (Acknowledgement, "reason", {"component": "device:0"}),
+        (SampleModel, "name", {"parameters": 1, "flops_per_sample": 1, "activation_bytes_per_sample": 1}),
+    ],
+)
+def test_text_that_is_shown_is_one_line_and_the_hint_has_such_a_line(
+    model: type[BaseModel], field: str, rest: dict[str, Any], char: str
+) -> None:
+    error = refuse(model, {field: f"job {char} 7", **rest})
+    assert [found["field"] for found in error.errors] == [field]
+    assert "one line without control characters" in error.detail
+    assert char not in error.detail + error.hint
+    line = json.loads(error.hint.removeprefix(f"write {field} on one line: "))
+    assert line == "job 7"
+    model.model_validate({field: line, **rest})
+    model.model_validate({field: "作業\u3000７ – job\xa07", **rest})
+
+
+def test_host_names_of_a_topology_are_one_line() -> None:
+    with FakeAgent().client() as client:
+        reply = client.devices()
+    host = reply.host.model_copy(update={"name": "a\nb"})
+    error = refuse(PlanRequest, {"mesh": "dp:-1", "topology": reply.model_copy(update={"host": host}).model_dump()})
+    assert (
+        error.detail == "topology: host name 'a\\nb' has a line break or another control character; a name is one line"
+    )
 
 
 def test_an_empty_list_is_told_its_least_length() -> None:

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    StrictStr,
     model_validator,
 )
 from pydantic_core import PydanticKnownError
@@ -67,6 +68,13 @@ def _refuse_many(value: Any) -> Any:
 COUNTED_FIRST: Final = BeforeValidator(_refuse_many)
 """Written last, for a list of a request: one that is too long is refused before its entries are looked at. Pydantic
 looks at all of them, and a megabyte of wrong ones takes it seconds."""
+
+
+LINE_PATTERN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
+"""Text without a line break or another control character."""
+
+Line = Annotated[StrictStr, Field(pattern=LINE_PATTERN)]
+"""Free text of a request that is shown in tables, logs and reasons: one line."""
 
 
 class Wire(BaseModel):

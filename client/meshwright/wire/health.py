@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Reply, Request
+from meshwright.wire.base import SCHEMA_VERSION, Line, Reply, Request
 
 State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 """`initializing`: not checked yet. `unknown`: the last check is too old, or its source does not answer."""
@@ -109,6 +109,6 @@ class Acknowledgement(Request):
     """`POST /health/acknowledge`: an operator's word that a component's faults are dealt with."""
 
     component: Annotated[StrictStr, Field(min_length=1, max_length=200)]
-    reason: Annotated[StrictStr, Field(min_length=1, max_length=500)] = Field(
+    reason: Annotated[Line, Field(min_length=1, max_length=500)] = Field(
         description="what was done about it; kept in the history"
     )

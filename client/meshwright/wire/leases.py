@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, SCHEMA_VERSION, Reply, Request, RequestPart
+from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, SCHEMA_VERSION, Line, Reply, Request, RequestPart
 
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; one that nobody renews must end some day."""
@@ -42,7 +42,7 @@ class LeaseRequest(Request):
         description="local indices or uuids; all: every device of this host; a count: so many, whichever are free",
         examples=["all", [0, 1], {"count": 4}],
     )
-    purpose: Annotated[StrictStr, Field(min_length=1, max_length=200)] = Field(
+    purpose: Annotated[Line, Field(min_length=1, max_length=200)] = Field(
         description='what for, as others shall read it: "slurm job 4711"'
     )
     ttl_s: TtlS = 3600.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from meshwright.spec import AxisType
-from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply, Request, RequestPart
+from meshwright.wire.base import LINE_PATTERN, SCHEMA_VERSION, Notice, Reply, Request, RequestPart
 from meshwright.wire.cost import (
     DataParallel,
     MeasuredFigure,
@@ -131,6 +132,19 @@ class PlanRequest(Request):
     def _limit(cls, value: object) -> object:
         if isinstance(value, list | tuple) and len(value) > LISTED_MAX:
             raise ValueError(f"the list has {len(value)} entries; it may have at most {LISTED_MAX}")
+        return value
+
+    @field_validator("topology")
+    @classmethod
+    def _refuse_odd_names(cls, value: Devices | tuple[Devices, ...] | None) -> Devices | tuple[Devices, ...] | None:
+        """Host names are shown in tables, drawings and reasons."""
+        for reply in (value,) if isinstance(value, Devices) else value or ():
+            names = {reply.host.name, *(each.name for each in reply.granules), *(each.host for each in reply.devices)}
+            for name in names:
+                if not re.fullmatch(LINE_PATTERN, name):
+                    raise ValueError(
+                        f"host name {name[:80]!r} has a line break or another control character; a name is one line"
+                    )
         return value
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
-from meshwright.wire.base import Reply, RequestPart
+from meshwright.wire.base import Line, Reply, RequestPart
 
 Count = Annotated[StrictInt, Field(ge=1, le=2**40)]
 CountOrZero = Annotated[StrictInt, Field(ge=0, le=2**40)]
@@ -31,7 +31,7 @@ class ModelSpec(RequestPart):
     are no part of it.
     """
 
-    name: StrictStr | None = Field(default=None, max_length=128, description="what people call it")
+    name: Line | None = Field(default=None, max_length=128, description="what people call it")
 
     # ---- sizes
     vocab_size: Count
@@ -178,7 +178,7 @@ class SampleModel(RequestPart):
     Of its layers nothing is known, so that a mesh can have copies of it and parts of its weights, and nothing else.
     """
 
-    name: StrictStr | None = Field(default=None, max_length=128, description="what people call it")
+    name: Line | None = Field(default=None, max_length=128, description="what people call it")
     parameters: Count = Field(description="that are trained")
     flops_per_sample: Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e24)] = Field(
         description="of one sample, forward and backward; a multiplication and its addition are two"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemError, RequestError
 from meshwright.spec import MeshSpec
-from meshwright.wire.base import SCHEMA_VERSION, Reply, RequestPart, iterate_parts
+from meshwright.wire.base import LINE_PATTERN, SCHEMA_VERSION, Reply, RequestPart, iterate_parts
 
 MOST_ERRORS: Final = 100
 """That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
@@ -221,6 +222,10 @@ def _message_of(error: Mapping[str, Any]) -> str:
             return "this field is required"
         case "json_invalid":
             return f"not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == LINE_PATTERN:
+            return f"it should be one line without control characters, got {_shorten(error['input'])}"
+        case "value_error":
+            return str(error["msg"]).removeprefix("Value error, ")
         case "too_short" | "too_long":
             limits = error["ctx"]
             bound = f"{limits['min_length']} or more" if "min_length" in limits else f"up to {limits['max_length']}"
@@ -247,6 +252,9 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
             return f"give {field} up to {limits['max_length']} entries"
         case "too_short":
             return f"give {field} {limits['min_length']} or more entries, or leave it out"
+        case "string_pattern_mismatch" if limits["pattern"] == LINE_PATTERN:
+            line = _join_lines(str(value))
+            return f"write {field} on one line" + (f": {_shorten_json(line)}" if line else "")
         case "bool_type":
             return f"set {field} to true or false"
         case "int_type" if isinstance(value, float) and value.is_integer():
@@ -257,6 +265,11 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
             return "name devices by number, such as [0, 1]"
         case _:
             return ""
+
+
+def _join_lines(text: str) -> str:
+    """Returns text with a space for each run of control characters and spaces."""
+    return " ".join("".join(" " if unicodedata.category(char) == "Cc" else char for char in text).split())
 
 
 def _choose_near(value: object, words: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from meshwright_agent.api.tracing import TracedApp
 from meshwright_agent.serving.refused import RefusedConnections
 from meshwright_agent.telemetry.logs import log_access
 
-API_VERSION: Final = "1.9.0"
+API_VERSION: Final = "1.10.0"
 """The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
 
 _DESCRIPTION: Final = (

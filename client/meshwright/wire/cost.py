@@ -95,7 +95,10 @@ class AuditRemark(Reply):
         description='"axis_crosses", "communication", "bubble", "recompute", "compute", "memory_tight", "memory"'
     )
     part: str = Field(description="of the step's time or memory that it is about: an axis, or a part's name")
-    share_ratio: float | None = Field(default=None, description="of the step's time, or of the device's memory")
+    share_ratio: float | None = Field(
+        default=None,
+        description="of the step's time; for memory and memory_tight of the device's memory, maybe above 1",
+    )
     message: str
     hint: str = ""
 
@@ -113,5 +116,7 @@ class AuditAlternative(Reply):
 class PlanAudit(Reply):
     """An existing configuration, judged."""
 
-    remarks: tuple[AuditRemark, ...] = Field(description="the greatest share first")
+    remarks: tuple[AuditRemark, ...] = Field(
+        description="about memory first, then about the step's time with the greatest share first"
+    )
     best: AuditAlternative | None = Field(default=None, description="null: no mesh of these devices fits")

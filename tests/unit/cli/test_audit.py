@@ -31,6 +31,15 @@ def test_each_remark_has_its_share_and_its_hint_and_the_best_comes_last() -> Non
     assert lines[-1] == "the best of these devices: fsdp:8, 2 passes of 1, remat full: 1 s a step, 31% less"
 
 
+def test_a_share_of_memory_is_not_under_where_the_step_goes() -> None:
+    short = make_remark("the step needs 113.5 of the 55.9 GiB", code="memory", share_ratio=2.03, hint="remat full")
+    remarks = (short, make_remark("tp:16 crosses hosts", share_ratio=0.41))
+    lines = write_audit(make_plan(PlanAudit(remarks=remarks, best=BEST)))
+    assert lines[:3] == ["memory: the step needs 113.5 of the 55.9 GiB", "  → remat full", ""]
+    assert lines[3:5] == ["where the step goes", "    41%  tp:16 crosses hosts"]
+    assert "203%" not in "\n".join(lines)
+
+
 def test_where_nothing_fits_there_is_no_best() -> None:
     lines = write_audit(make_plan(PlanAudit(remarks=(make_remark("too large"),), best=None)))
     assert lines[-1] == "the best of these devices: no mesh of these devices fits"

@@ -39,7 +39,7 @@ _LINKS: Final = {"ici": "ICI", "nvlink": "NVLink", "pcie": "PCIe", "dcn": "the n
 
 
 def audit_plan(plan: Plan, question: Question) -> PlanAudit:
-    """Returns what a plan's step is spent on, the greatest share first, and the best mesh of the same devices.
+    """Returns whether memory is short, what a plan's step is spent on, and the best mesh of the same devices.
 
     Args:
         plan: for a mesh that somebody gave, with what it costs.
@@ -65,9 +65,8 @@ class _Audit:
         self._others = Alternatives(plan, question)
 
     def remark(self) -> tuple[AuditRemark, ...]:
-        """Returns what matters."""
+        """Returns what matters: of the memory, and then of the step's time, the greatest share first."""
         found = [
-            *self._remark_memory(),
             *self._remark_axes(),
             *self._remark_bubble(),
             *self._remark_recompute(),
@@ -75,7 +74,7 @@ class _Audit:
             *self._remark_waiting(),
             self._remark_compute(),
         ]
-        return tuple(sorted(found, key=lambda remark: -(remark.share_ratio or 0.0)))
+        return (*self._remark_memory(), *sorted(found, key=lambda remark: -(remark.share_ratio or 0.0)))
 
     # ---- words -----------------------------------------------------------------------------------------
 

@@ -51,8 +51,9 @@ def show_plan(
     With --lease the devices of the best plan are reserved in the same step: all of them, or nothing. Who was quicker
     has them, and is named.
 
-    Exit codes: 0 a plan that fits, and is reserved where that was asked for · 1 infeasible, it does not fit, --verify
-    compile gave no word that it fits, or somebody else has the devices: nothing is reserved · 2 usage, or no answer.
+    Exit codes: 0 a plan that fits, and is reserved where that was asked for · 1 infeasible, it does not fit, one of
+    --targets does not exist, --verify compile gave no word that it fits, or somebody else has the devices: nothing is
+    reserved · 2 usage, or no answer.
     """
     check_output(session, asked)
     reservation = leased.parse(elsewhere=_find_elsewhere(asked, local=local, fleet=fleet or hosts is not None))

@@ -20,7 +20,7 @@ from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.leases import LEASE_VARIABLE, write_new_lease
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
 from meshwright.cli.plan_options import AskedPlan
-from meshwright.cli.search import print_ranking, write_costs, write_fallback
+from meshwright.cli.search import print_ranking, print_unknown_targets, write_costs, write_fallback
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
@@ -65,6 +65,12 @@ def check_output(session: Session, asked: AskedPlan) -> None:
 
 def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
     """Prints an answer as the options want it, keeps it in a file where they name one, and returns the exit code."""
+    is_unknown = print_unknown_targets(session, plans)
+    code = _print_plans(session, plans, say)
+    return FAILED if is_unknown else code
+
+
+def _print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
     is_sent = say.url is not None
     text = plans.model_dump_json(exclude_unset=is_sent)  # what an agent sent: no field more, no field less
     if session.as_json:

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final, get_args
 import typer
 from rich.text import Text
 
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_error
 from meshwright.cli.session import Session
-from meshwright.wire.mesh import ComparedTarget, ExportName, Fallback, Plan, Plans, Rejected
+from meshwright.errors import PlanInfeasibleError
+from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, ExportName, Fallback, Plan, Plans, Rejected
 from meshwright.wire.model import Remat, WeightDtype
 
 BAR_WIDTH: Final = 40
@@ -168,12 +169,21 @@ def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> 
     made = {plan.fingerprint: plan for plan in plans.plans}
     rows = [(each, made.get(each.fingerprint or "")) for each in plans.comparison]
     session.out.print(build_table(_COMPARED, rows))
-    session.print_lines("", *(f"{clean(each.target)}: {clean(each.message)}" for each in plans.comparison), "")
+    told = [each for each in plans.comparison if each.reason != UNKNOWN_TARGET]
+    session.print_lines("", *(f"{clean(each.target)}: {clean(each.message)}" for each in told), "")
     for each in plans.comparison:
         if each.rejected and (is_explained or each.fingerprint is None):
             session.print_lines(f"on {clean(each.target)}")
             session.out.print(build_table(_REJECTED, each.rejected))
             session.out.print()
+
+
+def print_unknown_targets(session: Session, plans: Plans) -> bool:
+    """Says on stderr which of the targets are none, with names that come near; returns whether there are such."""
+    unknown = [each for each in plans.comparison if each.reason == UNKNOWN_TARGET]
+    for each in unknown:
+        print_error(session, PlanInfeasibleError(each.message))
+    return bool(unknown)
 
 
 def _read_made(read: Callable[[Plan], str | Text], row: Compared) -> str | Text:

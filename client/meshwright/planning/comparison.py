@@ -16,8 +16,9 @@ from meshwright.errors import (
     PlanInfeasibleError,
     RequestError,
 )
+from meshwright.topology.assemble import read_target
 from meshwright.wire.cost import SearchSpec
-from meshwright.wire.mesh import ComparedTarget, Plan, PlanRequest, Plans
+from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, Plan, PlanRequest, Plans
 
 _OF_ONE: Final = (PlanInfeasibleError, DoesNotDivideError, DevicesUnusedError)
 """What may be wrong with one target and not with another."""
@@ -91,8 +92,9 @@ def _read_step(plan: Plan) -> float:
 
 def _compare(target: str, found: Plans | RequestError, best: Plan | None) -> ComparedTarget:
     if not isinstance(found, Plans):
+        reason = found.code if _is_known(target) else UNKNOWN_TARGET
         hint = f"; {found.hint}" if found.hint else ""
-        return ComparedTarget(target=target, reason=found.code, message=f"{found.detail}{hint}")
+        return ComparedTarget(target=target, reason=reason, message=f"{found.detail}{hint}")
     if not found.plans:
         message = "; ".join(notice.message for notice in found.warnings)
         return ComparedTarget(target=target, reason="nothing_fits", message=message, rejected=found.rejected)
@@ -113,6 +115,14 @@ def _compare(target: str, found: Plans | RequestError, best: Plan | None) -> Com
         step = plan.step_time
         told |= {"step_s": step.total_s, "low_s": step.low_s, "high_s": step.high_s}
     return ComparedTarget(target=target, **told)
+
+
+def _is_known(target: str) -> bool:
+    try:
+        read_target(target)
+    except PlanInfeasibleError:
+        return False
+    return True
 
 
 def _tell(plan: Plan, best: Plan) -> str:

@@ -28,6 +28,9 @@ LISTED_MAX: Final = 131_072
 TARGETS_MAX: Final = 16
 """Targets that one request may compare."""
 
+UNKNOWN_TARGET: Final = "unknown_target"
+"""Reason of a compared target: there is no such chip, slice or host."""
+
 ExportName = Literal["jax", "maxtext"]
 
 MeshShape = dict[str, int]
@@ -275,7 +278,11 @@ class ComparedTarget(Reply):
     mfu_ratio: float | None = None
     price_per_million_tokens: float | None = None
     price_per_million_samples: float | None = None
-    reason: str | None = Field(default=None, description="why it has no plan: a problem's code, or nothing_fits")
+    reason: str | None = Field(
+        default=None,
+        description="why it has no plan: unknown_target: there is no such chip, slice or host; nothing_fits; or a "
+        "problem's code",
+    )
     message: str = Field(default="", description="the same in words; beside a plan: how it compares with the best")
     rejected: tuple[Rejected, ...] = Field(default=(), description="families of meshes that are not its best")
 

@@ -60,6 +60,20 @@ def test_targets_are_compared_in_a_table_with_what_is_said_of_each(meshwright: C
     assert "on v5p:4x4x4" in meshwright(*COMPARED, "--explain").out
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--export", "jax")])
+def test_a_target_that_does_not_exist_is_1_and_named_with_what_comes_near(
+    meshwright: CommandLine, options: tuple[str, ...]
+) -> None:
+    printed = meshwright("plan", "--local", "--targets", "h1oo:8,v5p:4x4x4", *MODEL, *options)
+    assert printed.code == 1
+    assert "target h1oo:8: no chip and no slice is called h1oo" in printed.err
+    assert "did you mean h100?" in printed.err
+    assert "v5p:4x4x4" in printed.out or "PartitionSpec" in printed.out  # the others are answered all the same
+    if not options:
+        rows = [line.split()[:2] for line in printed.out.splitlines()[2:4]]
+        assert rows == [["v5p:4x4x4", "64"], ["h1oo:8", "unknown_target"]]
+
+
 def test_prices_turn_the_order_round(meshwright: CommandLine) -> None:
     out = json.loads(meshwright(*COMPARED, "--price", "v5p:4x4x4=9,v5e:4x8=0.1,v5e:2x2=0.1", "--json").out)
     assert [each["target"] for each in out["comparison"]] == ["v5e:4x8", "v5p:4x4x4", "v5e:2x2"]

@@ -61,7 +61,7 @@ def test_what_is_wrong_with_one_target_stands_beside_the_others() -> None:
     assert [(each.target, each.reason) for each in found.comparison] == [
         ("v5p:4x4x4", None),
         ("v5e:2x2", "nothing_fits"),
-        ("h100:7", "plan_infeasible"),
+        ("h100:7", "unknown_target"),
     ]
     assert len(found.plans) == 1
     assert found.comparison[1].rejected

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.agents import RunningAgent, start_agent
+from tests.agents import RunningAgent, start_agent, wait_for
 from tests.browser.chromium import Visit, visit
 
 
@@ -57,6 +57,15 @@ def test_a_link_to_a_mesh_shows_its_plan_as_a_grid_with_its_code(agent: RunningA
     assert plan["fingerprint"] in shown
     assert re.search(r"tp 0\s+tp 1\s+tp 2\s+tp 3\s+0\s+1\s+2\s+3\s+4\s+5\s+6\s+7", shown)
     assert plan["code"].splitlines()[-1] in shown
+
+
+def test_each_measurement_is_shown_with_its_devices(agent: RunningAgent, tmp_path: Path) -> None:
+    asked = {"cases": ["matmul", "device_to_device", "all_reduce"], "devices": [1, 2, 3], "sizes_bytes": [4096]}
+    run = httpx.post(f"{agent.url}/placement/bench", json={**asked, "matmul_size": 64}, timeout=60).json()
+    wait_for(lambda: httpx.get(f"{agent.url}/runs/{run['id']}").json()["state"] == "succeeded", agent)
+    shown = read_section(visit(f"{agent.url}/", tmp_path), "bench")
+    for case, devices in [("matmul", "2"), ("device_to_device", "1→2"), ("all_reduce", "1-3")]:
+        assert re.search(rf"{case}\s+{devices}\s", shown), case
 
 
 def test_a_mesh_that_cannot_be_is_told_in_the_agents_words(agent: RunningAgent, tmp_path: Path) -> None:

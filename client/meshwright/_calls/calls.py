@@ -133,6 +133,7 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
     """
     if not plans.plans:
         told = [f"{_write_shape(each)} {each.message}" for each in plans.rejected[:REASONS_MOST]]
+        told += [each.message for each in plans.comparison if each.message]
         reasons = "; ".join([*told, *(notice.message for notice in plans.warnings)]) or "no reason was given"
         raise PlanInfeasibleError(f"{asked}: no plan is possible: {reasons}", host=host)
     best = plans.plans[0]

@@ -15,6 +15,7 @@ from meshwright.cli.output import (
     build_table,
     clean,
     format_bytes,
+    format_indices,
     format_rate,
     format_time,
     print_notices,
@@ -139,6 +140,12 @@ def _print_skipped(session: Session, skipped: Iterable[Skipped]) -> None:
         session.out.print(Text(f"skipped {entry.case}: ", "yellow") + Text(clean(entry.reason)), soft_wrap=True)
 
 
+def _describe_devices(record: BenchRecord) -> str:
+    if record.case == "device_to_device":
+        return "→".join(map(str, record.device_indices))
+    return format_indices(record.device_indices)
+
+
 def _describe_axis(record: BenchRecord) -> str:
     return "" if record.axis is None else f"{record.axis}:{record.axis_size}"
 
@@ -153,6 +160,7 @@ def _describe_spread(record: BenchRecord) -> str:
 
 COLUMNS: Final[tuple[Column[BenchRecord], ...]] = (
     Column("case", lambda record: record.case),
+    Column("devices", _describe_devices),
     Column("axis", _describe_axis),
     Column("size", lambda record: format_bytes(record.size_bytes), "right"),
     Column("dtype", lambda record: record.dtype),

@@ -53,6 +53,17 @@ def clean(text: object) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
 
 
+def format_indices(indices: Sequence[int]) -> str:
+    """Returns device numbers in their order: (0, 1, 2, 3) → "0-3", (0, 2) → "0,2"."""
+    spans: list[list[int]] = []
+    for index in indices:
+        if spans and index == spans[-1][-1] + 1:
+            spans[-1].append(index)
+        else:
+            spans.append([index])
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ",".join(map(str, span)) for span in spans)
+
+
 def format_bytes(size_bytes: float | None) -> str:
     """Returns a size in binary units: 85899345920 → "80 GiB"; "" where it is not known."""
     if size_bytes is None:

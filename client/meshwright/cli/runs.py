@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from meshwright.cli.output import Column, build_table, clean, format_time, style_state
+from meshwright.cli.output import Column, build_table, clean, format_indices, format_time, style_state
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.runs import FINAL_STATES, Run, RunState
 
@@ -50,6 +50,14 @@ def _describe_end(run: Run) -> Text:
     return Text.assemble(clean(run.id), " ", style_state(run.state), clean(why))
 
 
+def _describe_devices(run: Run) -> str:
+    """Returns the devices that a bench was asked for; "" for what opens none."""
+    if run.kind != "bench":
+        return ""
+    devices = run.request.get("devices")
+    return "all" if devices is None else format_indices(devices)
+
+
 def _describe_time(run: Run) -> str:
     if run.started_at is None or run.finished_at is None:
         return ""
@@ -69,5 +77,6 @@ COLUMNS: Final[tuple[Column[Run], ...]] = (
     Column("state", lambda run: style_state(run.state)),
     Column("created", lambda run: f"{run.created_at:%Y-%m-%d %H:%M:%S %Z}"),
     Column("took", _describe_time, "right"),
+    Column("devices", _describe_devices),
     Column("progress", _describe_progress),
 )

@@ -96,14 +96,20 @@ function showPlan(plans) {
     ...plan.warnings.map((w) => element("p", `${w.code}: ${w.message} ${w.hint}`)), code);
 }
 
+function listed(record) {
+  const indices = record.device_indices;
+  const whole = indices.length > 2 && indices.every((index, place) => index === indices[0] + place);
+  return whole ? `${indices[0]}-${indices[indices.length - 1]}` : indices.join(record.case === "device_to_device" ? "→" : ",");
+}
+
 function showBench(latest) {
   const rows = latest.records.map((r) => {
     const rate = r.busbw_bytes_per_s ?? r.algbw_bytes_per_s;
     const speed = r.flops_per_s ? `${(r.flops_per_s / 1e9).toFixed(1)} GFLOP/s` : `${(rate / 1e9).toFixed(2)} GB/s`;
-    return [r.case, r.axis ? `${r.axis}:${r.axis_size}` : "", `${(r.size_bytes / 2 ** 20).toFixed(2)} MiB`, speed,
+    return [r.case, listed(r), r.axis ? `${r.axis}:${r.axis_size}` : "", `${(r.size_bytes / 2 ** 20).toFixed(2)} MiB`, speed,
       `${(r.median_s * 1e3).toFixed(2)} ms`, mark(r.correct ? "healthy" : "unhealthy", r.correct ? "right" : `${r.nwrong} wrong`), seen(r)];
   });
-  place("bench", latest.records.length ? table(["case", "axis", "size", "speed", "median", "result", "known"], rows) : element("p", "nothing measured yet"));
+  place("bench", latest.records.length ? table(["case", "devices", "axis", "size", "speed", "median", "result", "known"], rows) : element("p", "nothing measured yet"));
 }
 
 function followRun(run) {

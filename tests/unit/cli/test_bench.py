@@ -38,11 +38,30 @@ def test_records_show_bandwidth_spread_and_whether_they_were_right(meshwright: C
     assert (printed.code, printed.err) == (0, "")
     rows = {line.split()[0]: line for line in printed.out.splitlines() if "MiB" in line}
     assert set(rows) == {"all_reduce", "matmul"}
-    assert "x:8" in rows["all_reduce"]
+    assert rows["all_reduce"].split()[1:3] == ["0-7", "x:8"]
     assert "900 µs … 1.1 ms" in rows["all_reduce"]
     assert "1.84 GB/s" in rows["all_reduce"]
     assert "1 TFLOP/s" in rows["matmul"]
     assert all(row.rstrip().endswith("ok") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "indices", "shown"),
+    [
+        ("matmul", (3,), "3"),
+        ("device_to_device", (1, 0), "1→0"),
+        ("permute", (1, 3), "1,3"),
+        ("all_reduce", (0, 1, 2, 3), "0-3"),
+        ("all_gather", (0, 1, 4, 5, 6, 2), "0,1,4-6,2"),
+    ],
+)
+def test_each_row_says_which_devices_it_is_of(
+    meshwright: CommandLine, case: str, indices: tuple[int, ...], shown: str
+) -> None:
+    record = _build_record(meshwright, case=case, device_indices=indices)
+    meshwright.fake.runs.outcome = _build_result(meshwright, record)
+    row = next(line for line in meshwright("bench").out.splitlines() if line.startswith(case))
+    assert row.split()[1] == shown
 
 
 @pytest.mark.parametrize(

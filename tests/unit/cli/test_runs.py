@@ -18,6 +18,13 @@ def test_runs_are_listed_newest_first_with_state_and_progress(meshwright: Comman
     assert lines[0][-2:] == ["3/13", "permute"]
 
 
+def test_a_bench_is_listed_with_its_devices(meshwright: CommandLine) -> None:
+    meshwright("bench", "--case", "matmul")
+    meshwright("bench", "--case", "matmul", "--devices", "0,1,2,5")
+    lines = [line.split() for line in meshwright("runs").out.splitlines() if line.startswith("run-")]
+    assert [line[-3] for line in lines] == ["0-2,5", "all"]
+
+
 def test_no_runs_are_told(meshwright: CommandLine) -> None:
     assert meshwright("runs").out == "no runs\n"
 

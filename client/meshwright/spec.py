@@ -24,10 +24,8 @@ MAX_SIZE_DIGITS: Final = 20
 MeshLike = str | Mapping[str, int] | Sequence[tuple[str, int]]
 """What `MeshSpec.parse` reads: "dp:2,tp:4", {"dp": 2, "tp": 4} or [("dp", 2), ("tp", 4)]."""
 
-MESH_EXAMPLE: Final = (
-    'write it as "dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; '
-    "one size may be -1 (the rest of the devices)"
-)
+MESH_EXAMPLE: Final = 'write it as "dp:2,tp:4"; one size may be -1 (the rest of the devices)'
+"""The form that each request, option and parameter takes; some take an object or a list of pairs too."""
 
 
 def _refuse(detail: str, hint: str = MESH_EXAMPLE) -> InvalidMeshError:

@@ -79,7 +79,7 @@ def test_a_list_of_thousands_of_entries_that_no_branch_takes_is_refused_at_once(
 @pytest.mark.parametrize(
     ("model", "body", "hint"),
     [
-        (LeaseRequest, {"purpose": "many"}, "set devices to 'all'"),
+        (LeaseRequest, {"purpose": "many"}, f"give devices up to {MOST_ENTRIES} entries"),
         (BenchRequest, {}, f"give devices up to {MOST_ENTRIES} entries"),
     ],
     ids=["lease", "bench"],

@@ -40,7 +40,7 @@ def test_a_size_that_is_no_integer_is_told_in_one_sentence_with_a_mesh_that_work
     sentence = f"axis 'dp' has size {shown}; a size is an integer ≥ 1, or -1"
     assert list(error.errors) == [{"field": "mesh", "message": sentence}]
     assert isinstance(error, InvalidMeshError)
-    assert '{"dp": 2, "tp": 4}' in error.hint
+    assert 'write it as "dp:2,tp:4"' in error.hint
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ def test_a_wrong_entry_does_not_make_its_list_wrong_too(body: dict[str, Any], fi
         ({"samples": 2000}, "set samples to 1000 or less"),
         ({"max_s": 0}, "set max_s to more than 0.0, such as 1.0"),
         ({"cases": ["matmull"]}, "set cases.0 to 'matmul'"),
-        ({"dtype": 8}, "set dtype to 'float32'"),
+        ({"dtype": "float33"}, "set dtype to 'float32'"),
+        ({"dtype": 8}, "set dtype to one of these, such as 'float32'"),
+        ({"suite": "x"}, "set suite to one of these, such as 'quick'"),
         ({"samples": "64"}, "write samples without quotes: 64"),
         ({"samples": 64.0}, "write samples without a fraction: 64"),
         ({"max_s": "20"}, "write max_s without quotes: 20"),

@@ -98,11 +98,16 @@ def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
     """Returns the request with the hardware that it names, be it by its target.
 
     Raises:
-        InvalidRequestError: the target is none.
+        InvalidRequestError: the target is none, or is of other hardware than the request names beside it.
+        PlanInfeasibleError: there is no such target.
     """
-    if request.hardware is not None or request.target is None:
+    if request.target is None:
         return request
-    return request.model_copy(update={"hardware": read_target(request.target).chip})
+    target = read_target(request.target)
+    if request.hardware is None:
+        return request.model_copy(update={"hardware": target.chip})
+    check_batch_hardware(request, target.chip, f"target {target}")
+    return request
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def parse_version(text: str) -> tuple[int, int]:
     parts = text.split(".")
     if not 1 <= len(parts) <= 2 or not all(p.isascii() and p.isdigit() and len(p) <= 6 for p in parts):
         raise ValueError(
-            f'schema_version {text!r} is not "major" or "major.minor"; this agent speaks "{SCHEMA_VERSION}"'
+            f'schema_version {text[:40]!r} is not "major" or "major.minor"; this agent speaks "{SCHEMA_VERSION}"'
         )
     return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
 

@@ -193,8 +193,8 @@ def _hint_of_devices(value: object, errors: Sequence[Mapping[str, Any]]) -> str:
     """Returns the forms of `devices` that the request takes, with what the value may mean in each."""
     parts = [_find_part(error.get("ctx", {}).get("class_name", "")) for error in errors]
     words = [str(error["ctx"]["expected"]) for error in errors if error["type"] == "literal_error"]
-    text = str(value).strip()[:20] if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    number = int(text) if text.isascii() and text.isdigit() else None
+    text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
     forms = ["[0, 1] for devices 0 and 1" if number is None else f"[{number}] for device {number}"]
     if any(part is not None and "count" in part.model_fields for part in parts):
         count = number or 2
@@ -244,7 +244,9 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
         case "less_than_equal":
             return f"set {field} to {limits['le']} or less"
         case "literal_error":
-            return f"set {field} to {_choose_near(value, _QUOTED.findall(limits['expected']))!r}"
+            words = _QUOTED.findall(limits["expected"])
+            near = difflib.get_close_matches(str(value)[:80], words, n=1)
+            return f"set {field} to {near[0]!r}" if near else f"set {field} to one of these, such as {words[0]!r}"
         case "string_too_long" | "string_too_short":
             least = limits.get("min_length")
             return f"write {least} or more characters" if least else f"write up to {limits['max_length']} characters"
@@ -270,11 +272,6 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
 def _join_lines(text: str) -> str:
     """Returns text with a space for each run of control characters and spaces."""
     return " ".join("".join(" " if unicodedata.category(char) == "Cc" else char for char in text).split())
-
-
-def _choose_near(value: object, words: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(value)[:80], words, n=1)
-    return near[0] if near else words[0]
 
 
 def _shorten(value: object) -> str:

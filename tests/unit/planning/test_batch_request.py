@@ -162,7 +162,7 @@ def test_hardware_that_says_the_same_may_stand_beside_a_target(name: str) -> Non
 
 def test_the_table_is_that_of_the_target() -> None:
     assert name_batch_hardware(build()).hardware == "v5e"
-    assert name_batch_hardware(build(hardware="h100")).hardware == "h100"
+    assert name_batch_hardware(build(hardware="TPU v5e")).hardware == "TPU v5e"
     assert name_batch_hardware(build(target=None)).hardware is None
 
 
@@ -227,6 +227,16 @@ def test_a_stored_plan_of_hardware_without_figures_is_refused() -> None:
     made = plan(target="cpu:8")
     with pytest.raises(PlanInfeasibleError, match="the devices are cpu"):
         reckon_request(build(plan=made.fingerprint, mesh=None, target=None), stored=made)
+
+
+def test_a_target_beside_hardware_is_a_target_of_it() -> None:
+    for hardware in ("h100", "H100"):
+        request = BatchSizeRequest(hardware=hardware, target="h100:8")
+        assert name_batch_hardware(request) == request
+    with pytest.raises(InvalidRequestError, match="hardware 'h100' stands beside target v5e:4x4, which is v5e"):
+        name_batch_hardware(BatchSizeRequest(hardware="h100", target="v5e:4x4"))
+    with pytest.raises(PlanInfeasibleError, match="no chip and no slice is called x"):
+        name_batch_hardware(BatchSizeRequest(hardware="h100", target="x"))
 
 
 def test_fields_that_need_no_model_need_none() -> None:

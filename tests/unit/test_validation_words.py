@@ -188,6 +188,14 @@ def test_text_that_is_shown_is_one_line_and_the_hint_has_such_a_line(
     model.model_validate({field: "作業\u3000７ – job\xa07", **rest})
 
 
+def test_a_rule_in_words_is_told_with_the_value_and_without_its_class() -> None:
+    error = refuse(PlanRequest, {"mesh": "dp:2", "schema_version": "x"})
+    assert error.detail.startswith("schema_version: schema_version 'x' is not \"major\"")
+    assert error.detail.count("'x'") == 1
+    since = {"type": "value_error", "loc": ("query", "since"), "msg": "Value error, a time with its zone", "input": "x"}
+    assert translate_validation([since]).detail == "since: a time with its zone, got 'x'"
+
+
 def test_host_names_of_a_topology_are_one_line() -> None:
     with FakeAgent().client() as client:
         reply = client.devices()

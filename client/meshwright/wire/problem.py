@@ -225,7 +225,9 @@ def _message_of(error: Mapping[str, Any]) -> str:
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == LINE_PATTERN:
             return f"it should be one line without control characters, got {_shorten(error['input'])}"
         case "value_error":
-            return str(error["msg"]).removeprefix("Value error, ")
+            text, value = str(error["msg"]).removeprefix("Value error, "), error.get("input")
+            is_shown = isinstance(value, list | tuple | dict) or _shorten(value) in text
+            return text if is_shown else f"{text}, got {_shorten(value)}"
         case "too_short" | "too_long":
             limits = error["ctx"]
             bound = f"{limits['min_length']} or more" if "min_length" in limits else f"up to {limits['max_length']}"

@@ -4,8 +4,8 @@ Rule: stdout is the answer, stderr is about the answer (errors, warnings, progre
 stands in its own module; here stand the commands' names, the options that all share, and the exit codes.
 
     0    a plan that fits; healthy enough; done
-    1    the answer is no: infeasible, does not fit, asked for and not verified, not healthy, failed, cancelled, wrong,
-         no such run, lease or component, or somebody else has the devices
+    1    the answer is no: infeasible, does not fit, one of `--targets` does not exist, asked for and not verified, not
+         healthy, failed, cancelled, wrong, no such run, lease or component, or somebody else has the devices
     2    usage, or no answer: nobody there, not allowed, not ready, a full queue, a wrong value, an address that is
          none, a stdout that cannot be written
     70   a bug in this command: the traceback stands on stderr
@@ -89,9 +89,9 @@ _EPILOG: Final = f"""\
 \b
 Exit codes:
   {OK}    a plan that fits; healthy enough; done
-  {FAILED}    infeasible, does not fit, asked for and not verified, not healthy, failed,
-       cancelled, wrong, no such run, lease or component; or somebody else
-       has the devices
+  {FAILED}    infeasible, does not fit, one of --targets does not exist, asked for and
+       not verified, not healthy, failed, cancelled, wrong, no such run, lease
+       or component; or somebody else has the devices
   {NO_ANSWER}    usage, or no answer; not allowed; not ready
   {BUG}   a bug in this command
   {hold.LEASE_LOST}   a lease was lost before its command ended (hold)

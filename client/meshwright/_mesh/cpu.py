@@ -6,10 +6,12 @@ process are used, so that nothing waits for other hosts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from meshwright._jax_devices import Device
@@ -61,11 +63,28 @@ def force_cpu() -> Iterator[Device]:
 
 @contextmanager
 def cpu_context() -> Iterator[Mesh]:
-    """Yields a mesh of this process's CPU devices; inside, it is JAX's mesh and its CPU the default device.
+    """Yields a mesh of this process's CPU devices, in force like `with force_cpu(), mesh:`.
+
+    A computation without a sharding runs on the first CPU device, and nothing is replicated over the others. A bare
+    `PartitionSpec` in `jax.lax.with_sharding_constraint` refers to the mesh; `jax.shard_map` and `NamedSharding` take
+    the mesh as an argument. A mesh of an outer `jax.set_mesh` is not in force inside: JAX would place new arrays on all
+    of its devices.
 
     Raises:
         RuntimeError: JAX has no CPU backend in this process.
     """
     mesh = create_cpu_mesh()
-    with force_cpu(), jax.set_mesh(mesh):
+    with force_cpu(), jax.set_mesh(Mesh(np.empty((), dtype=object), ())), _enter_mesh(mesh):
         yield mesh
+
+
+@contextmanager
+def _enter_mesh(mesh: Mesh) -> Iterator[None]:
+    """Applies `with mesh:`, which JAX deprecates in favor of `jax.set_mesh`, which replicates over the whole mesh."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mesh.__enter__()
+    try:
+        yield
+    finally:
+        mesh.__exit__(None, None, None)

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
+import numpy as np
+
 BLOCK: Final = "trainer.parallelism"
 EXAMPLE: Final = '{"data": "fsdp2", "tensor": 2, "domain": 1}'
 
@@ -136,6 +138,18 @@ def _read_integer(value: Any) -> int | None:
 
 
 # ---- coordinates of a batch ----
+
+
+def cover_processes(mesh: Any, axes: Sequence[str]) -> dict[int, set[int]]:
+    """Returns by process the coordinates of its devices along a mesh's axes, flattened, the first axis outermost."""
+    columns = [mesh.axis_names.index(name) for name in axes]
+    coverage: dict[int, set[int]] = {}
+    for place, device in np.ndenumerate(mesh.devices):
+        coordinate = 0
+        for column in columns:
+            coordinate = coordinate * mesh.devices.shape[column] + place[column]
+        coverage.setdefault(device.process_index, set()).add(coordinate)
+    return coverage
 
 
 def shard_processes(coverage: Mapping[int, Collection[int]], count: int) -> dict[int, tuple[int, int]]:

@@ -77,9 +77,15 @@ class Prefetcher(Iterator[Any]):
     Made by `meshwright.placement.prefetch_to_device`.
     """
 
-    def __init__(self, source: Iterable[Any], place: Callable[[Any], Any], buffer_size: SupportsIndex) -> None:
+    def __init__(
+        self,
+        source: Iterable[Any],
+        place: Callable[[Any], Any],
+        buffer_size: SupportsIndex,
+        stop_placing: Callable[[], None] = lambda: None,
+    ) -> None:
         size = _read_buffer_size(buffer_size)
-        self._feed = _Feed(_read_source(source), place, size, copy_settings())
+        self._feed = _Feed(_read_source(source), place, size, copy_settings(), stop_placing)
         self._abandon = weakref.finalize(self, self._feed.stop)
         self._abandon.atexit = False  # _stop_all does it then, for all together and within a bound
 
@@ -164,11 +170,13 @@ class _Feed:
         place: Callable[[Any], Any],
         buffer_size: int,
         run_as_caller: Callable[[Callable[[], None]], None],
+        stop_placing: Callable[[], None],
     ) -> None:
         self._source = source
         self._place = place
         self._buffer_size = buffer_size
         self._run_as_caller = run_as_caller
+        self._stop_placing = stop_placing
         # Its lock may be taken again by its holder: the garbage collector calls stop() from wherever it runs.
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[Any] = deque()
@@ -209,6 +217,7 @@ class _Feed:
             )
 
     def stop(self) -> None:
+        self._stop_placing()
         with self._changed:
             self._stopped = True
             self._error = None

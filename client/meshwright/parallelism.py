@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh
 from meshwright._jax_devices import list_devices
 from meshwright._parallelism import (
     BLOCK,
+    cover_processes,
     find_block,
     name_processes,
     parse_block,
@@ -252,7 +253,7 @@ def process_batch_shard(mesh: Mesh | None, data_axes: str | Sequence[str]) -> tu
     axes = _check_axes(mesh, data_axes)
     if not mesh.local_devices:
         raise _refuse_outsider(mesh)
-    shards = shard_processes(_cover(mesh, axes), math.prod(mesh.shape[name] for name in axes))
+    shards = shard_processes(cover_processes(mesh, axes), math.prod(mesh.shape[name] for name in axes))
     return shards[mesh.local_devices[0].process_index]
 
 
@@ -272,15 +273,3 @@ def _check_axes(mesh: Mesh, data_axes: str | Sequence[str]) -> tuple[str, ...]:
         f"data axis {show(wrong[0])} {fault}; the mesh has {there}; each data axis is one of these, given once, "
         f"such as {mesh.axis_names[0]!r}"
     )
-
-
-def _cover(mesh: Mesh, axes: Sequence[str]) -> dict[int, set[int]]:
-    """Returns by process the coordinates of its devices along the axes, flattened, the first axis outermost."""
-    columns = [mesh.axis_names.index(name) for name in axes]
-    coverage: dict[int, set[int]] = {}
-    for place, device in np.ndenumerate(mesh.devices):
-        coordinate = 0
-        for column in columns:
-            coordinate = coordinate * mesh.devices.shape[column] + place[column]
-        coverage.setdefault(device.process_index, set()).add(coordinate)
-    return coverage

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshwright._jax_devices import describe_device
-from meshwright._placing import check_target, compare_processes, place, place_and_wait, place_each
+from meshwright._placing import Comparison, check_target, compare_processes, place, place_and_wait, place_each
 from meshwright._prefetch import Prefetcher
 from meshwright.planning.batch_size import BatchSizeRecommendation, recommend_batch_size, validate_batch_size
 from meshwright.planning.hardware import HardwareType, detect_hardware
@@ -37,6 +37,9 @@ __all__ = [
 
 REPLICA_AXIS: Final = "replica"
 
+_calls: Final = Comparison()
+"""Of the batches that this module's calls pass in this process."""
+
 
 class DevicePlacement:
     """Places pytrees of arrays, and says what hardware they are placed on.
@@ -45,9 +48,9 @@ class DevicePlacement:
     empty subtree, as everywhere in JAX. Transfers are asynchronous, as with `jax.device_put`: before a NumPy array
     that went to an accelerator is overwritten, wait for its copy with `jax.block_until_ready`.
 
-    Where a sharding spans processes, every process passes the same global value and puts its own part on its own
-    devices. Nothing is sent between processes and nothing is compared, except by `replicate_across_devices`, and
-    where an array spans processes already: JAX moves that with a collective.
+    Where a sharding spans processes, every process passes the same global batch, or with `process_local=True` the
+    part that `process_batch_shard` gives it, and puts its own part on its own devices; see `distribute_batch`. An array
+    that spans processes already is moved by JAX, with a collective.
 
     Args:
         default_device: the `jax.Device` where `place_on_device` and `prefetch_to_device` put things unless told
@@ -89,16 +92,15 @@ class DevicePlacement:
         """
         return place_on_device(data, self.default_device if device is None else device)
 
-    def distribute_batch(self, data: Any, sharding: Any) -> Any:
+    def distribute_batch(self, data: Any, sharding: Any, *, process_local: bool = False) -> Any:
         """Returns the data under a sharding; see the function of the same name."""
-        return distribute_batch(data, sharding)
+        return distribute_batch(data, sharding, process_local=process_local)
 
     def replicate_across_devices(self, data: Any, devices: Sequence[Any] | None = None) -> Any:
         """Returns the data with every leaf whole on each device: one array replicated over a 1-D mesh of them.
 
-        In a job of several processes in which all take part, with equally many devices each, every process calls
-        this and the values are compared by digest, since copies that differ would go unnoticed. In other jobs
-        that is the caller's word.
+        In a job of several processes each process that has some of the devices calls this, and the values are
+        compared by digest, since copies that differ would go unnoticed.
 
         Args:
             data: a pytree of arrays.
@@ -108,6 +110,7 @@ class DevicePlacement:
             TypeError: a leaf is no array; its path is named.
             ValueError: no device, a device twice, or devices of several backends; or the processes hold different
                 values.
+            RuntimeError: another process did not call this in time.
         """
         chosen = _check_devices(self._list_devices() if devices is None else list(devices))
         compare_processes(data, chosen)
@@ -120,32 +123,44 @@ class DevicePlacement:
         mesh: Mesh,
         batch_axis: SupportsIndex = 0,
         mesh_axis: str | Sequence[str] = "data",
+        *,
+        process_local: bool = False,
     ) -> Any:
         """Returns the data with one dimension of every leaf split over a mesh axis, and whole over the others.
 
-        A leaf that has no such dimension, as a scalar, is replicated over the mesh. Manual axes of the mesh become
+        A leaf that has no such dimension, as a scalar, is replicated over the mesh; every process passes it whole and
+        equal. Manual axes of the mesh become
         Auto in the arrays' shardings, since JAX places nothing on Manual ones; `jax.shard_map` takes such arrays.
 
         Args:
-            data: a pytree of arrays; in a job of several processes the global batch, in every process.
+            data: a pytree of arrays.
             mesh: may span processes; then each puts the part of its own devices there.
             batch_axis: the dimension; negative ones count from the end, as in NumPy.
             mesh_axis: an axis of the mesh, or several, of which the first is the outermost.
+            process_local: as in the function `distribute_batch`.
 
         Raises:
             TypeError: a leaf is no array (its path is named), `mesh` is no Mesh, `batch_axis` no whole number.
-            ValueError: the mesh has no such axis, an axis is named twice, or a leaf's size does not divide.
+            ValueError: the mesh has no such axis, an axis is named twice, a leaf's size does not divide, or the
+                batches of the processes do not go together.
+            RuntimeError: another process did not pass its batch in time.
         """
         hint = f"; an axis of the mesh is given by name: mesh_axis={batch_axis!r}" if _is_named(batch_axis) else ""
         axis = _read_whole_number("batch_axis", batch_axis, f"0 or -1{hint}")
         names = _read_axes(mesh, mesh_axis)
-        return place_each(data, lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)))
+        return place_each(data, lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)), process_local, _calls)
 
     def prefetch_to_device(
-        self, data_iterator: Iterable[Any], device: Any = None, buffer_size: SupportsIndex = 2
+        self,
+        data_iterator: Iterable[Any],
+        device: Any = None,
+        buffer_size: SupportsIndex = 2,
+        *,
+        process_local: bool = False,
     ) -> Prefetcher:
         """Returns an iterator over the batches, placed ahead of time; see the function of the same name."""
-        return prefetch_to_device(data_iterator, self.default_device if device is None else device, buffer_size)
+        target = self.default_device if device is None else device
+        return prefetch_to_device(data_iterator, target, buffer_size, process_local=process_local)
 
     def get_batch_size_recommendation(self, hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:
         """Returns the batch sizes per device for a hardware type; None means that of the default device.
@@ -202,29 +217,49 @@ def place_on_device(data: Any, device: Any = None) -> Any:
     return place(data, chosen)
 
 
-def distribute_batch(data: Any, sharding: Any) -> Any:
+def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -> Any:
     """Returns the data under one sharding, or each part of it under its own.
 
     Manual axes of a mesh become Auto, since JAX places nothing on Manual ones; `jax.shard_map` takes such arrays.
 
+    Where a sharding spans processes, the processes compare the first batch of a kind (structure, shapes, dtypes), by
+    digests that JAX's coordination service exchanges: all of them pass such a batch, and it takes no collective. Later
+    batches of this kind are not compared. Where several threads beside the main thread pass batches of one kind, use a
+    prefetcher for each instead: calls do not say which thread of another process they belong to.
+
     Args:
-        data: a pytree of arrays; where the sharding spans processes the global value, the same in every process.
+        data: a pytree of arrays.
         sharding: a `jax.sharding.Sharding`, or a pytree of them that is a prefix of the data: each stands for a
             leaf or for a whole subtree.
+        process_local: False: every process passes the same global batch. True: each process passes the part that
+            `meshwright.parallelism.process_batch_shard` gives it, as for `jax.make_array_from_process_local_data`;
+            processes with the same shard index pass the same rows, and what is not split is the same in all. Where a
+            sharding has devices of this process only, the leaf is whole either way.
 
     Raises:
         TypeError: a leaf is no array, or a leaf of `sharding` no sharding; the path is named.
-        ValueError: the pytrees do not match, or a leaf's shape does not fit its sharding; its path is named.
+        ValueError: the pytrees do not match, or a leaf's shape does not fit its sharding (its path is named), or the
+            batches of the processes do not go together.
+        RuntimeError: another process did not pass its batch in time.
     """
-    return place(data, check_target("sharding", sharding))
+    return place(data, check_target("sharding", sharding), process_local, _calls)
 
 
-def prefetch_to_device(data_iterator: Iterable[Any], device: Any = None, buffer_size: SupportsIndex = 2) -> Prefetcher:
+def prefetch_to_device(
+    data_iterator: Iterable[Any],
+    device: Any = None,
+    buffer_size: SupportsIndex = 2,
+    *,
+    process_local: bool = False,
+) -> Prefetcher:
     """Returns an iterator over the batches, each placed by a thread before it is asked for.
 
     The source's own work and the transfers run while the consumer computes; the order is kept, and what the source
     raises comes out at its place. A source may overwrite a batch's NumPy arrays when it is asked for the next one
     (many data loaders fill one buffer): by then the batch has been copied, on CPU, or its transfer has ended.
+
+    Where the sharding spans processes, the first batch of a kind is compared as by `distribute_batch`, for each
+    prefetcher apart; all processes make their prefetchers in the same order.
 
     Args:
         data_iterator: yields pytrees of arrays. It is used by one thread only, and closed with the iterator if it
@@ -233,13 +268,16 @@ def prefetch_to_device(data_iterator: Iterable[Any], device: Any = None, buffer_
             device.
         buffer_size: how many batches the source may be ahead of the one that the consumer got last. 1 overlaps
             already; more evens out steps of unequal length. Device memory is needed for as many batches more.
+        process_local: as for `distribute_batch`.
 
     Raises:
         TypeError: `data_iterator` cannot be iterated over, `device` is no place, `buffer_size` no whole number.
         ValueError: `buffer_size` is below 1.
     """
     target = _find_default_device() if device is None else check_target("device", device)
-    return Prefetcher(data_iterator, partial(place_and_wait, target=target), buffer_size)
+    comparison = Comparison(target)
+    placing = partial(place_and_wait, target=target, process_local=process_local, comparison=comparison)
+    return Prefetcher(data_iterator, placing, buffer_size, comparison.stop)
 
 
 def get_batch_size_recommendation(hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:

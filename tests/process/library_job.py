@@ -29,6 +29,7 @@ from meshwright.mesh import (
     mesh_fingerprint,
 )
 from meshwright.parallelism import build_device_mesh, data_parallel_coords, parse_parallelism_conf, process_batch_shard
+from meshwright.placement import DevicePlacement, distribute_batch, prefetch_to_device
 
 Answer = dict[str, Any]
 
@@ -77,7 +78,8 @@ def load(mesh: Mesh, axes: list[str], rows: int, index: int, count: int) -> Answ
     """The global batch that comes of each process's rows, whole and multiplied in the job, in this process's hands."""
     batch = build_batch(rows)
     own = batch[index * rows // count : (index + 1) * rows // count]
-    spread = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(tuple(axes))), own)
+    sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)))
+    spread = jax.make_array_from_process_local_data(sharding, own)
     weights = np.arange(1, rows + 1, dtype=np.float32)
     everywhere = NamedSharding(mesh, PartitionSpec())
     whole, weighed = jax.jit(lambda x: (x, weights @ x), out_shardings=everywhere)(spread)
@@ -85,7 +87,42 @@ def load(mesh: Mesh, axes: list[str], rows: int, index: int, count: int) -> Answ
         "global": list(spread.shape),
         "rows": [int(row[0]) // batch.shape[1] for row in read(whole)],
         "right": bool(np.array_equal(read(whole), batch) and np.array_equal(read(weighed), weights @ batch)),
+        **place(batch, own, spread, axes),
     }
+
+
+def place(batch: np.ndarray[Any, Any], own: np.ndarray[Any, Any], expected: jax.Array, axes: list[str]) -> Answer:
+    """The batch as placement makes it, of its parts and as a whole, and what it says of parts passed as the whole."""
+    sharding, placement = expected.sharding, DevicePlacement()
+    assert isinstance(sharding, NamedSharding)
+    both = {"x": sharding, "step": sharding.update(spec=PartitionSpec())}
+    placed = [
+        *prefetch_to_device([own, own], sharding, process_local=True),
+        distribute_batch({"x": own, "step": 7}, both, process_local=True)["x"],
+    ]
+    if axes:
+        placed += [placement.shard_batch_dim([own, 7], sharding.mesh, mesh_axis=axes, process_local=True)[0]]
+    whole = [distribute_batch(batch, sharding), *prefetch_to_device([batch] * 2, sharding)]
+    try:
+        next(prefetch_to_device([own], sharding))
+        said = placement.shard_batch_dim(own, sharding.mesh, mesh_axis=axes) if axes else None
+        refused = None if said is None else said.shape == own.shape
+    except ValueError as error:
+        refused = str(error)
+    return {
+        "parts": [is_same(array, expected) for array in placed],
+        "whole": [is_same(array, jax.device_put(batch, sharding)) for array in whole],
+        "refused": refused,
+    }
+
+
+def is_same(array: jax.Array, expected: jax.Array) -> bool:
+    pairs = zip(array.addressable_shards, expected.addressable_shards, strict=True)
+    return (
+        array.sharding == expected.sharding
+        and array.shape == expected.shape
+        and all(one.index == other.index and np.array_equal(one.data, other.data) for one, other in pairs)
+    )
 
 
 def build_batch(rows: int) -> np.ndarray[Any, Any]:

@@ -15,6 +15,7 @@ from meshwright.planning.mesh import plan_mesh
 from meshwright.topology.assemble import build_target
 from meshwright.wire.mesh import PlanRequest
 from tests.agents import RunningAgent
+from tests.documents import Document
 from tests.process.jobs import run_program
 
 PROGRAM = Path(__file__).with_name("library_job.py")
@@ -55,6 +56,7 @@ def spread(blocks: Sequence[int], size: int) -> list[int]:
 
 TWO_BY_FOUR = [
     Layout("data outer", (2, 4), "data tp", "data", (0, 1), 2),
+    Layout("data outer, tp within processes", (4, 2), "dp tp", "dp", (0, 1), 2),
     Layout("data inner: each process has all of it", (2, 4), "tp data", "data", (0, 0), 1),
     Layout("data over both axes", (2, 4), "dcn ici", "dcn ici", (0, 1), 2),
     Layout("tp between two data axes", (2, 2, 2), "dp tp fsdp", "dp fsdp", (0, 1), 2),
@@ -112,6 +114,12 @@ def test_the_parts_that_processes_load_make_one_batch(tmp_path: Path, processes:
             assert answer["global"] == [ROWS, 3], layout.name
             assert answer["rows"] == list(layout.rows), layout.name
             assert answer["right"] == (list(layout.rows) == list(range(ROWS))), layout.name
+            assert all([*answer["parts"], *answer["whole"]]), layout.name
+            if layout.count == 1:
+                assert answer["refused"] in (True, None), "every process passes the global batch"
+            else:
+                assert any(words in answer["refused"] for words in ("passes other values", "does not divide")), answer
+                assert "process_local=True" in answer["refused"]
         check_against_jax(answers, layout.name)
 
 
@@ -122,6 +130,20 @@ def check_against_jax(answers: list[dict[str, Any]], name: str) -> None:
     assert [answer["jax"][1] for answer in answers] == [answer["shard"][1] for answer in answers], name
     pairs = {(answer["jax"][0], answer["shard"][0]) for answer in answers}
     assert len(pairs) == answers[0]["shard"][1], name
+
+
+@pytest.mark.parametrize(("processes", "devices_each"), SIZES)
+def test_the_trainers_example_for_several_processes_prints_what_the_page_says(
+    tmp_path: Path, processes: int, devices_each: int
+) -> None:
+    blocks = Document.read("client/TRAINER.md").blocks()
+    (at,) = [at for at, block in enumerate(blocks) if block.options.get("file") == "rows.py"]
+    example = tmp_path / "rows.py"
+    example.write_text(blocks[at].text)
+    program, steps = PROGRAM.with_name("example_job.py"), [{"path": str(example)}]
+    job = run_program(program, tmp_path, steps, processes=processes, devices_each=devices_each)
+    assert blocks[at + 1].language == "text"
+    assert [answer["printed"] for answer in job] == [blocks[at + 1].text] * processes
 
 
 def test_uneven_layouts_and_processes_without_a_device_are_refused(tmp_path: Path) -> None:

@@ -1,20 +1,25 @@
 """Agreement between the processes of a job: all say a text, read all texts, and go on together or not at all.
 
 Rule: every wait ends. The texts go through the key-value store of JAX's coordination service, which needs no
-device and no collective, and a barrier at the end fails for all when it fails for one. Knows neither jax nor
-plans: the service is an argument.
+device and no collective, and a barrier at the end fails for all when it fails for one. Each topic counts its own
+rounds, so that threads with different topics never read each other's texts. Knows neither plans nor batches.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from meshwright.errors import PlanMismatchError
+import jax
 
 _KEY: Final = "meshwright"
+
+STEP_S: Final = 1.0
+"""How long one request to the service waits at most; between two, a process may give up."""
 
 MIN_COMMIT_S: Final = 1.0
 """All have spoken, perhaps the last one just in time: this long the others may need to read it."""
@@ -30,72 +35,140 @@ class Board(Protocol):
     def blocking_key_value_get(self, key: str, timeout_in_ms: int, /) -> str:
         """Returns a key's value as soon as it is there; raises when it is not there in time."""
 
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, /) -> None:
-        """Returns when every process waits here; raises, in all of them, when one does not come."""
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: list[int], /) -> None:
+        """Returns when every process named waits here; raises, in all of them, when one does not come."""
+
+    def key_value_dir_get(self, key: str, /) -> list[tuple[str, str]]:
+        """Returns the keys that begin with this one and a slash, with their values."""
+
+    def key_value_delete(self, key: str, /) -> None:
+        """Removes a key."""
 
 
 @dataclass
 class Agreement:
-    """The talk between the processes of a job. Every process must call the same methods in the same order.
+    """The talk between processes of a job about one topic. All of them call the same methods in the same order.
 
     Attributes:
         board: where texts are exchanged.
-        rank, count: this process, of how many.
+        rank: this process.
+        processes: those that take part, this one included.
+        topic: names the talk in all of them.
+        refuse: builds the exception from what went wrong.
         clock: seconds that only grow.
+        lock: to be held by a thread where several threads of a process may use this.
+        round: how many exchanges this process has begun.
     """
 
     board: Board
     rank: int
-    count: int
+    processes: Sequence[int]
+    topic: str
+    refuse: Callable[[str], Exception]
     clock: Callable[[], float] = field(default=time.monotonic)
-    _round: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    round: int = 0
     _deadline: float = 0.0
 
-    def exchange(self, text: str, *, timeout_s: float) -> tuple[str, ...]:
-        """Returns what every process said, by rank; the own text included.
+    def exchange(self, text: str, *, timeout_s: float, check: Callable[[], None] = lambda: None) -> tuple[str, ...]:
+        """Returns what every process said, in the order of `processes`; the own text included.
+
+        Args:
+            text: what this process says.
+            timeout_s: how long to wait for the others.
+            check: called about every `STEP_S` while waiting; raises to give up.
 
         Raises:
-            PlanMismatchError: naming the processes that said nothing within `timeout_s`.
+            Exception: of `refuse`, naming the processes that said nothing within `timeout_s`.
         """
-        self._round += 1
+        self.round += 1
         self._deadline = self.clock() + timeout_s
         self.board.key_value_set(self._name(self.rank), text)
-        texts = [self._read(rank) for rank in range(self.count)]
-        silent = [rank for rank, said in enumerate(texts) if said is None]
+        texts = [self._read(rank, check) for rank in self.processes]
+        silent = [rank for rank, said in zip(self.processes, texts, strict=True) if said is None]
         if silent:
-            raise _refuse(f"process {', '.join(map(str, silent))} of {self.count} did not call it", timeout_s)
+            which = ", ".join(map(str, silent))
+            raise self._refuse(f"process {which} of {len(self.processes)} did not call it", timeout_s)
         return tuple(said for said in texts if said is not None)
 
     def commit(self) -> None:
         """Returns when every process has come here after the last exchange, within that one's time limit.
 
         Raises:
-            PlanMismatchError: in every process that came, since one did not come.
+            Exception: of `refuse`, in every process that came, since one did not come.
         """
         left_s = max(self._deadline - self.clock(), MIN_COMMIT_S)
         try:
-            self.board.wait_at_barrier(f"{_KEY}/{self._round}/commit", _to_ms(left_s))
+            self.board.wait_at_barrier(f"{self.name(self.round)}/commit", _to_ms(left_s), list(self.processes))
         except Exception as error:  # jax raises a bare RuntimeError of its own
-            raise _refuse("one did not go on after all had spoken", left_s) from error
+            raise self._refuse("one did not go on after all had spoken", left_s) from error
+        with suppress(RuntimeError):
+            self.board.key_value_delete(self._name(self.rank))  # all have read it
+
+    def withdraw(self) -> None:
+        """Takes back an exchange that failed: the next one is the same round as in processes that never came."""
+        with suppress(RuntimeError):
+            self.board.key_value_delete(self._name(self.rank))
+        self.round -= 1
+
+    def name(self, number: int) -> str:
+        """Returns the key under which the texts of a round are, one of each process."""
+        return f"{_KEY}/{self.topic}/{number}"
 
     def _name(self, rank: int) -> str:
-        return f"{_KEY}/{self._round}/{rank}"
+        return f"{self.name(self.round)}/{rank}"
 
-    def _read(self, rank: int) -> str | None:
-        try:
-            return self.board.blocking_key_value_get(self._name(rank), _to_ms(self._deadline - self.clock()))
-        except Exception:  # a time-out and a lost service look alike, and mean the same here
-            return None
+    def _read(self, rank: int, check: Callable[[], None]) -> str | None:
+        while True:
+            left_s = self._deadline - self.clock()
+            try:
+                return self.board.blocking_key_value_get(self._name(rank), _to_ms(min(left_s, STEP_S)))
+            except Exception as error:  # of a lost service too, which means the same here
+                if left_s <= STEP_S or "DEADLINE_EXCEEDED" not in str(error):
+                    return None
+            check()
+
+    def _refuse(self, what: str, timeout_s: float) -> Exception:
+        return self.refuse(f"the processes of this job did not agree within {timeout_s:g} s: {what}")
 
 
 def _to_ms(seconds: float) -> int:
     return max(int(seconds * 1000), 1)
 
 
-def _refuse(what: str, timeout_s: float) -> PlanMismatchError:
-    return PlanMismatchError(
-        f"the processes of this job did not agree within {timeout_s:g} s: {what}; every process must call "
-        f"build_mesh "
-        f"(or mesh_fingerprint) alike\n  hint: look whether it is still starting or has failed; a larger "
-        f"timeout_s waits longer"
-    )
+_agreements: Final[dict[tuple[int, str], Agreement]] = {}
+
+
+def find_agreement(topic: str, processes: Sequence[int], refuse: Callable[[str], Exception]) -> Agreement:
+    """Returns this job's talk about a topic, the same object each time.
+
+    Raises:
+        Exception: of `refuse`, where the job has no coordination service.
+    """
+    board = find_board()
+    if board is None:
+        raise refuse(
+            f"this job has {jax.process_count()} processes and no coordination service, over which they compare what "
+            f"they hold: call jax.distributed.initialize() before the first use of jax"
+        )
+    key = (id(board), topic)
+    if key not in _agreements:
+        for old in [old for old, talk in list(_agreements.items()) if talk.board is not board]:
+            _agreements.pop(old, None)
+    return _agreements.setdefault(key, Agreement(board, jax.process_index(), tuple(processes), topic, refuse))
+
+
+def list_unanswered(prefix: str) -> list[str]:
+    """Returns what other processes said about topics below this one, in rounds that this process has not begun."""
+    board = find_board()
+    said = board.key_value_dir_get(f"{_KEY}/{prefix}") if board else []
+    begun = {talk.name(number) for talk in list(_agreements.values()) for number in range(1, talk.round + 1)}
+    return [text for key, text in sorted(said) if key.rpartition("/")[0] not in begun]
+
+
+def find_board() -> Board | None:
+    """Returns the client of the coordination service, for which jax has no public name; None where there is none."""
+    from jax._src import distributed
+
+    board: Board | None = distributed.global_state.client
+    return board

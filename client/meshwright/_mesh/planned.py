@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from pydantic import ValidationError
 
-from meshwright._mesh.agreement import Agreement, Board
+from meshwright._mesh.agreement import Agreement, find_agreement
 from meshwright.errors import PlanMismatchError
 from meshwright.topology.binding import bind, check_plan, digest, read_axes
 from meshwright.topology.identity import DeviceKey, JobDevice, Position, fingerprint, number_devices
@@ -138,7 +138,6 @@ class _Places:
 
 
 _places: Final = _Places()
-_agreements: Final[dict[int, Agreement]] = {}
 
 
 def _read_plan(plan: PlanLike) -> Plan:
@@ -243,24 +242,14 @@ def _agree() -> Agreement | None:
     """Returns the talk between this job's processes; None for a job of one."""
     if jax.process_count() == 1:
         return None
-    board = _find_board()
-    if board is None:
-        raise PlanMismatchError(
-            f"this job has {jax.process_count()} processes and no coordination service; build_mesh compares "
-            f"their "
-            f"plans over it\n  hint: call jax.distributed.initialize() before the first use of jax"
-        )
-    if id(board) not in _agreements:
-        _agreements.clear()
-        _agreements[id(board)] = Agreement(board, jax.process_index(), jax.process_count())
-    return _agreements[id(board)]
+    return find_agreement("mesh", range(jax.process_count()), _refuse)
 
 
-def _find_board() -> Board | None:
-    from jax._src import distributed  # jax has no public name for the client of its coordination service
-
-    board: Board | None = distributed.global_state.client
-    return board
+def _refuse(what: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"{what}; every process must call build_mesh (or mesh_fingerprint) alike\n  hint: look whether it is still "
+        f"starting or has failed; a larger timeout_s waits longer"
+    )
 
 
 def _exchange(message: Mapping[str, Any], timeout_s: float) -> tuple[dict[str, Any], ...]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,16 @@ class FakeBoard:
                 raise RuntimeError("DEADLINE_EXCEEDED")
             return self.values[key]
 
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
+    def key_value_delete(self, key: str) -> None:
+        with self.changed:
+            del self.values[key]
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        with self.changed:
+            return [(name, value) for name, value in self.values.items() if name.startswith(f"{key}/")]
+
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: list[int]) -> None:
+        assert len(process_ids) == self.count
         with self.changed:
             barrier = self.barriers.setdefault(barrier_id, threading.Barrier(self.count))
         try:
@@ -38,9 +48,13 @@ class FakeBoard:
             raise RuntimeError("DEADLINE_EXCEEDED") from None
 
 
-def run_all(count: int, work: Callable[[Agreement], object]) -> list[object]:
-    board = FakeBoard(count)
-    agreements = [Agreement(board, rank, count) for rank in range(count)]
+def make(board: FakeBoard, rank: int, **more: Any) -> Agreement:
+    return Agreement(board, rank, range(board.count), "topic", PlanMismatchError, **more)
+
+
+def run_all(count: int, work: Callable[[Agreement], object], board: FakeBoard | None = None) -> list[object]:
+    shared = board or FakeBoard(count)
+    agreements = [make(shared, rank) for rank in range(count)]
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(work, agreements))
 
@@ -59,7 +73,9 @@ def test_a_commit_lets_all_go_on() -> None:
         agreement.commit()
         return "went on"
 
-    assert run_all(3, talk) == ["went on"] * 3
+    board = FakeBoard(3)
+    assert run_all(3, talk, board) == ["went on"] * 3
+    assert board.values == {}, "nothing stays at the service"
 
 
 def test_all_that_came_are_stopped_when_one_does_not_commit() -> None:
@@ -95,5 +111,20 @@ def test_one_time_limit_holds_for_all_reads_together() -> None:
             raise RuntimeError("DEADLINE_EXCEEDED")
 
     with pytest.raises(PlanMismatchError, match="within 5 s"):
-        Agreement(SlowBoard(3), 0, 3, clock=lambda: now[0]).exchange("", timeout_s=5)
-    assert asked_ms == [5000, 1, 1]
+        make(SlowBoard(3), 0, clock=lambda: now[0]).exchange("", timeout_s=5)
+    assert asked_ms == [1000] * 5 + [1, 1]
+
+
+def test_a_lost_service_is_asked_once_and_a_wait_can_be_given_up() -> None:
+    class LostBoard(FakeBoard):
+        def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+            raise RuntimeError("UNAVAILABLE")
+
+    with pytest.raises(PlanMismatchError, match="process 0, 1 of 2 did not call it"):
+        make(LostBoard(2), 0).exchange("", timeout_s=1e6)
+
+    def give_up() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(FakeBoard(2), 0).exchange("", timeout_s=1e6, check=give_up)

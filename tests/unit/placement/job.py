@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -18,6 +22,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshwright import _placing
+from meshwright._mesh import agreement
+from meshwright.mesh import create_mesh, mesh_fingerprint
 from meshwright.placement import DevicePlacement, distribute_batch, place_on_device, prefetch_to_device
 
 ROWS = np.array([np.nan, 1, 2, 3, 4, 5, 6, 7], np.float32)
@@ -119,17 +126,228 @@ def prefetch() -> Any:
     return [float(total(batch["x"])) for batch in prefetch_to_device(batches, make_sharding("data"))]
 
 
+# ---- what the processes compare ----
+
+
+def make_rows(count: int, step: int = 0) -> np.ndarray[Any, Any]:
+    """Rows of this process, of a shape that no other task has."""
+    return np.arange(count * 5, dtype=np.float32).reshape(count, 5) + 1000 * jax.process_index() + step
+
+
+@contextmanager
+def set_limits(**limits: float) -> Iterator[None]:
+    before = {name: getattr(_placing, name) for name in limits}
+    for name, value in limits.items():
+        setattr(_placing, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(_placing, name, value)
+
+
+def pass_own_rows_as_the_batch() -> Any:
+    return read_parts(distribute_batch(make_rows(4), make_sharding("data")))
+
+
+def pass_own_rows_twice() -> Any:
+    """What was refused is refused again, and then goes as what it is."""
+    said = [run(lambda: DevicePlacement().shard_batch_dim(make_rows(8), make_sharding().mesh)) for _ in range(2)]
+    placed = DevicePlacement().shard_batch_dim(make_rows(8), make_sharding().mesh, process_local=True)
+    return [said, list(placed.shape), read_parts(placed)]
+
+
+def prefetch_own_rows_as_the_batch() -> Any:
+    return [read_parts(batch) for batch in prefetch_to_device([make_rows(4)], make_sharding("data"))]
+
+
+def pass_other_shapes() -> Any:
+    """Main threads that would wait for each other for ever, and nothing that is left of it afterwards."""
+    with set_limits(LOOK_S=0.5):
+        said = run(lambda: distribute_batch(make_rows(4 + 4 * jax.process_index()), make_sharding("data")))
+    time.sleep(2 * jax.process_index())
+    with set_limits(LOOK_S=0.2):
+        distribute_batch(np.ones((8, 5), np.float32), make_sharding("data"))
+    return said
+
+
+def prefetch_other_shapes() -> Any:
+    rows = make_rows(2 + 2 * jax.process_index())
+    return [read_parts(batch) for batch in prefetch_to_device([rows], make_sharding("data"), process_local=True)]
+
+
+def pass_what_the_other_does_not() -> Any:
+    with set_limits(COMPARE_TIMEOUT_S=1.5):
+        if jax.process_index() == 0:
+            return read_parts(distribute_batch(ROWS.reshape(4, 2), make_sharding("data")))
+    return []
+
+
+def name_process_local_in_one_only() -> Any:
+    local = jax.process_index() == 0
+    return read_parts(distribute_batch(ROWS.reshape(8, 1), make_sharding("data"), process_local=local))
+
+
+def split_own_rows() -> Any:
+    """Every kind of leaf as a part of the process, with what is whole beside it."""
+    rank = jax.process_index()
+    data = {
+        "x": make_rows(4).astype(np.float64),
+        "local": jax.device_put(make_rows(4), jax.local_devices()[1]),
+        "keys": jax.random.split(jax.random.key(rank), 2),
+        "empty": np.ones((0, 3), np.float32),
+        "step": 7,
+        "none": None,
+    }
+    placed = DevicePlacement().shard_batch_dim(data, make_sharding().mesh, process_local=True)
+    own = jax.random.key_data(data["keys"])
+    return {
+        "shapes": {name: list(leaf.shape) for name, leaf in placed.items() if leaf is not None},
+        "dtypes": {name: str(leaf.dtype) for name, leaf in placed.items() if leaf is not None},
+        "x": read_parts(placed["x"]),
+        "local": read_parts(placed["local"]),
+        "step": read_parts(placed["step"]),
+        "keys": [part == own[at].tolist() for at, (part,) in enumerate(read_parts(placed["keys"]))],
+        "total": float(jax.jit(jnp.sum)(placed["x"])),
+    }
+
+
+def split_own_columns() -> Any:
+    placed = DevicePlacement().shard_batch_dim(
+        make_rows(2)[:, :4], make_sharding().mesh, batch_axis=-1, process_local=True
+    )
+    return [list(placed.shape), read_parts(placed)]
+
+
+def split_own_rows_that_do_not_divide() -> Any:
+    return read_parts(distribute_batch({"x": make_rows(3)}, make_sharding("data"), process_local=True))
+
+
+def pass_other_steps_beside_own_rows() -> Any:
+    data = {"x": make_rows(4), "step": jax.process_index()}
+    return read_parts(DevicePlacement().shard_batch_dim(data, make_sharding().mesh, process_local=True)["x"])
+
+
+def pass_other_rows_where_both_cover_the_same() -> Any:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2).T, ("data", "tp"), axis_types=(AxisType.Auto,) * 2)
+    return read_parts(distribute_batch({"x": make_rows(6)}, NamedSharding(mesh, P("data")), process_local=True))
+
+
+def place_in_this_process_only() -> Any:
+    """Nobody else is asked, whatever others do."""
+    if jax.process_index() == 0:
+        return []
+    mesh = Mesh(np.array(jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
+    there = NamedSharding(mesh, P("data"))
+    placed = [distribute_batch(ROWS[:2], there, process_local=local) for local in (False, True)]
+    batches = [*placed, *prefetch_to_device([ROWS[:2]], there)]
+    return [read_parts(batch) for batch in batches]
+
+
+def place_where_this_process_has_no_device() -> Any:
+    there = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,)), P("data"))
+    whole = read_parts(distribute_batch(ROWS[:4] + jax.process_index(), there))
+    return [whole, run(lambda: read_parts(distribute_batch(ROWS[:4], there, process_local=True)))]
+
+
+def count_exchanges() -> Any:
+    """The first batch of a kind is compared; of later ones it is the caller's word."""
+    there, before, rounds = make_sharding("data"), count_rounds(), []
+    for step in range(3):
+        distribute_batch(make_rows(12, step), there, process_local=True)
+        rounds.append(count_rounds() - before)
+    return rounds
+
+
+def count_rounds() -> int:
+    return sum(talk.round for talk in agreement._agreements.values())
+
+
+def pass_again_what_the_other_missed() -> Any:
+    """A process that came alone has given up; later both come, and nothing of the first time is in the way."""
+    with set_limits(COMPARE_TIMEOUT_S=1.0):
+        alone = run(lambda: distribute_batch(ROWS[:4], make_sharding("data"))) if jax.process_index() == 0 else ""
+    time.sleep(2 * jax.process_index())
+    return [alone[:12], read_parts(distribute_batch(ROWS[:4], make_sharding("data")))]
+
+
+def prefetch_twice_at_once() -> Any:
+    """Two prefetchers of the same kind, whose sources are slow in other processes."""
+
+    def read(stream: int) -> Iterator[Any]:
+        for step in range(3):
+            time.sleep(0.3 if stream == jax.process_index() else 0)
+            yield np.full((4 + 4 * step, 7), 10.0 * stream + step, np.float32)
+
+    there = make_sharding("data")
+    with ThreadPoolExecutor(2) as pool:
+        streams = [prefetch_to_device(read(stream), there) for stream in range(2)]
+        return list(pool.map(lambda stream: [read_parts(batch)[0][0][0] for batch in stream], streams))
+
+
+def pass_in_other_orders_from_threads() -> Any:
+    """Other kinds from two threads, which begin in another order in each process, beside a fingerprint."""
+    there, order = make_sharding("data"), [0, 1] if jax.process_index() else [1, 0]
+    batches = [np.full((4, width), width, np.float32) for width in (8, 9)]
+    started = threading.Event()
+
+    def place(at: int) -> Any:
+        if at:
+            started.wait(10)
+        else:
+            threading.Timer(0.5, started.set).start()
+        return read_parts(distribute_batch(batches[order[at]], there))[0][0][0]
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(place, at) for at in range(2)]
+        name = mesh_fingerprint(create_mesh((4,), ("x",)))
+        found = dict(zip(order, [future.result() for future in waiting], strict=True))
+    return [name[:4], found[0], found[1]]
+
+
+def pass_the_same_kind_from_two_threads() -> Any:
+    """The main thread and another one, of which each process has another one first."""
+    there, batches = make_sharding("data"), [np.full((4, 10), at, np.float32) for at in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+
+        def place(at: int) -> Any:
+            time.sleep(0.5 if at == jax.process_index() else 0)
+            return read_parts(distribute_batch(batches[at], there))[0][0][0]
+
+        other = pool.submit(place, 0)
+        return [place(1), other.result()]
+
+
+def close_while_it_waits() -> Any:
+    """Closing a prefetcher whose thread waits for a process that never comes is no wait."""
+    batches = prefetch_to_device([np.ones((4, 11))], make_sharding("data"))
+    if jax.process_index():
+        return "never asked"
+    taker = threading.Thread(target=lambda: next(batches, None))
+    taker.start()
+    time.sleep(0.5)
+    batches.close()
+    taker.join(10)
+    return "ended" if not taker.is_alive() else "still waits"
+
+
 TASKS: list[Callable[[], Any]] = [
     tell_devices, place_by_default, place_on_another_processs_device, split, split_doubles, split_a_local_array,
     split_keys, split_what_does_not_divide, split_under_a_transfer_guard, split_a_batch, replicate,
     replicate_again_what_is_global, replicate_what_differs, replicate_what_has_other_names, replicate_alone, prefetch,
+    pass_own_rows_as_the_batch, pass_own_rows_twice, prefetch_own_rows_as_the_batch, pass_other_shapes,
+    prefetch_other_shapes, pass_what_the_other_does_not, name_process_local_in_one_only, split_own_rows,
+    split_own_columns, split_own_rows_that_do_not_divide, pass_other_steps_beside_own_rows,
+    pass_other_rows_where_both_cover_the_same, place_in_this_process_only, place_where_this_process_has_no_device,
+    count_exchanges, pass_again_what_the_other_missed, prefetch_twice_at_once, pass_in_other_orders_from_threads,
+    pass_the_same_kind_from_two_threads, close_while_it_waits,
 ]  # fmt: skip
 
 
 def run(task: Callable[[], Any]) -> Any:
     try:
         return task()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright._placing import _all_take_part, _copy_for_host, _is_host_memory, place, place_and_wait
+from meshwright._placing import _copy_for_host, _is_host_memory, place, place_and_wait
 from meshwright.placement import DevicePlacement, distribute_batch, place_on_device
 from tests.unit.placement.buffers import make_aligned, shares_memory
 
@@ -430,10 +430,6 @@ def test_waiting_means_that_nothing_is_under_way_any_more() -> None:
     work(ones).block_until_ready()
     assert not place(work(ones), jax.devices()[0]).is_ready(), "no test: the work is done at once"
     assert place_and_wait({"x": work(ones)}, jax.devices()[0])["x"].is_ready()
-
-
-def test_a_job_of_one_process_compares_nothing() -> None:
-    assert not _all_take_part(jax.devices())
 
 
 def test_a_deleted_array_and_a_mesh_without_devices_are_named() -> None:

@@ -595,7 +595,8 @@ def test_the_callers_mesh_and_context_variables_hold_in_the_source() -> None:
 
 
 def make_feed(**given: Any) -> _Feed:
-    return _Feed(**{"source": iter([1]), "place": lambda batch: batch, "buffer_size": 1, "run_as_caller": run, **given})
+    defaults = {"source": iter([1]), "place": lambda batch: batch, "buffer_size": 1, "run_as_caller": run}
+    return _Feed(**{**defaults, "stop_placing": lambda: None, **given})
 
 
 def run(work: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ LIMIT_S = 150.0
 
 
 def run_program(
-    program: Path, folder: Path, steps: list[dict[str, Any]], *, processes: int, devices_each: int
+    program: Path, folder: Path, steps: list[dict[str, Any]] | dict[str, Any], *, processes: int, devices_each: int
 ) -> list[dict[str, Any]]:
     """Runs `python PROGRAM RANK COUNT PORT STEPS` once a rank; returns the answer of each, a line of JSON."""
     path = folder / "steps.json"

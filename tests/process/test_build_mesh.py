@@ -12,6 +12,7 @@ from tests.fakes.topologies import build_cpu, build_dgx_h100
 from tests.process.jobs import LIMIT_S, run_program
 
 PROGRAM = Path(__file__).with_name("mesh_job.py")
+COLD_PROGRAM = Path(__file__).with_name("cold_job.py")
 SHORT_S = 3.0
 
 
@@ -107,6 +108,17 @@ def test_a_process_that_does_not_come_is_named_in_time_and_nobody_goes_on(tmp_pa
     late = jobs[0]["answers"][1]
     assert "process 1 of 2 did not call it" in late["error"]
     assert SHORT_S * 0.9 < late["took_s"] < SHORT_S + 5
+
+
+def test_a_process_that_comes_late_is_named_in_time_though_jax_waits_for_it_to_start(tmp_path: Path) -> None:
+    """The late process comes when the first one has its answer: a limit that is not kept would show no error."""
+    plan = make_plan("dp:2,tp:2", 4)
+    step = {"plan": plan.model_dump_json(), "timeout_s": SHORT_S, "came": str(tmp_path / "came")}
+    first, last = run_program(COLD_PROGRAM, tmp_path, step, processes=2, devices_each=2)
+    assert "did not start within 3 s; process 1 of 2 did not call it" in first["error"]
+    assert "every process must call build_mesh" in first["error"]
+    assert last["error"] == ""
+    assert first["devices"] == last["devices"] == [0, 0, 1, 1]
 
 
 def test_eight_processes_with_one_device_each_build_the_mesh_of_their_host(tmp_path: Path) -> None:

@@ -158,6 +158,40 @@ def find_agreement(topic: str, processes: Sequence[int], refuse: Callable[[str],
     return _agreements.setdefault(key, Agreement(board, jax.process_index(), tuple(processes), topic, refuse))
 
 
+def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
+    """Starts JAX's backend, which in a job of several processes waits until each of them starts its own.
+
+    Raises:
+        Exception: of `refuse`, naming the processes that did not call this within `timeout_s`. JAX goes on starting in
+            a thread, and a later call may succeed.
+    """
+    from jax._src import distributed
+
+    state, board = distributed.global_state, find_board()
+    if board is None:
+        return
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            jax.devices()
+        except BaseException as error:
+            failures.append(error)
+
+    with suppress(RuntimeError):  # it is there already
+        board.key_value_set(f"{_KEY}/start/{state.process_id}", "")
+    thread = threading.Thread(target=start, name="meshwright-start-jax", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failures:
+        raise failures[0]
+    if thread.is_alive():
+        came = {key.rpartition("/")[2] for key, _ in board.key_value_dir_get(f"{_KEY}/start")}
+        silent = [str(rank) for rank in range(state.num_processes) if str(rank) not in came]
+        which = f"; process {', '.join(silent)} of {state.num_processes} did not call it" if silent else ""
+        raise refuse(f"JAX, which waits for all processes of this job, did not start within {timeout_s:g} s{which}")
+
+
 def list_unanswered(prefix: str) -> list[str]:
     """Returns what other processes said about topics below this one, in rounds that this process has not begun."""
     board = find_board()

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from pydantic import ValidationError
 
-from meshwright._mesh.agreement import Agreement, find_agreement
+from meshwright._mesh.agreement import Agreement, find_agreement, start_backend
 from meshwright.errors import PlanMismatchError
 from meshwright.topology.binding import bind, check_plan, digest, read_axes
 from meshwright.topology.identity import DeviceKey, JobDevice, Position, fingerprint, number_devices
@@ -53,13 +54,16 @@ def build_mesh(
         plan: from the agent or from `plan_mesh`.
         devices: those that may be used, in any order; None means `jax.devices()`. Each process speaks for its
             own.
-        timeout_s: how long to wait for the other processes.
+        timeout_s: how long to wait for the other processes, the start of JAX's backend included.
 
     Raises:
         PlanMismatchError: in every process alike: the plan is none or contradicts itself, processes hold
             different plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not
             come in time.
     """
+    deadline = time.monotonic() + timeout_s
+    if devices is None:
+        start_backend(timeout_s, _refuse)
     try:
         here = _read_job(devices)
         wanted = _read_plan(plan)
@@ -70,9 +74,9 @@ def build_mesh(
             "devices": _describe_own(here),
         }
     except PlanMismatchError as error:
-        _exchange({"error": str(error)}, timeout_s)
+        _exchange({"error": str(error)}, deadline - time.monotonic())
         raise
-    messages = _exchange(message, timeout_s)
+    messages = _exchange(message, deadline - time.monotonic())
     _compare(messages)
     binding = bind(wanted, _read_devices(messages))
     _commit()

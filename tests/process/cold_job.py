@@ -1,0 +1,44 @@
+"""One process of a job whose last process comes late: what `build_mesh` answers before JAX's backend has started.
+
+Run as `python cold_job.py RANK COUNT PORT STEPS`, STEPS being {"plan": text, "timeout_s": seconds, "came": a path}. The
+last process comes when the first one has its answer; then all build the mesh once more.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+from one_rank import answer_and_leave, take_stdout
+
+from meshwright.errors import PlanMismatchError
+from meshwright.mesh import build_mesh
+
+MAX_WAIT_S = 60.0
+
+
+def main() -> None:
+    out = take_stdout()
+    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    step = json.loads(path.read_text())
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+    came, error = Path(step["came"]), ""
+    if rank == count - 1:
+        until = time.monotonic() + MAX_WAIT_S
+        while not came.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+    else:
+        try:
+            build_mesh(step["plan"], timeout_s=step["timeout_s"])
+        except PlanMismatchError as refused:
+            error = str(refused)
+        came.touch()
+    mesh = build_mesh(step["plan"])
+    answer_and_leave({"error": error, "devices": [device.process_index for device in mesh.devices.flat]}, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,11 +24,10 @@ import meshwright
 from meshwright import Client, cli, errors, testing
 from meshwright.cli import check
 from meshwright.wire.base import Basis
-from meshwright.wire.health import State
+from meshwright.wire.health import HARDWARE, WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import METRICS
-from meshwright_agent.health.board import WORST_FIRST
 from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
 from meshwright_agent.worker.process import ChildSpec
 from meshwright_agent.worker.states import TABLE
@@ -188,6 +187,71 @@ def run_blocks(
     return dict(zip(indices, done.stdout.split("\x1e"), strict=False))
 
 
+# ---- what type checkers say --------------------------------------------------------------------------------------
+
+OVERLOADS = """
+from typing import assert_type
+
+from meshwright import AsyncClient, AsyncFleet, Client, Fleet, PlanOptions
+from meshwright.wire.mesh import DeviceRef
+
+Listed = tuple[DeviceRef, ...]
+
+
+def check(client: Client, fleet: Fleet, flag: bool, options: PlanOptions) -> None:
+    for asker in (client, fleet):
+        assert_type(asker.plan("dp:8").devices, Listed)
+        assert_type(asker.plan("dp:8", allow_unused=True, include_devices=True).devices, Listed)
+        assert_type(asker.plan("dp:8", include_devices=False).devices, Listed | None)
+        assert_type(asker.plan("dp:8", include_devices=flag).devices, Listed | None)
+        assert_type(asker.plans("dp:8").plans[0].devices, Listed)
+        assert_type(asker.plans("dp:8", include_devices=flag).plans[0].devices, Listed | None)
+    assert_type(client.plan("dp:8", **options).devices, Listed | None)
+    assert_type(client.get_plan("mw1-0").devices, Listed)
+
+
+async def check_async(client: AsyncClient, fleet: AsyncFleet) -> None:
+    for asker in (client, fleet):
+        assert_type((await asker.plan("dp:8")).devices, Listed)
+        assert_type((await asker.plan("dp:8", include_devices=False)).devices, Listed | None)
+        assert_type((await asker.plans("dp:8")).plans[0].devices, Listed)
+        assert_type((await asker.plans("dp:8", include_devices=False)).plans[0].devices, Listed | None)
+    assert_type((await client.get_plan("mw1-0")).devices, Listed)
+"""
+
+CHECKERS = {
+    "mypy": ("--strict", "--untyped-calls-exclude=jax", "--config-file=", f"--cache-dir={ROOT}/.mypy_cache/documents"),
+    "pyright": ("--pythonpath", sys.executable),
+}
+"""JAX's own functions without types are not ours to type."""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module a document with its blocks at their lines, since later ones need earlier ones; and those with a name."""
+    folder = tmp_path_factory.mktemp("modules")
+    for document in (README, CLIENT, TRAINER):
+        lines: list[str] = []
+        for block in document.blocks("python"):
+            if "file" in block.options:
+                (folder / block.options["file"]).write_text(block.text)
+                continue
+            lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+        (folder / f"{document.name.removesuffix('.md').replace('/', '_').lower()}.py").write_text("\n".join(lines))
+    (folder / "overloads.py").write_text(OVERLOADS)
+    return folder
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_documented_python_has_the_types_that_it_needs(checker: str, modules: Path) -> None:
+    program = str(Path(sys.executable).parent / checker)
+    files = sorted(file.name for file in modules.glob("*.py"))
+    assert {"client_readme.py", "client_trainer.py", "train.py", "my_trainer.py"} < set(files)
+    command = [program, *CHECKERS[checker], *files]
+    done = subprocess.run(command, cwd=modules, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
 def test_every_block_says_what_it_is() -> None:
     for block in (block for document in DOCUMENTS for block in document.blocks()):
         assert block.language in {"console", "python", "text", "sh"}, f"{block} is {block.language!r}"
@@ -317,6 +381,11 @@ def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAg
 def test_the_parts_of_accelerators_are_those_that_a_look_can_make() -> None:
     rows = {row[0].removesuffix(":N") for row in SERVICE.table("Health", "part")}
     assert rows == set(COMPONENTS) - {DRIVER, WORKER}
+
+
+def test_the_components_that_take_a_node_out_of_service_are_those_that_are_looked_at() -> None:
+    (listed,) = re.findall(r"look at the components (.*?) \(`HARDWARE`", CLIENT.text, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == HARDWARE
 
 
 def test_the_kinds_of_evidence_are_those_of_the_wire() -> None:

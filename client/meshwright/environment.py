@@ -57,13 +57,21 @@ _FRACTIONS: Final[Mapping[MemoryStrategy, float]] = {
 }
 
 
+class _StrategyFraction(float):
+    """A memory fraction that comes from the strategy. Given to a configuration, it counts as not given.
+
+    `dataclasses.replace` and `asdict` pass on what they read, also where nothing was given.
+    """
+
+
 @dataclass
 class DeviceConfiguration:
     """How JAX is to use the devices. Mutable; checked when made and again at each use.
 
     Attributes:
         memory_strategy: a MemoryStrategy, or its value as a word.
-        memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's.
+        memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's. Not given, it
+            reads as the strategy's and follows it, also in copies; None: the strategy has none.
         enable_x64: 64-bit types.
         enable_jit: False runs operations one by one, for debugging.
         platform_priority: the order in which a default device is looked for; hides nothing, sets no variable.
@@ -109,13 +117,32 @@ class DeviceConfiguration:
         Raises:
             ValueError: no such strategy, a fraction outside (0, 1], or CUSTOM without one.
         """
-        strategy = _parse_strategy(self.memory_strategy)
-        fraction = strategy.fraction if self.memory_fraction is None else self.memory_fraction
+        _parse_strategy(self.memory_strategy)
+        fraction = self.memory_fraction
         if fraction is None:
             raise ValueError("memory_strategy is custom and memory_fraction is None; give one in (0, 1], such as 0.8")
         if not _is_fraction(fraction):
             raise ValueError(f"memory_fraction is {fraction!r}; it must be a number in (0, 1], such as 0.8")
         return float(fraction)
+
+
+def _read_fraction(config: DeviceConfiguration) -> float | None:
+    given: float | None = vars(config).get("memory_fraction")
+    if given is not None:
+        return given
+    try:
+        fraction = _parse_strategy(config.memory_strategy).fraction
+    except ValueError:
+        return None
+    return None if fraction is None else _StrategyFraction(fraction)
+
+
+def _write_fraction(config: DeviceConfiguration, value: float | None) -> None:
+    vars(config)["memory_fraction"] = None if isinstance(value, _StrategyFraction) else value
+
+
+# After the class is made: inside it the property would be the field's default.
+DeviceConfiguration.memory_fraction = property(_read_fraction, _write_fraction)  # type: ignore[assignment]
 
 
 def build_environment(config: DeviceConfiguration, base: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, TypedDict, Unpack, overload
 
 from meshwright import _http
 from meshwright._calls.calls import take_best
@@ -26,7 +26,7 @@ from meshwright._fleet.planning import build_request, plan_fleet
 from meshwright._fleet.state import FleetHost, FleetState
 from meshwright._fleet.threads import run_all
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
 
 __all__ = ["AsyncFleet", "Fleet", "FleetHost", "FleetState"]
 
@@ -41,6 +41,20 @@ _Pool = tuple[str | None, bool, bool]
 def _name_pool(settings: Settings) -> _Pool:
     address = settings.address
     return address.socket, address.is_local, address.url.startswith("https:")
+
+
+class _PlanOptions(TypedDict, total=False):
+    """What `plan` and `plans` take besides `include_devices`."""
+
+    devices: DevicesLike | None
+    device_order: Literal["planned", "given"]
+    axis_types: AxisTypesLike | None
+    allow_unused: bool
+    memory_strategy: MemoryStrategyName
+    dcn: str | Mapping[str, int] | None
+    importance: Mapping[str, float] | None
+    timeout_s: float
+    require_all: bool
 
 
 class Fleet:
@@ -122,6 +136,14 @@ class Fleet:
     def _ask(url: str, client: Client, deadline: Deadline, note: Callable[[FleetHost], None]) -> None:
         client._drive(look(url, client._link, deadline, note))
 
+    @overload
+    def plan(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
+    ) -> PlanWithDevices: ...
+
+    @overload
+    def plan(self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]) -> Plan: ...
+
     def plan(
         self,
         mesh: MeshLike | MeshSpec,
@@ -177,6 +199,14 @@ class Fleet:
             require_all=require_all,
         )
         return take_best(plans, asked=f"mesh {mesh}")
+
+    @overload
+    def plans(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
+    ) -> PlansWithDevices: ...
+
+    @overload
+    def plans(self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]) -> Plans: ...
 
     def plans(
         self,
@@ -303,6 +333,16 @@ class AsyncFleet:
         async with gate:
             await client._drive(look(url, client._link, deadline, note))
 
+    @overload
+    async def plan(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
+    ) -> PlanWithDevices: ...
+
+    @overload
+    async def plan(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]
+    ) -> Plan: ...
+
     async def plan(
         self,
         mesh: MeshLike | MeshSpec,
@@ -358,6 +398,16 @@ class AsyncFleet:
             require_all=require_all,
         )
         return take_best(plans, asked=f"mesh {mesh}")
+
+    @overload
+    async def plans(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
+    ) -> PlansWithDevices: ...
+
+    @overload
+    async def plans(
+        self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]
+    ) -> Plans: ...
 
     async def plans(
         self,

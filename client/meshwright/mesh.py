@@ -6,12 +6,19 @@ This is the whole public face; the parts live in `meshwright._mesh`. Imports jax
 from __future__ import annotations
 
 from meshwright._mesh.cpu import cpu_context, create_cpu_mesh, force_cpu
-from meshwright._mesh.create import create_mesh, parse_mesh_from_string
+from meshwright._mesh.create import (
+    DEFAULT_NAMED_SHARDING_STG,
+    DEFAULT_SHARDING_STG,
+    create_mesh,
+    parse_mesh_from_string,
+)
 from meshwright._mesh.manager import DeviceMeshManager
 from meshwright._mesh.planned import build_mesh, mesh_fingerprint
 from meshwright._mesh.shapes import calculate_host_mesh_shape
 
 __all__ = [
+    "DEFAULT_NAMED_SHARDING_STG",
+    "DEFAULT_SHARDING_STG",
     "DeviceMeshManager",
     "build_mesh",
     "calculate_host_mesh_shape",

@@ -136,8 +136,9 @@ class DevicePlacement:
             TypeError: a leaf is no array (its path is named), `mesh` is no Mesh, `batch_axis` no whole number.
             ValueError: the mesh has no such axis, an axis is named twice, or a leaf's size does not divide.
         """
+        hint = f"; an axis of the mesh is given by name: mesh_axis={batch_axis!r}" if _is_named(batch_axis) else ""
+        axis = _read_whole_number("batch_axis", batch_axis, f"0 or -1{hint}")
         names = _read_axes(mesh, mesh_axis)
-        axis = _read_whole_number("batch_axis", batch_axis, "0 or -1")
         return place_each(data, lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)))
 
     def prefetch_to_device(
@@ -307,6 +308,11 @@ def _read_axes(mesh: Mesh, mesh_axis: str | Sequence[str]) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"mesh_axis is {mesh_axis!r}; it names one axis or more, each once, out of {present}")
     return names
+
+
+def _is_named(value: object) -> bool:
+    names = value if isinstance(value, tuple | list) else (value,)
+    return bool(names) and all(isinstance(name, str) for name in names)
 
 
 def _read_whole_number(name: str, value: SupportsIndex, example: str) -> int:

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Slurm HealthCheckProgram (slurm.conf: HealthCheckProgram=…/healthcheck.sh, HealthCheckInterval=300,
-# HealthCheckNodeState=ANY,CYCLE): drains this node, with the reason, when the agent knows that something is broken, or
-# that a card does not answer its driver. An agent that does not answer drains nothing. slurmd ends the program after 60 s (slurm.conf(5)); the agent has at most
-# 20.
+# HealthCheckNodeState=ANY,CYCLE): drains this node, with the reason, when the agent knows that a device or its driver is
+# broken, that a card does not answer its driver, or that a requirement of MESHWRIGHT_CHECK is not met. An agent that
+# does not answer, or whose own store, disk or worker is broken, drains nothing. slurmd ends the program after 60 s
+# (slurm.conf(5)); the agent has at most 20.
 #
 # A node that is drained, draining, down or failing for another reason than this script's is left as it is: the reason is
 # somebody's word. A node that this script drained, and no other, is given back when the agent has looked at everything

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Device, Devices
-from meshwright.wire.health import Health
+from meshwright.wire.health import Health, select_hardware
 from meshwright_agent.clock import Clock
 from meshwright_agent.label_keys import resolve_keys
 from meshwright_agent.settings import Settings
@@ -64,7 +64,7 @@ def build_labels(sighting: Sighting) -> dict[str, str]:
         "driver-version": software.driver,
         "jax-version": software.jax,
         "agent-version": software.agent,
-        "health": sighting.health.state,
+        "health": select_hardware(sighting.health).state,
         "nvlink-domain": granule.domain if granule else None,
         "slice-shape": "x".join(map(str, granule.shape)) if granule and granule.shape else None,
         "all-reduce-busbw-bytes-per-s": _read_busbw(sighting),

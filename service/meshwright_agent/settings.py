@@ -89,9 +89,9 @@ class Settings(BaseSettings):
     )
     hold: Literal["never", "on_demand", "always"] = Field(
         default="on_demand",
-        description="on_demand: JAX is started on free accelerators once, to learn its view, and by benches; never: by "
-        "benches alone; always: the worker keeps accelerators warm until they are released or leased, and takes them "
-        "again when leases end",
+        description="on_demand: JAX is started on free accelerators once to learn its view, again after a crash, and "
+        "by benches; never: by benches alone; always: the worker keeps accelerators warm until they are released or "
+        "leased, and takes them again when leases end",
     )
     probe_interval_s: float = Field(default=30.0, gt=0, description="how often driver, sysfs and worker are looked at")
     stale_after_s: float = Field(

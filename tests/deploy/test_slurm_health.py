@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.agents import RunningAgent, start_agent
 from tests.deploy.slurm_node import AWAY, WARNS, Node, build_node
+from tests.process.living import await_state, worker_pid
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,23 @@ def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(no
     done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
     assert (done.returncode, done.stderr) == (0, "")
     assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: drain: ") is ("8*" in check)
+
+
+def test_an_agent_whose_store_and_worker_fail_drains_nothing(tmp_path: Path) -> None:
+    """The check says so to others: its devices are none the worse."""
+    quick = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.3", "MESHWRIGHT_CRASH_BUDGET": "1"}
+    with start_agent(cpu_devices=2, state_dir=tmp_path / "state", **quick) as running:
+        for file in (tmp_path / "state").glob("meshwright.sqlite3*"):
+            file.unlink()
+        os.kill(worker_pid(running), signal.SIGKILL)
+        for name in ("store", "worker"):
+            await_state(running, name, "unhealthy", limit_s=30)
+        node = build_node(tmp_path, running.url)
+        for check in ("", "--max-health healthy --require 2*cpu"):
+            done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
+            assert (done.returncode, done.stderr, node.told()) == (0, "", "")
+        assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 3*cpu").returncode == 0
+        assert "3*cpu" in node.told()
 
 
 @pytest.mark.parametrize("state", ["IDLE", "IDLE+DRAIN"])

@@ -33,6 +33,7 @@ class FakeSupervisor:
     pid: int | None = None
     last_error: str | None = None
     log_tail: tuple[str, ...] = ()
+    has_crashed: bool = False
     abandoned_pids: tuple[int, ...] = ()
     obituary: Obituary | None = None
     state_after: WorkerState | None = None

@@ -146,6 +146,10 @@ def manage(shape: dict[str, int]) -> Answer:
     return name_mesh(DeviceMeshManager().create_device_mesh(shape))
 
 
+def build(plan: str) -> Answer:
+    return name_mesh(build_mesh(plan))
+
+
 def part_of_host(sizes: list[int]) -> Answer:
     return {"part": calculate_host_mesh_shape(sizes)}
 
@@ -160,6 +164,7 @@ def compute_on_cpu() -> Answer:
 STEPS: dict[str, Callable[..., Answer]] = {
     "create": create,
     "manage": manage,
+    "build": build,
     "part_of_host": part_of_host,
     "on_cpu": compute_on_cpu,
     "device_mesh": make_device_mesh,

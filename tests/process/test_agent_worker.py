@@ -95,6 +95,10 @@ def test_health_says_that_the_worker_died_and_that_it_comes_back(robust: Running
     seen = await_state(robust, "worker", "degraded", limit_s=10)
     assert "SIGKILL" in seen["reason"]
     assert seen["action"]
+    wait_for(lambda: read_worker(robust)["state"] == "stopped", robust, limit_s=30)  # the pause after a crash is over
+    assert read_component(robust, "worker")["state"] == ask(robust, "/health")["state"] == "degraded"
+    release(robust)
+    assert read_component(robust, "worker")["state"] == "degraded"
     do_bench(robust)
     await_state(robust, "worker", "healthy", limit_s=10)
 

@@ -125,3 +125,18 @@ def test_a_document_that_cannot_be_read_holds_no_start_up(tmp_path: Path) -> Non
     with start_agent(cpu_devices=2, state_dir=tmp_path, **QUICK) as agent:
         assert "cannot be read and is forgotten" in agent.log_text()
         assert {state for name, (state, _) in read_since(agent).items() if name != "store"} == {"healthy"}
+
+
+def test_no_answer_of_any_start_is_healthy_before_each_device_was_looked_at(tmp_path: Path) -> None:
+    for _ in range(2):
+        with start_agent(cpu_devices=4, state_dir=tmp_path, ready=False) as agent:
+
+            def find_first_look(agent: RunningAgent = agent) -> set[str]:
+                health = ask(agent, "/health")
+                if health["state"] == "initializing":
+                    return set()
+                return {part["name"] for part in health["components"] if part["observed_at"]}
+
+            looked_at = wait_for(find_first_look, agent)
+            assert looked_at >= {"device:0", "device:1", "device:2", "device:3", "worker", "driver", "store", "disk"}
+            assert agent.stop() == 0

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from meshwright import Client
+from meshwright.planning.mesh import plan_mesh
+from meshwright.topology.assemble import build_target
+from meshwright.wire.mesh import PlanRequest
 from tests.agents import RunningAgent
 from tests.process.jobs import run_program
 
@@ -195,7 +198,7 @@ def test_processes_are_the_granules_of_a_mesh_over_them(tmp_path: Path, processe
     assert first[0] == {**first[3], "ranks": list(range(8))}
     assert is_split(first[0]["ranks"], (4, 2), devices_each) == (processes, 1)
     assert first[1]["shape"] == {"a": 2, "b": 4}
-    assert is_split(first[1]["ranks"], (2, 4), devices_each) == ((2, 1) if processes == 2 else (1, 4))
+    assert is_split(first[1]["ranks"], (2, 4), devices_each) == ((2, 1) if processes == 2 else (2, 2))
     assert is_split(first[2]["ranks"], (4, 2), devices_each) == (processes // 2, 2)
     assert f"there are {processes} granules" in first[4]["error"]
     assert len(first[5]["warnings"]) == 1
@@ -207,6 +210,35 @@ def test_processes_are_the_granules_of_a_mesh_over_them(tmp_path: Path, processe
         own = list(range(rank * devices_each, (rank + 1) * devices_each))
         assert process["answers"][9]["ranks"] == own
         assert (process["answers"][9]["first"], process["answers"][9]["total"]) == (own[0], 28.0)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path, processes: int) -> None:
+    """`create_mesh`, `DeviceMeshManager`, plans with `build_mesh`, and `calculate_host_mesh_shape` split alike."""
+    each = 4
+    shapes = {
+        2: [((2, 2, 2), (2, 1, 1)), ((1, 2, 4), (1, 2, 1)), ((4, 2), (2, 1)), ((2, 4), (2, 1))],
+        4: [((2, 2, 4), (2, 2, 1)), ((2, 8), (2, 2)), ((4, 4), (4, 1)), ((2, 4, 2), (2, 2, 1))],
+    }[processes]
+    topology = build_target(f"{processes}*cpu:{each}")
+    steps: list[dict[str, Any]] = []
+    for sizes, _ in shapes:
+        names = ["dp", "fsdp", "tp"][-len(sizes) :]
+        mesh = ",".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
+        plans = plan_mesh(PlanRequest(mesh=mesh), topology)
+        steps += [
+            {"do": "create", "names": names, "sizes": sizes},
+            {"do": "manage", "shape": dict(zip(names, sizes, strict=True))},
+            {"do": "build", "plan": plans.plans[0].model_dump_json()},
+            {"do": "part_of_host", "sizes": sizes},
+        ]
+    job = run(tmp_path, steps, processes, each)
+    for process in job:
+        for at, (sizes, split) in enumerate(shapes):
+            created, managed, built, part = process["answers"][4 * at : 4 * at + 4]
+            assert is_split(created["ranks"], sizes, each) == split
+            assert created["ranks"] == managed["ranks"] == built["ranks"]
+            assert part == {"part": [size // parts for size, parts in zip(sizes, split, strict=True)]}
 
 
 # ---- meshes of parallelism blocks ----

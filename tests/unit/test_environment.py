@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import shlex
 import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -116,6 +121,54 @@ def test_a_strategy_set_later_takes_effect_also_as_a_word() -> None:
     assert config.resolve_memory_fraction() == 0.90
     config.memory_strategy = "conservative"  # type: ignore[assignment]
     assert config.resolve_memory_fraction() == 0.60
+
+
+COPIES: list[Callable[[DeviceConfiguration], DeviceConfiguration]] = [
+    lambda config: config,
+    copy.copy,
+    copy.deepcopy,
+    replace,
+    lambda config: DeviceConfiguration(**asdict(config)),
+    lambda config: pickle.loads(pickle.dumps(config)),
+]
+
+
+@pytest.mark.parametrize("take", COPIES)
+def test_a_fraction_that_was_not_given_reads_as_the_strategys_and_follows_it_in_copies(
+    take: Callable[[DeviceConfiguration], DeviceConfiguration],
+) -> None:
+    config = take(DeviceConfiguration())
+    assert config.memory_fraction == asdict(config)["memory_fraction"] == 0.75
+    assert json.loads(json.dumps(config.memory_fraction)) == 0.75
+    assert "memory_fraction=0.75" in repr(config)
+    assert config == DeviceConfiguration()
+    assert replace(config, memory_strategy=MemoryStrategy.AGGRESSIVE).memory_fraction == 0.90
+    config.memory_strategy = MemoryStrategy.CONSERVATIVE
+    assert config.memory_fraction == 0.60
+    with pytest.raises(ValueError, match="memory_fraction is None"):
+        replace(config, memory_strategy=MemoryStrategy.CUSTOM)
+
+
+@pytest.mark.parametrize("take", COPIES)
+@pytest.mark.parametrize("fraction", [0.75, 0.33])
+def test_a_fraction_that_was_given_stays_in_copies_also_where_it_is_the_strategys(
+    fraction: float, take: Callable[[DeviceConfiguration], DeviceConfiguration]
+) -> None:
+    config = take(DeviceConfiguration(memory_fraction=fraction))
+    assert replace(config, memory_strategy=MemoryStrategy.AGGRESSIVE).memory_fraction == fraction
+    config.memory_strategy = MemoryStrategy.AGGRESSIVE
+    assert config.memory_fraction == asdict(config)["memory_fraction"] == fraction
+    config.memory_fraction = None
+    assert config.memory_fraction == 0.90
+
+
+def test_a_configuration_without_a_fraction_can_be_printed() -> None:
+    config = DeviceConfiguration()
+    for strategy in (MemoryStrategy.CUSTOM, "greedy"):
+        config.memory_strategy = strategy  # type: ignore[assignment]
+        assert "memory_fraction=None" in repr(config)
+        with pytest.raises(ValueError):
+            config.check()
 
 
 def test_platform_priority_hides_no_platform() -> None:

@@ -62,6 +62,13 @@ def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
     assert "slice-shape" not in labels
 
 
+def test_the_label_of_health_is_that_of_devices_and_driver(tmp_path: Path) -> None:
+    sighting = look(tmp_path, "cpu-vm")
+    parts = (*sighting.health.components, Component(name="disk", state="unhealthy"))
+    labels = build_labels(Sighting(sighting.devices, Health(state="unhealthy", components=parts)))
+    assert labels["health"] == "healthy"
+
+
 def test_what_hosts_share_is_a_label(tmp_path: Path) -> None:
     assert build_labels(look(tmp_path / "a", "gb200-nvl72"))["nvlink-domain"]
     assert re.fullmatch(r"\d+x\d+(x\d+)?", build_labels(look(tmp_path / "b", "tpu-v5p-4"))["slice-shape"])

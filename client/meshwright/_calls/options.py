@@ -31,7 +31,31 @@ EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"
 ExportFormat = Literal["nccl-tests", "nvbandwidth"]
 
 
-class PlanOptions(TypedDict, total=False):
+class OptionsWithDevices(TypedDict, total=False):
+    """`PlanOptions` of a plan whose devices are listed: those besides `include_devices`."""
+
+    devices: DevicesLike | None
+    device_order: Literal["planned", "given"]
+    axis_types: AxisTypesLike | None
+    allow_unused: bool
+    memory_strategy: MemoryStrategyName
+    target: str | None
+    targets: Sequence[str] | None
+    topology: TopologyLike | None
+    dcn: str | Mapping[str, int] | None
+    importance: Mapping[str, float] | None
+    model: ModelLike | None
+    training: TrainingLike | None
+    search: SearchLike | None
+    top: int
+    audit: bool
+    fallback: bool
+    exports: Sequence[ExportName]
+    verify: Verify
+    lease: Lease | str | None
+
+
+class PlanOptions(OptionsWithDevices, total=False):
     """What may be said of a plan besides its mesh. Each as the request's field of that name; left out: its default.
 
     Attributes:
@@ -58,23 +82,4 @@ class PlanOptions(TypedDict, total=False):
             A compile goes on, and its answer is kept, when the waiting ends early.
     """
 
-    devices: DevicesLike | None
-    device_order: Literal["planned", "given"]
-    axis_types: AxisTypesLike | None
-    allow_unused: bool
     include_devices: bool
-    memory_strategy: MemoryStrategyName
-    target: str | None
-    targets: Sequence[str] | None
-    topology: TopologyLike | None
-    dcn: str | Mapping[str, int] | None
-    importance: Mapping[str, float] | None
-    model: ModelLike | None
-    training: TrainingLike | None
-    search: SearchLike | None
-    top: int
-    audit: bool
-    fallback: bool
-    exports: Sequence[ExportName]
-    verify: Verify
-    lease: Lease | str | None

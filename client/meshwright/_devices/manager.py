@@ -77,7 +77,7 @@ class DeviceManager:
         self._config = read_configuration(os.environ) if config is None else config
         self._detector = detector
         self._lock = threading.Lock()
-        self._capabilities: DeviceCapabilities | None = None
+        self._told: tuple[DeviceDetector, DeviceCapabilities] | None = None
         self._seen_backend: Callable[[], object] = lambda: None
         self._is_mixed = False
         self._jax_manager = JAXDeviceManager()
@@ -109,13 +109,21 @@ class DeviceManager:
         Without a detector of the caller's, it is read again once the backend has started, or was started anew, and
         JAX's own devices fill in what nobody told.
         """
+        return self._detect()[1]
+
+    @property
+    def detector(self) -> DeviceDetector:
+        """The detector that `capabilities` come from: the caller's, else the one that was chosen. Starts no backend."""
+        return self._detect()[0] if self._detector is None else self._detector
+
+    def _detect(self) -> tuple[DeviceDetector, DeviceCapabilities]:
         with self._lock:
             backend = jax.local_devices()[0].client if has_backend_started() else None
             is_stale = self._detector is None and backend is not None and backend is not self._seen_backend()
-            if self._capabilities is None or is_stale:
-                self._capabilities = _detect(self._detector, backend is not None)
+            if self._told is None or is_stale:
+                self._told = _detect(self._detector, backend is not None)
                 self._seen_backend = weakref.ref(backend) if backend is not None else lambda: None
-            return self._capabilities
+            return self._told
 
     @property
     def jax_manager(self) -> JAXDeviceManager:
@@ -170,8 +178,9 @@ class DeviceManager:
         """Returns backend, devices and configuration as JSON values; starts JAX's backend.
 
         `backend`, `default_device`, `device_count`, `gpu_count`, `capabilities` (by field), `devices` (by platform, a
-        dict each), `memory_strategy`, `memory_fraction`, `compute_dtype`, `not_in_force`, and `no_gpu`: reasons why
-        JAX has no GPU, each a sentence; none where it has GPUs or TPUs.
+        dict each), `jax_devices` (of JAX's default platform), `gpu_devices`, `cpu_devices` and `tpu_devices` as texts,
+        `memory_strategy`, `memory_fraction`, `compute_dtype`, `not_in_force`, and `no_gpu`: reasons why JAX has no GPU,
+        each a sentence; none where it has GPUs or TPUs.
 
         Raises:
             RuntimeError: JAX cannot start.
@@ -188,6 +197,10 @@ class DeviceManager:
             "gpu_count": self.gpu_count,
             "capabilities": asdict(capabilities) | {"device_type": capabilities.device_type.value},
             "devices": {name: [describe_device(device) for device in found] for name, found in platforms.items()},
+            "jax_devices": [str(device) for device in self.jax_manager.devices],
+            "gpu_devices": [str(device) for device in platforms.get("gpu", ())],
+            "cpu_devices": [str(device) for device in platforms.get("cpu", ())],
+            "tpu_devices": [str(device) for device in platforms.get("tpu", ())],
             "memory_strategy": MemoryStrategy(self._config.memory_strategy).value,
             "memory_fraction": read_memory_fraction(self._config, os.environ),
             "compute_dtype": self.compute_dtype.name,
@@ -275,11 +288,12 @@ def build_info_lines(info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name}: {value}" for name, value in lines if value is not None)
 
 
-def _detect(detector: DeviceDetector | None, started: bool) -> DeviceCapabilities:
+def _detect(detector: DeviceDetector | None, started: bool) -> tuple[DeviceDetector, DeviceCapabilities]:
     if detector is not None:
-        return detector.detect_capabilities()
-    told = choose_detector().detect_capabilities()
-    return complete(told, describe_jax_devices(jax.local_devices())) if started else told
+        return detector, detector.detect_capabilities()
+    chosen = choose_detector()
+    told = chosen.detect_capabilities()
+    return chosen, complete(told, describe_jax_devices(jax.local_devices())) if started else told
 
 
 def check_types(config: object, detector: object) -> None:
@@ -289,10 +303,17 @@ def check_types(config: object, detector: object) -> None:
         TypeError: naming which.
     """
     if not isinstance(config, DeviceConfiguration | None):
-        raise TypeError(f"config is a {type(config).__name__}; it is a DeviceConfiguration, or None for what is there")
-    if isinstance(detector, type) or not isinstance(detector, DeviceDetector | None):
-        what = f"the class {detector.__name__}" if isinstance(detector, type) else f"a {type(detector).__name__}"
+        hint = "; a detector is given by name: DeviceManager(detector=…)" if isinstance(config, DeviceDetector) else ""
         raise TypeError(
-            f"detector is {what}; it is an object with detect_capabilities(), such as CUDADetector(), or None to have "
-            f"one chosen"
+            f"config is {_name_kind(config)}; it is a DeviceConfiguration, such as DeviceConfiguration(), or None for "
+            f"what is there{hint}"
         )
+    if isinstance(detector, type) or not isinstance(detector, DeviceDetector | None):
+        raise TypeError(
+            f"detector is {_name_kind(detector)}; it is an object with detect_capabilities(), such as CUDADetector(), "
+            f"or None to have one chosen"
+        )
+
+
+def _name_kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -15,7 +15,7 @@ from meshwright.topology.join import Joined, join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Devices
-from meshwright.wire.health import Health, State
+from meshwright.wire.health import WORST_FIRST, Health, State
 
 HostState = Literal["ok", "not_ready", "error", "unreachable"]
 """It answered · it does not know its devices yet, or shuts down · it answered with an error, or in a language that
@@ -23,7 +23,6 @@ this release does not read · nobody answered in time."""
 
 NAMES_SHOWN: Final = 8
 _UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})
-_WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class FleetHost:
     @property
     def worst(self) -> State | None:
         """The worst state of its devices; None where it has none, or none are known."""
-        return next((state for state in _WORST_FIRST if state in self.device_states), None)
+        return next((state for state in WORST_FIRST if state in self.device_states), None)
 
     def __str__(self) -> str:
         why = f": {self.detail}" if self.detail else ""

@@ -13,12 +13,14 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright._jax_devices import Device
-from meshwright._mesh.create import AXIS_DIMS, AXIS_NAMES, MeshRecipe, find_mesh
+from meshwright._mesh.create import DEFAULT_NAMED_SHARDING_STG, DEFAULT_SHARDING_STG, MeshRecipe, find_mesh
 from meshwright._mesh.granules import Layout
 from meshwright._mesh.shapes import build_spec, read_axis_types
 
 
-def create_cpu_mesh(axis_dims: Sequence[int] = AXIS_DIMS, axis_names: Sequence[str] = AXIS_NAMES) -> Mesh:
+def create_cpu_mesh(
+    axis_dims: Sequence[int] = DEFAULT_SHARDING_STG, axis_names: Sequence[str] = DEFAULT_NAMED_SHARDING_STG
+) -> Mesh:
     """Returns a mesh of this process's CPU devices, whatever accelerators there are.
 
     Raises:

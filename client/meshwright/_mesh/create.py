@@ -31,13 +31,16 @@ from meshwright._mesh.shapes import (
 from meshwright.spec import MeshSpec
 from meshwright.wire.devices import parse_platform
 
-AXIS_DIMS: Final = (1, -1, 1, 1, 1)
-AXIS_NAMES: Final = ("dp", "fsdp", "ep", "tp", "sp")
+DEFAULT_SHARDING_STG: Final = (1, -1, 1, 1, 1)
+"""The sizes of `create_mesh` unless told otherwise; eFormer's name for them."""
+
+DEFAULT_NAMED_SHARDING_STG: Final = ("dp", "fsdp", "ep", "tp", "sp")
+"""The axes of these sizes; likewise."""
 
 
 def create_mesh(
-    axis_dims: Sequence[int] = AXIS_DIMS,
-    axis_names: Sequence[str] = AXIS_NAMES,
+    axis_dims: Sequence[int] = DEFAULT_SHARDING_STG,
+    axis_names: Sequence[str] = DEFAULT_NAMED_SHARDING_STG,
     dcn_mesh_dims: Sequence[int] | None = None,
     should_sort_granules_by_key: bool = True,
     allow_split_physical_axes: bool = True,
@@ -51,14 +54,15 @@ def create_mesh(
 
     On one TPU slice, of however many hosts, axes follow the torus; those whose names stand for more traffic (tp > sp,
     cp > ep > fsdp > dp > pp) get the better links, or inner ones before outer ones where a name is not known. Several
-    slices, or several processes without a fast network between them (CPU, GPU), are granules: the outer part of an axis
-    is split over them. Granules of different sizes are cut into equal blocks, with a warning.
+    slices, or several processes without a fast network between them (CPU, GPU), are granules. They are spread over the
+    outermost axes first, so that inner axes stay inside a granule whenever the sizes allow it. Granules of different
+    sizes are cut into equal blocks, with a warning.
 
     Args:
         axis_dims: sizes, outermost first; one may be -1, the rest of the devices.
         axis_names: as many names.
-        dcn_mesh_dims: how each axis is split over granules; one entry may be -1. None: the first axis that they
-            divide, or else several axes together.
+        dcn_mesh_dims: how each axis is split over granules; one entry may be -1. None: outermost axes first, and
+            several axes where one alone does not divide. With a single granule it has no effect, with a warning.
         should_sort_granules_by_key: granules in the order of slice or process index, not as the devices come.
         allow_split_physical_axes: a dimension of a torus may be shared by several axes.
         backend: "cpu", "gpu", "tpu"; None means JAX's default.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from meshwright._warning import warn
 from meshwright.planning.cutting import build_box, cut_torus, list_grid
-from meshwright.planning.granules import order_granules, take_dcn
+from meshwright.planning.granules import order_granules, split_axes
 from meshwright.planning.importance import Weights, weigh_axes
 from meshwright.planning.jax_order import Box
 from meshwright.planning.order import search_group
@@ -117,10 +117,12 @@ def _list_job(devices: Sequence[Any]) -> Sequence[Any]:
 
 
 def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, counts: Sequence[int]) -> tuple[int, ...] | None:
-    """Returns over how many granules each axis is split; None for granules of different sizes.
+    """Returns over how many granules each axis is split; None where nothing was asked: `split_axes` chooses.
+
+    With a single granule there is nothing to split: whatever was asked is accepted, with a warning.
 
     Args:
-        asked: one entry an axis, one may be -1; None: the first axis that the granules divide, else several together.
+        asked: one entry an axis, one may be -1; None: chosen.
         spec: without -1.
         counts: how many devices each granule has.
 
@@ -129,25 +131,31 @@ def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, counts: Sequence[int])
             multiply to the granules.
     """
     if asked is None:
-        return take_dcn(spec.sizes, len(counts)) if len(set(counts)) == 1 else None
+        return None
+    parts, count = list(asked), len(counts)
     if len(set(counts)) > 1:
         raise ValueError(
-            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; the {len(counts)} granules have {list(counts)} devices; "
+            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; the {count} granules have {list(counts)} devices; "
             f"a split over granules needs as many on each; use dcn_mesh_dims=None, or choose devices of equal granules"
         )
-    parts, count = list(asked), len(counts)
     product = math.prod(size for size in parts if size != -1)
     if -1 in parts and product > 0 and count % product == 0:
         parts[parts.index(-1)] = count // product
     is_split = len(parts) == len(spec.sizes) and min(parts, default=0) > 0 and math.prod(parts) == count
-    if not is_split or any(size % part for size, part in zip(spec.sizes, parts, strict=True)):
-        works = take_dcn(spec.sizes, count)
-        raise ValueError(
-            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; there are {count} granules (slices, or "
-            f"processes without a fast network between them); it has one entry an axis, each divides its axis, and "
-            f"together they multiply to {count}; use {works} or None"
+    if is_split and all(size % part == 0 for size, part in zip(spec.sizes, parts, strict=True)):
+        return tuple(parts)
+    if count == 1:
+        warn(
+            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; all devices are in one granule (one slice, or one "
+            f"process), so there is nothing to split and dcn_mesh_dims has no effect here",
+            UserWarning,
         )
-    return tuple(parts)
+        return None
+    raise ValueError(
+        f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; there are {count} granules (slices, or processes without a "
+        f"fast network between them); it has one entry an axis, each divides its axis, and together they multiply to "
+        f"{count}; use {split_axes(spec.sizes, count)} or None"
+    )
 
 
 def _order_granule(

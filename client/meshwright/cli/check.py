@@ -26,7 +26,7 @@ from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge,
 from meshwright.cli.session import Session
 from meshwright.cli.time_limit import TimeLimit
 from meshwright.errors import MeshwrightError
-from meshwright.wire.health import Component, Health, State
+from meshwright.wire.health import Component, Health, State, select_hardware
 
 ExitStyle = Literal["verdict", "nagios", "npd", "slurm"]
 Outcome = State | Literal["no_answer"]
@@ -54,6 +54,9 @@ EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
 SLURM_WORDS: Final = ("keep", "drain", "unknown")
 OF_A_CARD: Final = frozenset({"device", "thermal", "power", "memory", "link"})
 """The kinds of components that a card has."""
+DRAINING: Final[frozenset[ExitStyle]] = frozenset({"npd", "slurm"})
+"""The styles on whose word a node is taken out of service: they look at devices and driver alone, never at the agent's
+own store, disk or worker."""
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "npd": 2, "slurm": 2}
 """A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
@@ -94,6 +97,7 @@ def check_health(
       nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
       npd      0 OK · 1 problem (degraded, unhealthy) · 2 unknown; at most 80 bytes
       slurm    0 keep · 1 drain: unhealthy, or a card does not answer · 2 not checked, no answer; one line
+    npd and slurm look at the devices and their driver alone: the agent's own store, disk or worker drains no node.
     Usage errors are 2, of nagios 3.
 
     Asks once. All of it takes at most 10 s (--timeout): what the host's health does not say by then is no answer, what
@@ -112,19 +116,20 @@ def check_health(
         with session.open(timeout_s=limit_s, max_retries=0) as client:
             limit = TimeLimit(limit_s, client.base_url)
             health = limit.ask(client.health)
-            findings = judge(required, health, client, limit)
+            seen = select_hardware(health) if exit_style in DRAINING else health
+            findings = judge(required, seen, client, limit)
     except MeshwrightError as error:
         _print_no_answer(session, exit_style, error)
         return codes["no_answer"]
-    worst = find_worst(health, findings)
-    outcome = find_outcome(exit_style, health, findings)
+    worst = find_worst(seen, findings)
+    outcome = find_outcome(exit_style, seen, findings)
     if session.as_json:
         _print_json(session, health, findings, worst)
     elif exit_style == "verdict":
         _print_components(session, health, findings, worst)
     else:
-        counts = Counter([*(part.state for part in health.components), *(each.state for each in findings)])
-        session.print_lines(format_line(exit_style, outcome, summarize(health, findings), counts))
+        counts = Counter([*(part.state for part in seen.components), *(each.state for each in findings)])
+        session.print_lines(format_line(exit_style, outcome, summarize(seen, findings), counts))
     return codes[outcome]
 
 
@@ -132,20 +137,20 @@ def find_outcome(style: ExitStyle, health: Health, findings: Sequence[Finding]) 
     """Returns what the exit code is of: the worst state.
 
     For Slurm, there are three kinds of `unknown`. A part of a card that is unknown at a look at which the driver
-    answered is a card that does not answer: drain. A card that was not looked at is no answer. A requirement that was
-    not measured, and a component of the agent's own, keep the node.
+    answered is a card that does not answer: drain. What was not looked at is no answer. A requirement that was not
+    measured keeps the node.
     """
     worst = find_worst(health, findings)
     if style != "slurm" or worst != "unknown":
         return worst
     unknown = [part for part in health.components if part.state == "unknown"]
-    of_cards = [part for part in unknown if part.name.partition(":")[0] in OF_A_CARD]
-    if any(part.name == "driver" for part in unknown):
+    if not unknown:
+        return "degraded"
+    of_cards = [part.observed_at for part in unknown if part.name.partition(":")[0] in OF_A_CARD]
+    driver = next((part for part in health.components if part.name == "driver"), None)
+    if driver is None or driver.state == "unknown" or driver.observed_at is None:
         return "no_answer"
-    looked_at = next((part.observed_at for part in health.components if part.name == "driver"), None)
-    if looked_at and any(part.observed_at and part.observed_at >= looked_at for part in of_cards):
-        return "unknown"
-    return "no_answer" if of_cards else "degraded"
+    return "unknown" if any(at and at >= driver.observed_at for at in of_cards) else "no_answer"
 
 
 def _print_json(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:

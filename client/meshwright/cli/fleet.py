@@ -83,7 +83,8 @@ def plan_on_fleet(session: Session, mesh: str, arguments: Mapping[str, Any], hos
         if given.pop(name, None) not in (None, False):
             raise typer.BadParameter(f"it asks the agents of many hosts, --{name} does not", param_hint="--fleet")
     with open_fleet(session, hosts) as fleet:
-        return fleet.plans(mesh, timeout_s=read_limit(session), **given)
+        plans: Plans = fleet.plans(mesh, timeout_s=read_limit(session), **given)
+    return plans
 
 
 def open_fleet(session: Session, hosts: str | None) -> Fleet:

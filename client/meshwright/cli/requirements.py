@@ -21,15 +21,12 @@ from meshwright.errors import MeshwrightError
 from meshwright.topology.counted import ChipCount
 from meshwright.wire.bench import BenchCase, BenchRecord, LatestBench
 from meshwright.wire.devices import Device, Devices
-from meshwright.wire.health import Health, State
+from meshwright.wire.health import WORST_FIRST, Health, State
 
 if TYPE_CHECKING:
     from meshwright._client import Client
 
 T = TypeVar("T")
-
-WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
-"""As the agent orders them."""
 
 COLLECTIVES: Final[tuple[BenchCase, ...]] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 """The cases that have a busbw."""

@@ -92,6 +92,10 @@ CARDS: Final[Mapping[str, Card]] = {
     "H100 SXM": Card((9, 0), 132, 50 * _MIB, 1.98e9),
     "H100 PCIe": Card((9, 0), 114, 50 * _MIB, 1.755e9),
     "H200": Card((9, 0), 132, 50 * _MIB, 1.98e9),
+    "H800": Card((9, 0), 132, 50 * _MIB, 1.98e9),
+    "H20": Card((9, 0), 78, 60 * _MIB, 1.98e9),
+    "GH200 96GB": Card((9, 0), 132, 60 * _MIB, 1.98e9),
+    "GH200 144GB": Card((9, 0), 132, 60 * _MIB, 1.98e9),
     "B200": Card((10, 0), 148, 132_644_864, 1.965e9),
     "GB200": Card((10, 0), 152, 135_528_448, 2.062e9),
     "B300": Card((10, 3), 148, 132_644_864, 1.965e9),
@@ -102,7 +106,8 @@ CARDS: Final[Mapping[str, Card]] = {
 Source: what drivers report, as openxla/xla records it in xla/backends/gpu/target_config/specs at 4336d12 and 300ec95
 (V100, A100, H100, H200, B200, GB200, GB300); NVIDIA's data sheets and architecture papers (T4, A10, L4, L40S); AWS's
 page of G5 and NVIDIA's driver (A10G). B300 has B200's figures: xla's file of it (158 multiprocessors, no driver's text)
-is no record, and NVIDIA gives both the same FLOP/s; unverified."""
+is no record, and NVIDIA gives both the same FLOP/s; unverified. H800 has H100's
+figures; those of H20 and GH200 are of their six stacks of memory and of public listings, unverified."""
 
 COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs kernels, and there is nothing to run them on."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.granules import choose_dcn
+from meshwright.planning.granules import split_axes
 from meshwright.spec import MeshSpec
 
 
@@ -40,7 +40,7 @@ def read_dcn(asked: str | Mapping[str, int], spec: MeshSpec, granules: Sequence[
             "leave dcn out, or choose devices of equal granules in `devices`",
         )
     if math.prod(split) != count or any(size % part for size, part in zip(spec.sizes, split, strict=True)):
-        works = choose_dcn(spec.sizes, count)
+        works = split_axes(spec.sizes, count)
         hint = "leave it out"
         if works and count > 1:
             hint = f"use dcn {_write(dict(zip(spec.names, works, strict=True)))}, or {hint}"

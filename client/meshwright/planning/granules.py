@@ -1,18 +1,18 @@
 """A mesh over several granules (slices, or hosts): how its axes are split between them, and the order that results.
 
-Rule: axes are split so that the least has to cross between granules; of an axis that is split, the part over granules
-is the outer one, so that neighbours are in one granule wherever they can be. Pure arithmetic; knows neither devices
-nor links.
+Plans, `create_mesh` and `calculate_host_mesh_shape` split axes by the one function here: outermost axes first. Of an
+axis that is split, the part over granules is the outer one, so that neighbors are in one granule wherever they can be.
+Pure arithmetic, without devices and links.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TypeVar
 
-from meshwright.planning.importance import DIGITS, Weights, weigh_positions
+from meshwright.planning.importance import Weights
 
 Member = TypeVar("Member")
 
@@ -20,60 +20,23 @@ OrderOne = Callable[[tuple[int, ...], Weights, Sequence[Member]], Sequence[Membe
 """(sizes, weights, members of one granule) → these in mesh order."""
 
 
-def split_axes(sizes: Sequence[int], parts: int) -> tuple[int, ...] | None:
-    """Returns into how many parts each axis is split, outermost axes first; None where no split makes `parts`.
+def split_axes(sizes: Sequence[int], granule_count: int, turns: Sequence[int] = ()) -> tuple[int, ...] | None:
+    """Returns over how many granules each axis is split; None where the granules do not divide the mesh.
 
-    There is one exactly when `parts` divides the number of places. Worked example: sizes (3, 4) in 2 parts: (1, 2).
-    """
-    split = []
-    for size in sizes:
-        split.append(math.gcd(size, parts))
-        parts //= split[-1]
-    return tuple(split) if parts == 1 else None
-
-
-def list_splits(sizes: Sequence[int], parts: int) -> Iterator[tuple[int, ...]]:
-    """Yields all ways to split axes into `parts` parts together; each entry divides its axis."""
-    if not sizes:
-        if parts == 1:
-            yield ()
-        return
-    for part in range(math.gcd(sizes[0], parts), 0, -1):
-        if sizes[0] % part == 0 and parts % part == 0:
-            for rest in list_splits(sizes[1:], parts // part):
-                yield (part, *rest)
-
-
-def price_split(sizes: Sequence[int], split: Sequence[int], weights: Sequence[float]) -> float:
-    """Returns how much has to cross between granules: of an axis of n on k granules (k − 1) ÷ n, since (k − 1) ÷ k of
-    its bytes are spread over the n ÷ k devices that a group has in each."""
-    shares = (weight * (part - 1) / size for size, part, weight in zip(sizes, split, weights, strict=True))
-    return round(sum(shares), DIGITS)
-
-
-def choose_dcn(
-    sizes: Sequence[int], granule_count: int, weights: Sequence[float] | None = None
-) -> tuple[int, ...] | None:
-    """Returns how each axis is split over granules so that the least has to cross between them; None: it cannot be.
-
-    Of equal splits the one that splits outer axes wins. Worked example: (4, 8) on 4 granules gives (4, 1): the outer
-    axis counts less, though each of its devices sends more.
+    Granules are spread over the outermost axes first, and over several axes where one alone does not divide. So an
+    inner axis stays inside a granule whenever the sizes allow it: each axis takes as many granules as divide it, which
+    leaves the fewest for the axes after it. Worked examples: (4, 2, 8) on 8 granules: (4, 2, 1); (3, 4) on 2: (1, 2).
 
     Args:
-        sizes: of the mesh, outermost first.
-        granule_count: how many parts.
-        weights: how much each axis counts; None: inner axes before outer ones.
+        sizes: of the mesh, outermost axis first.
+        granule_count: the number of granules (slices, or hosts).
+        turns: the axes in the order in which they take granules; empty: outermost first.
     """
-    known = weights or weigh_positions(sizes).crossing
-    return min(list_splits(sizes, granule_count), key=lambda split: price_split(sizes, split, known), default=None)
-
-
-def take_dcn(sizes: Sequence[int], granule_count: int) -> tuple[int, ...] | None:
-    """Returns how each axis is split over granules: the first that they divide alone, else several together."""
-    for axis, size in enumerate(sizes):
-        if size % granule_count == 0:
-            return tuple(granule_count if other == axis else 1 for other in range(len(sizes)))
-    return split_axes(sizes, granule_count)
+    split = [1] * len(sizes)
+    for axis in turns or range(len(sizes)):
+        split[axis] = math.gcd(sizes[axis], granule_count)
+        granule_count //= split[axis]
+    return tuple(split) if granule_count == 1 else None
 
 
 def order_granules(
@@ -93,10 +56,10 @@ def order_granules(
         weights: how much each axis counts.
         granules: their members.
         order_one: (sizes, weights, members) → the members in the order of a mesh of these sizes.
-        dcn: the granules (blocks) along each axis; None: chosen.
+        dcn: the granules (blocks) along each axis; None: by `split_axes`.
     """
     block = math.gcd(*map(len, granules))
-    split = tuple(dcn) if dcn else choose_dcn(sizes, sum(map(len, granules)) // block, weights.crossing)
+    split = tuple(dcn) if dcn else split_axes(sizes, sum(map(len, granules)) // block, weights.turns)
     assert split is not None, "blocks of one size divide the number of places"
     inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
     if len(granules) == 1 and math.prod(split) == 1:

@@ -36,6 +36,9 @@ class HardwareType(Enum):
     L4 = "l4"
     L40S = "l40s"
     H200 = "h200"
+    H800 = "h800"
+    H20 = "h20"
+    GH200 = "gh200"
     B200 = "b200"
     GB200 = "gb200"
     B300 = "b300"
@@ -50,7 +53,7 @@ _FAMILIES: Final[Mapping[HardwareType, re.Pattern[str]]] = {
     HardwareType.A100: re.compile(r"(NVIDIA )?A100([ -].*)?", re.IGNORECASE),
     HardwareType.V100: re.compile(r"(NVIDIA |Tesla )?V100([ -].*)?", re.IGNORECASE),
 }
-"""Product names whose published row is for the whole family. A100X, V100S, GH200, H800 are others."""
+"""Product names whose published row is for the whole family. A100X, V100S are others."""
 
 _MIG: Final = re.compile(r"\bMIG\b", re.IGNORECASE)
 """A part of a GPU, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb", has not the figures of the whole."""

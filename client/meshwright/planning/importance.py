@@ -18,9 +18,9 @@ RANK_RATIO: Final = 4.0
 no traffic."""
 
 CROSSING_RATIO: Final = 64.0
-"""The same between granules, at least: so much that an axis does not give way to the next one, as a tensor axis of 64
-on two slices would at a lower ratio to a data axis of 2, whose devices each send more. For that the ratio has to be
-more than half of the largest axis, and is as much as all of it where that is more than this."""
+"""The same between granules, at least: a set of devices is preferred that keeps the heavier axis inside, even where the
+lighter one is small, so that each of its devices sends more. For that the ratio has to be more than half of the largest
+axis, and is as much as all of it where that is more than this."""
 
 
 DIGITS: Final = 12
@@ -28,10 +28,15 @@ DIGITS: Final = 12
 
 
 class Weights(NamedTuple):
-    """How much each axis counts, outermost first: on links inside a granule, and on the network between granules."""
+    """How much each axis counts, outermost first: on links inside a granule, and on the network between granules.
+
+    Attributes:
+        turns: the axes in the order in which granules are spread over them; empty: outermost first.
+    """
 
     inside: tuple[float, ...]
     crossing: tuple[float, ...]
+    turns: tuple[int, ...] = ()
 
     def lead(self) -> Weights:
         """Returns the weights with one more axis outside of all, that counts nothing."""
@@ -52,17 +57,18 @@ def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[s
     Args:
         names: of the axes, outermost first.
         sizes: as many.
-        importance: traffic by name, in any unit, for all axes. None: by name and order.
+        importance: traffic by name, in any unit, for all axes; the least important axes are the first to be spread
+            over granules. None: by name and order, and outermost axes are the first to be spread.
     """
     wide = [axis for axis, size in enumerate(sizes) if size > 1]
     if importance is not None:
         most = max((importance[names[axis]] for axis in wide), default=0.0) or 1.0
         given = tuple(importance[name] / most if size > 1 else 0.0 for name, size in zip(names, sizes, strict=True))
-        return Weights(given, given)
+        return Weights(given, given, tuple(sorted(range(len(names)), key=lambda axis: importance[names[axis]])))
     ranks = {axis: _rank(names[axis]) for axis in wide}
     ladder = sorted(wide, key=lambda axis: (ranks[axis], axis), reverse=True)
     crossing = max(CROSSING_RATIO, float(max(sizes, default=1)))
-    return Weights(*(_weigh(ladder, len(sizes), ratio) for ratio in (RANK_RATIO, crossing)))
+    return Weights(_weigh(ladder, len(sizes), RANK_RATIO), _weigh(ladder, len(sizes), crossing))
 
 
 def _rank(name: str) -> int:

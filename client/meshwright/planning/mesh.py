@@ -17,7 +17,7 @@ from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
 from meshwright.planning.dcn import read_dcn
 from meshwright.planning.importance import Weights, check_importance, weigh_axes
-from meshwright.planning.notices import build_notices
+from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
 from meshwright.planning.score import score_order
@@ -84,7 +84,9 @@ def plan_mesh(
         is_split=request.dcn is not None,
         lease=request.lease,
     )
-    told = (*notices, *pool.notices, *unused, *found)
+    is_ours = request.dcn is None and importance is None and request.device_order == "planned"
+    crossing = warn_crossing(spec, topology, layout.order) if is_ours else ()
+    told = (*notices, *pool.notices, *unused, *found, *crossing)
     return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, target, told),))
 
 

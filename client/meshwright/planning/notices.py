@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from meshwright.planning.code import find_differing
+from meshwright.planning.granules import split_axes
+from meshwright.planning.importance import weigh_axes
 from meshwright.planning.score import list_edges, list_lines
 from meshwright.planning.selection import Health, find_foreign, find_leased, name_holders, name_leases
+from meshwright.planning.shapes import search_shapes
 from meshwright.spec import MeshSpec
 from meshwright.topology.links import price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
@@ -160,6 +163,44 @@ def _tell_slow(
                 f"it could do with {_name_edge(topology, *theirs[1])}",
                 hint=choose if others else hint,
             )
+
+
+def warn_crossing(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    """Warns of an axis that crosses granules while one with less traffic stays inside: the order of the axes or their
+    sizes make it so.
+
+    Args:
+        spec: the mesh.
+        topology: has the devices.
+        used: the devices of the mesh.
+    """
+    counts = [len(group) for group in topology.group(used)]
+    split = split_axes(spec.sizes, len(counts)) if len(set(counts)) == 1 else None
+    if split is None or len(counts) == 1:
+        return
+    traffic = weigh_axes(spec.names, spec.sizes).inside
+    inside = [axis for axis, size in enumerate(spec.sizes) if split[axis] < size]
+    for axis in sorted(range(len(spec.sizes)), key=traffic.__getitem__, reverse=True):
+        lighter = [other for other in inside if traffic[other] < traffic[axis]]
+        if split[axis] == 1 or not lighter:
+            continue
+        name, kind = spec.names[axis], topology.find_granule(topology.devices[used[0]].granule).kind
+        turned = MeshSpec(tuple(spec.axes[place] for place in sorted(range(len(traffic)), key=traffic.__getitem__)))
+        shapes = [turned, *search_shapes(spec, spec.device_count, most=16)]
+        better = [shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis]]
+        yield Notice(
+            code="slow_link",
+            message=f"axis {name} crosses {split[axis]} {kind}s, while axis {spec.names[lighter[0]]}, which has less "
+            f"traffic, stays inside; granules are spread over the outermost axes first",
+            hint=f"use {better[0]}" if better else f"choose sizes whose outer axes take all {len(counts)} {kind}s",
+        )
+        return
+
+
+def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
+    """Returns over how many granules the groups of an axis go."""
+    split = split_axes(spec.sizes, granule_count)
+    return granule_count if split is None else split[spec.names.index(name)]
 
 
 def _find_slowest(

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from meshwright.errors import ComponentNotFoundError
 from meshwright.wire.devices import Devices
-from meshwright.wire.health import Component, EventKind, Health, HealthEvent, HealthEvents, State
+from meshwright.wire.health import Component, EventKind, Health, HealthEvent, HealthEvents, State, find_worst_state
 
 Clock = Callable[[], datetime]
 
-WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 LIMIT: Final = 100
 
 
@@ -26,9 +25,7 @@ def build_health(devices: Devices, at: datetime) -> Health:
 def change_health(health: Health, component: Component) -> Health:
     """Returns the health with this component in place of the one of its name, or beside the others."""
     others = {each.name: each for each in health.components} | {component.name: component}
-    states = {each.state for each in others.values()}
-    worst = next(state for state in WORST_FIRST if state in states)
-    return Health(state=worst, components=tuple(others.values()))
+    return Health(state=find_worst_state(tuple(others.values())), components=tuple(others.values()))
 
 
 class History:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, Final, Literal
 
-_UNITS: Final = {"GB": 10**9, "GiB": 2**30}
+_UNITS: Final = {"GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def find_chip(name: str) -> Chip | None:
 def find_chip_by_kind(kind: str) -> Chip | None:
     """Returns the chip that JAX's device kind or the driver's product name means; None for any other.
 
-    Parts of a GPU ("… MIG 1g.10gb") and relatives of a chip ("NVIDIA H100 NVL", "NVIDIA GH200 480GB") are no
+    Parts of a GPU ("… MIG 1g.10gb") and relatives of a chip ("NVIDIA H100 NVL", "NVIDIA H800 PCIe") are no
     chip of the table, so they get None.
     """
     return _by_kind().get(_fold_kind(kind))

@@ -153,6 +153,23 @@ _FORMS: Final = (
         "github.com/NVIDIA/nccl/issues/1617",
     ),
     _Form(
+        ("h20",), (1, 2, 8), f"HGX H20: {_SWITCHED}", _join_all("NV18"), "github.com/guevara/read-it-later/issues/11550"
+    ),
+    _Form(
+        ("h800",),
+        (1, 2, 8),
+        f"HGX H800: {_SWITCHED}, of which it has 8",
+        _join_all("NV8"),
+        "github.com/deepseek-ai/DeepEP/issues/16 (200 GB/s one way)",
+    ),
+    _Form(
+        ("gh200", "gh200-144gb"),
+        (1, 4),
+        "one GPU a host; or four, no switch, 18 links over 3 peers, as in JUPITER and Alps",
+        _join_all("NV6"),
+        "NVIDIA GH200 data sheet; JUPITER's and Alps' node descriptions (unverified)",
+    ),
+    _Form(
         ("b200", "b300"),
         (1, 2, 4, 8),
         f"HGX B200 or B300: {_SWITCHED}",
@@ -191,7 +208,7 @@ _FORMS: Final = (
     ),
 )
 
-_DEFAULT_COUNTS: Final[Mapping[str, int]] = {"gb200": 4, "gb300": 4}
+_DEFAULT_COUNTS: Final[Mapping[str, int]] = {"gh200": 1, "gh200-144gb": 1, "gb200": 4, "gb300": 4}
 _DEFAULT_COUNT: Final = 8
 """GPUs of a host where only the chip is named."""
 

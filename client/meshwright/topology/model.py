@@ -159,10 +159,10 @@ class Topology:
         """True when every device reaches every other one alike, so that order cannot matter for speed."""
         if self.platform == "tpu":
             return False
-        if len(self.devices) < 3:
-            return True
         if len(set(self.domains.values())) > 1:
             return False
+        if len(self.devices) < 3:
+            return True
         kinds = {(link.kind, link.count, link.bandwidth_bytes_per_s) for link in self.links}
         alike = len({device.numa_node for device in self.devices}) == 1 or self.platform != "cpu"
         if not self.links:

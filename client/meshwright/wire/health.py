@@ -5,8 +5,9 @@ Never healthy before a check ran.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictStr
 
@@ -14,6 +15,28 @@ from meshwright.wire.base import SCHEMA_VERSION, Reply, Request
 
 State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 """`initializing`: not checked yet. `unknown`: the last check is too old, or its source does not answer."""
+
+WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
+
+HARDWARE: Final = frozenset(
+    {
+        "device",
+        "driver",
+        "ici",
+        "inventory",
+        "link",
+        "memory",
+        "nvswitch",
+        "power",
+        "simulated",
+        "thermal",
+        "throttle",
+    }
+)
+"""The kinds of components (what stands before the colon) that may take a node out of service: devices and driver.
+
+A fault of any other component, such as the agent's store, disk or worker, says nothing about the hardware.
+"""
 
 Permanence = Literal["transient", "permanent"]
 """`transient`: expected to pass by itself. `permanent`: stays until a reboot, a repair, or an operator's word."""
@@ -42,6 +65,21 @@ class Health(Reply):
     schema_version: str = SCHEMA_VERSION
     state: State = Field(description="the worst state of all components but those that are left alone on purpose")
     components: tuple[Component, ...]
+
+
+def find_worst_state(components: Sequence[Component]) -> State:
+    """Returns the worst state; `initializing` without components.
+
+    A component that is left alone on purpose (it was checked and says `initializing`, with the reason) does not count.
+    """
+    states = {part.state for part in components if part.state != "initializing" or part.observed_at is None}
+    return next((state for state in WORST_FIRST if state in states), "initializing")
+
+
+def select_hardware(health: Health) -> Health:
+    """Returns the health of the devices and their driver alone: the components of `HARDWARE`."""
+    components = tuple(part for part in health.components if part.name.partition(":")[0] in HARDWARE)
+    return Health(state=find_worst_state(components), components=components)
 
 
 class HealthEvent(Reply):

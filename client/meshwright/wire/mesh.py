@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
@@ -282,3 +282,19 @@ class Plans(Reply):
     comparison: tuple[ComparedTarget, ...] = Field(default=(), description="with `targets`: each, the best first")
     fallback: Fallback | None = Field(default=None, description="where it was asked for")
     warnings: tuple[Notice, ...] = Field(default=(), description="about the request, not about one plan")
+
+
+if TYPE_CHECKING:  # where the program runs these are `Plan` and `Plans`
+
+    class PlanWithDevices(Plan):
+        """A plan whose devices are listed, as all are that were not asked for with `include_devices=False`."""
+
+        devices: tuple[DeviceRef, ...]
+
+    class PlansWithDevices(Plans):
+        """Plans whose devices are listed."""
+
+        plans: tuple[PlanWithDevices, ...]
+
+else:
+    PlanWithDevices, PlansWithDevices = Plan, Plans

@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Final
 
 from meshwright.errors import ComponentNotFoundError
-from meshwright.wire.health import Component, Health, Permanence, State
+from meshwright.wire.health import WORST_FIRST, Component, Health, Permanence, State, find_worst_state
 from meshwright_agent.health.memory import Fault, HealthMemory
 from meshwright_agent.health.words import make_sendable
-
-WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
 
 @dataclass(frozen=True)
@@ -155,16 +152,10 @@ class HealthBoard:
             self._on_change(self.component(name, now), before, now)
 
     def view(self, now: datetime) -> Health:
-        """Returns every component as it stands at `now`, and the worst of their states.
-
-        One that is left alone on purpose (a check was here and says `initializing`, with why) counts for nothing: it
-        is not green, and makes nothing else wait.
-        """
+        """Returns every component as it stands at `now`, and the worst of their states (`find_worst_state`)."""
         self.settle(now)
         components = tuple(self.component(name, now) for name in self.names())
-        states = {c.state for c in components if c.state != "initializing" or c.observed_at is None}
-        worst = next((state for state in WORST_FIRST if state in states), "initializing")
-        return Health(state=worst, components=components)
+        return Health(state=find_worst_state(components), components=components)
 
     def component(self, name: str, now: datetime) -> Component:
         """Returns one component that is on the board, as it stands at `now`."""

@@ -72,6 +72,7 @@ class Verdicts:
         self._silent: set[str] = set()
         self._of_last_boot: set[str] = set()
         self._missing: tuple[KnownDevice, ...] = ()
+        self._has_answered = False
         self._listed: set[str] = set()
         self._ledger = XidLedger()
         self._runtimes = RuntimeHealth()
@@ -103,6 +104,7 @@ class Verdicts:
 
     def report_silence(self, reason: str, at: datetime) -> None:
         """The probe did not answer: what only the driver knows is not known now."""
+        self._has_answered = False
         self._board.report(
             DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
         )
@@ -131,6 +133,7 @@ class Verdicts:
             at: when it looked.
             hearing: how it stands with NVML's events.
         """
+        self._has_answered = True
         self._note_boot(facts, at)
         self._report(DRIVER, judge_driver(facts.problems), at)
         if facts.kernel_log is not None and facts.kernel_log.error is None:
@@ -240,7 +243,8 @@ class Verdicts:
             component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is; a
                 part that nothing is told of any more is gone.
             at: when the word was given.
-            facts: what the last look found; it is judged again. None: nobody has looked.
+            facts: what the last answer of the probe found. It is judged again, unless it is of an earlier life of the
+                agent or the probe has been silent since. None: nobody has looked.
             devices: the same as `/devices` shows it.
         """
         self._memory.clear_faults(component)
@@ -255,7 +259,7 @@ class Verdicts:
             self._forget(f"device:{key}")
         if facts is not None and devices is not None:
             self._devices.acknowledge(component, facts)
-            if gone or component in self._listed | self._parts:
+            if self._has_answered and (gone or component in self._listed | self._parts):
                 self._judge(facts, facts, devices, at)
 
     # devices, by JAX and by benches
@@ -362,8 +366,11 @@ def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch:
         return Finding("unhealthy", f"does not start: {cause}", DOCTOR)
     if failure and is_alive:
         return Finding("degraded", failure, "see the agent's log")
-    if failure or worker.state == "backoff":
-        action = "it is started again by itself; see the agent's log"
+    if failure or (worker.has_crashed and not is_alive):
+        action = (
+            "the agent starts it again; after a release, or with MESHWRIGHT_HOLD=never, the next bench does. "
+            "The agent's log has its last lines"
+        )
         return Finding("degraded", f"died: {cause}", action, "transient")
     if mismatch:
         return Finding("degraded", mismatch, DOCTOR)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from meshwright.wire.health import WORST_FIRST
 from meshwright_agent.facts.health import CardFailure, SXid, Xid
 from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.health.board import WORST_FIRST, HealthBoard
+from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory

@@ -165,16 +165,16 @@ class HostWatch:
     def _may_touch(self) -> bool:
         """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
 
-        What an earlier life of the agent learnt is none of this one's looks. With `hold: always` it is kept, and
-        started again after leases; with `never` a bench alone starts it. Not after a release, as on hosts without; also
-        not where it had told no view before that.
+        It is started again after a crash. What an earlier life of the agent learnt is none of this one's looks. With
+        `hold: always` it is kept, and started again after leases; with `never` a bench alone starts it. Not after a
+        release, as on hosts without; also not where it had told no view before that.
         """
         if self._is_reserved() or not self._may_wake():
             return False
         is_open = self._device.state == "ready"  # then nothing more is opened
         if not is_open and (self._settings.hold == "never" or not may_touch(self.sight.facts)):
             return False
-        return not self._has_answered or self._settings.hold == "always"
+        return not self._has_answered or self._device.has_crashed or self._settings.hold == "always"
 
     @property
     def _has_answered(self) -> bool:
@@ -291,7 +291,8 @@ class HostWatch:
         """Takes what a bench tells as a sign of life: of the worker, and of the devices that it has measured."""
         now = self._clock.now()
         self.released = False
-        self._verdicts.report_working(self._device.generation, now)
+        if self._has_answered or not self._stays:  # on CPUs only JAX lists the devices, and a bench tells of some
+            self._verdicts.report_working(self._device.generation, now)
         record = value.get("record")
         if record and not self.tell_mismatch():
             devices = self.devices(now).devices
@@ -307,7 +308,7 @@ class HostWatch:
 
     def note_worker(self) -> None:
         """Reports the worker's state; not of one that is up and has yet to say on which devices."""
-        if self.sight.jax is None and self._failure is None and self._device.state in {"ready", "busy"}:
+        if not self._has_answered and self._failure is None and self._device.state in {"ready", "busy"}:
             return
         self._verdicts.report_worker(
             self._device,

@@ -83,7 +83,8 @@ class Jobs:
 
     async def _take_place(self) -> None:
         try:
-            await asyncio.wait_for(self._places.acquire(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):  # wait_for may drop a cancellation (Python 3.11)
+                await self._places.acquire()
         except TimeoutError as error:
             raise WriterBusyError(f"{READERS_MAX} readers have waited for it for {self._timeout_s:g} s") from error
 
@@ -105,7 +106,8 @@ class Jobs:
 
     async def _take_turn(self) -> None:
         try:
-            await asyncio.wait_for(self._turn.acquire(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await self._turn.acquire()
         except TimeoutError as error:
             raise StoreUnavailableError(
                 f"others who list all runs or measurements were before this, for {self._timeout_s:g} s",

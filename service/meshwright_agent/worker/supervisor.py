@@ -89,6 +89,7 @@ class Supervisor:
         self._deaths = Deaths(spec, clock)
         self._calls = Calls(spec.name, clock)
         self._generation = 0
+        self._has_crashed = False
         self.durations = self._calls.durations
         self._is_closed = False
         actions: dict[Action, Callable[[], None]] = {
@@ -155,6 +156,11 @@ class Supervisor:
     def crash_count(self) -> int:
         """How many processes ended as they should not."""
         return self._deaths.crash_count
+
+    @property
+    def has_crashed(self) -> bool:
+        """True from a crash until another process is ready."""
+        return self._has_crashed
 
     @property
     def abandoned_pids(self) -> tuple[int, ...]:
@@ -328,6 +334,7 @@ class Supervisor:
         match frame:
             case Hello() if self._machine.state == "starting":
                 tenure.greet(frame)
+                self._has_crashed = False
                 self._machine.apply("hello")
             case Refusal() if self._machine.state == "starting":
                 words = f"{frame.name}: {frame.message}"
@@ -373,6 +380,7 @@ class Supervisor:
         await tenure.finish(gently=gently)
         self._answer_mourners(tenure)
         self._tenure = None
+        self._has_crashed |= tenure.has_crashed
         spent = self._deaths.is_spent
         self._machine.apply("gone" if not tenure.has_crashed else "crashed_out" if spent else "crashed")
 

@@ -25,19 +25,28 @@ from meshwright.cli.check import (
 from meshwright.cli.time_limit import TimeLimit
 from meshwright.errors import AgentTimeoutError
 from meshwright.testing import FakeAgent
-from meshwright.wire.health import Component, Health, State
+from meshwright.wire.health import HARDWARE, Component, Health, State
+from meshwright_agent.health.own import COMPONENTS as OF_ITSELF
+from meshwright_agent.health.verdicts import COMPONENTS as OF_HOST
+from meshwright_agent.host.simulation import SIMULATED
 from tests.unit.cli.conftest import CommandLine
 from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
+OF_AGENT = {"worker", "store", "disk", "clock", "access", "certificate", "kernel_log", "tpu_runtime"}
 LOOKED_AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+
+
+def find_time(state: State, seconds: int = 0) -> datetime | None:
+    """Returns when a component in this state was looked at."""
+    return None if state == "initializing" else LOOKED_AT + timedelta(seconds=seconds)
 
 
 def _build_health(state: Any, reason: str = "it broke") -> Health:
     parts = (
         Component(name="driver", state="healthy", observed_at=LOOKED_AT),
-        Component(name="device:0", state=state, reason=reason, observed_at=LOOKED_AT),
+        Component(name="device:0", state=state, reason=reason, observed_at=find_time(state)),
     )
     return Health(state=state, components=parts)
 
@@ -117,7 +126,7 @@ def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> 
         ("device:0", "unknown", "degraded", 0, 1, "drain: device:0 unknown: it broke"),
         ("device:0", "unknown", "healthy", -300, 2, "unknown: device:0 unknown: it broke"),
         ("device:0", "unknown", "unknown", 0, 2, "unknown: 2 parts unknown: it broke, such as driver"),
-        ("worker", "unknown", "healthy", 0, 0, "keep: worker unknown: it broke"),
+        ("simulated", "unknown", "healthy", 0, 2, "unknown: simulated unknown: it broke"),
         ("device:0", "initializing", "healthy", 0, 2, "unknown: device:0 initializing: it broke"),
         ("device:0", "degraded", "healthy", 0, 0, "keep: device:0 degraded: it broke"),
     ],
@@ -125,14 +134,40 @@ def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> 
 def test_slurm_drains_for_what_is_broken_or_does_not_answer_and_keeps_nothing_that_was_not_looked_at(
     meshwright: CommandLine, name: str, state: State, driver: State, seconds: int, code: int, words: str
 ) -> None:
-    at = LOOKED_AT + timedelta(seconds=seconds)
     parts = (
         Component(name="driver", state=driver, reason="it broke", observed_at=LOOKED_AT),
-        Component(name=name, state=state, reason="it broke", observed_at=at),
+        Component(name=name, state=state, reason="it broke", observed_at=find_time(state, seconds)),
     )
     meshwright.fake.health = Health(state=state, components=parts)
     printed = meshwright("check", "--exit-style", "slurm")
     assert (printed.code, printed.out) == (code, f"{words}\n")
+
+
+@pytest.mark.parametrize("state", ["unhealthy", "unknown", "degraded"])
+@pytest.mark.parametrize("name", sorted(OF_AGENT))
+def test_nothing_of_the_agents_own_takes_a_node_out_of_service(
+    meshwright: CommandLine, name: str, state: State
+) -> None:
+    meshwright.fake.health = _build_health("healthy")
+    meshwright.fake.change_health(name, state, "it broke")
+    for required in ((), ("--max-health", "healthy")):
+        slurm = meshwright("check", *required, "--exit-style", "slurm")
+        assert (slurm.code, slurm.out[:27]) == (0, "keep: 2 components, healthy")
+        assert meshwright("check", *required, "--exit-style", "npd").code == 0
+    assert meshwright("check", "--exit-style", "nagios").code == EXIT_CODES["nagios"][state] != 0
+    meshwright.fake.change_health("device:0", "unhealthy", "XID 79")
+    assert meshwright("check", "--exit-style", "slurm").out == "drain: device:0 unhealthy: XID 79\n"
+
+
+def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLine) -> None:
+    meshwright.fake.health = Health(state="healthy", components=(Component(name="store", state="healthy"),))
+    assert meshwright("check", "--exit-style", "npd").code == EXIT_CODES["npd"]["unknown"]
+    assert meshwright("check", "--exit-style", "slurm").out == "unknown: 0 components, initializing\n"
+
+
+def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
+    names = {*OF_HOST, *OF_ITSELF, SIMULATED, "access", "certificate", "device"}
+    assert {name.partition(":")[0] for name in names} == HARDWARE | OF_AGENT
 
 
 @given(st.sampled_from(STATES), st.text(max_size=200))

@@ -23,6 +23,8 @@ from meshwright._devices.starting import (
     read_memory_fraction,
 )
 from meshwright.devices import (
+    CPUDetector,
+    CUDADetector,
     DeviceCapabilities,
     DeviceConfiguration,
     DeviceManager,
@@ -127,8 +129,30 @@ def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force() -
 
 @pytest.mark.parametrize("config", [{"memory_strategy": "balanced"}, DeviceManager])
 def test_what_is_no_configuration_is_refused(config: Any) -> None:
-    with pytest.raises(TypeError, match="it is a DeviceConfiguration"):
+    with pytest.raises(TypeError, match="it is a DeviceConfiguration") as caught:
         DeviceManager(config)
+    assert "detector" not in str(caught.value)
+
+
+@pytest.mark.parametrize("detector", [CUDADetector(), CUDADetector, Stated(H100)])
+def test_a_detector_in_the_configurations_place_is_refused_with_the_name_of_its_own(detector: Any) -> None:
+    with pytest.raises(TypeError, match=r"config is .*it is a DeviceConfiguration.*DeviceManager\(detector=…\)"):
+        DeviceManager(detector)
+
+
+def test_a_configuration_is_taken_by_position_and_a_detector_after_it() -> None:
+    config, detector = DeviceConfiguration(), Stated(H100)
+    manager = DeviceManager(config, detector)
+    assert manager.config is config
+    assert manager.detector is detector
+    assert detector.calls == 0
+
+
+def test_the_detector_is_the_one_that_the_capabilities_come_from() -> None:
+    manager = DeviceManager()
+    assert isinstance(manager.detector, CPUDetector)
+    assert manager.detector is manager.detector
+    assert manager.detector.detect_capabilities().device_type is manager.capabilities.device_type is DeviceType.CPU
 
 
 def test_what_is_no_detector_is_refused() -> None:
@@ -198,6 +222,8 @@ def test_device_info_is_json_and_says_what_there_is() -> None:
     info = json.loads(json.dumps(DeviceManager().get_device_info()))
     assert (info["backend"], info["default_device"]) == ("cpu", str(jax.devices()[0]))
     assert [device["id"] for device in info["devices"]["cpu"]] == list(range(8))
+    assert info["jax_devices"] == info["cpu_devices"] == [str(device) for device in jax.devices()]
+    assert (info["gpu_devices"], info["tpu_devices"]) == ([], [])
     assert (info["capabilities"]["device_type"], info["capabilities"]["device_count"]) == ("cpu", 8)
     assert (info["memory_strategy"], info["memory_fraction"], info["compute_dtype"]) == ("balanced", 0.75, "float32")
     assert any("JAX_PLATFORMS" in reason for reason in info["no_gpu"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.wire.health import Component, Health, State
-from meshwright_agent.health.board import WORST_FIRST, HealthBoard
+from meshwright.wire.health import WORST_FIRST, Component, Health, State
+from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.memory import Fault, HealthMemory
 from meshwright_agent.health.words import make_sendable
 

@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.wire.health import State
-from meshwright_agent.health.board import WORST_FIRST
+from meshwright.wire.health import WORST_FIRST, State
 from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice, Standing
 from tests.fakes.stored import EPOCH
 

@@ -337,6 +337,54 @@ def test_a_worker_that_was_let_go_on_purpose_stays_healthy_and_says_so(dgx: Mach
     assert len(scene.device.calls) == 1
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_a_worker_that_was_killed_is_degraded_until_another_has_started_whatever_comes_between(
+    cpu: Machine, released: bool
+) -> None:
+    scene = stage_cpu(cpu)
+    scene.look()
+    scene.device.has_crashed, scene.device.last_error = True, "was killed by SIGKILL"
+    states: tuple[WorkerState, ...] = ("backoff", "stopped", "starting", "stopping", "stopped")
+    for state in states:
+        scene.device.state = state
+        scene.watch.note_worker()  # as its supervisor does
+        if released:
+            scene.watch.note_release()
+        assert scene.component("worker").state == "degraded"
+        assert "SIGKILL" in scene.component("worker").reason
+    scene.device.state, scene.device.has_crashed = "ready", False
+    scene.watch.note_worker()
+    assert scene.state("worker") == "healthy"
+
+
+def test_jax_on_accelerators_is_asked_again_after_a_crash_and_not_after_a_release_too(dgx: Machine) -> None:
+    scene = stage_dgx(dgx)
+    scene.look()
+    scene.device.state, scene.device.has_crashed = "stopped", True
+    scene.watch.released = True
+    scene.look()
+    assert (len(scene.device.calls), scene.state("worker")) == (1, "degraded")
+    scene.watch.released = False
+    scene.look()
+    assert (len(scene.device.calls), scene.state("worker")) == (2, "healthy")
+
+
+def test_after_a_restart_nothing_is_healthy_before_jax_has_listed_the_devices_again(cpu: Machine) -> None:
+    earlier = stage_cpu(cpu)
+    earlier.look()
+    scene = stage_cpu(cpu)
+    scene.watch.sight = parse_sight(dump_sight(earlier.watch.sight))
+    scene.device.state = "ready"
+    scene.watch.note_worker()  # as its supervisor does
+    scene.watch.note_progress({"done": 1, "total": 2, "message": ""})  # a bench that did not wait for the first look
+    asyncio.run(scene.watch.look_at_facts())
+    assert scene.state("driver") == "healthy"
+    assert scene.board.view(scene.clock.now()).state == "initializing"
+    scene.look()
+    assert scene.board.view(scene.clock.now()).state == "healthy"
+    assert set(scene.states_of_devices().values()) == {"healthy"}
+
+
 def test_a_worker_that_may_stay_is_started_again_if_it_stopped_but_not_if_it_was_released(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()

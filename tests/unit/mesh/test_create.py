@@ -13,7 +13,13 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright._mesh.granules import NUM_SLICES
-from meshwright.mesh import create_mesh, parse_mesh_from_string
+from meshwright.mesh import (
+    DEFAULT_NAMED_SHARDING_STG,
+    DEFAULT_SHARDING_STG,
+    create_cpu_mesh,
+    create_mesh,
+    parse_mesh_from_string,
+)
 from tests.fakes.jax_devices import build_cpus, build_tpus
 
 
@@ -21,6 +27,13 @@ def test_defaults_give_all_devices_to_fsdp() -> None:
     mesh = create_mesh()
     assert dict(mesh.shape) == {"dp": 1, "fsdp": 8, "ep": 1, "tp": 1, "sp": 1}
     assert list(mesh.devices.flat) == jax.devices()
+
+
+def test_the_defaults_have_eformers_names() -> None:
+    assert DEFAULT_SHARDING_STG == (1, -1, 1, 1, 1)
+    assert DEFAULT_NAMED_SHARDING_STG == ("dp", "fsdp", "ep", "tp", "sp")
+    assert create_mesh() is create_mesh(DEFAULT_SHARDING_STG, DEFAULT_NAMED_SHARDING_STG)
+    assert create_cpu_mesh() is create_cpu_mesh(DEFAULT_SHARDING_STG, DEFAULT_NAMED_SHARDING_STG)
 
 
 @pytest.mark.parametrize("use_jax", [False, True])
@@ -68,14 +81,19 @@ def test_the_environment_may_tell_slices_and_the_same_call_follows_it(monkeypatc
     ), "jax.make_mesh cannot split over granules"
     monkeypatch.delenv(NUM_SLICES)
     assert create_mesh((4, 2), ("a", "b")) is plain
-    with pytest.raises(ValueError, match="there are 1 granules"):
-        create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(1, 2))
 
 
-def test_a_split_over_granules_is_checked_also_where_jax_is_asked_to_make_the_mesh() -> None:
-    with pytest.raises(ValueError, match="there are 1 granules"):
-        create_mesh((4, 2), ("a", "b"), (2, 1), use_jax=True)
-    assert create_mesh((4, 2), ("a", "b"), (1, 1), use_jax=True).devices.shape == (4, 2)
+@pytest.mark.parametrize("use_jax", [False, True])
+@pytest.mark.parametrize("dcn", [(2, 1), (1, 2), (8, -1), (3, 5), (2,), (0, 1)])
+def test_with_one_granule_a_split_has_no_effect_and_says_so(dcn: tuple[int, ...], use_jax: bool) -> None:
+    with pytest.warns(UserWarning, match=r"all devices are in one granule .* dcn_mesh_dims has no effect here"):
+        mesh = create_mesh((2, 4), ("one", "granule"), dcn, use_jax=use_jax)
+    assert mesh.devices.tolist() == create_mesh((2, 4), ("one", "granule")).devices.tolist()
+
+
+@pytest.mark.parametrize("dcn", [(1, 1), (-1, 1), (1, -1)])
+def test_a_split_over_one_granule_that_is_none_is_not_warned_of(dcn: tuple[int, ...]) -> None:
+    assert create_mesh((4, 2), ("a", "b"), dcn, use_jax=True).devices.shape == (4, 2)
 
 
 def test_jax_is_left_to_it_where_it_can_and_agrees_on_equal_devices() -> None:

@@ -57,7 +57,7 @@ def test_slices_of_other_devices_are_not_those_of_one_processs_cpu(told: str) ->
 
 
 DCN = [
-    (None, (2, 1)),
+    (None, None),
     ((2, 1), (2, 1)),
     ((1, 2), (1, 2)),
     ((-1, 1), (2, 1)),

@@ -346,6 +346,8 @@ def test_a_size_is_split_evenly_or_refused_with_the_nearest_sizes_that_work(rows
         ({"mesh_axis": ("data", "data")}, ValueError, "each once"),
         ({"batch_axis": 0.0}, TypeError, "batch_axis is 0.0, a float; it is a whole number"),
         ({"batch_axis": True}, TypeError, "batch_axis is True"),
+        ({"batch_axis": "dp"}, TypeError, "such as 0 or -1; an axis of the mesh is given by name: mesh_axis='dp'"),
+        ({"batch_axis": ("dp", "tp")}, TypeError, "is given by name: mesh_axis=('dp', 'tp')"),
         ({"mesh": "data"}, TypeError, "mesh is a str; it is a jax.sharding.Mesh"),
     ],
 )  # fmt: skip

@@ -79,6 +79,10 @@ def test_a_row_that_is_not_published_is_the_roofline_and_says_so(hardware_type: 
     ("value", "expected"),
     [
         ("h200", (64, 256, 207)),
+        ("h800", (64, 320, 296)),
+        ("h20", (16, 64, 37)),
+        ("gh200", (64, 256, 248)),
+        ("gb300", (64, 320, 313)),
         ("tpu_v3", (32, 192, 137)),
         ("tpu_v6e", (128, 576, 560)),
         ("a10g", (32, 128, 117)),
@@ -205,7 +209,7 @@ def test_a_relative_of_a_known_card_gets_the_familys_row_and_no_figures() -> Non
 @pytest.mark.parametrize(
     ("platform", "kind"),
     [
-        ("gpu", "NVIDIA GH200 480GB"),
+        ("gpu", "NVIDIA H800 PCIe"),
         ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
         ("gpu", "TPU v5e"),
         (None, None),

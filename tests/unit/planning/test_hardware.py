@@ -25,6 +25,11 @@ chips = st.sampled_from(read_chips())
         ("gpu", "NVIDIA A100-PCIE-40GB", HardwareType.A100),
         ("gpu", "Tesla V100-SXM2-16GB", HardwareType.V100),
         ("gpu", "NVIDIA H200", HardwareType.H200),
+        ("gpu", "NVIDIA H800", HardwareType.H800),
+        ("gpu", "NVIDIA H20", HardwareType.H20),
+        ("gpu", "NVIDIA GH200 480GB", HardwareType.GH200),
+        ("gpu", "NVIDIA GH200 144G HBM3e", HardwareType.GH200),
+        ("gpu", "NVIDIA GB300", HardwareType.GB300),
         ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
     ],
 )
@@ -37,9 +42,9 @@ def test_a_device_is_known_by_platform_and_kind(platform: str, kind: str, expect
     [
         ("tpu", "TPU v4 lite"),
         ("tpu", "TPU8i"),
-        ("gpu", "NVIDIA GH200 480GB"),
-        ("gpu", "NVIDIA H800"),
-        ("gpu", "NVIDIA H20"),
+        ("gpu", "NVIDIA GH200 480GB MIG 1g.12gb"),
+        ("gpu", "NVIDIA H800 PCIe"),
+        ("gpu", "NVIDIA H20-3e"),
         ("gpu", "NVIDIA H200 NVL"),
         ("gpu", "NVIDIA A100X"),
         ("gpu", "NVIDIA A10M"),
@@ -105,7 +110,7 @@ def test_an_unknown_name_is_refused_with_near_ones(name: str, near: str) -> None
     assert caught.value.errors[0]["field"] == "hardware"
 
 
-@pytest.mark.parametrize("name", ["", "xyzzy", "NVIDIA GH200 480GB", "gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
+@pytest.mark.parametrize("name", ["", "xyzzy", "NVIDIA H800 PCIe", "gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
 def test_a_name_that_no_table_knows_is_refused_and_not_guessed(name: str) -> None:
     with pytest.raises(UnknownHardwareError, match="in no table") as caught:
         parse_hardware(name)

@@ -96,7 +96,7 @@ SIZES = st.lists(st.integers(1, 9), max_size=6).map(tuple)
 @given(SIZES)
 def test_inner_axes_count_more_each_by_the_ratio_and_those_of_size_1_nothing(sizes: tuple[int, ...]) -> None:
     found = weigh_positions(sizes)
-    for weights, ratio in zip(found, (RANK_RATIO, CROSSING_RATIO), strict=True):
+    for weights, ratio in zip((found.inside, found.crossing), (RANK_RATIO, CROSSING_RATIO), strict=True):
         assert [weight > 0 for weight in weights] == [size > 1 for size in sizes]
         wide = [weight for weight in weights if weight]
         assert wide == [ratio**-step for step in reversed(range(len(wide)))]
@@ -111,7 +111,7 @@ def test_one_axis_more_outside_of_all_counts_nothing() -> None:
 
 def test_what_is_given_counts_rather_than_names_and_alike_inside_and_between_granules() -> None:
     found = weigh_axes(("tp", "dp", "pp"), (2, 2, 2), {"tp": 1e9, "dp": 4e9, "pp": 0})
-    assert found == Weights((1 / 4, 1, 0), (1 / 4, 1, 0))
+    assert found == Weights((1 / 4, 1, 0), (1 / 4, 1, 0), turns=(2, 0, 1))
 
 
 @given(st.lists(st.just(0.0) | st.floats(1e-6, 1e12), min_size=1, max_size=5), st.sampled_from([0.5, 2.0, 1024.0]))

@@ -67,6 +67,24 @@ def test_however_many_read_at_once_all_are_answered_and_a_write_is_not_refused_f
     assert before <= 2 * READERS_MAX
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_reader_that_is_cancelled_at_any_moment_ends_as_cancelled(tmp_path: Path, turns: int) -> None:
+    """One that dropped it went on, and the stop of an agent waited for it without end."""
+
+    async def main(store: Store) -> list[bool]:
+        ends = []
+        for read in (lambda: store.read_sight("key"), store.latest_bench):
+            reading = asyncio.ensure_future(read())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asked = reading.cancel()
+            await asyncio.wait({reading})
+            ends.append(reading.cancelled() or not asked)
+        return ends
+
+    assert run_with_store(tmp_path / "s", main) == [True, True]
+
+
 def test_whoever_wants_one_row_waits_for_one_list_at_most_however_many_are_asked_for(tmp_path: Path) -> None:
     """30 readers of GET /placement/bench kept a lease waiting until the store did not answer in time."""
     ended: list[str] = []

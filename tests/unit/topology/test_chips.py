@@ -39,6 +39,12 @@ def edit_first_row(column: str, cell: str) -> list[str]:
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA H200", "H200"),
+        ("NVIDIA H800", "H800"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA GH200 480GB", "GH200 96GB"),
+        ("NVIDIA GH200 120GB", "GH200 96GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200 144GB"),
+        ("NVIDIA GB300", "GB300"),
         ("NVIDIA B200", "B200"),
         ("NVIDIA GB200", "GB200"),
         ("NVIDIA B300 SXM6 AC", "B300"),
@@ -71,10 +77,10 @@ def test_what_jax_or_the_driver_calls_a_device_finds_its_chip(kind: str, name: s
         "NVIDIA H100 80GB HBM2e",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA H200 NVL",
-        "NVIDIA H800",
-        "NVIDIA H20",
-        "NVIDIA GH200 480GB",
-        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA H800 PCIe",
+        "NVIDIA H20-3e",
+        "NVIDIA GH200",
+        "NVIDIA GH200 480GB MIG 1g.12gb",
         "NVIDIA A100-PCIE-40GB",
         "NVIDIA A100-SXM-64GB",
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
@@ -112,7 +118,7 @@ def test_aliases_find_their_chip_in_any_case(alias: str, name: str) -> None:
     assert chip.name == name
 
 
-@pytest.mark.parametrize("name", ["", "h", "h1000", "v5", "v7", "gh200", "nvidia", "tpu", "gpu", "a100 sxm 64gb"])
+@pytest.mark.parametrize("name", ["", "h", "h1000", "v5", "v7", "gh2000", "nvidia", "tpu", "gpu", "a100 sxm 64gb"])
 def test_a_name_that_no_row_has_finds_nothing(name: str) -> None:
     assert find_chip(name) is None
 
@@ -146,6 +152,11 @@ def test_no_name_and_no_kind_stands_in_two_rows() -> None:
         ("v6e", 559.8),
         ("tpu7x", 312.6),
         ("mi300x", 246.6),
+        ("h800", 295.2),
+        ("h20", 37.0),
+        ("gh200", 247.5),
+        ("gh200-144gb", 202.0),
+        ("gb300", 312.5),
     ],
 )
 def test_the_roofline_is_flops_over_memory_bandwidth(name: str, tokens: float) -> None:

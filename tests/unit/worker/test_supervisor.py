@@ -342,6 +342,35 @@ def test_a_child_lost_while_it_is_being_stopped_is_no_crash() -> None:
     live(scenario)
 
 
+def test_a_crash_stands_until_another_child_is_ready() -> None:
+    async def scenario(world: World) -> None:
+        supervisor = world.supervisor
+        await supervisor.start()
+        await supervisor.release()
+        assert not supervisor.has_crashed  # its end was asked for
+        task = await world.begin()
+        world.child.on_lost("closed its socket")
+        with pytest.raises(WorkerCrashedError):
+            await task
+        await world.until(lambda: supervisor.state == "stopped")
+        await supervisor.release()
+        assert supervisor.has_crashed  # nothing was there to be released
+        world.spawn.says_hello = False
+        waiting = asyncio.create_task(supervisor.start())
+        await world.until(lambda: supervisor.state == "starting")
+        await supervisor.release()
+        with pytest.raises(CallCancelled):
+            await waiting
+        assert (supervisor.state, supervisor.has_crashed) == ("stopped", True)  # that one never was ready
+        world.spawn.says_hello = True
+        await supervisor.start()
+        assert not supervisor.has_crashed
+        await supervisor.release()
+        assert not supervisor.has_crashed
+
+    live(scenario)
+
+
 def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Literal, Unpack, cast, overload
 
 from meshwright._calls import calls
-from meshwright._calls.options import MemoryStrategyName, ModelLike, PlanOptions, TrainingLike, Verify
+from meshwright._calls.options import (
+    MemoryStrategyName,
+    ModelLike,
+    OptionsWithDevices,
+    PlanOptions,
+    TrainingLike,
+    Verify,
+)
 from meshwright._client.awaiting.driving import AsyncDriver
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.batch_size import BatchSize
-from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
 from meshwright.wire.runs import Progress
 
 
 class AsyncPlanCalls(AsyncDriver):
     """Which mesh, and how large a batch."""
+
+    @overload
+    async def plan(
+        self,
+        mesh: MeshLike | MeshSpec | None = None,
+        *,
+        include_devices: Literal[True] = True,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[OptionsWithDevices],
+    ) -> PlanWithDevices: ...
+
+    @overload
+    async def plan(
+        self,
+        mesh: MeshLike | MeshSpec | None = None,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[PlanOptions],
+    ) -> Plan: ...
 
     async def plan(
         self,
@@ -45,6 +73,27 @@ class AsyncPlanCalls(AsyncDriver):
             options.setdefault("top", 1)
         return await self._complete(calls.best_plan(calls.plans(mesh, **options)), on_progress, timeout_s)
 
+    @overload
+    async def plans(
+        self,
+        mesh: MeshLike | MeshSpec | None = None,
+        *,
+        include_devices: Literal[True] = True,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[OptionsWithDevices],
+    ) -> PlansWithDevices: ...
+
+    @overload
+    async def plans(
+        self,
+        mesh: MeshLike | MeshSpec | None = None,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[PlanOptions],
+    ) -> Plans: ...
+
     async def plans(
         self,
         mesh: MeshLike | MeshSpec | None = None,
@@ -56,13 +105,14 @@ class AsyncPlanCalls(AsyncDriver):
         """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
         return await self._complete(calls.plans(mesh, **options), on_progress, timeout_s)
 
-    async def get_plan(self, fingerprint: str) -> Plan:
+    async def get_plan(self, fingerprint: str) -> PlanWithDevices:
         """Returns the stored plan with this fingerprint: how every rank gets the same one.
 
         Raises:
             PlanNotFoundError: the agent has none.
         """
-        return await self._ask(calls.best_plan(calls.stored_plan(fingerprint)))
+        plan = await self._ask(calls.best_plan(calls.stored_plan(fingerprint)))
+        return cast(PlanWithDevices, plan)  # the agent keeps plans whole
 
     async def batch_size(
         self,

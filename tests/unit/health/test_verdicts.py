@@ -690,7 +690,7 @@ def test_a_card_alone_and_pcie_cards_without_a_bridge_need_no_nvlink(tmp_path: P
 
 def test_a_card_of_a_kind_that_the_chip_table_does_not_have_is_held_against_all_others(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    change_all(scene, name="NVIDIA H20")
+    change_all(scene, name="NVIDIA of tomorrow")
     scene.nvml.change_gpu(0, nvlinks=[None] * 18)
     scene.look()
     assert scene.state(f"link:{UUID}") == "unhealthy"

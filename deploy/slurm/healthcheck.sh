@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Slurm HealthCheckProgram (slurm.conf: HealthCheckProgram=…/healthcheck.sh, HealthCheckInterval=300,
 # HealthCheckNodeState=ANY,CYCLE): drains this node, with the reason, when the agent knows that a device or its driver is
-# broken, or that a requirement of MESHWRIGHT_CHECK is not met. An agent that does not answer, or whose own store, disk
-# or worker is broken, drains nothing. slurmd ends the program after 60 s (slurm.conf(5)); the agent has at most 20.
+# broken, that a card does not answer its driver, or that a requirement of MESHWRIGHT_CHECK is not met. An agent that
+# does not answer, or whose own store, disk or worker is broken, drains nothing. slurmd ends the program after 60 s
+# (slurm.conf(5)); the agent has at most 20.
 #
 # A node that is drained, draining, down or failing for another reason than this script's is left as it is: the reason is
 # somebody's word. A node that this script drained, and no other, is given back when the agent has looked at everything
@@ -10,9 +11,9 @@
 # and a node that is down as well stays down. To keep one of these, give it a reason of yours.
 #
 # Exit status: 0 looked, whatever was found · 1 could not look, or could not tell Slurm: slurmd writes that and the output
-# to its log as an error ("health_check failed"), and leaves the node alone. A typing error in MESHWRIGHT_CHECK, a
-# client that does not start, or a token that is refused is one fault of all nodes, and must neither drain them nor pass
-# for health.
+# to its log as an error ("health_check failed"), and leaves the node alone. An agent that has not looked yet, a typing
+# error in MESHWRIGHT_CHECK, a client that does not start, or a token that is refused may be one fault of all nodes, and
+# must neither drain them nor pass for health.
 #
 # Settings: as in prolog.sh, and
 #   MESHWRIGHT_CHECK    further arguments of `meshwright check`, such as "--require 8*h100"; words, without quotes
@@ -40,9 +41,9 @@ check() { "$meshwright" --timeout 10 check ${arguments[@]+"${arguments[@]}"} --e
 said=$(check slurm)
 status=$?
 case "$status $said" in
-"0 keep: no answer"* | "0 keep: no verdict"*) fail "nothing is known of this node: ${said#keep: }" ;;
 "0 keep: "*) [[ ${MESHWRIGHT_RESUME:-0} == 1 ]] || exit 0 ;;
 "1 drain: "*) ;;
+"2 unknown: "*) fail "nothing is known of this node: ${said#unknown: }" ;;
 *)
     fail "the check could not run (exit status $status): nothing is known of this node; see MESHWRIGHT_CHECK in $settings"
     ;;
@@ -54,7 +55,7 @@ reason=$(sed -n 's/^ *Reason=\(.*\)/\1/p' <<<"$shown" | head -1)
 reason=${reason% \[*@*\]} # who gave it, and when
 if [[ $status == 0 ]]; then
     [[ $state == *DRAIN* && $state != *@(DOWN|FAIL)* && $reason == "$mark"* ]] || exit 0
-    # "keep" is said of what is not known, too: an agent that has just started has not seen that the fault is gone.
+    # "keep" is said of requirements that were not measured, too.
     check verdict >/dev/null || exit 0
     change=(state=resume)
 else

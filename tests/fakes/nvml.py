@@ -49,7 +49,8 @@ class FakeNvml:
             [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most, generation, most],
             "performance_state", "recovery", "margin", "slowdown_margin", "shutdown_margin", "link_errors" {counter: of
             each link}, "event_types" (mask; those that there are where it is not told).
-        fail: function → error code; "function:uuid" for one card.
+        fail: function → error code; "function:uuid" for one card, "function/17" where 17 is the argument that tells its
+            calls apart, "field:230" for a field whose reply has the code. A document may have its own, as "fail".
         next_event: returns [index of the card, XID] or [index, XID, event type] of what came next, None for nothing;
             it is asked every 10 ms while somebody waits.
     """
@@ -70,7 +71,8 @@ class FakeNvml:
         self._document = document
         self._next_event = next_event
         self.event_sets = 0
-        self._fail = dict(fail or {})
+        self._fail = dict(document.get("fail", {}) if fail is None else fail)
+        self.asked: set[str] = set()
         self.is_open = False
         self.read_count = 0
 
@@ -84,20 +86,23 @@ class FakeNvml:
         """Fails from now on where it is told to, and nowhere else."""
         self._fail = dict(fail)
 
-    def _check(self, function: str, handle: Document | None = None) -> None:
+    def _check(self, function: str, handle: Document | None = None, argument: int | None = None) -> None:
+        self.asked.add(function)
         if not self.is_open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-        for name in (function, f"{function}:{(handle or {}).get('uuid')}"):
+        names = [function, function if argument is None else f"{function}/{argument}"]
+        for name in (*names, *(f"{name}:{(handle or {}).get('uuid')}" for name in names)):
             if name in self._fail:
                 raise pynvml.NVMLError(self._fail[name])
 
-    def _field(self, function: str, handle: Document, name: str) -> Any:
-        self._check(function, handle)
+    def _field(self, function: str, handle: Document, name: str, argument: int | None = None) -> Any:
+        self._check(function, handle, argument)
         if handle.get(name) is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return handle[name]
 
     def nvmlInit(self) -> None:
+        self.asked.add("nvmlInit")
         if "nvmlInit" in self._fail:
             raise pynvml.NVMLError(self._fail["nvmlInit"])
         self.is_open = True
@@ -180,7 +185,7 @@ class FakeNvml:
         return int(self._field("nvmlDeviceGetComputeInstanceId", device, "compute_instance_id"))
 
     def nvmlDeviceGetNvLinkState(self, device: Document, link: int) -> int:
-        links = self._field("nvmlDeviceGetNvLinkState", device, "nvlinks")
+        links = self._field("nvmlDeviceGetNvLinkState", device, "nvlinks", link)
         if link >= len(links):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return int(links[link] is not None)
@@ -212,7 +217,15 @@ class FakeNvml:
             pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT: "shutdown_margin",
         }
         self._check("nvmlDeviceGetFieldValues", handle)
-        return [_build_field(handle.get(known[asked])) for asked in fieldIds]
+        return [self._build_field(handle, asked, handle.get(known[asked])) for asked in fieldIds]
+
+    def _build_field(self, handle: Document, asked: int, value: int | None) -> SimpleNamespace:
+        """Returns a field of 32 bits as NVML's union has it: read as unsigned, whatever its sign."""
+        names = (f"field:{asked}", f"field:{asked}:{handle.get('uuid')}")
+        code = next((self._fail[name] for name in names if name in self._fail), 0)
+        if code == 0 and value is None:
+            code = pynvml.NVML_ERROR_NOT_SUPPORTED
+        return SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=0 if code else (value or 0) & 0xFFFFFFFF))
 
     def nvmlDeviceGetMarginTemperature(self, handle: Document) -> int:
         return int(self._field("nvmlDeviceGetMarginTemperature", handle, "margin"))
@@ -226,7 +239,8 @@ class FakeNvml:
             pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: "slowdown",
             pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: "off",
         }
-        return int(self._field("nvmlDeviceGetTemperatureThreshold", handle, "thresholds")[known[threshold]])
+        name = "nvmlDeviceGetTemperatureThreshold"
+        return int(self._field(name, handle, "thresholds", threshold)[known[threshold]])
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Document) -> int:
         return int(self._field("nvmlDeviceGetCurrentClocksThrottleReasons", handle, "clocks"))
@@ -240,7 +254,7 @@ class FakeNvml:
     def nvmlDeviceGetTotalEccErrors(self, handle: Document, errorType: int, counterType: int) -> int:
         assert errorType == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         place = {pynvml.NVML_VOLATILE_ECC: 0, pynvml.NVML_AGGREGATE_ECC: 1}[counterType]
-        return int(self._field("nvmlDeviceGetTotalEccErrors", handle, "ecc")[place])
+        return int(self._field("nvmlDeviceGetTotalEccErrors", handle, "ecc", counterType)[place])
 
     def nvmlDeviceGetRemappedRows(self, device: Document) -> tuple[int, ...]:
         return tuple(self._field("nvmlDeviceGetRemappedRows", device, "remapped"))
@@ -317,13 +331,6 @@ class FakeNvml:
         return int(
             self._document["ancestors"].get(f"{device1['index']}-{device2['index']}", pynvml.NVML_TOPOLOGY_SYSTEM)
         )
-
-
-def _build_field(value: int | None) -> SimpleNamespace:
-    """Returns a field of 32 bits as NVML's union has it: read as unsigned, whatever its sign."""
-    if value is None:
-        return SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED, value=SimpleNamespace(uiVal=0))
-    return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value & 0xFFFFFFFF))
 
 
 def check_against_pynvml(fake: type) -> list[str]:

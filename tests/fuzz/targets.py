@@ -154,6 +154,7 @@ FRAMES: Final = tuple(
 )
 ENVIRONMENTS: Final = tuple(_read_environments())
 SXID: Final = b"nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+FAILURE: Final = rb"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: installed here has\x0aNVRM: fallen off the bus and more"
 MESSAGE: Final = b"NVRM: Xid (PCI:0000:03:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -274,6 +275,7 @@ FACTS: Final[Mapping[str, Target]] = {
     "kernel_log.parse_xid": Target(
         take_text(kernel_log.parse_xid), (MESSAGE, MESSAGE.replace(b"'<unknown>'", b"1896"))
     ),
+    "kernel_log.parse_failure": Target(take_text(kernel_log.parse_failure), (FAILURE, FAILURE.replace(b"0000:", b""))),
     "kernel_log.parse_sxid": Target(take_text(kernel_log.parse_sxid), (SXID, SXID.replace(b"Link 30 ", b""))),
     "model.parse_host_facts": Target(
         take_document(model.parse_host_facts), (b'{"machine":{},"cpu":{},"gpus":[],"tpus":[]}',), (ValidationError,)

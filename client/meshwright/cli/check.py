@@ -1,7 +1,8 @@
 """`meshwright check`: the host's health as an exit code, in the manner of whoever runs the check.
 
 Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
-required of it (`requirements`) has a state as its parts have.
+required of it (`requirements`) has a state as its parts have. Slurm drains for a card that its driver was asked about
+and that did not answer, and is told to keep no node of which a card was not looked at.
 Asks once and briefly, since node checks have a time limit, and says it briefly: parts that share a cause are told once,
 and a line is as long as who reads it keeps.
 """
@@ -47,9 +48,12 @@ EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     "nagios": {"healthy": 0, "degraded": 1, "unhealthy": 2, "unknown": 3, "initializing": 3, "no_answer": 3},
     # OK · problem · unknown
     "npd": {"healthy": 0, "degraded": 1, "unhealthy": 1, "unknown": 2, "initializing": 2, "no_answer": 2},
-    # keep · drain: only what is known to be broken takes a node out, not an agent that restarts
-    "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 0, "initializing": 0, "no_answer": 0},
+    # keep · drain · nothing is known, as of an agent that restarts: neither a pass nor a ground to take the node out
+    "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 2, "no_answer": 2},
 }
+SLURM_WORDS: Final = ("keep", "drain", "unknown")
+OF_A_CARD: Final = frozenset({"device", "thermal", "power", "memory", "link"})
+"""The kinds of components that a card has."""
 DRAINING: Final[frozenset[ExitStyle]] = frozenset({"npd", "slurm"})
 """The styles on whose word a node is taken out of service: they look at devices and driver alone, never at the agent's
 own store, disk or worker."""
@@ -92,7 +96,7 @@ def check_health(
       verdict  0 healthy or degraded · 1 unhealthy, unknown or initializing · 2 no answer
       nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
       npd      0 OK · 1 problem (degraded, unhealthy) · 2 unknown; at most 80 bytes
-      slurm    1 the node must be drained (unhealthy) · 0 otherwise; one line
+      slurm    0 keep · 1 drain: unhealthy, or a card does not answer · 2 not checked, no answer; one line
     npd and slurm look at the devices and their driver alone: the agent's own store, disk or worker drains no node.
     Usage errors are 2, of nagios 3.
 
@@ -118,14 +122,35 @@ def check_health(
         _print_no_answer(session, exit_style, error)
         return codes["no_answer"]
     worst = find_worst(seen, findings)
+    outcome = find_outcome(exit_style, seen, findings)
     if session.as_json:
         _print_json(session, health, findings, worst)
     elif exit_style == "verdict":
         _print_components(session, health, findings, worst)
     else:
         counts = Counter([*(part.state for part in seen.components), *(each.state for each in findings)])
-        session.print_lines(format_line(exit_style, worst, summarize(seen, findings), counts))
-    return codes[worst]
+        session.print_lines(format_line(exit_style, outcome, summarize(seen, findings), counts))
+    return codes[outcome]
+
+
+def find_outcome(style: ExitStyle, health: Health, findings: Sequence[Finding]) -> Outcome:
+    """Returns what the exit code is of: the worst state.
+
+    For Slurm, there are three kinds of `unknown`. A part of a card that is unknown at a look at which the driver
+    answered is a card that does not answer: drain. What was not looked at is no answer. A requirement that was not
+    measured keeps the node.
+    """
+    worst = find_worst(health, findings)
+    if style != "slurm" or worst != "unknown":
+        return worst
+    unknown = [part for part in health.components if part.state == "unknown"]
+    if not unknown:
+        return "degraded"
+    of_cards = [part.observed_at for part in unknown if part.name.partition(":")[0] in OF_A_CARD]
+    driver = next((part for part in health.components if part.name == "driver"), None)
+    if driver is None or driver.state == "unknown" or driver.observed_at is None:
+        return "no_answer"
+    return "unknown" if any(at and at >= driver.observed_at for at in of_cards) else "no_answer"
 
 
 def _print_json(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:
@@ -220,7 +245,7 @@ def format_line(style: ExitStyle, outcome: Outcome, summary: str, counts: Mappin
         case "npd":
             return _cut(_write_ascii(summary), NPD_BYTES)
         case "slurm":
-            return _cut(_write_ascii(f"{'drain' if code else 'keep'}: {summary}"), SLURM_BYTES)
+            return _cut(_write_ascii(f"{SLURM_WORDS[code]}: {summary}"), SLURM_BYTES)
     return summary
 
 

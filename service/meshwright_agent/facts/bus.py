@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
-from meshwright_agent.facts.gpu_health import LOST
 from meshwright_agent.facts.model import ProblemKind, RefusedCard
 from meshwright_agent.facts.sysfs import list_folder, parse_fields, parse_int, read_pci_devices, read_text
 
@@ -107,23 +106,23 @@ def judge_silence(cards: Iterable[BusCard], here: BusRoots, error: int) -> Probl
 
 
 def find_refused(
-    cards: Sequence[BusCard], listed: Iterable[str | None], errors: Sequence[tuple[int, int]], here: BusRoots
+    cards: Sequence[BusCard], listed: Iterable[str | None], refusals: Sequence[tuple[int, str]], here: BusRoots
 ) -> tuple[RefusedCard, ...]:
     """Returns the cards that are here and that the driver does not let anybody use.
 
     Args:
         cards: those on the bus.
         listed: the addresses of those that NVML gives a handle for; with one that is not known, others may be it.
-        errors: (index, NVML's error) of those that it counts and gives none for.
+        refusals: (index, reason) of those that NVML counts and that cannot be read, which is a fault wherever this
+            runs: what is hidden from a container or a job is not counted.
         here: where they were looked for.
     """
     known = set(listed)
     absent = [card for card in cards if card.driver and card.address not in known] if None not in known else []
-    lost = [(index, LOST[error]) for index, error in errors if error in LOST]
-    if lost:  # NVML counts in the order of addresses
-        addresses = [card.address for card in absent] if len(absent) == len(lost) else [None] * len(lost)
+    if refusals:  # NVML counts in the order of addresses
+        addresses = [card.address for card in absent] if len(absent) == len(refusals) else [None] * len(refusals)
         return tuple(
-            RefusedCard(address, index, reason) for address, (index, reason) in zip(addresses, lost, strict=True)
+            RefusedCard(address, index, reason) for address, (index, reason) in zip(addresses, refusals, strict=True)
         )
     if here.is_container and here.dev != Path("/dev"):
         return ()

@@ -33,6 +33,8 @@ class GpuHealth:
         is_computing: a process computes on it.
         nvlinks_active: NVLinks that are up; None: it has none, or could not say.
         nvlink_errors: counter → errors of all active links since the driver was loaded.
+        answers: required question (`nvml_questions`) → "answered", "absent" (the card has no such thing), or the name
+            of the error instead of an answer. A question that was not asked is not there.
     """
 
     error: str | None = None
@@ -59,6 +61,7 @@ class GpuHealth:
     is_computing: bool = False
     nvlinks_active: int | None = None
     nvlink_errors: Mapping[str, int] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,28 @@ class SXid:
 
 
 @dataclass(frozen=True)
+class CardFailure:
+    """A line of the kernel log by which NVIDIA's driver says without an XID that a card cannot be used.
+
+    Other fields as of `Xid`.
+
+    Attributes:
+        pci_bus_id: None: the line does not name the card.
+    """
+
+    code: Literal["fallen_off_the_bus", "init_failed"]
+    pci_bus_id: str | None
+    sequence: int
+    age_s: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class KernelLog:
     """What was read of the kernel log.
 
     Attributes:
-        xids, sxids: those after the record that was asked for, oldest first.
+        xids, sxids, failures: those after the record that was asked for, oldest first.
         last_sequence: of the newest record that was looked at; None: there was none.
         error: why it could not be read; None: it was.
         lost_count: records after the one that was asked for that the log had overwritten before they were read.
@@ -133,3 +153,4 @@ class KernelLog:
     error: str | None = None
     sxids: tuple[SXid, ...] = ()
     lost_count: int = 0
+    failures: tuple[CardFailure, ...] = ()

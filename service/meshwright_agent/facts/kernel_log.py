@@ -1,12 +1,14 @@
-"""The kernel log: XIDs and SXIDs of NVIDIA's drivers, from the record after the one that was seen last. In the probe.
+"""The kernel log: XIDs and SXIDs of NVIDIA's drivers, and cards that are gone without an XID. In the probe.
 
-Rule: reading never waits and is bounded in bytes and in XIDs; what is no such line is dropped while reading. A log that
-cannot be read is an error that is told, not a log without XIDs, and records that were overwritten before they were read
-are counted. Knows no meaning of a number.
+Rule: it is read from the record after the one that was seen last. Reading never waits and is bounded in bytes and in
+lines of interest; all others are dropped while reading. A log that cannot be read is an error that is told, not a log
+without XIDs, and records that were overwritten before they were read are counted. Knows no meaning of a number.
 
 Source: the format of /dev/kmsg: Documentation/ABI/testing/dev-kmsg (kernel.org); forms of an XID's line: NVIDIA, XID
 Errors (docs.nvidia.com/deploy/xid-errors) and lines in github.com/NVIDIA/gpu-operator/issues/1146; of an SXID's:
-NVIDIA, Fabric Manager User Guide, and lines in github.com/leptonai/gpud, components/accelerator/nvidia/sxid/README.md.
+NVIDIA, Fabric Manager User Guide, and lines in github.com/leptonai/gpud, components/accelerator/nvidia/sxid/README.md;
+of lines without an XID: github.com/NVIDIA/NVSentinel/issues/155, Bumblebee-Project/Bumblebee/issues/554 and
+illinois-scicomp/machine-shop-maintenance/issues/76.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from meshwright_agent.facts.health import KernelLog, SXid, Xid
+from meshwright_agent.facts.health import CardFailure, KernelLog, SXid, Xid
 from meshwright_agent.facts.sysfs import parse_pci_address
 
 _CHUNK: Final = 8192
@@ -27,7 +29,7 @@ _CHUNK: Final = 8192
 MOST_BYTES: Final = 1 << 26
 """Of a log; kernels keep 0.25 to 16 MiB."""
 MOST_XIDS: Final = 256
-"""And SXIDs, a look; the next one goes on where this one stopped."""
+"""And other lines of interest, a look; the next one goes on where this one stopped."""
 _MOST_TEXT: Final = 200
 
 _RECORD: Final = re.compile(rb"\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
@@ -39,7 +41,12 @@ _SXID: Final = re.compile(
     r"(\d{1,6}), (Fatal|Non-fatal)(?:, |$)(?:Link (\d{1,4})\b\s*)?(.*)"
 )
 """The line that tells the severity; those after it, "Severity 1 Engine instance …" and "Data {…}", are its details."""
-_MARKS: Final = (b"NVRM: Xid", b": SXid ")
+_FAILURES: Final[Mapping[str, Literal["fallen_off_the_bus", "init_failed"]]] = {
+    "fallen off the bus": "fallen_off_the_bus",
+    "RmInitAdapter failed": "init_failed",
+}
+_GPU: Final = re.compile(r"GPU (?:at )?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
+_MARKS: Final = (b"NVRM: Xid", b": SXid ", *(words.encode() for words in _FAILURES))
 _PROCESS: Final = re.compile(r"pid='?(?:(\d{1,10})|[^,']*)'?,\s*(?:name=([^,]*),?\s*)?")
 
 
@@ -85,8 +92,8 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
     oldest, newest, count, is_foreign = None, None, 0, False
-    recent: list[Xid | SXid] = []
-    older: list[Xid | SXid] = []
+    recent: list[Xid | SXid | CardFailure] = []
+    older: list[Xid | SXid | CardFailure] = []
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
@@ -97,7 +104,7 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
         if not any(mark in line for mark in _MARKS):
             continue
         message = record[3].decode(errors="replace")
-        found = parse_xid(message) or parse_sxid(message)
+        found = parse_xid(message) or parse_sxid(message) or parse_failure(message)
         if found is not None:
             dated = replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6))
             (older if after is not None and newest <= after else recent).append(dated)
@@ -114,6 +121,7 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
         sxids=tuple(each for each in kept if isinstance(each, SXid)),
         last_sequence=kept[-1].sequence if len(recent) > len(kept) else newest,
         lost_count=lost_count,
+        failures=tuple(each for each in kept if isinstance(each, CardFailure)),
     )
 
 
@@ -156,3 +164,19 @@ def parse_sxid(message: str) -> SXid | None:
         text=found[5].strip()[:_MOST_TEXT],
         link=int(found[4]) if found[4] else None,
     )
+
+
+def parse_failure(message: str) -> CardFailure | None:
+    """Returns the failure of a card that a line tells without an XID; None for any other line.
+
+    Known are "NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)", of older drivers without the address,
+    "NVRM: GPU at 0000:01:00.0 has fallen off the bus.", and one record of three lines, in which the kernel writes the
+    line ends as "\\x0a": "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: (PCI ID: 10de:26b5) installed in this system
+    has", "NVRM: fallen off the bus and is not responding to commands."
+    """
+    code = next((code for words, code in _FAILURES.items() if words in message), None)
+    if code is None or "NVRM: " not in message:
+        return None
+    found = _GPU.search(message)
+    text = " ".join(message.replace(r"\x0a", " ").replace("NVRM: ", "").split())
+    return CardFailure(code, f"{parse_pci_address(found[1])}.0" if found else None, sequence=0, text=text[:_MOST_TEXT])

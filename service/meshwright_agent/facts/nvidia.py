@@ -1,8 +1,8 @@
 """NVIDIA GPUs by NVML: cards, MIG instances, links, processes. Runs in the probe; makes no CUDA context.
 
-Rule: NVML is an argument, every call may fail by itself, and a failure costs one field and is named. "Not
-supported" is an answer: the card has no such thing. NVML is shut down after each read, since an open handle
-can block a reset. Knows nothing of JAX.
+Rule: NVML is an argument, every question is one of `nvml_questions`, may fail by itself, and a failure costs one field
+and is named. A card that NVML counts and that cannot be read is refused, never left out. NVML is shut down after each
+read, since an open handle can block a reset. Knows nothing of JAX.
 
 Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api).
 """
@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Final
 
-from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts.bus import BusRoots, find_refused, judge_silence, read_bus
-from meshwright_agent.facts.gpu_health import GpuHealthReader
+from meshwright_agent.facts.gpu_health import read_gpu_health
 from meshwright_agent.facts.model import (
     ComputeMode,
     DriverFacts,
@@ -32,13 +31,12 @@ from meshwright_agent.facts.model import (
 )
 from meshwright_agent.facts.nvidia_links import Card, LinkReader
 from meshwright_agent.facts.nvlink import NvLinks
-from meshwright_agent.facts.nvml_questions import INVALID_ARGUMENT, NO_SUCH_LIST, NOT_FOUND, Questions, to_text
+from meshwright_agent.facts.nvml_questions import ABSENT, ANSWERED, LOST, Questions, name_error, to_text
 from meshwright_agent.facts.pci_health import read_pci_health
 from meshwright_agent.facts.sysfs import (
     list_folder,
     parse_pci_address,
     read_numa_node,
-    read_pci_devices,
     read_pcie_root,
 )
 from meshwright_agent.facts.unlisted import judge_listed
@@ -122,8 +120,8 @@ def read_nvidia(
 
 
 def _tell_blind(here: BusRoots, kind: ProblemKind, reason: str) -> NvidiaFacts:
-    """Returns no GPU; a host that has cards all the same has a problem."""
-    cards = [card.address for card in read_pci_devices(here.sysfs, NVIDIA) if card.kind.startswith(DISPLAY_CLASS)]
+    """Returns no GPU; a host that has cards of its own all the same has a problem."""
+    cards = [card.address for card in read_bus(here.sysfs, here.proc)]
     files = _list_files(here)
     seen = cards or files
     if not seen:
@@ -141,141 +139,155 @@ class _Reader:
 
     def __init__(self, nvml: Any, here: BusRoots, describe: Describe, *, lists_all: bool, wants_health: bool) -> None:
         self._nvml = nvml
-        self._questions = Questions(nvml)
-        self._links = LinkReader(self._questions, here.sysfs)
+        self._problems: list[Problem] = []
+        self._driver = self._build_questions("driver")
+        self._links = LinkReader(here.sysfs)
         self._here = here
         self._sysfs = here.sysfs
         self._describe = describe
         self._lists_all = lists_all
         self._wants_health = wants_health
         self._bus = read_bus(here.sysfs, here.proc)
-        self._refusals: dict[int, int] = {}
+        self._refusals: dict[int, str] = {}
+
+    def _build_questions(self, whom: str) -> Questions:
+        return Questions(self._nvml, whom, self._problems)
 
     def close(self) -> None:
         """Lets NVML go."""
-        self._questions.ask("NVML", "nvmlShutdown")
+        self._driver.ask("shutdown")
 
     def read(self) -> NvidiaFacts:
         """Returns everything."""
         driver = DriverFacts(
-            version=to_text(self._questions.ask("driver", "nvmlSystemGetDriverVersion")),
-            cuda_version=parse_cuda_version(self._questions.ask("driver", "nvmlSystemGetCudaDriverVersion_v2")),
+            version=to_text(self._driver.ask("driver_version")),
+            cuda_version=parse_cuda_version(self._driver.ask("cuda_version")),
         )
         count = self._count_cards()
         cards = [card for index in range(count or 0) if (card := self._read_card(index)) is not None]
-        gpus = tuple(gpu for card in cards for gpu in self._read_parts(card))
+        gpus = tuple(gpu for card in cards for gpu in card.parts)
         whole = [card for card in cards if not card.is_divided]
-        links = tuple(link for a, b in combinations(whole, 2) if (link := self._links.read_link(a, b)) is not None)
+        links = tuple(link for a, b in combinations(whole, 2) if (link := self._read_link(a, b)) is not None)
         refused = self._find_refused(cards) if count is not None else ()
-        if refused and not cards:
-            self._questions.tell(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
+        if refused and not gpus:
+            self._driver.tell(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         is_blind = count is None and bool(_list_files(self._here))
-        return NvidiaFacts(gpus, links, driver, tuple(self._questions.problems), refused, is_blind)
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
 
     def _count_cards(self) -> int | None:
         try:
             return int(self._nvml.nvmlDeviceGetCount())
         except self._nvml.NVMLError as error:
             kind = judge_silence(self._bus, self._here, error.value)
-            self._questions.tell(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
+            self._driver.tell(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
         return None
 
     def _find_refused(self, cards: Sequence[Card]) -> tuple[RefusedCard, ...]:
-        errors = sorted(self._refusals.items())
-        return find_refused(self._bus, [card.facts.pci_bus_id for card in cards], errors, self._here)
+        read = [card.facts.pci_bus_id for card in cards if card.facts.index not in self._refusals]
+        return find_refused(self._bus, read, sorted(self._refusals.items()), self._here)
+
+    def _read_link(self, a: Card, b: Card) -> GpuLink | None:
+        return self._links.read_link(self._build_questions(f"GPU {a.facts.index} and {b.facts.index}"), a, b)
 
     def _read_card(self, index: int) -> Card | None:
-        whom = f"GPU {index}"
-        handle = self._find_card(whom, index)
+        questions = self._build_questions(f"GPU {index}")
+        handle = self._find_card(questions, index)
         if handle is None:
             return None
-        facts = self._read_gpu(whom, handle, GpuFacts(index=index))
+        facts = self._read_gpu(questions, handle, GpuFacts(index=index))
         if self._wants_health:
-            health = GpuHealthReader(self._nvml, handle).read(is_computing=bool(facts.processes))
+            health = read_gpu_health(questions, handle, is_computing=bool(facts.processes))
             facts = replace(facts, health=health)
-        mode = self._questions.ask(whom, "nvmlDeviceGetMigMode", handle)
-        if mode and mode[0] == _MIG_ENABLED:
-            return Card(facts, handle, NvLinks(), is_divided=True)
-        facts = replace(facts, fabric=self._links.read_fabric(whom, handle))
-        return Card(facts, handle, self._links.read_nvlinks(whom, handle), is_divided=False)
+        mode = questions.ask("mig_mode", handle)
+        is_divided = bool(mode) and mode[0] == _MIG_ENABLED
+        nvlinks: NvLinks | None = NvLinks()
+        if is_divided:
+            parts = tuple(self._read_instances(questions, facts, handle))
+        else:
+            facts = replace(facts, fabric=self._links.read_fabric(questions, handle))
+            nvlinks = self._links.read_nvlinks(questions, handle)
+            parts = (facts,)
+        if facts.health is not None:
+            health = replace(facts.health, error=questions.lost, answers=questions.answers)
+            parts = tuple(replace(part, health=health) for part in parts)
+        return Card(facts, handle, parts, nvlinks, is_divided)
 
-    def _find_card(self, whom: str, index: int) -> Any:
+    def _find_card(self, questions: Questions, index: int) -> Any:
         try:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         except self._nvml.NVMLError as error:
-            self._refusals[index] = error.value
-            self._questions.tell(f"{whom}: the driver gives no handle for it: {error}", "refused")
+            refusal = "the driver gives no handle for it"
+            self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(error.value)}")
+            questions.tell(f"{questions.whom}: {refusal}: {error}", "refused")
         return None
 
-    def _read_gpu(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
-        pci = self._questions.ask(whom, "nvmlDeviceGetPciInfo", handle)
+    def _read_gpu(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
+        pci = questions.ask("pci", handle)
         address = parse_pci_address(to_text(pci.busId) or "") if pci is not None else None
         folder = self._sysfs / "bus/pci/devices" / (address or "-")
-        architecture = self._questions.ask(whom, "nvmlDeviceGetArchitecture", handle)
-        mode = self._questions.ask(whom, "nvmlDeviceGetComputeMode", handle)
+        architecture = questions.ask("architecture", handle)
+        mode = questions.ask("compute_mode", handle)
         return replace(
-            self._read_common(whom, handle, base),
+            self._read_common(questions, handle, base),
             pci_bus_id=address,
             pcie_root=read_pcie_root(folder),
             numa_node=read_numa_node(folder),
             architecture=_ARCHITECTURES.get(architecture),
-            compute_capability=_format_version(self._questions.ask(whom, "nvmlDeviceGetCudaComputeCapability", handle)),
+            compute_capability=_format_version(questions.ask("compute_capability", handle)),
             compute_mode=_COMPUTE_MODES.get(mode),
-            minor=self._questions.ask(whom, "nvmlDeviceGetMinorNumber", handle),
+            minor=questions.ask("minor", handle),
             pci=read_pci_health(folder),
         )
 
-    def _read_common(self, whom: str, handle: Any, base: GpuFacts) -> GpuFacts:
+    def _read_common(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
         """Returns what cards and MIG instances both have."""
-        memory = self._questions.ask(whom, "nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
+        memory = questions.ask("memory", handle, self._nvml.nvmlMemory_v2)
         used_bytes = None if memory is None else int(memory.used)
         return replace(
             base,
-            kind=to_text(self._questions.ask(whom, "nvmlDeviceGetName", handle)),
-            uuid=to_text(self._questions.ask(whom, "nvmlDeviceGetUUID", handle)),
+            kind=to_text(questions.ask("name", handle)),
+            uuid=to_text(questions.ask("uuid", handle)),
             memory_bytes=None if memory is None else int(memory.total),
             used_bytes=used_bytes,
-            processes=self._read_processes(whom, handle, used_bytes),
+            processes=self._read_processes(questions, handle, used_bytes),
         )
 
-    def _read_processes(self, whom: str, handle: Any, used_bytes: int | None) -> tuple[ProcessFacts, ...] | None:
-        running = self._questions.ask(whom, "nvmlDeviceGetComputeRunningProcesses", handle)
+    def _read_processes(
+        self, questions: Questions, handle: Any, used_bytes: int | None
+    ) -> tuple[ProcessFacts, ...] | None:
+        running = questions.ask("processes", handle)
         if running is None:
             return None
         # Of processes that share a GPU through MPS the list above may have the server alone.
-        clients = self._questions.ask(whom, "nvmlDeviceGetMPSComputeRunningProcesses", handle, none_on=NO_SUCH_LIST)
+        clients = questions.ask("mps_clients", handle)
         held = {process.pid: process.usedGpuMemory for process in (*(clients or ()), *running)}
         listed = tuple(self._describe(pid, size) for pid, size in held.items())
         return listed if self._lists_all else judge_listed(listed, used_bytes)
 
-    def _read_parts(self, card: Card) -> Iterator[GpuFacts]:
-        """Yields the card, or its MIG instances."""
-        if not card.is_divided:
-            yield card.facts
-            return
-        whom = f"GPU {card.facts.index}"
-        slots = range(self._questions.ask(whom, "nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0)
-        handles = [self._find_instance(whom, card, slot) for slot in slots]
-        if not any(handle is not None for handle in handles):
-            words = f"{whom} ({card.facts.key}) is in MIG mode without instances: nothing can run there"
-            self._questions.tell(words, "no_instances")
-        for handle in handles:
-            if handle is not None:
-                yield self._read_instance(whom, card, handle)
+    def _read_instances(self, questions: Questions, card: GpuFacts, handle: Any) -> Iterator[GpuFacts]:
+        """Yields the MIG instances of a card; a card whose instances cannot be listed is refused."""
+        slots = range(questions.ask("mig_slots", handle) or 0)
+        handles = [questions.ask("mig_instance", handle, slot) for slot in slots]
+        found = [each for each in handles if each is not None]
+        came = {questions.answers[name] for name in ("mig_slots", "mig_instance") if name in questions.answers}
+        if not found and came <= {ANSWERED, ABSENT}:
+            words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
+            questions.tell(words, "no_instances")
+        elif not found:
+            error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
+            self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"
+        for each in found:
+            yield self._read_instance(questions, card, each)
 
-    def _find_instance(self, whom: str, card: Card, slot: int) -> Any:
-        none_on = (NOT_FOUND, INVALID_ARGUMENT)
-        return self._questions.ask(whom, "nvmlDeviceGetMigDeviceHandleByIndex", card.handle, slot, none_on=none_on)
-
-    def _read_instance(self, whom: str, card: Card, handle: Any) -> GpuFacts:
-        instance = self._read_common(f"MIG instance of {whom}", handle, card.facts)
+    def _read_instance(self, questions: Questions, card: GpuFacts, handle: Any) -> GpuFacts:
+        instance = self._read_common(questions, handle, card)
         return replace(
             instance,
             mig=MigFacts(
-                parent_uuid=card.facts.key,
+                parent_uuid=card.key,
                 profile=parse_profile(instance.kind),
-                gpu_instance_id=self._questions.ask(whom, "nvmlDeviceGetGpuInstanceId", handle),
-                compute_instance_id=self._questions.ask(whom, "nvmlDeviceGetComputeInstanceId", handle),
+                gpu_instance_id=questions.ask("gpu_instance", handle),
+                compute_instance_id=questions.ask("compute_instance", handle),
             ),
         )
 

@@ -1,50 +1,237 @@
-"""Questions to NVML: each may fail by itself, costs one field then, and is told as a problem. Runs in the probe.
+"""The list of all questions to NVML, and the asking: each may fail by itself and costs one field. Runs in the probe.
 
-Rule: "not supported" is an answer: the card has no such thing. Knows no question.
+Rule: each question is in `QUESTIONS`. It is required (it has `parts`) if the verdict on a card rests on its answer:
+which card this is, how much memory it has, whether it is divided, and how each of its parts is. What only describes a
+card (its architecture, its place, who uses it) is not required, and its failure is a problem of the driver.
+Of a required question, only "not supported" and a function that driver or library do not have mean that the card has no
+such thing; after any other error the part is unknown. Whether the others of its kind have such a thing is compared in
+`health.diagnosis`. The event listener's questions are not here: they do not look at a card.
 
-Source: NVIDIA, NVML API Reference Guide, nvmlReturn_t (docs.nvidia.com/deploy/nvml-api).
+Source: NVIDIA, NVML API Reference Guide, nvmlReturn_t (docs.nvidia.com/deploy/nvml-api), and nvml.h of CUDA 13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from meshwright_agent.facts.model import Problem, ProblemKind
 
-NOT_SUPPORTED: Final = 3
-NOT_FOUND: Final = 6
-INVALID_ARGUMENT: Final = 2
-FUNCTION_NOT_FOUND: Final = 13
-VERSION_MISMATCH: Final = 25
-"""NVML_ERROR_NOT_SUPPORTED, …_NOT_FOUND (an empty MIG slot), …_INVALID_ARGUMENT (beyond the last NVLink),
-…_FUNCTION_NOT_FOUND and …_ARGUMENT_VERSION_MISMATCH (a driver older than the function, or than its structure)."""
+ERRORS: Final[Mapping[int, str]] = {
+    1: "UNINITIALIZED",
+    2: "INVALID_ARGUMENT",
+    3: "NOT_SUPPORTED",
+    4: "NO_PERMISSION",
+    5: "ALREADY_INITIALIZED",
+    6: "NOT_FOUND",
+    7: "INSUFFICIENT_SIZE",
+    8: "INSUFFICIENT_POWER",
+    9: "DRIVER_NOT_LOADED",
+    10: "TIMEOUT",
+    11: "IRQ_ISSUE",
+    12: "LIBRARY_NOT_FOUND",
+    13: "FUNCTION_NOT_FOUND",
+    14: "CORRUPTED_INFOROM",
+    15: "GPU_IS_LOST",
+    16: "RESET_REQUIRED",
+    17: "OPERATING_SYSTEM",
+    18: "LIB_RM_VERSION_MISMATCH",
+    19: "IN_USE",
+    20: "MEMORY",
+    21: "NO_DATA",
+    22: "VGPU_ECC_NOT_SUPPORTED",
+    23: "INSUFFICIENT_RESOURCES",
+    24: "FREQ_NOT_SUPPORTED",
+    25: "ARGUMENT_VERSION_MISMATCH",
+    26: "DEPRECATED",
+    27: "NOT_READY",
+    28: "GPU_NOT_FOUND",
+    29: "INVALID_STATE",
+    30: "RESET_TYPE_NOT_SUPPORTED",
+    999: "UNKNOWN",
+}
+"""NVML_ERROR_…"""
 
-NO_SUCH_LIST: Final = (NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT)
-"""What a list of processes that a driver or a kind of device does not have is refused with."""
+LOST: Final[Mapping[int, str]] = {
+    15: "GPU is lost: it has fallen off the bus or is not accessible",
+    16: "the GPU must be reset before it can be used again",
+}
+
+_INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 2, 3, 6, 13, 25
+_ABSENT: Final = frozenset({_NOT_SUPPORTED, _FUNCTION_NOT_FOUND})
+_END: Final = frozenset({_NOT_SUPPORTED, _INVALID_ARGUMENT})
+_UNKNOWN: Final = 999
+
+Part = Literal["device", "thermal", "power", "memory", "link"]
+
+ANSWERED, ABSENT = "answered", "absent"
+"""What became of a question: this, or the name of NVML's error."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        function: of NVML.
+        parts: of the card, which are `unknown` without an answer; none: the question is not required.
+        arguments: those after the handle that are always the same.
+        field_id: the number of the field that nvmlDeviceGetFieldValues is asked for, one of 32 bits.
+        absent_on: errors that say that the card, or its driver, has no such thing.
+    """
+
+    function: str
+    parts: tuple[Part, ...] = ()
+    arguments: tuple[int, ...] = ()
+    field_id: int | None = None
+    absent_on: frozenset[int] = _ABSENT
+
+
+def _describe(function: str, *absent_on: int) -> Question:
+    return Question(function, absent_on=frozenset({_NOT_SUPPORTED, *absent_on}))
+
+
+def _field(field_id: int, *parts: Part) -> Question:
+    return Question("nvmlDeviceGetFieldValues", parts, field_id=field_id)
+
+
+_EVERY_CARD_HAS_IT: Final[frozenset[int]] = frozenset()
+
+QUESTIONS: Final[Mapping[str, Question]] = {
+    # the driver
+    "init": Question("nvmlInit", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "count": Question("nvmlDeviceGetCount", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "driver_version": _describe("nvmlSystemGetDriverVersion"),
+    "cuda_version": _describe("nvmlSystemGetCudaDriverVersion_v2"),
+    "shutdown": _describe("nvmlShutdown"),
+    # which card it is
+    "handle": Question("nvmlDeviceGetHandleByIndex", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "pci": Question("nvmlDeviceGetPciInfo", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "name": Question("nvmlDeviceGetName", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "uuid": Question("nvmlDeviceGetUUID", ("device",)),
+    "memory": Question("nvmlDeviceGetMemoryInfo", ("device",)),
+    "mig_mode": Question("nvmlDeviceGetMigMode", ("device",)),
+    "mig_slots": Question("nvmlDeviceGetMaxMigDeviceCount", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "mig_instance": Question(  # a slot may be empty
+        "nvmlDeviceGetMigDeviceHandleByIndex", ("device",), absent_on=frozenset({_NOT_FOUND, _INVALID_ARGUMENT})
+    ),
+    # what describes it
+    "architecture": _describe("nvmlDeviceGetArchitecture"),
+    "compute_capability": _describe("nvmlDeviceGetCudaComputeCapability"),
+    "compute_mode": _describe("nvmlDeviceGetComputeMode"),
+    "minor": _describe("nvmlDeviceGetMinorNumber"),
+    "processes": _describe("nvmlDeviceGetComputeRunningProcesses"),
+    "mps_clients": _describe("nvmlDeviceGetMPSComputeRunningProcesses", _FUNCTION_NOT_FOUND, _INVALID_ARGUMENT),
+    "gpu_instance": _describe("nvmlDeviceGetGpuInstanceId"),
+    "compute_instance": _describe("nvmlDeviceGetComputeInstanceId"),
+    "nvlink_remote_type": _describe("nvmlDeviceGetNvLinkRemoteDeviceType"),
+    "nvlink_remote": _describe("nvmlDeviceGetNvLinkRemotePciInfo"),
+    "nvlink_speed": _field(90),  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
+    "ancestor": _describe("nvmlDeviceGetTopologyCommonAncestor"),
+    # how it is
+    "recovery": _field(230, "device"),  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+    "temperature_celsius": Question("nvmlDeviceGetTemperature", ("thermal",), (0,)),  # NVML_TEMPERATURE_GPU
+    "slowdown_celsius": Question("nvmlDeviceGetTemperatureThreshold", ("thermal",), (1,)),
+    "shutdown_celsius": Question("nvmlDeviceGetTemperatureThreshold", ("thermal",), (0,)),
+    "margin_celsius": Question("nvmlDeviceGetMarginTemperature", ("thermal",)),
+    # NVML_FI_DEV_TEMPERATURE_…_TLIMIT, as `nvidia-smi` calls them: what Ada and later have in place of thresholds,
+    # which their drivers no longer promise to tell. An H100's slowdown is at −2 °C of margin (NVIDIA/NVSentinel#1371).
+    "slowdown_margin_celsius": _field(194, "thermal"),
+    "shutdown_margin_celsius": _field(193, "thermal"),
+    "slowdowns": Question("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal", "power")),
+    "power_limit_watts": Question("nvmlDeviceGetEnforcedPowerLimit", ("power",)),
+    "power_default_watts": Question("nvmlDeviceGetPowerManagementDefaultLimit", ("power",)),
+    "uncorrectable_count": Question("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 0)),  # …_UNCORRECTED, volatile
+    "uncorrectable_lifetime_count": Question("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 1)),  # aggregate
+    "remapped_rows": Question("nvmlDeviceGetRemappedRows", ("memory",)),
+    "retirement_pending": Question("nvmlDeviceGetRetiredPagesPendingStatus", ("memory",)),
+    "pcie_width": Question("nvmlDeviceGetCurrPcieLinkWidth", ("link",)),
+    "pcie_most_width": Question("nvmlDeviceGetMaxPcieLinkWidth", ("link",)),
+    "pcie_generation": Question("nvmlDeviceGetCurrPcieLinkGeneration", ("link",)),
+    "pcie_most_generation": Question("nvmlDeviceGetMaxPcieLinkGeneration", ("link",)),
+    "performance_state": Question("nvmlDeviceGetPerformanceState", ("link",)),
+    "nvlink_state": Question("nvmlDeviceGetNvLinkState", ("link",)),
+    "nvlink_errors": Question("nvmlDeviceGetNvLinkErrorCounter", ("link",)),
+    # a driver that is older than the version of the structure is one without the function
+    "fabric": Question("nvmlDeviceGetGpuFabricInfoV", ("link",), absent_on=_ABSENT | {_VERSION_MISMATCH}),
+}
+
+
+def name_error(code: int) -> str:
+    """Returns the name of an error of NVML."""
+    return f"NVML_ERROR_{ERRORS[code]}" if code in ERRORS else f"NVML error {code}"
 
 
 class Questions:
-    """Asks, and keeps what failed.
+    """Asks, and keeps what became of it: one for the driver, and one for each card.
 
     Args:
         nvml: the module `pynvml`, or what behaves like it.
+        whom: who is asked, as problems name it.
+        problems: gets what failed and is a problem.
+
+    Attributes:
+        answers: required question → `ANSWERED`, `ABSENT`, or the name of an error; one asked several times has the
+            worst.
+        lost: the driver's word that the card is lost, or must be reset; None: it said neither.
     """
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any, whom: str, problems: list[Problem]) -> None:
         self.nvml = nvml
-        self.problems: list[Problem] = []
+        self.whom = whom
+        self.problems = problems
+        self.answers: dict[str, str] = {}
+        self.lost: str | None = None
 
-    def ask(self, whom: str, function: str, *args: Any, none_on: Sequence[int] = (NOT_SUPPORTED,)) -> Any:
-        """Returns what NVML answers; None if it cannot: a problem, unless its error is one of `none_on`."""
-        try:
-            return getattr(self.nvml, function)(*args)
-        except self.nvml.NVMLError as error:
-            if error.value not in none_on:
-                self.tell(f"{whom}: {function}: {error}")
-        except AttributeError:
-            self.tell(f"{whom}: {function}: this release of nvidia-ml-py does not have it")
-        return None
+    def ask(self, name: str, *args: Any, is_end: bool = False) -> Any:
+        """Returns what NVML answers; None if it does not: a problem, unless the card has no such thing.
+
+        Args:
+            name: of the question.
+            args: the handle, and what is not always the same.
+            is_end: here "invalid argument" and "not supported" say that there are no more links.
+        """
+        answer, came, error = self._call(name, args, is_end=is_end)
+        if came not in (ANSWERED, ABSENT):
+            self.tell(f"{self.whom}: {QUESTIONS[name].function}: {error}")
+        return answer
+
+    def ask_health(self, name: str, *args: Any, is_end: bool = False) -> Any:
+        """Returns what NVML answers; None if it does not. A lost card is not asked again: each call may wait."""
+        return None if self.lost else self._call(name, args, is_end=is_end)[0]
+
+    def _call(self, name: str, args: tuple[Any, ...], *, is_end: bool) -> tuple[Any, str, str]:
+        """Returns the answer, what became of the question, and the error's words."""
+        question = QUESTIONS[name]
+        fields = () if question.field_id is None else ([question.field_id],)
+        function = getattr(self.nvml, question.function, None)
+        answer: Any = None
+        code, error, absent_on = 0, "", question.absent_on
+        if function is None:
+            code, error = _FUNCTION_NOT_FOUND, "this release of nvidia-ml-py does not have it"
+        else:
+            try:
+                answer = function(*args, *question.arguments, *fields)
+            except self.nvml.NVMLError as raised:
+                code, error = raised.value, str(raised)
+        if fields and not code:
+            code = answer[0].nvmlReturn if answer else _UNKNOWN
+            answer, error = (None, name_error(code)) if code else (ctypes.c_int32(answer[0].value.uiVal).value, "")
+            absent_on |= {_INVALID_ARGUMENT}  # a driver that is older than the field does not know its number
+        if code in LOST:
+            self.lost = LOST[code]
+        if is_end and code in _END:
+            return None, ABSENT, error
+        came = ANSWERED if code == 0 else ABSENT if code in absent_on else name_error(code)
+        if question.parts:
+            self._keep(name, came)
+        return answer, came, error
+
+    def _keep(self, name: str, came: str) -> None:
+        if self.answers.get(name, ABSENT) == ABSENT or came not in (ANSWERED, ABSENT):
+            self.answers[name] = came
 
     def tell(self, text: str, kind: ProblemKind = "unanswered") -> None:
         """Keeps a problem."""

@@ -1,18 +1,20 @@
 """What the health facts of a device mean: one finding for each of its parts. Pure.
 
 Rule: a finding is made from what a source said, with the figures that led to it; where no source said anything there is
-none, and nothing is called healthy. Limits are the card's own; those that are ours say so. Knows no board and no log.
+none, and nothing is called healthy. A part of which a required question has no answer is unknown. Limits are the card's
+own; those that are ours say so. Knows no board and no log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from meshwright.wire.health import WORST_FIRST, Permanence, State
 from meshwright_agent.facts.gpu_health import POWER_BRAKE
 from meshwright_agent.facts.health import GpuHealth, PciHealth
+from meshwright_agent.facts.nvml_questions import ABSENT, ANSWERED, QUESTIONS, Part
 from meshwright_agent.health.rules import RESET, RMA
 
 PARTS: Final[Mapping[str, str]] = {
@@ -33,6 +35,7 @@ _SLOWDOWN_ACTIONS: Final[Mapping[str, str]] = {
     POWER_BRAKE: "check the power supplies: they tell the card to slow down",
     "hardware slowdown": "check cooling and power supplies",
 }
+_UNANSWERED: Final = "look for NVRM in the kernel log; see `nvidia-smi -q`; reset the GPU if it stays"
 _RESEAT: Final = "reseat the card, check riser and cable, and reboot; RMA if it stays"
 
 
@@ -53,7 +56,8 @@ class LinkView:
     Attributes:
         health, pci: what NVML and sysfs say now.
         before: what NVML said at the last look.
-        siblings_nvlinks: the most NVLinks that are up on a card of this kind here, or were on this one.
+        expected_nvlinks: the most NVLinks that are up on a card of this kind here, or were on this one, or that such a
+            card always has; 0: nothing is known.
         baselines: how far AER's counters stood when they were first looked at or acknowledged.
         nonfatal_before: AER's non-fatal errors at the last look.
     """
@@ -61,7 +65,7 @@ class LinkView:
     health: GpuHealth | None = None
     pci: PciHealth | None = None
     before: GpuHealth | None = None
-    siblings_nvlinks: int = 0
+    expected_nvlinks: int = 0
     baselines: Mapping[str, int] | None = None
     nonfatal_before: int | None = None
 
@@ -89,14 +93,43 @@ def judge_word(health: GpuHealth) -> Finding | None:
     return None
 
 
+def judge_answers(part: Part, health: GpuHealth, siblings: Iterable[GpuHealth]) -> Iterable[Finding]:
+    """Yields what is not known of a part: questions without an answer.
+
+    Args:
+        part: of the card, or "device" for the card as a whole.
+        health: of the card.
+        siblings: the health of the other cards of its kind here. What one of them has, this card has too.
+    """
+    if health.error:
+        return
+    names = [name for name, question in QUESTIONS.items() if part in question.parts and name in health.answers]
+    errors: dict[str, None] = {}
+    for name in names:
+        function, came = QUESTIONS[name].function, health.answers[name]
+        if came == ABSENT:
+            if any(sibling.answers.get(name) == ANSWERED for sibling in siblings):
+                errors[f"{function} is not supported here, but on another card of its kind"] = None
+        elif came != ANSWERED:
+            errors[f"{function} failed: {came}"] = None
+    if errors:
+        yield Finding("unknown", "; ".join(errors), _UNANSWERED)
+    elif part == "device" and replace(health, answers={}, is_computing=False, recovery=None) == GpuHealth():
+        yield Finding("unknown", "the driver answers no question about its health", _UNANSWERED)
+
+
 def judge_thermal(health: GpuHealth) -> Finding | None:
     """Returns how hot the card is by its own limits, and whether heat holds its clocks down; None: neither is told.
 
-    A temperature without a limit, or the driver's word on the clocks, is no ground to call a card well.
+    A temperature without a limit to compare it with is unknown, whatever the driver says of the clocks.
     """
     heat = None if health.slowdowns is None else [cause for cause in health.slowdowns if cause != POWER_BRAKE]
     slowdowns = _judge_slowdowns(heat, "clocks are not held down by heat")
-    return find_worst((*_judge_temperature(health), *_judge_margin(health), *slowdowns))
+    temperatures = [*_judge_temperature(health), *_judge_margin(health)]
+    if not temperatures and (health.temperature_celsius, health.margin_celsius) != (None, None):
+        reason = "the driver gives a temperature, but no limit to compare it with"
+        temperatures.append(Finding("unknown", reason, "see `nvidia-smi -q -d TEMPERATURE`; update the driver"))
+    return find_worst((*temperatures, *slowdowns))
 
 
 def judge_power(health: GpuHealth) -> Finding | None:
@@ -232,7 +265,7 @@ def _judge_nvlinks(view: LinkView) -> Iterable[Finding]:
     health = view.health
     if health is None or health.nvlinks_active is None:
         return
-    active, most = health.nvlinks_active, max(health.nvlinks_active, view.siblings_nvlinks)
+    active, most = health.nvlinks_active, max(health.nvlinks_active, view.expected_nvlinks)
     if active < most:
         action = "check nvidia-fabricmanager and the kernel log; reset the GPUs; reseat bridge or card if it stays"
         state: State = "degraded" if active else "unhealthy"

@@ -1,7 +1,7 @@
 """What is to be said of the driver, from what could not be read of a host. Pure.
 
 Rule: each kind of problem has its own words on what to do; the driver is `unhealthy` only where it serves no card that
-is here, and `degraded` where the agent may be the one that is kept from seeing.
+is here, and `unknown` where the agent may be the one that is kept from seeing: no card was looked at.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ RULES: Final[Mapping[ProblemKind, ProblemRule]] = {
         "permanent",
     ),
     "unreadable": ProblemRule(
-        "degraded", "give the agent NVIDIA's library and the cards' device files, then restart it", "permanent"
+        "unknown", "give the agent NVIDIA's library and the cards' device files, then restart it", "permanent"
     ),
-    "no_library": ProblemRule("degraded", "pip install nvidia-ml-py where the agent runs", "permanent"),
+    "no_library": ProblemRule("unknown", "pip install nvidia-ml-py where the agent runs", "permanent"),
     "refused": ProblemRule("degraded", "look for NVRM in the kernel log; reset the GPU or reboot the host"),
     "unanswered": ProblemRule(
         "degraded", "look for NVRM in the kernel log; `meshwright-agent doctor` tells which driver and library are here"

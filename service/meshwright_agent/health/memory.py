@@ -93,6 +93,7 @@ class Remembered:
         log_sequence: the newest record of the kernel log that was looked at.
         counters: component → counter → how far it stood when it was first looked at, or acknowledged.
         nvlinks: card → the most of its NVLinks that were up, in any boot: a reboot makes a lost link no new normal.
+            0 is an operator's word that it has none.
         had_file: cards whose device file was here, likewise.
     """
 
@@ -231,8 +232,12 @@ class HealthMemory:
             self._change(replace(self.value, nvlinks={**self.value.nvlinks, card: most}))
         return most
 
+    def accept_nvlinks(self, card: str) -> None:
+        """Expects no more NVLinks of a card than come up from now on: an operator's word."""
+        self._change(replace(self.value, nvlinks={**self.value.nvlinks, card: 0}))
+
     def forget_nvlinks(self, card: str) -> None:
-        """Expects a card's NVLinks no more."""
+        """Forgets what a card had: it is not expected here any more."""
         kept = {key: most for key, most in self.value.nvlinks.items() if key != card}
         self._change(replace(self.value, nvlinks=kept))
 

@@ -1,4 +1,4 @@
-"""XIDs and SXIDs, of the kernel log or of NVML's events: what each is of, what stands from now on, what is only told.
+"""XIDs, SXIDs and failures of cards, of the kernel log or of NVML's events: what each is of, what stands, what is told.
 
 Rule: each is told, equal ones of one look together; those that are hardware's stand as a fault of every device on that
 card, also of one that is not listed any more, or of the NVSwitch. Where XIDs are not seen, that is said as long as it
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.health import SXid, Xid
+from meshwright_agent.facts.health import CardFailure, SXid, Xid
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.ears import Hearing
@@ -25,6 +25,8 @@ from meshwright_agent.health.xids import judge_xid
 KERNEL_LOG: Final = "kernel_log"
 NVSWITCH: Final = "nvswitch"
 """Named by its PCI address: `nvswitch:0000:05:00.0`."""
+_LIKE_XID: Final = {"fallen_off_the_bus": 79, "init_failed": 143}
+"""Failures mean what these XIDs mean, which the driver did not write."""
 _UNREADABLE: Final = (
     "let the agent read it (CAP_SYSLOG, and the device in its container), or set MESHWRIGHT_KERNEL_LOG= to do without"
 )
@@ -49,6 +51,7 @@ def report_kernel_log(
     log = facts.kernel_log
     assert log is not None, "the caller has looked"
     report_xids(board, memory, history, log.xids, facts, at)
+    report_failures(board, memory, history, log.failures, facts, at)
     report_sxids(board, memory, history, log.sxids, at)
     memory.note_log(log.last_sequence)
 
@@ -93,6 +96,32 @@ def report_xids(
         rule = judge_xid(last.code, last.text)
         told = _Told(component, f"xid_{last.code}", rule, _describe(last, rule.meaning), len(equal), last.age_s)
         _report(board, memory, history, told, at)
+
+
+def report_failures(
+    board: HealthBoard,
+    memory: HealthMemory,
+    history: History | None,
+    failures: tuple[CardFailure, ...],
+    facts: HostFacts,
+    at: datetime,
+) -> None:
+    """Lets failures stand against the devices on their card; one whose card is not named, against the driver.
+
+    The driver writes a line each time that somebody opens such a card, this agent too: only the first is an event.
+    """
+    groups: dict[tuple[str, str], list[CardFailure]] = {}
+    for failure in failures:
+        address = failure.pci_bus_id
+        for component in ["driver"] if address is None else _list_components(address, facts, memory):
+            groups.setdefault((component, failure.code), []).append(failure)
+    standing = {(fault.component, fault.code) for fault in memory.value.faults}
+    for (component, code), equal in groups.items():
+        last = equal[-1]
+        rule = judge_xid(_LIKE_XID[last.code])
+        reason = f"{rule.meaning}, by a line of the kernel log without an XID: {last.text}"
+        told = _Told(component, code, rule, reason, len(equal), last.age_s)
+        _report(board, memory, None if (component, code) in standing else history, told, at)
 
 
 def report_sxids(

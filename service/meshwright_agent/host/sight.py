@@ -49,6 +49,7 @@ _CHIP_FLEETING: Final = {
         "pcie_generation",
         "performance_state",
         "is_computing",
+        "answers",
     },
 }
 _FLEETING: Final[dict[str, Any]] = {

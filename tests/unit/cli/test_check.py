@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, get_args
 
 import pytest
@@ -34,10 +35,19 @@ from tests.unit.client.sockets import Heard, answer, serve
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
 OF_AGENT = {"worker", "store", "disk", "clock", "access", "certificate", "kernel_log", "tpu_runtime"}
+LOOKED_AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+
+
+def find_time(state: State, seconds: int = 0) -> datetime | None:
+    """Returns when a component in this state was looked at."""
+    return None if state == "initializing" else LOOKED_AT + timedelta(seconds=seconds)
 
 
 def _build_health(state: Any, reason: str = "it broke") -> Health:
-    parts = (Component(name="driver", state="healthy"), Component(name="device:0", state=state, reason=reason))
+    parts = (
+        Component(name="driver", state="healthy", observed_at=LOOKED_AT),
+        Component(name="device:0", state=state, reason=reason, observed_at=find_time(state)),
+    )
     return Health(state=state, components=parts)
 
 
@@ -73,14 +83,14 @@ def test_the_table_is_what_the_four_worlds_expect() -> None:
             3: {"unknown", "initializing", "no_answer"},
         },
         "npd": {0: {"healthy"}, 1: {"degraded", "unhealthy"}, 2: {"unknown", "initializing", "no_answer"}},
-        "slurm": {0: {"healthy", "degraded", "unknown", "initializing", "no_answer"}, 1: {"unhealthy"}},
+        "slurm": {0: {"healthy", "degraded"}, 1: {"unhealthy", "unknown"}, 2: {"initializing", "no_answer"}},
     }
     for style, codes in wanted.items():
         assert EXIT_CODES[style] == {state: code for code, states in codes.items() for state in states}
 
 
-@pytest.mark.parametrize("style", [style for style in STYLES if style != "slurm"])
-def test_only_healthy_and_degraded_can_pass_outside_slurm(style: ExitStyle) -> None:
+@pytest.mark.parametrize("style", STYLES)
+def test_only_healthy_and_degraded_can_pass(style: ExitStyle) -> None:
     assert {state for state, code in EXIT_CODES[style].items() if code == 0} <= {"healthy", "degraded"}
 
 
@@ -96,10 +106,9 @@ def test_the_verdict_shows_each_part_with_reason_and_action(meshwright: CommandL
 
 def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine) -> None:
     meshwright.fake.health = _build_health("unhealthy", "a | b\nc")
-    assert meshwright("check", "--exit-style", "nagios").out == (
-        "MESHWRIGHT CRITICAL - device:0 unhealthy: a / b c"
-        " | initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0\n"
-    )
+    figures = "initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0"
+    out = meshwright("check", "--exit-style", "nagios").out
+    assert out == f"MESHWRIGHT CRITICAL - device:0 unhealthy: a / b c | {figures}\n"
 
 
 def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> None:
@@ -109,11 +118,29 @@ def test_nagios_gets_no_figures_when_nobody_counted(meshwright: CommandLine) -> 
     assert "|" not in out
 
 
-def test_slurm_is_told_to_drain_only_what_is_known_to_be_broken(meshwright: CommandLine) -> None:
-    meshwright.fake.health = _build_health("unhealthy")
-    assert meshwright("check", "--exit-style", "slurm").out == "drain: device:0 unhealthy: it broke\n"
-    meshwright.fake.health = _build_health("unknown", "old")
-    assert meshwright("check", "--exit-style", "slurm").out == "keep: device:0 unknown: old\n"
+@pytest.mark.parametrize(
+    ("name", "state", "driver", "seconds", "code", "words"),
+    [
+        ("device:0", "unhealthy", "healthy", 0, 1, "drain: device:0 unhealthy: it broke"),
+        ("memory:0", "unknown", "healthy", 0, 1, "drain: memory:0 unknown: it broke"),
+        ("device:0", "unknown", "degraded", 0, 1, "drain: device:0 unknown: it broke"),
+        ("device:0", "unknown", "healthy", -300, 2, "unknown: device:0 unknown: it broke"),
+        ("device:0", "unknown", "unknown", 0, 2, "unknown: 2 parts unknown: it broke, such as driver"),
+        ("simulated", "unknown", "healthy", 0, 2, "unknown: simulated unknown: it broke"),
+        ("device:0", "initializing", "healthy", 0, 2, "unknown: device:0 initializing: it broke"),
+        ("device:0", "degraded", "healthy", 0, 0, "keep: device:0 degraded: it broke"),
+    ],
+)
+def test_slurm_drains_for_what_is_broken_or_does_not_answer_and_keeps_nothing_that_was_not_looked_at(
+    meshwright: CommandLine, name: str, state: State, driver: State, seconds: int, code: int, words: str
+) -> None:
+    parts = (
+        Component(name="driver", state=driver, reason="it broke", observed_at=LOOKED_AT),
+        Component(name=name, state=state, reason="it broke", observed_at=find_time(state, seconds)),
+    )
+    meshwright.fake.health = Health(state=state, components=parts)
+    printed = meshwright("check", "--exit-style", "slurm")
+    assert (printed.code, printed.out) == (code, f"{words}\n")
 
 
 @pytest.mark.parametrize("state", ["unhealthy", "unknown", "degraded"])
@@ -135,7 +162,7 @@ def test_nothing_of_the_agents_own_takes_a_node_out_of_service(
 def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLine) -> None:
     meshwright.fake.health = Health(state="healthy", components=(Component(name="store", state="healthy"),))
     assert meshwright("check", "--exit-style", "npd").code == EXIT_CODES["npd"]["unknown"]
-    assert meshwright("check", "--exit-style", "slurm").out == "keep: 0 components, initializing\n"
+    assert meshwright("check", "--exit-style", "slurm").out == "unknown: 0 components, initializing\n"
 
 
 def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:

@@ -200,7 +200,8 @@ def test_what_is_not_met_or_not_known_has_the_code_of_its_state(
     h100: CommandLine, style: ExitStyle, wanted: tuple[str, ...], state: State
 ) -> None:
     printed = h100("check", *wanted, "--exit-style", style)
-    assert printed.code == EXIT_CODES[style][state]
+    is_kept = (style, state) == ("slurm", "unknown")  # nothing was measured, which is no fault of a device
+    assert printed.code == (0 if is_kept else EXIT_CODES[style][state])
     if style == "npd":
         assert len(printed.out.strip().encode()) <= NPD_BYTES
     if style == "nagios":

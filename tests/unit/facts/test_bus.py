@@ -11,6 +11,7 @@ import pytest
 
 from meshwright_agent.facts.bus import BusRoots, may_open, read_bus
 from meshwright_agent.facts.nvidia import NvidiaFacts, read_nvidia
+from meshwright_agent.facts.nvml_questions import name_error
 from tests.fakes.machines import plant_machine
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.tree import plant
@@ -94,12 +95,17 @@ def test_a_card_that_the_bus_has_and_nvml_leaves_out_is_refused(host: Host) -> N
     assert (card.pci_bus_id, card.index) == (ADDRESSES[5], None)
 
 
-def test_a_card_whose_handle_fails_otherwise_is_judged_by_its_device_file(host: Host) -> None:
-    failing = {f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}": UNKNOWN}
-    assert [card.pci_bus_id for card in host.read(fail=failing).refused] == [ADDRESSES[3]]
+@pytest.mark.parametrize("error", [UNKNOWN, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED])
+@pytest.mark.parametrize("is_container", [False, True])
+def test_a_card_that_nvml_counts_and_gives_no_handle_for_is_refused(
+    tmp_path: Path, is_container: bool, error: int
+) -> None:
+    host = Host(tmp_path, is_container=is_container)
     host.denied = {"nvidia3"}
-    found = host.read(fail=failing)
-    assert (found.refused, kinds(found)) == ((), ["refused"])
+    found = host.read(fail={f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}": error})
+    (card,) = found.refused
+    assert (card.pci_bus_id, card.index, kinds(found)) == (ADDRESSES[3], 3, ["refused"])
+    assert name_error(error) in card.reason
 
 
 def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,10 @@ import pynvml
 import pytest
 
 from meshwright_agent.facts.bus import BusRoots
-from meshwright_agent.facts.gpu_health import (
-    _RECOVERY_FIELD,
-    _SHUTDOWN_MARGIN_FIELD,
-    _SLOWDOWN_MARGIN_FIELD,
-    parse_slowdowns,
-)
+from meshwright_agent.facts.gpu_health import parse_slowdowns
 from meshwright_agent.facts.health import GpuHealth
 from meshwright_agent.facts.nvidia import read_nvidia
+from meshwright_agent.facts.nvml_questions import ERRORS, QUESTIONS, name_error
 from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.well import WELL
@@ -38,8 +35,13 @@ def read(fail: dict[str, int] | None = None, **fields: Any) -> GpuHealth:
     return health
 
 
+def read_fields(**fields: Any) -> GpuHealth:
+    """All but what became of each question."""
+    return replace(read(**fields), answers={})
+
+
 def test_a_card_that_is_well_tells_all_of_it() -> None:
-    health = read()
+    health = read_fields()
     assert health == GpuHealth(
         recovery="",
         temperature_celsius=41,
@@ -70,7 +72,7 @@ def test_margins_have_their_sign() -> None:
 
 def test_what_a_card_does_not_tell_is_null_and_never_well() -> None:
     nothing = dict.fromkeys([*WELL, "nvlinks"])
-    assert read(**nothing) == GpuHealth()
+    assert read_fields(**nothing) == GpuHealth()
 
 
 def test_pages_are_asked_for_only_where_rows_are_not_remapped() -> None:
@@ -97,6 +99,51 @@ def test_a_card_that_is_lost_says_so_and_is_not_asked_again(code: int, words: st
 def test_a_driver_that_lacks_one_function_costs_one_field() -> None:
     health = read(fail={"nvmlDeviceGetTemperature": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
     assert (health.temperature_celsius, health.slowdown_celsius, health.error) == (None, 87, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "came"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "absent"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "absent"),
+        (pynvml.NVML_ERROR_TIMEOUT, "NVML_ERROR_TIMEOUT"),
+        (12345, "NVML error 12345"),
+    ],
+)
+def test_what_became_of_a_question_is_kept_with_the_errors_name(code: int, came: str) -> None:
+    answers = read(fail={"nvmlDeviceGetTemperature": code}).answers
+    assert (answers["temperature_celsius"], answers["slowdown_celsius"]) == (came, "answered")
+    assert "architecture" not in answers  # it is not required
+
+
+def test_a_field_that_fails_in_its_reply_is_not_answered_and_one_that_the_driver_does_not_know_is_absent() -> None:
+    timeout, unknown_number = pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_INVALID_ARGUMENT
+    answers = read(fail={"field:230": timeout, "field:193": unknown_number}).answers
+    assert (answers["recovery"], answers["shutdown_margin_celsius"]) == ("NVML_ERROR_TIMEOUT", "absent")
+
+
+@pytest.mark.parametrize("link", [0, 7, 17])
+def test_nvlinks_one_of_which_cannot_be_read_are_not_counted(link: int) -> None:
+    health = read(fail={f"nvmlDeviceGetNvLinkState/{link}": pynvml.NVML_ERROR_UNKNOWN})
+    assert (health.nvlinks_active, health.answers["nvlink_state"]) == (None, "NVML_ERROR_UNKNOWN")
+    assert "nvlink_errors" not in health.answers
+
+
+def test_the_row_of_nvlinks_ends_with_an_invalid_argument_but_does_not_begin_with_one() -> None:
+    assert read().answers["nvlink_state"] == "answered"
+    invalid = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert read(fail={"nvmlDeviceGetNvLinkState": invalid}).answers["nvlink_state"] == "NVML_ERROR_INVALID_ARGUMENT"
+
+
+def test_a_release_of_the_module_without_a_function_has_no_such_question() -> None:
+    class Older(FakeNvml):
+        nvmlDeviceGetMarginTemperature = None  # type: ignore[assignment] # noqa: N815
+
+    document = json.loads((RECORDED / "dgx-h100" / "nvml.json").read_text())
+    found = read_nvidia(Older(document), here=NOWHERE, describe=lambda pid, used: None)  # type: ignore[arg-type, return-value]
+    health = found.gpus[0].health
+    assert health is not None
+    assert (health.answers["margin_celsius"], found.problems) == ("absent", ())
 
 
 @pytest.mark.parametrize("action", range(8))
@@ -127,8 +174,17 @@ def test_the_numbers_are_those_of_nvml() -> None:
     assert pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown == 0x80
     assert pynvml.nvmlClocksEventReasonSwThermalSlowdown == 0x20
     assert pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT == 7
-    assert (_SHUTDOWN_MARGIN_FIELD, _SLOWDOWN_MARGIN_FIELD, _RECOVERY_FIELD) == (
-        pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT,
-        pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT,
-        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
-    )
+    fields = {
+        "nvlink_speed": pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
+        "recovery": pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+        "slowdown_margin_celsius": pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT,
+        "shutdown_margin_celsius": pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT,
+    }
+    assert {name: each.field_id for name, each in QUESTIONS.items() if each.field_id is not None} == fields
+    assert QUESTIONS["slowdown_celsius"].arguments == (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,)
+    assert QUESTIONS["shutdown_celsius"].arguments == (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)
+    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    assert QUESTIONS["uncorrectable_count"].arguments == (uncorrected, pynvml.NVML_VOLATILE_ECC)
+    assert QUESTIONS["uncorrectable_lifetime_count"].arguments == (uncorrected, pynvml.NVML_AGGREGATE_ECC)
+    names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    assert {code: name_error(code) for code in ERRORS} == names

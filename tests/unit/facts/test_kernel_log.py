@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.facts import kernel_log
-from meshwright_agent.facts.kernel_log import parse_sxid, parse_xid, read_kernel_log
+from meshwright_agent.facts.kernel_log import parse_failure, parse_sxid, parse_xid, read_kernel_log
 from tests.fakes.well import write_record, xid
 
 CARD = "0000:3b:00"
@@ -69,6 +69,57 @@ def test_each_known_form_of_the_line_is_read(line: str, expected: tuple[object, 
 )
 def test_other_lines_are_no_xid(line: str) -> None:
     assert parse_xid(line) is None
+
+
+FAILURES = {
+    "NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)": (
+        "init_failed",
+        "0000:81:00.0",
+        "GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)",
+    ),
+    "NVRM: RmInitAdapter failed! (0x27:0x38:1193)": ("init_failed", None, "RmInitAdapter failed! (0x27:0x38:1193)"),
+    "NVRM: GPU at 0000:01:00.0 has fallen off the bus.": (
+        "fallen_off_the_bus",
+        "0000:01:00.0",
+        "GPU at 0000:01:00.0 has fallen off the bus.",
+    ),
+    "NVRM: GPU at PCI:0000:2B:00: GPU has fallen off the bus.": (
+        "fallen_off_the_bus",
+        "0000:2b:00.0",
+        "GPU at PCI:0000:2B:00: GPU has fallen off the bus.",
+    ),
+    r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0aNVRM: fallen off "
+    "the bus": (
+        "fallen_off_the_bus",
+        "0000:b3:00.0",
+        "The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:26b5) installed in this system has fallen off the bus",
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), FAILURES.items())
+def test_each_known_line_of_a_card_that_is_gone_without_an_xid_is_read(line: str, expected: tuple[object, ...]) -> None:
+    found = parse_failure(line)
+    assert found is not None
+    assert (found.code, found.pci_bus_id, found.text) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["it has fallen off the bus", "NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter", ""],
+)
+def test_other_lines_are_no_failure_of_a_card(line: str) -> None:
+    assert parse_failure(line) is None
+
+
+def test_a_line_with_an_xid_counts_once_and_one_without_counts_too(log: Path) -> None:
+    write_record(log, 1, "NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.")
+    write_record(log, 2, "NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.")
+    write_record(log, 3, "NVRM: GPU 0000:2b:00.0: RmInitAdapter failed! (0x25:0x40:1470)")
+    found = read_kernel_log(log, now_s=9.0)
+    assert [(each.code, each.sequence) for each in found.xids] == [(79, 1)]
+    assert [(each.code, each.sequence) for each in found.failures] == [("fallen_off_the_bus", 2), ("init_failed", 3)]
+    assert read_kernel_log(log, after=3, now_s=9.0).failures == ()
 
 
 SXIDS = {

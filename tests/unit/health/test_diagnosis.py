@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST
 from meshwright_agent.facts.health import GpuHealth, PciHealth
+from meshwright_agent.facts.nvml_questions import Part
 from meshwright_agent.health.diagnosis import (
     FEW_RETRIES,
     Finding,
     LinkView,
     find_worst,
+    judge_answers,
     judge_link,
     judge_memory,
     judge_power,
@@ -47,13 +49,14 @@ def state(finding: Finding | None) -> str | None:
         ({"temperature_celsius": 86}, "healthy"),
         ({"temperature_celsius": 87}, "degraded"),
         ({"temperature_celsius": 92}, "unhealthy"),
-        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "healthy"),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "unknown"),
         ({"slowdowns": ("hardware thermal slowdown",)}, "degraded"),
         ({"slowdowns": ("hardware slowdown",)}, "degraded"),
         ({"slowdowns": ("hardware power brake",)}, "healthy"),
         ({"slowdowns": None}, "healthy"),
         ({"temperature_celsius": None, "slowdowns": None}, None),
-        ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, None),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, "unknown"),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": None}, "healthy"),
         ({"slowdown_celsius": None, "slowdowns": None}, "healthy"),
     ],
 )
@@ -73,19 +76,10 @@ HOPPER = GpuHealth(
         ({"margin_celsius": -1}, "healthy"),
         ({"margin_celsius": -2}, "degraded"),
         ({"margin_celsius": -8}, "unhealthy"),
-        ({"margin_celsius": -40, "slowdown_margin_celsius": None, "shutdown_margin_celsius": None}, "healthy"),
-        (
-            {
-                "margin_celsius": -40,
-                "slowdown_margin_celsius": None,
-                "shutdown_margin_celsius": None,
-                "slowdowns": None,
-            },
-            None,
-        ),
+        ({"margin_celsius": -40, "slowdown_margin_celsius": None, "shutdown_margin_celsius": None}, "unknown"),
         ({"margin_celsius": 1, "slowdown_margin_celsius": None, "slowdowns": None}, "healthy"),
         ({"margin_celsius": -2, "temperature_celsius": None, "slowdowns": None}, "degraded"),
-        ({"margin_celsius": None, "slowdowns": None}, None),
+        ({"margin_celsius": None, "slowdowns": None}, "unknown"),
         ({"margin_celsius": 5, "slowdown_celsius": 60}, "degraded"),
     ],
 )
@@ -178,7 +172,7 @@ def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_co
     ],
 )
 def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
-    view = LinkView(health=replace(WIRED, **changes), before=WIRED, siblings_nvlinks=18)  # type: ignore[arg-type]
+    view = LinkView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
     assert state(judge_link(view)) == expected
 
 
@@ -206,6 +200,46 @@ def test_sysfs_tells_of_devices_that_nvml_does_not_know(
     pci: PciHealth | None, view: LinkView, expected: str | None
 ) -> None:
     assert state(judge_link(replace(view, pci=pci))) == expected
+
+
+TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
+
+
+@pytest.mark.parametrize(
+    ("part", "answers", "sibling", "words"),
+    [
+        ("thermal", TOLD, {}, None),
+        ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "absent"}, None),
+        (
+            "thermal",
+            {**TOLD, "margin_celsius": "absent"},
+            {"margin_celsius": "answered"},
+            "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind",
+        ),
+        (
+            "thermal",
+            {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"},
+            {},
+            "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
+        ),
+        ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
+        ("power", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
+        ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
+        ("device", {"name": "answered", "recovery": "answered"}, {}, "the driver answers no question about its health"),
+        ("device", {}, {}, "the driver answers no question about its health"),
+    ],
+)
+def test_a_part_whose_question_has_no_answer_is_unknown(
+    part: Part, answers: dict[str, str], sibling: dict[str, str], words: str | None
+) -> None:
+    health = GpuHealth(answers=answers, temperature_celsius=41 if "temperature_celsius" in answers else None)
+    found = find_worst(judge_answers(part, health, [GpuHealth(answers=sibling)]))
+    assert state(found) == (None if words is None else "unknown")
+    assert words is None or (found is not None and words in found.reason and found.reason.count("failed") <= 1)
+
+
+def test_a_lost_card_is_told_as_lost_and_not_as_one_that_does_not_answer() -> None:
+    assert list(judge_answers("device", GpuHealth(error="GPU is lost"), [])) == []
 
 
 def test_the_drivers_own_word_is_the_devices() -> None:

@@ -163,9 +163,9 @@ def test_what_a_card_stops_telling_is_unknown_until_it_tells_again_or_is_gone(sc
     scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
     for _ in range(2):
         scene.look()
-        assert scene.ill() == {f"thermal:{UUID}", f"power:{UUID}"}
+        assert scene.ill() == {f"thermal:{UUID}", f"power:{UUID}", f"device:{UUID}"}
         seen = scene.component(f"thermal:{UUID}")
-        assert (seen.state, "tells nothing now" in seen.reason) == ("unknown", True)
+        assert (seen.state, "on another card of its kind" in seen.reason) == ("unknown", True)
     scene.nvml.change_gpu(0, **WELL)
     facts = scene.look()
     assert scene.ill() == set()
@@ -525,13 +525,15 @@ def test_after_a_restart_with_a_driver_that_hangs_the_parts_of_before_are_unknow
 def test_a_part_that_is_silent_since_a_restart_is_unknown_until_a_word_or_another_boot(scene: Scene) -> None:
     part = f"memory:{UUID}"
     scene.look()
-    scene.nvml.change_gpu(0, ecc=None, remapped=None)
+    parts = {name for name in scene.board.names() if name.startswith("memory:")}
+    for index in range(len(parts)):  # such as with another driver
+        scene.nvml.change_gpu(index, ecc=None, remapped=None)
     scene.restart()
     facts = scene.look()
-    assert scene.ill() == {part}
+    assert scene.ill() == parts
     scene.restart()
     scene.look()
-    assert (scene.ill(), scene.events(part)) == ({part}, [])
+    assert (scene.ill(), scene.events(part)) == (parts, [])
     kept = scene.dump
     scene.acknowledge(part)
     scene.look()
@@ -651,6 +653,96 @@ def test_a_device_file_that_went_is_gone_for_the_next_agent_too(tmp_path: Path) 
     scene.restart()
     scene.look(gone)
     assert scene.state(name) == "healthy"
+
+
+def change_all(scene: Scene, **fields: Any) -> None:
+    for index in range(len(scene.nvml._document["gpus"])):
+        scene.nvml.change_gpu(index, **fields)
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_no_nvlink_of_18_is_unhealthy_though_no_earlier_look_saw_one(scene: Scene, is_all: bool) -> None:
+    down = [None] * 18
+    change_all(scene, nvlinks=down) if is_all else scene.nvml.change_gpu(0, nvlinks=down)
+    scene.look()
+    link = scene.component(f"link:{UUID}")
+    assert (link.state, link.reason.startswith("0 of 18 NVLinks are up")) == ("unhealthy", True)
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    assert len([name for name in scene.ill() if name.startswith("device:")]) == (8 if is_all else 1)
+    scene.acknowledge(f"link:{UUID}")
+    scene.look()
+    scene.restart()
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "healthy"
+
+
+def test_a_card_alone_and_pcie_cards_without_a_bridge_need_no_nvlink(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "sxm")
+    change_all(scene, nvlinks=[None] * 18)
+    scene.look(without(scene.read(), *range(1, 8)))
+    assert scene.ill() == set()
+    scene = Scene(tmp_path / "pcie", machine="pcie-a100")
+    for index in (2, 3):
+        scene.nvml.change_gpu(index, nvlinks=[None] * 12)
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_of_a_kind_that_the_chip_table_does_not_have_is_held_against_all_others(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    change_all(scene, name="NVIDIA of tomorrow")
+    scene.nvml.change_gpu(0, nvlinks=[None] * 18)
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "unhealthy"
+    scene.start()
+    scene.nvml.change_gpu(1, nvlinks=[None] * 18)
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "healthy"  # some such cards may be without a bridge
+
+
+def test_a_divided_card_has_no_nvlinks_to_lose(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    scene.nvml.change_gpu(0, nvlinks=[None] * 12)
+    scene.look()
+    assert scene.ill() == set()
+
+
+# ---- questions that have no answer ----------------------------------------------------------------------------------
+
+
+def test_a_card_of_which_nothing_can_be_read_is_not_healthy(scene: Scene) -> None:
+    change_all(scene, **dict.fromkeys([*WELL, "nvlinks"]))
+    scene.look()
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, seen.reason) == ("unknown", "the driver answers no question about its health")
+
+
+def test_a_question_that_fails_makes_its_part_and_its_card_unknown_with_the_errors_name(scene: Scene) -> None:
+    scene.nvml.fail({f"nvmlDeviceGetRemappedRows:{UUID}": 10})
+    scene.look()
+    assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
+    for name in scene.ill():
+        seen = scene.component(name)
+        assert (seen.state, seen.reason) == ("unknown", "nvmlDeviceGetRemappedRows failed: NVML_ERROR_TIMEOUT")
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_fault_of_a_part_stands_though_another_question_about_it_has_no_answer(scene: Scene) -> None:
+    scene.nvml.change_gpu(0, ecc=[1, 1])
+    scene.nvml.fail({f"nvmlDeviceGetRemappedRows:{UUID}": 10})
+    scene.look()
+    assert scene.state(f"memory:{UUID}") == scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def test_a_card_whose_instances_cannot_be_listed_is_missing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    scene.nvml.fail({"nvmlDeviceGetMaxMigDeviceCount": 999})
+    scene.look()
+    inventory = scene.component("inventory")
+    assert inventory.state == "unhealthy"
+    assert "its MIG instances cannot be listed: NVML_ERROR_UNKNOWN" in inventory.reason
 
 
 def test_what_a_card_had_is_forgotten_with_the_card(scene: Scene) -> None:

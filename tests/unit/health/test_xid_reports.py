@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.health import KernelLog, SXid, Xid
+from meshwright_agent.facts.health import CardFailure, KernelLog, SXid, Xid
 from meshwright_agent.health.ears import Hearing
 from tests.unit.health.test_verdicts import ADDRESS, UUID, Scene
 
@@ -49,6 +49,43 @@ def test_a_fatal_sxid_makes_its_switch_unhealthy_until_a_word_and_no_gpu(scene: 
     look_at(scene)
     scene.acknowledge(NAME)
     assert scene.state(NAME) == "healthy"
+
+
+GONE = CardFailure("fallen_off_the_bus", ADDRESS, 1, text="GPU 0000:1b:00.0: GPU has fallen off the bus.")
+
+
+def look_at_failures(scene: Scene, *failures: CardFailure) -> None:
+    scene.clock.advance(30)
+    look(scene, KernelLog(last_sequence=9, failures=failures), Hearing(is_wanted=False))
+
+
+@pytest.mark.parametrize("failure", [GONE, replace(GONE, code="init_failed", text="RmInitAdapter failed!")])
+def test_a_card_that_is_gone_by_a_line_without_an_xid_is_unhealthy_until_a_word(
+    scene: Scene, failure: CardFailure
+) -> None:
+    name = f"device:{UUID}"
+    look_at_failures(scene, failure, failure)
+    seen = scene.component(name)
+    assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
+    assert failure.text in seen.reason
+    assert "without an XID" in seen.reason
+    assert scene.ill() == {name}
+    look_at_failures(scene, failure)  # the driver writes it each time that the card is opened
+    assert [event.code for event in scene.events(name) if event.kind == "fault"] == [failure.code]
+    scene.restart()
+    look_at_failures(scene)
+    assert scene.state(name) == "unhealthy"
+    scene.acknowledge(name)
+    assert scene.ill() == set()
+
+
+def test_a_line_that_names_no_card_stands_against_the_driver(scene: Scene) -> None:
+    look_at_failures(scene, replace(GONE, pci_bus_id=None))
+    look_at_failures(scene)
+    assert scene.ill() == {"driver"}
+    assert scene.state("driver") == "unhealthy"
+    scene.acknowledge("driver")
+    assert scene.ill() == set()
 
 
 def test_each_sxid_is_an_event_and_one_that_the_switch_corrects_no_fault(scene: Scene) -> None:

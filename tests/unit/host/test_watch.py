@@ -223,12 +223,12 @@ def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Mac
     assert "facts_missing" in [w.code for w in scene.devices().warnings]
 
 
-def test_what_should_have_been_readable_degrades_the_driver_and_is_told(dgx: Machine) -> None:
+def test_a_driver_that_could_not_be_read_is_unknown_with_all_that_failed(dgx: Machine) -> None:
     problems = (Problem("unreadable", "NVML: no permission"), Problem("unanswered", "GPU 2: no clock"))
     scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(), problems=problems))
     scene.look()
     driver = scene.component("driver")
-    assert (driver.state, driver.reason) == ("degraded", "NVML: no permission; GPU 2: no clock")
+    assert (driver.state, driver.reason) == ("unknown", "NVML: no permission; GPU 2: no clock")
     assert "device files" in driver.action
     assert "doctor" in driver.action
 

@@ -1,0 +1,74 @@
+"""Questions to NVML without an answer, in a living agent: `check` fails, and Slurm's health check does not pass.
+
+Everything is real but the driver, whose document says which questions fail. All questions and all errors are tried in
+process: `tests/unit/health/test_question_matrix.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.deploy.slurm_node import build_node
+from tests.process.living import ask, await_state, read_component
+from tests.process.test_cli_exit_codes import _run
+from tests.process.test_xid_events import UUID, build_host
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAgent, Path]]:
+    """An agent on a host of eight cards that are well."""
+    folder = tmp_path_factory.mktemp("host")
+    with start_agent(cpu_devices=2, **build_host(folder, has_log=True)) as running:
+        await_state(running, f"memory:{UUID}", "healthy")
+        yield running, folder
+
+
+def fail(folder: Path, failing: dict[str, int]) -> None:
+    path, new = folder / "nvml.json", folder / "nvml.new"
+    new.write_text(json.dumps({**json.loads(path.read_text()), "fail": failing}))
+    new.rename(path)
+
+
+@pytest.mark.parametrize(
+    ("failing", "component", "words"),
+    [
+        ({f"nvmlDeviceGetRemappedRows:{UUID}": 10}, f"memory:{UUID}", "NVML_ERROR_TIMEOUT"),
+        ({"nvmlDeviceGetTemperature": 999}, f"thermal:{UUID}", "NVML_ERROR_UNKNOWN"),
+        ({f"nvmlDeviceGetPerformanceState:{UUID}": 3}, f"link:{UUID}", "another card of its kind"),
+        ({f"nvmlDeviceGetHandleByIndex:{UUID}": 4}, "inventory", "7 of 8 devices are here; missing: "),
+        ({"nvmlInit": 4}, "driver", "Insufficient Permissions"),  # all cards of before are missing
+    ],
+)
+def test_a_card_that_does_not_answer_passes_no_check(
+    host: tuple[RunningAgent, Path], tmp_path: Path, failing: dict[str, int], component: str, words: str
+) -> None:
+    agent, folder = host
+    fail(folder, failing)
+    try:
+        wait_for(lambda: words in read_component(agent, component)["reason"], agent)
+        assert read_component(agent, component)["state"] in ("unknown", "unhealthy")
+        assert ask(agent, "/health")["state"] in ("unknown", "unhealthy")
+        assert _run(agent, "check").returncode == 1
+        node = build_node(tmp_path, agent.url)
+        done = node.run("healthcheck.sh")
+        assert (done.returncode, "state=drain" in node.told()) == (0, True)
+    finally:
+        fail(folder, {})
+        await_state(agent, f"memory:{UUID}", "healthy")
+
+
+def test_cards_that_the_agent_never_could_look_at_drain_nothing_and_pass_no_check(tmp_path: Path) -> None:
+    settings = build_host(tmp_path)
+    fail(tmp_path, {"nvmlInit": 4})
+    with start_agent(cpu_devices=2, **settings) as agent:
+        await_state(agent, "driver", "unknown")
+        assert _run(agent, "check").returncode == 1
+        node = build_node(tmp_path, agent.url)
+        done = node.run("healthcheck.sh")
+        assert (done.returncode, node.told()) == (1, "")
+        assert "nothing is known of this node: driver unknown: " in done.stderr

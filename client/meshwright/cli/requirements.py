@@ -1,7 +1,8 @@
 """Requirements of `meshwright check`: what a host must have, held against what its agent says.
 
-Rule: met only by what was seen. What could not be looked at, is only declared, was not measured or was measured too
-long ago is unknown, and never a pass.
+Rule: met only by what was seen. What could not be looked at, was not measured or was measured too long ago is unknown,
+and never a pass. The declared devices of a simulated host are judged, and marked as declared: that host is never more
+than unknown, by its component `simulated`.
 """
 
 from __future__ import annotations
@@ -184,10 +185,12 @@ def judge_devices(wanted: ChipCount, seen: Devices) -> Finding:
     there = _choose(wanted, seen)
     kinds = sorted({device.kind for device in there or seen.devices})
     found = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
-    told = f"{found} ({', '.join(kinds) or 'no device'})"
-    if any(device.basis == "declared" for device in there):
-        return Finding("devices", str(wanted), f"{told}, declared and not seen", "unknown")
+    told = f"{found} ({', '.join(kinds) or 'no device'}){_mark_declared(there)}"
     return Finding("devices", str(wanted), told, "healthy" if len(there) >= wanted.count else "unhealthy")
+
+
+def _mark_declared(devices: Sequence[Device]) -> str:
+    return ", declared" if any(device.basis == "declared" for device in devices) else ""
 
 
 def judge_memory(least_bytes: int, devices: Sequence[Device]) -> Finding:
@@ -199,9 +202,7 @@ def judge_memory(least_bytes: int, devices: Sequence[Device]) -> Finding:
         return Finding("hbm", asked, told, "unknown")
     sizes = {device.local_index: device.memory.capacity_bytes or 0 for device in devices if device.memory is not None}
     least = min(sizes, key=lambda index: sizes[index])
-    told = f"{format_bytes(sizes[least])} (device {least}, the least of {len(sizes)})"
-    if any(device.basis == "declared" for device in devices):
-        return Finding("hbm", asked, f"{told}, declared and not seen", "unknown")
+    told = f"{format_bytes(sizes[least])} (device {least}, the least of {len(sizes)}){_mark_declared(devices)}"
     return Finding("hbm", asked, told, "healthy" if sizes[least] >= least_bytes else "unhealthy")
 
 

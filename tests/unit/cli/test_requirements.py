@@ -72,10 +72,13 @@ def _change(index: int, **fields: Any) -> Any:
     return EIGHT.model_copy(update={"devices": tuple(changed)})
 
 
-def test_what_is_only_declared_is_not_seen() -> None:
+def test_what_is_declared_is_judged_and_said_to_be_declared() -> None:
     declared = _change(3, basis="declared")
-    assert judge_devices(ChipCount(8), declared).state == "unknown"
-    assert judge_memory(GIB, declared.devices).state == "unknown"
+    for found in (judge_devices(ChipCount(8), declared), judge_memory(GIB, declared.devices)):
+        assert found.state == "healthy"
+        assert found.found.endswith(", declared")
+    assert judge_devices(ChipCount(9), declared).state == "unhealthy"
+    assert judge_memory(GIB * 10**6, declared.devices).state == "unhealthy"
 
 
 @pytest.mark.parametrize(("least", "state"), [(79 * GIB, "healthy"), (H100 + 1, "unhealthy"), (H100, "healthy")])

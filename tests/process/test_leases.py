@@ -84,7 +84,7 @@ def test_a_lease_is_made_read_renewed_and_ended_once(host: RunningAgent) -> None
 @pytest.mark.parametrize(
     ("fields", "detail", "hint"),
     [
-        ({"devices": 4}, "devices: it should be", "[4] for device 4"),
+        ({"devices": 4}, "devices: it should be", '[4] for device 4, or {"count": 4} for 4 devices'),
         ({"devices": [1.5]}, "devices.0: it should be an integer or a string, got 1.5", "[0, 1]"),
         ({"purpose": "job 7\nlease-1  0  1 h  evil\x1b[31m"}, "purpose: it should be one line", '"job 7 lease-1 0 1 h'),
     ],

@@ -191,7 +191,7 @@ def _hint_of_kind(field: str, errors: Sequence[Mapping[str, Any]]) -> str:
 
 def _hint_of_devices(value: object, errors: Sequence[Mapping[str, Any]]) -> str:
     """Returns the forms of `devices` that the request takes, with what the value may mean in each."""
-    parts = [_find_part(error.get("ctx", {}).get("class_name", "")) for error in errors]
+    parts = [_find_part(str(error["loc"][-1])) for error in errors]  # a branch of a union is named by its class
     words = [str(error["ctx"]["expected"]) for error in errors if error["type"] == "literal_error"]
     text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None

@@ -47,14 +47,13 @@ if TYPE_CHECKING:
     from meshwright._calls.options import PlanOptions
     from meshwright._client import AsyncClient, Client
     from meshwright._reference import load_plan
-    from meshwright.fleet import AsyncFleet, Fleet, FleetState
+    from meshwright.fleet import Fleet, FleetState
 
 __all__ = [
     "AccessError",
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
-    "AsyncFleet",
     "BenchTooLargeError",
     "Client",
     "ConflictError",
@@ -94,7 +93,6 @@ __all__ = [
 
 _LAZY = {
     "AsyncClient": "meshwright._client",
-    "AsyncFleet": "meshwright.fleet",
     "Client": "meshwright._client",
     "Fleet": "meshwright.fleet",
     "FleetState": "meshwright.fleet",

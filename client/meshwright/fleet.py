@@ -1,4 +1,4 @@
-"""Fleet and AsyncFleet: many agents asked at once, and their hosts as one topology to plan on.
+"""Fleet: many agents asked at once, and their hosts as one topology to plan on.
 
 Rule: one deadline for all hosts; a host that does not answer within it is named, never left out silently. Plans are
 made here, not by an agent; `meshwright.mesh.build_mesh` makes them real in each process of the job.
@@ -6,7 +6,6 @@ made here, not by an agent; `meshwright.mesh.build_mesh` makes them real in each
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import time
@@ -19,7 +18,7 @@ from meshwright._calls.calls import take_best
 from meshwright._calls.flows import Deadline
 from meshwright._calls.options import AxisTypesLike, DevicesLike, MemoryStrategyName
 from meshwright._calls.settings import Settings, read_settings
-from meshwright._client import AsyncClient, Client
+from meshwright._client import Client
 from meshwright._fleet.addresses import read_addresses
 from meshwright._fleet.look import DEFAULT_TIMEOUT_S, build_late, check_timeout, look
 from meshwright._fleet.planning import build_request, plan_fleet
@@ -28,7 +27,7 @@ from meshwright._fleet.threads import run_all
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
 
-__all__ = ["AsyncFleet", "Fleet", "FleetHost", "FleetState"]
+__all__ = ["Fleet", "FleetHost", "FleetState"]
 
 MAX_AT_ONCE: Final = 256
 """Hosts that are asked at the same time. Some of them may take the whole deadline to say nothing, so they are many; and
@@ -62,8 +61,8 @@ class Fleet:
 
     Args:
         urls: the agents: URLs ("http://host:8790", "unix:///path"), hosts, "@file" with one a line,
-            "dns:name:port" for every address of a headless service, "slurm:node[01-16]" or "slurm:" inside a job;
-            a list of these, or one text with commas. None: MESHWRIGHT_FLEET. The port is 8790 unless told.
+            "dns:name:port" for every address of a headless service; a list of these, or one text with commas. None:
+            MESHWRIGHT_FLEET. The port is 8790 unless given.
         token: as for `Client`, sent to every agent.
         max_retries: how often each request is sent again; the deadline rules.
         connect: opens the client of an address, which is closed with the fleet; None: `Client`, over connections that
@@ -236,208 +235,6 @@ class Fleet:
             importance=importance,
         )
         return plan_fleet(request, self.devices(timeout_s=timeout_s, require_all=require_all))
-
-
-class AsyncFleet:
-    """Many agents, for asyncio. Tasks of one event loop may share one.
-
-    Args:
-        urls: the agents: URLs ("http://host:8790", "unix:///path"), hosts, "@file" with one a line,
-            "dns:name:port" for every address of a headless service, "slurm:node[01-16]" or "slurm:" inside a job;
-            a list of these, or one text with commas. None: MESHWRIGHT_FLEET. The port is 8790 unless told. Names
-            are looked up here, which waits.
-        token: as for `AsyncClient`, sent to every agent.
-        max_retries: how often each request is sent again; the deadline rules.
-        connect: opens the client of an address, which is closed with the fleet; None: `AsyncClient`, over connections
-            that all hosts share. Tests give `lambda url: fakes[url].async_client()`.
-
-    Raises:
-        SettingsError: no address is named, or one cannot be used, or the token or the CA file.
-    """
-
-    def __init__(
-        self,
-        urls: str | Sequence[str] | None = None,
-        *,
-        token: str | None = None,
-        max_retries: int = 1,
-        connect: Callable[[str], AsyncClient] | None = None,
-    ) -> None:
-        self._urls = read_addresses(urls, os.environ)
-        self._pools: dict[_Pool, _http.AsyncHttpClient] = {}
-        opened = connect or functools.partial(self._open, token=token, max_retries=max_retries)
-        self._clients = [opened(url) for url in self._urls]
-
-    def _open(self, url: str, *, token: str | None, max_retries: int) -> AsyncClient:
-        settings = read_settings(url, token, os.environ)
-        name = _name_pool(settings)
-        if name not in self._pools:
-            self._pools[name] = _http.build_async_client(settings, DEFAULT_TIMEOUT_S, max_connections=MAX_AT_ONCE)
-        return AsyncClient(url, token=token, max_retries=max_retries, http_client=self._pools[name])
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        for client in self._clients:
-            await client.close()
-        for pool in self._pools.values():
-            await pool.aclose()
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The addresses of the agents, each once."""
-        return self._urls
-
-    async def devices(self, *, timeout_s: float = DEFAULT_TIMEOUT_S, require_all: bool = False) -> FleetState:
-        """Returns what every host says of its devices and their health, or why it says nothing.
-
-        Args:
-            timeout_s: the time limit for all hosts together.
-            require_all: raise where a host does not answer.
-
-        Raises:
-            FleetIncompleteError: with `require_all`, naming the hosts that did not answer.
-        """
-        found: dict[int, FleetHost] = {}
-        deadline = Deadline(time.monotonic() + check_timeout(timeout_s))
-        gate = asyncio.Semaphore(MAX_AT_ONCE)
-        tasks = [
-            asyncio.create_task(self._ask(url, client, deadline, functools.partial(found.__setitem__, index), gate))
-            for index, (url, client) in enumerate(zip(self._urls, self._clients, strict=True))
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=timeout_s)
-        finally:
-            for task in tasks:
-                task.cancel()  # those that are late; one that has ended does not mind
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
-        return _take(self._urls, found, timeout_s, require_all)
-
-    @staticmethod
-    async def _ask(
-        url: str,
-        client: AsyncClient,
-        deadline: Deadline,
-        note: Callable[[FleetHost], None],
-        gate: asyncio.Semaphore,
-    ) -> None:
-        async with gate:
-            await client._drive(look(url, client._link, deadline, note))
-
-    @overload
-    async def plan(
-        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
-    ) -> PlanWithDevices: ...
-
-    @overload
-    async def plan(
-        self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]
-    ) -> Plan: ...
-
-    async def plan(
-        self,
-        mesh: MeshLike | MeshSpec,
-        *,
-        devices: DevicesLike | None = None,
-        device_order: Literal["planned", "given"] = "planned",
-        axis_types: AxisTypesLike | None = None,
-        allow_unused: bool = False,
-        include_devices: bool = True,
-        memory_strategy: MemoryStrategyName = "balanced",
-        dcn: str | Mapping[str, int] | None = None,
-        importance: Mapping[str, float] | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        require_all: bool = False,
-    ) -> Plan:
-        """Returns the best plan for a mesh such as "dp:2,tp:-1" on the hosts that answer.
-
-        Made here, from what the agents say now; they do not keep it. Give it to `meshwright.mesh.build_mesh` in each
-        process of the job, as a file or over whatever the launcher has.
-
-        Args:
-            mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1.
-            devices: "host/3" (its local index there), uuids or PCI bus ids, or a selection such as {"count": 4};
-                None: all.
-            device_order: "planned" looks for the best order, "given" takes the one of `devices`, row-major.
-            axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
-            allow_unused: a mesh smaller than the fleet is a warning and not an error.
-            include_devices: False leaves the list of devices out of the plan.
-            memory_strategy: how much memory the job's JAX may take; goes into the plan's environment.
-            dcn: how axes are split over granules (slices, or hosts), such as "dp:4"; None: by the score.
-            importance: how much traffic each axis has; only ratios count; None: by the axes' names.
-            timeout_s: the time limit for asking all hosts.
-            require_all: raise where a host does not answer; else the plan's warnings name it (`hosts_missing`).
-
-        Raises:
-            FleetIncompleteError: no host answered, or, with `require_all`, not every one.
-            InvalidMeshError: the mesh is none.
-            PlanInfeasibleError: it cannot be laid on these devices, or the hosts make no topology: one that stands
-                twice, platforms that differ, chips of a slice that contradict each other.
-            DevicesUnusedError: it would leave devices unused.
-        """
-        plans = await self.plans(
-            mesh,
-            devices=devices,
-            device_order=device_order,
-            axis_types=axis_types,
-            allow_unused=allow_unused,
-            include_devices=include_devices,
-            memory_strategy=memory_strategy,
-            dcn=dcn,
-            importance=importance,
-            timeout_s=timeout_s,
-            require_all=require_all,
-        )
-        return take_best(plans, asked=f"mesh {mesh}")
-
-    @overload
-    async def plans(
-        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
-    ) -> PlansWithDevices: ...
-
-    @overload
-    async def plans(
-        self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]
-    ) -> Plans: ...
-
-    async def plans(
-        self,
-        mesh: MeshLike | MeshSpec,
-        *,
-        devices: DevicesLike | None = None,
-        device_order: Literal["planned", "given"] = "planned",
-        axis_types: AxisTypesLike | None = None,
-        allow_unused: bool = False,
-        include_devices: bool = True,
-        memory_strategy: MemoryStrategyName = "balanced",
-        dcn: str | Mapping[str, int] | None = None,
-        importance: Mapping[str, float] | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        require_all: bool = False,
-    ) -> Plans:
-        """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
-        request = build_request(
-            mesh,
-            devices=devices,
-            device_order=device_order,
-            axis_types=axis_types,
-            allow_unused=allow_unused,
-            include_devices=include_devices,
-            memory_strategy=memory_strategy,
-            dcn=dcn,
-            importance=importance,
-        )
-        state = await self.devices(timeout_s=timeout_s, require_all=require_all)
-        return await asyncio.to_thread(plan_fleet, request, state)  # a large fleet takes longer than a loop may wait
 
 
 def _take(urls: Sequence[str], found: Mapping[int, FleetHost], timeout_s: float, require_all: bool) -> FleetState:

@@ -1,7 +1,7 @@
-"""`meshwright-agent`: serve, plan, doctor, token. Flags are settings; a setting given neither way has its default.
+"""`meshwright-agent`: serve, doctor, token. Flags are settings; a setting given neither way has its default.
 
-Exit codes: 0 stopped as asked, a plan that fits, or nothing is wrong · 1 could not start, no such plan, or something is
-wrong · 2 usage, or files and addresses that an agent must not start with.
+Exit codes: 0 stopped as asked, or nothing is wrong · 1 could not start, or something is wrong · 2 usage, or files and
+addresses that an agent must not start with.
 """
 
 from __future__ import annotations
@@ -85,17 +85,6 @@ def serve(
         tls_client_ca_file=tls_client_ca_file,
     )
     raise typer.Exit(_serve(settings))
-
-
-@app.command(
-    "plan", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def plan(context: typer.Context) -> None:
-    """Plan a mesh without a running agent: on a target, or on this host."""
-    from meshwright_agent.commands.plan import app as command  # here: an agent that serves needs none of it
-    from meshwright_agent.serving.claim import find_owner
-
-    command(args=context.args, prog_name="meshwright-agent plan", obj=find_owner)
 
 
 @app.command()

@@ -16,7 +16,6 @@ PUBLIC = {
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
-    "AsyncFleet",
     "BenchTooLargeError",
     "Client",
     "ConflictError",
@@ -139,7 +138,7 @@ def test_importing_the_package_loads_nothing_heavy_and_no_http_library() -> None
     "statement",
     [
         "from meshwright import Client, AsyncClient, load_plan",
-        "from meshwright import AsyncFleet, Fleet",
+        "from meshwright import Fleet",
         "import meshwright.testing",
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright import AsyncFleet, Fleet, FleetIncompleteError, FleetState
+from meshwright import Fleet, FleetIncompleteError, FleetState
 from meshwright.wire.mesh import Plan
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.jobs import run_program
@@ -37,36 +36,18 @@ def urls(agents: list[RunningAgent]) -> list[str]:
     return [agent.url for agent in agents]
 
 
-def look(kind: str, urls: list[str], **options: Any) -> FleetState:
-    if kind == "sync":
-        with Fleet(urls) as fleet:
-            return fleet.devices(timeout_s=LIMIT_S, **options)
-
-    async def ask() -> FleetState:
-        async with AsyncFleet(urls) as fleet:
-            return await fleet.devices(timeout_s=LIMIT_S, **options)
-
-    return asyncio.run(ask())
+def look(urls: list[str], **options: Any) -> FleetState:
+    with Fleet(urls) as fleet:
+        return fleet.devices(timeout_s=LIMIT_S, **options)
 
 
-def make_plan(kind: str, urls: list[str], mesh: str, **options: Any) -> Plan:
-    if kind == "sync":
-        with Fleet(urls) as fleet:
-            return fleet.plan(mesh, timeout_s=LIMIT_S, **options)
-
-    async def ask() -> Plan:
-        async with AsyncFleet(urls) as fleet:
-            return await fleet.plan(mesh, timeout_s=LIMIT_S, **options)
-
-    return asyncio.run(ask())
+def make_plan(urls: list[str], mesh: str, **options: Any) -> Plan:
+    with Fleet(urls) as fleet:
+        return fleet.plan(mesh, timeout_s=LIMIT_S, **options)
 
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
-
-
-@both
-def test_three_agents_are_one_topology_of_twelve_devices(urls: list[str], kind: str) -> None:
-    state = look(kind, urls, require_all=True)
+def test_three_agents_are_one_topology_of_twelve_devices(urls: list[str]) -> None:
+    state = look(urls, require_all=True)
     assert [host.url for host in state.hosts] == urls
     assert {host.state for host in state.hosts} == {"ok"}
     assert {host.worst for host in state.hosts} == {"healthy"}
@@ -80,32 +61,27 @@ def test_three_agents_are_one_topology_of_twelve_devices(urls: list[str], kind: 
     assert {notice.code for notice in state.notices} == {"hosts_renamed", "hosts_share_machine"}
 
 
-def test_both_fleets_plan_alike_over_all_devices(urls: list[str]) -> None:
-    plans = [make_plan(kind, urls, "dp:3,tp:4") for kind in ("sync", "async")]
-    assert plans[0].fingerprint == plans[1].fingerprint
-    for plan in plans:
-        assert plan.devices is not None
-        assert sorted((ref.granule, ref.position) for ref in plan.devices) == [
-            (g, p) for g in range(3) for p in range(4)
-        ]
-        assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
+def test_a_fleet_plans_over_all_devices(urls: list[str]) -> None:
+    plan = make_plan(urls, "dp:3,tp:4")
+    assert plan.devices is not None
+    assert sorted((ref.granule, ref.position) for ref in plan.devices) == [(g, p) for g in range(3) for p in range(4)]
+    assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
 
 
-@both
-def test_the_same_agent_by_two_addresses_is_refused(agents: list[RunningAgent], kind: str) -> None:
+def test_the_same_agent_by_two_addresses_is_refused(agents: list[RunningAgent]) -> None:
     twice = [agents[0].url, f"unix://{agents[0].uds}"]
     with pytest.raises(ValueError, match="a host can be in a topology once"):
-        make_plan(kind, twice, "dp:8")
+        make_plan(twice, "dp:8")
 
 
 def test_each_process_of_a_job_builds_the_planned_mesh_and_an_all_reduce_gives_the_right_sum(
     urls: list[str], tmp_path: Path
 ) -> None:
-    first = make_plan("sync", urls, "dp:3,tp:4", axis_types="explicit")
+    first = make_plan(urls, "dp:3,tp:4", axis_types="explicit")
     names = [ref.host + f"/{ref.local_index}" for ref in first.devices or ()]
-    shuffled = make_plan("sync", urls, "x:2,y:6", devices=[names[i * 5 % 12] for i in range(12)], device_order="given")
-    part = make_plan("async", urls, "dp:6", devices=[name for name in names if name.endswith(("/0", "/3"))])
-    small = make_plan("sync", urls[:2], "dp:8")
+    shuffled = make_plan(urls, "x:2,y:6", devices=[names[i * 5 % 12] for i in range(12)], device_order="given")
+    part = make_plan(urls, "dp:6", devices=[name for name in names if name.endswith(("/0", "/3"))])
+    small = make_plan(urls[:2], "dp:8")
     plans = [first, shuffled, part, small]
     steps = [{"plan": plan.model_dump_json()} for plan in plans]
     jobs = run_program(PROGRAM, tmp_path, steps, processes=3, devices_each=4)
@@ -127,19 +103,18 @@ def test_each_process_of_a_job_builds_the_planned_mesh_and_an_all_reduce_gives_t
     assert all("is for 2 host(s); this job runs on 1" in job["answers"][3]["error"] for job in jobs)
 
 
-@both
 def test_an_agent_that_was_killed_is_named_and_the_others_are_planned_on(
-    agents: list[RunningAgent], urls: list[str], kind: str
+    agents: list[RunningAgent], urls: list[str]
 ) -> None:
     agents[1].process.kill()
     agents[1].process.wait()
-    state = look(kind, urls)
+    state = look(urls)
     (dead,) = state.failed
     assert (dead.url, dead.state) == (urls[1], "unreachable")
     assert f"no answer from {urls[1]}" in dead.detail
-    plan = make_plan(kind, urls, "dp:2,tp:4")
+    plan = make_plan(urls, "dp:2,tp:4")
     (missing,) = [notice for notice in plan.warnings if notice.code == "hosts_missing"]
     assert urls[1] in missing.message
     with pytest.raises(FleetIncompleteError, match="1 of 3 hosts") as caught:
-        make_plan(kind, urls, "dp:2,tp:4", require_all=True)
+        make_plan(urls, "dp:2,tp:4", require_all=True)
     assert list(caught.value.hosts) == [urls[1]]

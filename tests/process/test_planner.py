@@ -267,14 +267,8 @@ def run(*command: str) -> str:
 def test_without_an_agent_the_same_bytes_are_printed(host: RunningAgent) -> None:
     answered = ask(host, mesh="dp:56,tp:8", target="v5p:4x4x28", importance={"dp": 1, "tp": 8}).text + "\n"
     options = ("--target", "v5p:4x4x28", "--importance", "dp:1,tp:8", "--json")
-    assert run("meshwright-agent", "plan", "--mesh", "dp:56,tp:8", *options) == answered
     assert run("meshwright", "plan", "dp:56,tp:8", "--local", *options) == answered
     assert run("meshwright", "--url", host.url, "plan", "dp:56,tp:8", *options) == answered
-
-
-def test_without_an_agent_this_host_is_planned_on_as_its_agent_would(host: RunningAgent) -> None:
-    options = ("--mesh", "dp:2,tp:-1", "--cpu-devices", "4", "--json")
-    assert run("meshwright-agent", "plan", *options) == ask(host, mesh="dp:2,tp:-1").text + "\n"
 
 
 def test_a_kept_topology_is_planned_on_as_the_agent_plans_on_it(host: RunningAgent, tmp_path: Path) -> None:

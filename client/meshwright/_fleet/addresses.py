@@ -1,4 +1,4 @@
-"""Where a fleet's agents are: a list, a file, a headless service's DNS records, or a Slurm job's hosts, as URLs.
+"""Where a fleet's agents are: a list, a file, or a headless service's DNS records, as URLs.
 
 Rule: every entry becomes one URL or several, in the order given, each once; an entry that names nobody is refused.
 Reads the file and asks the resolver; opens no connection to an agent.
@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from meshwright._calls.settings import parse_address
-from meshwright._fleet.hostlist import parse_hostlist, split_entries
 from meshwright.errors import SettingsError
 
 DEFAULT_PORT: Final = 8790
 VARIABLE: Final = "MESHWRIGHT_FLEET"
-_FORMS: Final = 'such as "node7,node8:8790", "@/etc/meshwright/fleet", "dns:agents.default.svc" or "slurm:node[01-16]"'
-_SLURM: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
-"""Slurm's variable, and its older name. Source: sbatch(1), output environment variables."""
-
+_FORMS: Final = 'such as "node7,node8:8790", "@/etc/meshwright/fleet" or "dns:agents.default.svc"'
 _NO_HOST: Final = frozenset("/?#@\\[]")
 
 Resolve = Callable[[str, int], Iterable[str]]
@@ -44,9 +40,8 @@ def read_addresses(
     """Returns the URLs of a fleet's agents.
 
     Args:
-        given: URLs, hosts, "@file", "dns:name[:port]", "slurm:[hostlist]", as a list or in one text; None:
-            MESHWRIGHT_FLEET.
-        environ: where MESHWRIGHT_FLEET and Slurm's variables stand.
+        given: URLs, hosts, "@file", "dns:name[:port]", as a list or in one text; None: MESHWRIGHT_FLEET.
+        environ: has MESHWRIGHT_FLEET.
         resolve: finds the addresses of a name.
 
     Raises:
@@ -54,41 +49,39 @@ def read_addresses(
     """
     asked = environ.get(VARIABLE, "") if given is None else given
     texts = [asked] if isinstance(asked, str) else list(asked)
-    entries = [entry for text in texts for entry in split_entries(text)]
-    urls = [url for entry in entries for url in _read_entry(entry, environ, resolve)]
+    entries = [entry for text in texts for entry in _split(text)]
+    urls = [url for entry in entries for url in _read_entry(entry, resolve)]
     if not urls:
         where = f"{VARIABLE} is empty or not set" if given is None else "no address is given"
         raise SettingsError(f"a fleet needs addresses, and {where}; name the agents, {_FORMS}")
     return tuple(dict.fromkeys(urls))
 
 
-def _read_entry(entry: str, environ: Mapping[str, str], resolve: Resolve) -> Iterable[str]:
+def _split(text: str) -> list[str]:
+    """Returns the entries between commas and white space."""
+    return text.replace(",", " ").split()
+
+
+def _read_entry(entry: str, resolve: Resolve) -> Iterable[str]:
     if entry.startswith("@"):
-        return _read_file(entry.removeprefix("@"), environ, resolve)
-    match entry.partition(":"):
-        case "dns", ":", name if not name.startswith("//"):
-            return _read_dns(name, resolve)
-        case "slurm", ":", hostlist if not hostlist.startswith("//"):
-            return _read_slurm(hostlist, environ)
-    if "://" in entry:
-        return (parse_address(entry).shown,)
-    if entry.startswith("[") or _is_ipv6(entry):
-        return (_build_url(entry),)
-    return map(_build_url, parse_hostlist(entry))
+        return _read_file(entry.removeprefix("@"), resolve)
+    if entry.startswith("dns:") and not entry.startswith("dns://"):
+        return _read_dns(entry.removeprefix("dns:"), resolve)
+    return (parse_address(entry).shown if "://" in entry else _build_url(entry),)
 
 
-def _read_file(path: str, environ: Mapping[str, str], resolve: Resolve) -> Iterable[str]:
+def _read_file(path: str, resolve: Resolve) -> Iterable[str]:
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise SettingsError(
             f"@{path}: the fleet's file cannot be read ({error}); name a file with one address a line"
         ) from error
-    entries = [entry for line in lines for entry in split_entries(line.partition("#")[0])]
+    entries = [entry for line in lines for entry in _split(line.partition("#")[0])]
     nested = next((entry for entry in entries if entry.startswith("@")), None)
     if nested is not None:
         raise SettingsError(f"@{path}: the fleet's file names another file, {nested}; write its addresses instead")
-    return [url for entry in entries for url in _read_entry(entry, environ, resolve)]
+    return [url for entry in entries for url in _read_entry(entry, resolve)]
 
 
 def _read_dns(name: str, resolve: Resolve) -> Iterable[str]:
@@ -100,15 +93,6 @@ def _read_dns(name: str, resolve: Resolve) -> Iterable[str]:
             f"dns:{name}: the name {host!r} has no address ({error}); name a headless service, {_FORMS}"
         ) from error
     return [f"http://{_quote(str(ip))}:{port}" for ip in found]
-
-
-def _read_slurm(hostlist: str, environ: Mapping[str, str]) -> Iterable[str]:
-    listed = hostlist or next((environ[name] for name in _SLURM if environ.get(name)), "")
-    if not listed:
-        raise SettingsError(
-            f"slurm: names no hosts, and {_SLURM[0]} is not set, as it is inside a job; write slurm:node[01-16]"
-        )
-    return map(_build_url, parse_hostlist(listed))
 
 
 def _build_url(entry: str) -> str:
@@ -125,7 +109,10 @@ def _split_port(entry: str, shown: str) -> tuple[str, int]:
         host, port = entry, str(DEFAULT_PORT)
     host = host.removeprefix("[").removesuffix("]")
     if not host or set(host) & _NO_HOST or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65_536):
-        raise SettingsError(f"{shown!r} is no host, or host and port from 1 to 65535; write node7 or node7:8790")
+        hint = "; list hosts one by one (in Slurm: scontrol show hostnames)" if "[" in entry else ""
+        raise SettingsError(
+            f"{shown!r} is not a host, nor a host and a port from 1 to 65535; write node7 or node7:8790{hint}"
+        )
     return host, int(port)
 
 

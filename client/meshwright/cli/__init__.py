@@ -41,7 +41,6 @@ from meshwright.cli import (
     leases,
     plan,
     runs,
-    slurm,
     targets,
     verify,
 )
@@ -253,7 +252,6 @@ _COMMANDS: Final[dict[str, _Entry]] = {
     "hold": _Entry(hold.hold_lease, "Run a command while devices are reserved for it.", is_interspersed=False),
     "events": _Entry(events.show_events, "What happened to the host's health."),
     "acknowledge": _Entry(events.acknowledge_component, "Say that a component's faults are dealt with."),
-    "slurm": _Entry(slurm.print_slurm, "Lines for Slurm's configuration, from what is seen."),
 }
 for _name, _entry in _COMMANDS.items():
     _settings = {"allow_interspersed_args": _entry.is_interspersed}

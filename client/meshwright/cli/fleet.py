@@ -32,7 +32,7 @@ HostsOption = Annotated[
     typer.Option(
         "--hosts",
         metavar="ADDRESSES",
-        help='These hosts, as --fleet: "a,b:8790", "@file", "dns:name:port", "slurm:node[01-16]", "slurm:".',
+        help='These hosts, as --fleet: "a,b:8790", "@file", "dns:name:port".',
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""The options of a plan: said here once, for `meshwright plan` and `meshwright-agent plan`.
+"""The options of `meshwright plan`.
 
 Rule: an option is the field of `POST /mesh/plan` that it names; what is not said is left to the agent's defaults.
 """

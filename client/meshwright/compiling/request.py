@@ -1,6 +1,6 @@
 """Requests that ask for a compile, answered by this process: planned here, compiled in a child of it.
 
-Rule: the answers are those of an agent, but nothing is kept. `meshwright plan --local`, `meshwright-agent plan` and
+Rule: the answers are those of an agent, but nothing is kept. `meshwright plan --local` and
 `meshwright batch-size --local` go this way. Knows no jax and no terminal.
 """
 

@@ -1,6 +1,6 @@
 """Plan requests, and the answer to them.
 
-Rule: the agent's planner, `meshwright-agent plan` and `meshwright plan --local` all go this way, so that they answer
+Rule: the agent's planner and `meshwright plan --local` go this way, so that they answer
 alike. What hardware a request means is `request_topology`'s, what is said of a model `model_request`'s. Knows no HTTP
 and no process.
 """

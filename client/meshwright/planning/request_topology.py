@@ -20,10 +20,7 @@ from meshwright.wire.mesh import PlanRequest
 Here = Callable[[], Topology] | Topology | None
 """This host, or how to look at it; None where there is none, as in a command that asks no agent."""
 
-_WAYS: Final = (
-    'give a target such as "v5p:4x4x4", or a topology: replies of agents\' GET /devices; `meshwright-agent plan` looks '
-    "at this host"
-)
+_WAYS: Final = 'give a target such as "v5p:4x4x4", or a topology: replies of agents\' GET /devices'
 
 
 @dataclass(frozen=True)

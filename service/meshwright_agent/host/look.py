@@ -7,28 +7,21 @@ reserved) is not touched here either. Knows no plan, no lease and no finding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from meshwright.errors import ProblemError, WorkerFailedError
-from meshwright.wire.devices import Devices, Worker
+from meshwright.errors import ProblemError
+from meshwright.wire.devices import Worker
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import GpuFacts, HostFacts, TpuFacts, parse_host_facts
 from meshwright_agent.settings import Settings
-from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.worker.children import (
     build_device_spec,
     build_probe_spec,
-    has_accelerators,
     may_touch,
     read_roots,
     tell_prohibited,
 )
 from meshwright_agent.worker.supervisor import Supervisor
-
-_UNSEEN: Final = (
-    "a plan needs this host's devices; device files of accelerators are here, no driver lists a device, and JAX was "
-    "not started since {why}"
-)
 
 
 async def ask_probe(settings: Settings, environ: Mapping[str, str]) -> HostFacts:
@@ -76,37 +69,3 @@ def explain_held(facts: HostFacts | None) -> str:
             held = ", ".join(holder.devices) or "a device"
             return f"process {holder.pid} ({holder.command or holder.name or '?'}) holds {held}"
     return (tell_prohibited(facts) if facts else "") or "who holds the devices could not be looked at"
-
-
-async def look_at_host(settings: Settings, environ: Mapping[str, str], *, untouched: str = "") -> Devices:
-    """Returns this host as an agent shows it after its first look.
-
-    Args:
-        settings: where to look.
-        environ: of the children.
-        untouched: why JAX is not to be started on accelerators, whoever holds them; "" where it may be.
-
-    Raises:
-        ProblemError: no device is known: neither does the driver list one, nor does JAX start.
-    """
-    clock = SystemClock()
-    facts, failure = None, None
-    try:
-        facts = await ask_probe(settings, environ)
-    except ProblemError as error:
-        failure = error
-    facts_at = clock.now()
-    sight = None
-    worker = Worker(state="stopped", generation=0, since=facts_at)
-    untouched = untouched or explain_held(facts)
-    if settings.cpu_devices is not None or not has_accelerators(settings) or not untouched:
-        try:
-            view, worker = await ask_worker(settings, environ)
-            sight = JaxSight(view, clock.now(), worker.generation, "live")
-        except ProblemError as error:
-            failure = error
-    if sight is None and not (facts and (facts.gpus or facts.tpus)):
-        unseen = _UNSEEN.format(why=untouched)
-        raise failure or WorkerFailedError(unseen, hint="`meshwright-agent doctor` says what is wrong with this host")
-    at = facts_at if facts else None
-    return build_devices(facts, at, sight, worker, now=clock.now(), cpu_devices=settings.cpu_devices)

@@ -17,11 +17,6 @@ from meshwright_agent.store.unreadable import UnreadableRows, decode
 
 def read_left_leases(file: Path, boot: BootClock) -> tuple[StoredLease, ...]:
     """Returns the leases of a store that hold now, oldest first."""
-    return read_left_book(file, boot).active()
-
-
-def read_left_book(file: Path, boot: BootClock) -> LeaseBook:
-    """Returns the book of the leases of a store that hold now."""
     book = LeaseBook(SystemClock(), boot)
     place = f"{file.absolute().as_uri()}?mode=ro"
     try:
@@ -30,4 +25,4 @@ def read_left_book(file: Path, boot: BootClock) -> LeaseBook:
             book.recall(list_held(connection, UnreadableRows()))
     except (sqlite3.Error, MemoryError, UnicodeDecodeError):  # a damaged file fails in many ways
         pass
-    return book
+    return book.active()

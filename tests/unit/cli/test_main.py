@@ -236,29 +236,28 @@ def test_json_is_what_the_agent_sent_with_fields_of_newer_ones_and_without_defau
     assert (printed.json, printed.err, printed.code) == (sent, "", 0)
 
 
-def run_into(stdout: int, arguments: tuple[str, ...], start: str) -> tuple[int, str]:
-    code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from {start} import main; main()"
+def run_into(stdout: int, arguments: tuple[str, ...]) -> tuple[int, str]:
+    code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from meshwright.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
     return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "start", "code"),
+    ("arguments", "code"),
     [
-        (("plan", "dp:2", "--local", "--target", "cpu:2"), "meshwright.cli", 0),
-        (("--json", "plan", "dp:2", "--local", "--target", "cpu:2"), "meshwright.cli", 0),
-        (("batch-size", "--local", "--hardware", "h100", "--batch", "1"), "meshwright.cli", 1),
-        (("plan", "--mesh", "dp:2", "--target", "cpu:2"), "meshwright_agent.__main__", 0),
+        (("plan", "dp:2", "--local", "--target", "cpu:2"), 0),
+        (("--json", "plan", "dp:2", "--local", "--target", "cpu:2"), 0),
+        (("batch-size", "--local", "--hardware", "h100", "--batch", "1"), 1),
     ],
 )
-def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(arguments: tuple[str, ...], start: str, code: int) -> None:
+def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(arguments: tuple[str, ...], code: int) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        assert run_into(writing, arguments, start) == (code, "")
+        assert run_into(writing, arguments) == (code, "")
     finally:
         os.close(writing)
-    assert run_into(subprocess.DEVNULL, arguments, start) == (code, "")
+    assert run_into(subprocess.DEVNULL, arguments) == (code, "")
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -278,7 +277,7 @@ def test_a_stdout_that_was_closed_leaves_the_verdict_as_it_is(options: tuple[str
 def test_a_stdout_without_room_is_2_and_no_bug(options: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         asked = (*options, "plan", "dp:2", "--local", "--target", "cpu:2")
-        code, said = run_into(full.fileno(), asked, "meshwright.cli")
+        code, said = run_into(full.fileno(), asked)
     assert code == 2
     assert "stdout cannot be written: No space left on device" in said
     assert "Traceback" not in said

@@ -33,9 +33,6 @@ def read(given: str | list[str] | None, **environ: str) -> list[str]:
         ("[fd00::2]:9000", "[fd00::2]:9000"),
         ("a,b c\n d", "a:8790 b:8790 c:8790 d:8790"),
         ("a,b,a,a:8790", "a:8790 b:8790"),
-        ("node[08-10]:9000", "node08:9000 node09:9000 node10:9000"),
-        ("slurm:node[01-02],gpu3", "node01:8790 node02:8790 gpu3:8790"),
-        ("slurm:node[1-2]:9000", "node1:9000 node2:9000"),
         ("dns:agents.svc", "10.0.0.9:8790 10.0.0.10:8790 [fd00::2]:8790"),
         ("dns:agents.svc:9000", "10.0.0.9:9000 10.0.0.10:9000 [fd00::2]:9000"),
         ("http://a:1/,http://[::1]:8790", "a:1 [::1]:8790"),
@@ -51,19 +48,13 @@ def test_every_form_of_an_address_becomes_urls(text: str, urls: str) -> None:
 
 
 def test_a_list_may_mix_forms_and_is_taken_before_the_variable() -> None:
-    assert read(["b", "slurm:a[1-2]", "dns:agents.svc"], MESHWRIGHT_FLEET="x")[:3] == ["b:8790", "a1:8790", "a2:8790"]
+    assert read(["b", "dns:agents.svc"], MESHWRIGHT_FLEET="x")[:2] == ["b:8790", "10.0.0.9:8790"]
 
 
-@pytest.mark.parametrize("variable", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
-def test_slurm_alone_means_the_hosts_of_the_job(variable: str) -> None:
-    assert read("slurm:", **{variable: "node[1-2]"}) == ["node1:8790", "node2:8790"]
-
-
-def test_a_file_has_one_address_a_line_and_comments(tmp_path: Path) -> None:
+def test_a_file_has_addresses_and_comments(tmp_path: Path) -> None:
     path = tmp_path / "fleet"
-    path.write_text("# the fleet\nnode[1-2]  # two\n\nhttps://b:1\nslurm:\n")
-    found = read(f"@{path},c", SLURM_JOB_NODELIST="s1")
-    assert found == ["node1:8790", "node2:8790", "https://b:1", "s1:8790", "c:8790"]
+    path.write_text("# the fleet\nnode1, node2  # two\n\nhttps://b:1\n")
+    assert read(f"@{path},c") == ["node1:8790", "node2:8790", "https://b:1", "c:8790"]
 
 
 @pytest.mark.parametrize(
@@ -73,19 +64,18 @@ def test_a_file_has_one_address_a_line_and_comments(tmp_path: Path) -> None:
         ([], "no address is given"),
         ("", "no address is given"),
         (" , ", "no address is given"),
-        ("slurm:", "SLURM_JOB_NODELIST is not set"),
         ("dns:nobody.svc", "has no address"),
-        ("dns:", "no host"),
+        ("dns:", "not a host"),
         ("dns:agents.svc:none", "from 1 to 65535"),
         ("@/nowhere/fleet", "cannot be read"),
         ("a:0", "from 1 to 65535"),
         ("a:65536", "from 1 to 65535"),
         ("a:b", "from 1 to 65535"),
-        ("a/b", "no host"),
-        ("user@a", "no host"),
+        ("a/b", "not a host"),
+        ("user@a", "not a host"),
         ("ftp://a", "not http://"),
         ("http://a?x=1", "query"),
-        ("node[1-", "bracket"),
+        ("node[1-2]", "scontrol show hostnames"),
     ],
 )
 def test_an_address_that_names_nobody_is_refused_with_one_that_does(given: str | list[str] | None, words: str) -> None:

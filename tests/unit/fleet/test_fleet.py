@@ -1,20 +1,17 @@
-"""Fleet and AsyncFleet on fake agents, and on sockets that keep still."""
+"""Fleet on fake agents, and on sockets that keep still."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
-import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import pytest
 
-from meshwright import AsyncFleet, Fleet, FleetIncompleteError, FleetState, MeshSpec
+from meshwright import Fleet, FleetIncompleteError, FleetState, MeshSpec
 from meshwright.errors import (
     DevicesUnusedError,
     InvalidMeshError,
@@ -25,35 +22,25 @@ from meshwright.errors import (
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.wire.health import Component, Health
 from tests.unit.client.sockets import Heard, answer, serve
-from tests.unit.fleet.both import Kind, ask, build_fakes
+from tests.unit.fleet.fakes import build_fakes
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 HOST_0, HOST_1, HOST_2 = (f"http://n{i}:8790" for i in range(3))
 
 
-def look(kind: Kind, fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
-    state: FleetState = ask(kind, fakes, lambda fleet: fleet.devices(**options))
+def ask(fakes: Mapping[str, FakeAgent], question: Callable[[Fleet], Any]) -> Any:
+    """What `question(fleet)` answers."""
+    with Fleet(list(fakes), connect=lambda url: fakes[url].client(max_retries=1)) as fleet:
+        return question(fleet)
+
+
+def look(fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
+    state: FleetState = ask(fakes, lambda fleet: fleet.devices(**options))
     return state
 
 
-def test_both_fleets_have_the_same_methods_with_the_same_signatures_and_documentation() -> None:
-    blocking, awaiting = (
-        {name: member for name, member in vars(cls).items() if not name.startswith("_")} for cls in (Fleet, AsyncFleet)
-    )
-    assert list(blocking) == list(awaiting)
-    for name, member in blocking.items():
-        assert member.__doc__ == awaiting[name].__doc__, name
-        if callable(member):
-            assert inspect.signature(member) == inspect.signature(awaiting[name]), name
-            assert inspect.iscoroutinefunction(awaiting[name]), name
-    signatures = [re.sub("Async", "", str(inspect.signature(cls))) for cls in (Fleet, AsyncFleet)]
-    assert signatures[0] == signatures[1]
-
-
-@both
-def test_every_host_is_asked_for_its_devices_and_their_health(kind: Kind) -> None:
+def test_every_host_is_asked_for_its_devices_and_their_health() -> None:
     fakes = build_fakes("n0", "n1", "n10")
-    state = look(kind, fakes)
+    state = look(fakes)
     assert [(host.url, host.name, host.state, host.worst, host.detail) for host in state.hosts] == [
         (url, fake.devices.host.name, "ok", "healthy", "") for url, fake in fakes.items()
     ]
@@ -65,7 +52,6 @@ def test_every_host_is_asked_for_its_devices_and_their_health(kind: Kind) -> Non
         assert [str(request) for request in fake.requests] == ["GET /devices", "GET /readyz", "GET /health"]
 
 
-@both
 @pytest.mark.parametrize(
     ("harm", "state", "words"),
     [
@@ -84,12 +70,10 @@ def test_every_host_is_asked_for_its_devices_and_their_health(kind: Kind) -> Non
         (lambda fake: speak(fake, "new"), "error", 'speaks schema version "new"'),
     ],
 )
-def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(
-    kind: Kind, harm: Any, state: str, words: str
-) -> None:
+def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, state: str, words: str) -> None:
     fakes = build_fakes("n0", "n1", "n2")
     harm(fakes[HOST_1])
-    found = look(kind, fakes)
+    found = look(fakes)
     assert [host.state for host in found.hosts] == ["ok", state, "ok"]
     (failed,) = found.failed
     assert failed.url == HOST_1
@@ -106,19 +90,17 @@ def speak(fake: FakeAgent, version: str) -> None:
     fake.devices = fake.devices.model_copy(update={"schema_version": version})
 
 
-@both
-def test_a_host_that_fails_once_is_asked_again(kind: Kind) -> None:
+def test_a_host_that_fails_once_is_asked_again() -> None:
     fakes = build_fakes("n0", "n1")
     fakes[HOST_0].drop_next()
     fakes[HOST_1].fail_next(503, "not_ready")
-    assert look(kind, fakes).failed == ()
+    assert look(fakes).failed == ()
 
 
-@both
-def test_health_that_nobody_tells_is_unknown_and_said(kind: Kind) -> None:
+def test_health_that_nobody_tells_is_unknown_and_said() -> None:
     fakes = build_fakes("n0", "n1")
     fakes[HOST_1].fail_next(500, "internal", times=2, path="/health")
-    state = look(kind, fakes)
+    state = look(fakes)
     assert [host.worst for host in state.hosts] == ["healthy", "unknown"]
     assert state.health == {**dict.fromkeys(range(4), "healthy"), **dict.fromkeys(range(4, 8), "unknown")}
     (notice,) = state.notices
@@ -133,12 +115,11 @@ def make_ill(fake: FakeAgent, index: int) -> None:
     fake.health = Health(state="unhealthy", components=(*others, ill))
 
 
-@both
 @pytest.mark.parametrize("what", ["cpu:4", "h100:4"])
-def test_an_ill_device_of_any_host_is_left_out(kind: Kind, what: str) -> None:
+def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
     fakes = build_fakes("n10", "n2", what=what)
     make_ill(fakes["http://n2:8790"], 1)
-    plan = ask(kind, fakes, lambda fleet: fleet.plan("dp:7"))
+    plan = ask(fakes, lambda fleet: fleet.plan("dp:7"))
     assert [(ref.host, ref.local_index) for ref in plan.devices if ref.host == "n2"] == [
         ("n2", 0),
         ("n2", 2),
@@ -147,10 +128,9 @@ def test_an_ill_device_of_any_host_is_left_out(kind: Kind, what: str) -> None:
     assert "devices_left_out" in {notice.code for notice in plan.warnings}
 
 
-@both
-def test_a_plan_is_made_over_all_hosts(kind: Kind) -> None:
+def test_a_plan_is_made_over_all_hosts() -> None:
     fakes = build_fakes("n0", "n1", "n2", what="h100:4")
-    plan = ask(kind, fakes, lambda fleet: fleet.plan(MeshSpec.parse("dp:-1,tp:4"), axis_types="explicit"))
+    plan = ask(fakes, lambda fleet: fleet.plan(MeshSpec.parse("dp:-1,tp:4"), axis_types="explicit"))
     assert plan.mesh_shape == {"dp": 3, "tp": 4}
     assert plan.axis_types == {"dp": "explicit", "tp": "explicit"}
     assert [axis.dcn_size for axis in plan.axes] == [3, 1]
@@ -158,21 +138,18 @@ def test_a_plan_is_made_over_all_hosts(kind: Kind) -> None:
     assert not any(str(request).startswith("POST") for fake in fakes.values() for request in fake.requests)
 
 
-@both
-def test_devices_are_named_by_host_and_index_or_by_uuid(kind: Kind) -> None:
+def test_devices_are_named_by_host_and_index_or_by_uuid() -> None:
     fakes = build_fakes("n0", "n1", what="h100:4")
     uuid = fakes[HOST_0].devices.devices[2].uuid
-    plan = ask(kind, fakes, lambda fleet: fleet.plan("dp:3", devices=["n1/3", uuid, "N0/0"], device_order="given"))
+    plan = ask(fakes, lambda fleet: fleet.plan("dp:3", devices=["n1/3", uuid, "N0/0"], device_order="given"))
     assert [(ref.host, ref.local_index) for ref in plan.devices] == [("n1", 3), ("n0", 2), ("n0", 0)]
     with pytest.raises(PlanInfeasibleError, match="a name must mean one device"):
-        ask(kind, fakes, lambda fleet: fleet.plan("dp:2", devices=[0, 1]))
+        ask(fakes, lambda fleet: fleet.plan("dp:2", devices=[0, 1]))
 
 
-@both
-def test_all_arguments_of_a_plan_arrive(kind: Kind) -> None:
+def test_all_arguments_of_a_plan_arrive() -> None:
     fakes = build_fakes("n0", "n1")
     plans = ask(
-        kind,
         fakes,
         lambda fleet: fleet.plans(
             {"a": 4, "b": 2},
@@ -187,11 +164,10 @@ def test_all_arguments_of_a_plan_arrive(kind: Kind) -> None:
     assert plan.devices is None
     assert [axis.dcn_size for axis in plan.axes] == [1, 2]
     assert plan.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9"
-    small = ask(kind, fakes, lambda fleet: fleet.plan("a:2", allow_unused=True))
+    small = ask(fakes, lambda fleet: fleet.plan("a:2", allow_unused=True))
     assert "devices_unused" in {notice.code for notice in small.warnings}
 
 
-@both
 @pytest.mark.parametrize(
     ("question", "error"),
     [
@@ -201,64 +177,60 @@ def test_all_arguments_of_a_plan_arrive(kind: Kind) -> None:
         (lambda fleet: fleet.plan("dp:2"), DevicesUnusedError),
     ],
 )
-def test_refusals_are_those_of_the_client(kind: Kind, question: Any, error: type[Exception]) -> None:
+def test_refusals_are_those_of_the_client(question: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        ask(kind, build_fakes("n0", "n1"), question)
+        ask(build_fakes("n0", "n1"), question)
 
 
-@both
-def test_hosts_that_make_no_topology_are_refused_with_their_names(kind: Kind) -> None:
+def test_hosts_that_make_no_topology_are_refused_with_their_names() -> None:
     fakes = build_fakes("n0", "n1") | build_fakes("n2", what="h100:4")
     with pytest.raises(PlanInfeasibleError, match="cpu on n0, n1, gpu on n2"):
-        ask(kind, fakes, lambda fleet: fleet.plan("dp:12"))
+        ask(fakes, lambda fleet: fleet.plan("dp:12"))
     same = FakeAgent("cpu:4")
     with pytest.raises(PlanInfeasibleError, match="a host can be in a topology once"):
-        ask(kind, {HOST_0: same, HOST_1: same}, lambda fleet: fleet.plan("dp:8"))
+        ask({HOST_0: same, HOST_1: same}, lambda fleet: fleet.plan("dp:8"))
 
 
-@both
-def test_all_hosts_can_be_required(kind: Kind) -> None:
+def test_all_hosts_can_be_required() -> None:
     fakes = build_fakes("n0", "n1", "n2")
     fakes[HOST_2].drop_next(times=9)
     for question in (lambda fleet: fleet.devices(require_all=True), lambda fleet: fleet.plan("dp:8", require_all=True)):
         with pytest.raises(
             FleetIncompleteError, match=rf"1 of 3 hosts of the fleet did not answer: {HOST_2}"
         ) as caught:
-            ask(kind, fakes, question)
+            ask(fakes, question)
         assert list(caught.value.hosts) == [HOST_2]
         assert "hint: " in str(caught.value)
 
 
-@both
-def test_without_any_host_there_is_no_topology_but_still_a_state(kind: Kind) -> None:
+def test_without_any_host_there_is_no_topology_but_still_a_state() -> None:
     fakes = build_fakes("n0", "n1")
     for fake in fakes.values():
         fake.drop_next(times=9, kind="refused")
-    state = look(kind, fakes)
+    state = look(fakes)
     assert [host.state for host in state.hosts] == ["unreachable"] * 2
     for question in (lambda: state.topology, lambda: state.notices, lambda: state.health):
         with pytest.raises(FleetIncompleteError, match="2 of 2 hosts"):
             question()
 
 
-@both
-def test_many_hosts_that_fail_are_counted_and_the_first_are_named(kind: Kind) -> None:
+def test_many_hosts_that_fail_are_counted_and_the_first_are_named() -> None:
     fakes = build_fakes(*(f"n{i}" for i in range(12)))
     for fake in list(fakes.values())[1:]:
         fake.drop_next(times=9)
-    message = look(kind, fakes).notices[0].message
+    message = look(fakes).notices[0].message
     assert message.startswith("11 of 12 hosts")
     assert message.endswith("; and 3 more")
 
 
-@pytest.mark.parametrize("cls", [Fleet, AsyncFleet])
-def test_addresses_come_from_the_variable_and_are_checked(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_come_from_the_variable_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Any = lambda url: None  # noqa: E731
     monkeypatch.setenv("MESHWRIGHT_FLEET", "a,b:9000")
-    assert cls(connect=lambda url: None).urls == ("http://a:8790", "http://b:9000")
-    assert cls("c,c", connect=lambda url: None).urls == ("http://c:8790",)
+    assert Fleet(connect=connect).urls == ("http://a:8790", "http://b:9000")
+    assert Fleet("c,c", connect=connect).urls == ("http://c:8790",)
     monkeypatch.delenv("MESHWRIGHT_FLEET")
     with pytest.raises(SettingsError, match="MESHWRIGHT_FLEET is empty or not set"):
-        cls()
+        Fleet()
 
 
 # ---- over real sockets ----
@@ -294,23 +266,15 @@ def act_as(name: str, *, hangs_at: str = "") -> Any:
     return act
 
 
-def ask_urls(kind: Kind, urls: list[str], **options: Any) -> FleetState:
-    if kind == "sync":
-        with Fleet(urls, token="secret") as fleet:
-            return fleet.devices(**options)
-
-    async def question() -> FleetState:
-        async with AsyncFleet(urls, token="secret") as fleet:
-            return await fleet.devices(**options)
-
-    return asyncio.run(question())
+def ask_urls(urls: list[str], **options: Any) -> FleetState:
+    with Fleet(urls, token="secret") as fleet:
+        return fleet.devices(**options)
 
 
-@both
-def test_a_host_that_says_nothing_costs_the_deadline_once_and_not_the_others(kind: Kind) -> None:
+def test_a_host_that_says_nothing_costs_the_deadline_once_and_not_the_others() -> None:
     with listen_only() as silent, serve(act_as("n0")) as server, listen_only() as silent_too:
         started = time.monotonic()
-        state = ask_urls(kind, [silent, server.url, silent_too], timeout_s=1.5)
+        state = ask_urls([silent, server.url, silent_too], timeout_s=1.5)
         assert time.monotonic() - started < 3.0  # once, not twice
     assert [host.state for host in state.hosts] == ["unreachable", "ok", "unreachable"]
     assert {host.detail for host in state.failed} == {"no answer within 1.5 s"}
@@ -318,42 +282,25 @@ def test_a_host_that_says_nothing_costs_the_deadline_once_and_not_the_others(kin
     assert len({heard.connection for heard in server.heard}) == 1, "one connection serves all questions"
 
 
-@both
-def test_devices_that_were_told_in_time_count_though_health_was_not(kind: Kind) -> None:
+def test_devices_that_were_told_in_time_count_though_health_was_not() -> None:
     act = act_as("n0", hangs_at="/health")
     with serve(act) as server:
-        state = ask_urls(kind, [server.url], timeout_s=1.5)
+        state = ask_urls([server.url], timeout_s=1.5)
         act.released.set()
     assert [host.state for host in state.hosts] == ["ok"]
     assert [notice.code for notice in state.notices] == ["health_unknown"]
 
 
-@both
-def test_one_set_of_connections_serves_many_hosts_over_tcp_and_unix_sockets(kind: Kind, tmp_path: Any) -> None:
+def test_one_set_of_connections_serves_many_hosts_over_tcp_and_unix_sockets(tmp_path: Any) -> None:
     with serve(act_as("n0")) as a, serve(act_as("n1")) as b, serve(act_as("n2"), uds=tmp_path / "a.sock") as c:
-        state = ask_urls(kind, [a.url, b.url, c.url])
+        state = ask_urls([a.url, b.url, c.url])
     assert [(host.name, host.state) for host in state.hosts] == [("n0", "ok"), ("n1", "ok"), ("n2", "ok")]
 
 
-def test_cancelling_an_async_fleet_leaves_no_task_behind() -> None:
-    async def question() -> int:
-        async with AsyncFleet([silent]) as fleet:
-            task = asyncio.create_task(fleet.devices())
-            await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        return len(asyncio.all_tasks()) - 1
-
-    with listen_only() as silent:
-        assert asyncio.run(question()) == 0
-
-
-@both
-def test_a_host_that_shuts_down_is_not_planned_with(kind: Kind) -> None:
+def test_a_host_that_shuts_down_is_not_planned_with() -> None:
     fakes = build_fakes("n0", "n1")
     fakes[HOST_1].fail_next(503, "draining", times=1, path="/readyz")
-    state = look(kind, fakes)
+    state = look(fakes)
     assert [host.state for host in state.hosts] == ["ok", "not_ready"]
     assert [notice.code for notice in state.notices] == ["hosts_missing"]
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import base64
 import os
 import socket
-import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import trustme
-
-from meshwright_agent.access import certificates, credentials, hosts, tokens
+from meshwright_agent.access import credentials, hosts, tokens
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.exposure import is_loopback
 from meshwright_agent.access.peers import name_certificate
@@ -27,8 +24,6 @@ from tests.fuzz.guided import Target
 
 NOW: Final = datetime(2026, 11, 22, tzinfo=UTC)
 _LINE: Final = f"prolog operate sha256:{'ab' * 32} expires=2027-01-31T00:00:00Z  # of Slurm\n".encode()
-_PEM: Final = trustme.CA().issue_cert("127.0.0.1", not_before=NOW, not_after=NOW.replace(year=2055))
-_CERTIFICATE: Final = _PEM.cert_chain_pems[0].bytes()
 _TEXTS: Final = (
     "127.0.0.1",
     "::1",
@@ -85,18 +80,6 @@ def run_token_file(data: bytes) -> None:
     _with_file(data, read_token_file)
 
 
-def run_certificate_file(data: bytes) -> None:
-    """Reads and judges a file of these bytes: also one that is none has a state, and words."""
-
-    def judge(path: Path) -> None:
-        file = certificates.read_certificates(path, "server" if len(data) % 2 else "client_ca")
-        state, reason, _ = file.judge(NOW)
-        assert reason
-        assert (state == "unknown") == (not file.certificates)
-
-    _with_file(data, judge)
-
-
 def _with_file(data: bytes, read: Any) -> None:
     descriptor = os.memfd_create("access")
     try:
@@ -130,12 +113,6 @@ def run_names(data: bytes) -> None:
 
 
 PARSERS: Final[Mapping[str, Target]] = {
-    "certificates.parse_certificates": Target(
-        certificates.parse_certificates, (_CERTIFICATE, _CERTIFICATE * 2), (ValueError,)
-    ),
-    "certificates.parse_validity": Target(
-        certificates.parse_validity, (ssl.PEM_cert_to_DER_cert(_CERTIFICATE.decode()),), (ValueError,)
-    ),
     "credentials.parse_authorization": Target(
         run_authorization,
         (b"Bearer mw_abcdefghijklmnop", b"Basic " + base64.b64encode(b"me:mw_abcdefghijklmnop")),
@@ -155,7 +132,6 @@ PARSERS: Final[Mapping[str, Target]] = {
 ACCESS: Final[Mapping[str, Target]] = {
     **{f"access.{name}": target for name, target in PARSERS.items()},
     "token file": Target(run_token_file, (_LINE,), (AccessSettingsError,)),
-    "certificate file": Target(run_certificate_file, (_CERTIFICATE,)),
     "address to listen on": Target(run_address, tuple(text.encode() for text in _TEXTS)),
     "settings of access": Target(run_settings, (b"gateway.example, *.x\f0660\fread",), (ValueError,)),
     "name in a certificate": Target(run_names, (b"node7", "bücher".encode("latin-1"))),

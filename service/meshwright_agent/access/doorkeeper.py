@@ -18,14 +18,13 @@ from typing import Any, Final, Protocol
 
 from meshwright.errors import ForbiddenError, HostNotAllowedError, InvalidRequestError, UnauthorizedError
 from meshwright_agent.access.callers import Caller
-from meshwright_agent.access.certificates import CertificateFile, judge_files
 from meshwright_agent.access.credentials import parse_authorization
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.hosts import HostNames, parse_allowed, parse_host, parse_origin
 from meshwright_agent.access.peers import UNKNOWN, Peer
 from meshwright_agent.access.rates import Rates
 from meshwright_agent.access.scopes import SAFE_METHODS, Scope
-from meshwright_agent.access.tls import TlsFiles, TurningContext, watch_tls_files
+from meshwright_agent.access.tls import TurningContext, watch_tls_files
 from meshwright_agent.access.token_file import read_token_file
 from meshwright_agent.access.tokens import Token, Tokens
 from meshwright_agent.access.watched import Watched
@@ -35,8 +34,6 @@ from meshwright_agent.settings import Settings
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "access"
-CERTIFICATE: Final = "certificate"
-"""The component of the certificates' times; there is none where the agent speaks plain HTTP."""
 LOOK_INTERVAL_S: Final = 1.0
 REPORT_INTERVAL_S: Final = 10.0
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
@@ -202,7 +199,7 @@ class Doorkeeper:
             tell: hears of each handshake that OpenSSL ends.
         """
         watched = self._tls
-        return None if watched is None else TurningContext.over(lambda: watched.value.context, tell)
+        return None if watched is None else TurningContext.over(lambda: watched.value, tell)
 
     def start(self) -> None:
         """Begins to look at the files, in a daemon thread: one that hangs (a dead file server) holds up nobody."""
@@ -230,30 +227,20 @@ class Doorkeeper:
                 watched.refresh()
         self._looked_at = self._clock.now()
 
-    def certificates(self) -> tuple[CertificateFile, ...]:
-        """Returns the certificates in use, with their times; none where the agent speaks plain HTTP."""
-        return () if self._tls is None else self._tls.value.certificates
-
     async def tell(self, report: Report) -> None:
-        """Keeps `access` and `certificate` on the health board: at each change, else every 10 s."""
-        told: dict[str, tuple[str, str]] = {}
+        """Keeps `access` on the health board: at each change, else every 10 s."""
+        told: tuple[str, str] | None = None
         told_s = 0.0
         while self.is_watched:
             if (looked_at := self._looked_at) is not None:
                 now_s = self._clock.monotonic()
                 is_due = now_s - told_s >= REPORT_INTERVAL_S
                 told_s = now_s if is_due else told_s
-                for name, (state, reason, action) in self._conditions().items():
-                    if is_due or told.get(name) != (state, reason):
-                        report(name, state, reason, at=looked_at, action=action)
-                        told[name] = state, reason
+                state, reason, action = self.condition()
+                if is_due or told != (state, reason):
+                    report(COMPONENT, state, reason, at=looked_at, action=action)
+                    told = state, reason
             await asyncio.sleep(LOOK_INTERVAL_S)
-
-    def _conditions(self) -> dict[str, tuple[str, str, str]]:
-        found = {COMPONENT: self.condition()}
-        if certificates := self.certificates():
-            found[CERTIFICATE] = judge_files(certificates, self._clock.now())
-        return found
 
     def condition(self) -> tuple[str, str, str]:
         """Returns state, reason and action of the component `access`."""
@@ -282,7 +269,7 @@ def _watch_tokens(settings: Settings) -> Watched[Tokens] | None:
     return None if path is None else Watched("tokens file", [path], lambda: read_token_file(path))
 
 
-def _watch_tls(settings: Settings) -> Watched[TlsFiles] | None:
+def _watch_tls(settings: Settings) -> Watched[ssl.SSLContext] | None:
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return watch_tls_files(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)

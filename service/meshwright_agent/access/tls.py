@@ -11,11 +11,9 @@ import os
 import ssl
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from meshwright_agent.access.certificates import CertificateFile, read_certificates
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.watched import Watched
 
@@ -133,37 +131,11 @@ class TurningContext(ssl.SSLContext):
         return one
 
 
-@dataclass(frozen=True)
-class TlsFiles:
-    """One version of the files: what connections are made of, and until when it holds."""
-
-    context: ssl.SSLContext
-    certificates: tuple[CertificateFile, ...]
-
-
-def read_tls_files(certificate: Path, key: Path, client_ca: Path | None) -> TlsFiles:
-    """Returns the context of these files with the times of their certificates.
+def watch_tls_files(certificate: Path, key: Path, client_ca: Path | None) -> Watched[ssl.SSLContext]:
+    """Returns the context of these files, to be read again when one of them changes.
 
     Raises:
-        AccessSettingsError: see `build_context`. A certificate that has ended, or does not hold yet, is taken: the
-            health board says so, and the file is read again.
-    """
-    context = build_context(certificate, key, client_ca)
-    try:
-        own = read_certificates(certificate, "server")
-        others = () if client_ca is None else (read_certificates(client_ca, "client_ca"),)
-    except OSError as error:
-        raise AccessSettingsError(
-            f"TLS file {error.filename}: {error.strerror}; give a PEM file that the agent can read"
-        ) from None
-    return TlsFiles(context, (own, *others))
-
-
-def watch_tls_files(certificate: Path, key: Path, client_ca: Path | None) -> Watched[TlsFiles]:
-    """Returns these files, to be read again when one of them changes.
-
-    Raises:
-        AccessSettingsError: see `build_context`.
+        AccessSettingsError: see `build_context`. A certificate that is expired or not yet valid is accepted.
     """
     paths = [certificate, key, *([client_ca] if client_ca else [])]
-    return Watched("TLS certificates", paths, lambda: read_tls_files(certificate, key, client_ca))
+    return Watched("TLS certificates", paths, lambda: build_context(certificate, key, client_ca))

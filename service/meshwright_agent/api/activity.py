@@ -96,17 +96,6 @@ class ActivityCollector(Collector):
             yield build_gauge("meshwright_http_connections", agent.count_connections())
         if agent.connection_limit is not None:
             yield build_gauge("meshwright_http_connection_limit", agent.connection_limit)
-        yield from self._collect_certificates()
-
-    def _collect_certificates(self) -> Iterator[Metric]:
-        """Yields the times of the agent's certificate, and of the CA of its clients; none without TLS."""
-        ends = build_gauges("meshwright_tls_certificate_not_after_timestamp_seconds", ("use",))
-        begins = build_gauges("meshwright_tls_certificate_not_before_timestamp_seconds", ("use",))
-        for file in self._agent.doorkeeper.certificates():
-            if (decisive := file.decisive) is not None:
-                ends.add_metric([file.use], decisive.not_after.timestamp())
-                begins.add_metric([file.use], decisive.not_before.timestamp())
-        yield from (ends, begins)
 
 
 def _measure_memory(children: Mapping[str, Supervisor]) -> Metric:

@@ -19,8 +19,6 @@ METRICS: Final = {
     "meshwright_http_connections": "connections that are open",
     "meshwright_http_connection_limit": "connections that may be open: as set, or as descriptors leave room for",
     "meshwright_http_connections_refused_total": "connections that ended before a request reached the agent, by reason",
-    "meshwright_tls_certificate_not_after_timestamp_seconds": "when the certificate in use ends, Unix time",
-    "meshwright_tls_certificate_not_before_timestamp_seconds": "from when on that certificate holds, Unix time",
     "meshwright_access_refusals_total": "requests refused before their route, by the code of the refusal",
     "meshwright_ready": "1 when /readyz answers 200",
     "meshwright_simulated": "1 when the devices are declared by --simulate, so that nothing here is of hardware",

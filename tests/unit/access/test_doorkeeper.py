@@ -19,7 +19,7 @@ from meshwright.errors import (
     UnauthorizedError,
 )
 from meshwright_agent.access.callers import Caller
-from meshwright_agent.access.doorkeeper import CERTIFICATE, COMPONENT, PEER_KEY, Doorkeeper
+from meshwright_agent.access.doorkeeper import COMPONENT, PEER_KEY, Doorkeeper
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.exposure import check_exposure, is_loopback
 from meshwright_agent.access.peers import Peer, name_certificate
@@ -388,42 +388,6 @@ def test_with_a_ca_for_clients_all_but_probes_and_the_unix_socket_show_a_certifi
     assert keeper.admit(_scope(peer=shown)).name == "cert:node7"
     assert keeper.admit(_scope(peer=UNIX)).name == "uid:1000"
     assert keeper.admit(_scope(path="/readyz")).scope == "read"
-
-
-def test_the_times_of_certificates_are_a_component_of_their_own_and_follow_the_files(
-    clock: Standing, tmp_path: Path
-) -> None:
-    ca, cert, key = trustme.CA(), tmp_path / "cert", tmp_path / "key"
-
-    def put(life_days: float) -> None:
-        until = clock.at + timedelta(days=life_days)
-        leaf = ca.issue_cert("localhost", not_before=clock.at - timedelta(days=100), not_after=until)
-        leaf.private_key_pem.write_to_path(str(key))
-        leaf.cert_chain_pems[0].write_to_path(str(cert))
-
-    put(-1)
-    keeper = Doorkeeper(Settings(tls_cert_file=cert, tls_key_file=key), clock)
-    keeper.refresh()
-    told: list[str] = []
-
-    def report(name: str, state: Any, reason: str, *, at: datetime, action: str = "") -> None:
-        if name != CERTIFICATE:
-            assert (name, state) == (COMPONENT, "healthy")
-            return
-        told.append(state)
-        assert str(cert) in reason
-        if len(told) == 4:
-            raise EnoughError
-        if len(told) == 3:
-            clock.at += timedelta(days=90)  # nothing but time goes by
-        else:
-            put({1: 10, 2: 100}[len(told)])
-        keeper.refresh()
-
-    with pytest.raises(EnoughError):
-        asyncio.run(asyncio.wait_for(keeper.tell(report), 60))
-    assert told == ["unhealthy", "degraded", "healthy", "degraded"]
-    assert Doorkeeper(Settings(), clock).certificates() == ()
 
 
 def test_no_header_makes_anything_but_a_problem(clock: Standing, token_file: Path) -> None:

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ import meshwright_agent
 from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
-from meshwright_agent.access.certificates import CertificateFile, Validity
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters, expose
 from meshwright_agent.health.board import HealthBoard
@@ -78,7 +76,6 @@ class MemoryAgent:
     )
     count_connections: Any = None
     connection_limit: int | None = None
-    doorkeeper: Any = field(default_factory=lambda: SimpleNamespace(certificates=lambda: ()))
     book: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
     leases: Any = field(default_factory=lambda: SimpleNamespace(preempted=Counter({("run",): 2})))
     history: Any = field(
@@ -147,8 +144,6 @@ def _build_busy(dgx: Devices) -> tuple[MemoryAgent, Meters]:
     agent.device.pid = os.getpid()
     agent.count_connections = lambda: 5
     agent.connection_limit = 896
-    dated = Validity(EPOCH, EPOCH + timedelta(days=90))
-    agent.doorkeeper = SimpleNamespace(certificates=lambda: (CertificateFile("server", Path("/c"), (dated,)),))
     meters = Meters(agent)  # type: ignore[arg-type]
     meters.observe("/devices", "GET", 200, 0.003)
     return agent, meters
@@ -324,18 +319,6 @@ def _assert_states(text: str, expected: dict[str, str]) -> None:
     found = _samples(text, "meshwright_component_health")
     assert len(found) == len(expected) * len(HEALTH_STATES)
     assert {s["component"]: s["state"] for s, value in found if value == 1} == expected
-
-
-def test_a_certificate_is_told_by_its_use_and_one_whose_times_are_not_known_is_absent(dgx: Devices) -> None:
-    agent, meters = _build_busy(dgx)
-    unread = CertificateFile("client_ca", Path("/ca"), (), "no certificate")
-    files = (*agent.doorkeeper.certificates(), unread)
-    agent.doorkeeper = SimpleNamespace(certificates=lambda: files)
-    text, name = _scrape(agent, meters), "meshwright_tls_certificate_not_{}_timestamp_seconds"
-    assert _samples(text, name.format("after")) == [({"use": "server"}, EPOCH.timestamp() + 90 * 86400)]
-    assert _samples(text, name.format("before")) == [({"use": "server"}, EPOCH.timestamp())]
-    assert _value(text, "meshwright_http_connection_limit") == 896
-    assert _samples(_scrape(MemoryAgent()), name.format("after")) == []
 
 
 def test_a_record_is_labelled_by_what_was_measured_and_its_age_grows(dgx: Devices) -> None:

@@ -192,7 +192,7 @@ def run_blocks(
 OVERLOADS = """
 from typing import assert_type
 
-from meshwright import AsyncClient, AsyncFleet, Client, Fleet, PlanOptions
+from meshwright import AsyncClient, Client, Fleet, PlanOptions
 from meshwright.wire.mesh import DeviceRef
 
 Listed = tuple[DeviceRef, ...]
@@ -210,12 +210,11 @@ def check(client: Client, fleet: Fleet, flag: bool, options: PlanOptions) -> Non
     assert_type(client.get_plan("mw1-0").devices, Listed)
 
 
-async def check_async(client: AsyncClient, fleet: AsyncFleet) -> None:
-    for asker in (client, fleet):
-        assert_type((await asker.plan("dp:8")).devices, Listed)
-        assert_type((await asker.plan("dp:8", include_devices=False)).devices, Listed | None)
-        assert_type((await asker.plans("dp:8")).plans[0].devices, Listed)
-        assert_type((await asker.plans("dp:8", include_devices=False)).plans[0].devices, Listed | None)
+async def check_async(client: AsyncClient) -> None:
+    assert_type((await client.plan("dp:8")).devices, Listed)
+    assert_type((await client.plan("dp:8", include_devices=False)).devices, Listed | None)
+    assert_type((await client.plans("dp:8")).plans[0].devices, Listed)
+    assert_type((await client.plans("dp:8", include_devices=False)).plans[0].devices, Listed | None)
     assert_type((await client.get_plan("mw1-0")).devices, Listed)
 """
 

@@ -34,7 +34,7 @@ from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
-OF_AGENT = {"worker", "store", "disk", "clock", "access", "certificate", "kernel_log", "tpu_runtime"}
+OF_AGENT = {"worker", "store", "disk", "clock", "access", "kernel_log", "tpu_runtime"}
 LOOKED_AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 
 
@@ -166,7 +166,7 @@ def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLi
 
 
 def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
-    names = {*OF_HOST, *OF_ITSELF, SIMULATED, "access", "certificate", "device"}
+    names = {*OF_HOST, *OF_ITSELF, SIMULATED, "access", "device"}
     assert {name.partition(":")[0] for name in names} == HARDWARE | OF_AGENT
 
 

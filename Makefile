@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images device clean
+.PHONY: help run test lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,14 +43,17 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint browsers promtool boxes unit ## lint, types, import rules, all tests
+test: lint size browsers promtool boxes unit ## lint, types, import rules, size, all tests
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
-	$(BIN)/ruff check client service tests
-	$(BIN)/ruff format --check client service tests
+	$(BIN)/ruff check client service tests tools
+	$(BIN)/ruff format --check client service tests tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	PATH=$(abspath $(BIN)):$$PATH VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/pyright --verifytypes meshwright --ignoreexternal >.pyright.log || (cat .pyright.log; exit 1)
+
+size: $(VENV)/.installed ## code lines, modules, settings, metrics and the like, each beside its limit
+	$(BIN)/python tools/size.py
 
 # Files in their order, not those of many tests first: the long ones with few tests would be left for the end.
 unit: $(VENV)/.compilers ## the tests alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)

@@ -12,7 +12,8 @@ from tests.contract.openapi import SNAPSHOT, build_document
 def test_the_contract_is_the_one_in_git() -> None:
     held, now = json.loads(SNAPSHOT.read_text()), build_document()
     changed = held != now
-    same_version = held["info"]["version"] == now["info"]["version"]
+    version = now["info"]["version"]
+    same_version = held["info"]["version"] == version and not version.endswith(".dev")
     assert not changed, (
         "the HTTP contract changed "
         + ("without a new version: raise API_VERSION in api/app.py, " if same_version else "")

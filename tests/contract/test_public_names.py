@@ -66,7 +66,6 @@ METHODS = {
     "bench",
     "submit_bench",
     "latest_bench",
-    "latest_bench_as",
     "run",
     "runs",
     "run_events",

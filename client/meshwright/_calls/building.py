@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from meshwright._calls.endpoints import Endpoint
 from meshwright._calls.messages import Answer, Request
 from meshwright._calls.outcomes import build_request_model, read_reply
-from meshwright.errors import AgentConnectionError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import SCHEMA_VERSION
 
@@ -127,22 +126,3 @@ def write_sequence(value: object) -> object:
 def read_text(answer: Answer, host: str) -> str:
     """Returns an answer's body as text."""
     return answer.body.decode("utf-8", "replace")
-
-
-def read_json_object(answer: Answer, host: str) -> dict[str, Any]:
-    """Returns an answer's JSON object.
-
-    Raises:
-        AgentConnectionError: it is none.
-    """
-    try:
-        document = json.loads(answer.body)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise AgentConnectionError(
-            f"what {host} answered is not a JSON object",
-            host=host,
-            hint="is the address that of a meshwright agent?",
-        )
-    return document

@@ -15,7 +15,6 @@ from meshwright._calls.building import (
     build,
     build_model,
     print_mesh,
-    read_json_object,
     read_text,
     write_mesh,
     write_model,
@@ -24,7 +23,6 @@ from meshwright._calls.building import (
 from meshwright._calls.messages import Answer, Request
 from meshwright._calls.options import (
     EnvironmentStrategy,
-    ExportFormat,
     MemoryStrategyName,
     ModelLike,
     PlanOptions,
@@ -195,11 +193,6 @@ def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[
 def latest_bench() -> Call[LatestBench]:
     """`GET /placement/bench`."""
     return build_model(endpoints.LATEST_BENCH)
-
-
-def latest_bench_as(format: ExportFormat) -> Call[dict[str, Any]]:  # noqa: A002
-    """`GET /placement/bench?format=…`."""
-    return build(endpoints.LATEST_BENCH_AS, read_json_object, query={"format": format})
 
 
 def runs(limit: int | None, state: str | None) -> Call[RunList]:

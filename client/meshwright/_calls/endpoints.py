@@ -87,7 +87,6 @@ SUBMIT_BENCH: Final = Endpoint(
     "POST", "/placement/bench", Run, request=BenchRequest, statuses=frozenset({200, 202}), is_keyed=True
 )
 LATEST_BENCH: Final = Endpoint("GET", "/placement/bench", LatestBench)
-LATEST_BENCH_AS: Final = Endpoint("GET", "/placement/bench", dict, query=("format",))
 RUNS: Final = Endpoint("GET", "/runs", RunList, query=("limit", "state"))
 RUN: Final = Endpoint("GET", "/runs/{run_id}", Run)
 RUN_EVENTS: Final = Endpoint("GET", "/runs/{run_id}/events", str)
@@ -116,7 +115,6 @@ ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
     BATCH_SIZE,
     SUBMIT_BENCH,
     LATEST_BENCH,
-    LATEST_BENCH_AS,
     RUNS,
     RUN,
     RUN_EVENTS,

@@ -28,7 +28,6 @@ AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
 ExportName = Literal["jax", "maxtext"]
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
-ExportFormat = Literal["nccl-tests", "nvbandwidth"]
 
 
 class OptionsWithDevices(TypedDict, total=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -27,8 +26,6 @@ from meshwright.wire.bench import BenchRecord, BenchResult, Dtype, LatestBench, 
 
 if TYPE_CHECKING:
     from meshwright._client import Client
-
-Format = Literal["table", "json", "nccl-tests", "nvbandwidth"]
 
 
 def run_bench(
@@ -56,9 +53,6 @@ def run_bench(
         typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="The caller's own: no obstacle."),
     ] = None,
     latest: Annotated[bool, typer.Option("--latest", help="Measure nothing; show the newest records.")] = False,
-    format_: Annotated[
-        Format, typer.Option("--format", help="nccl-tests, nvbandwidth: all newest records as their JSON.")
-    ] = "table",
 ) -> int:
     """Measure transfers, collectives, matmul and memory.
 
@@ -87,7 +81,10 @@ def run_bench(
                 "lease": lease,
             }
             answer = _measure(session, client, asked)
-        _print_answer(session, client, answer, format_)
+        if session.as_json:
+            session.print_json(answer)
+        else:
+            _print_records(session, answer)
     return judge(answer.records)
 
 
@@ -100,18 +97,6 @@ def judge(records: Iterable[BenchRecord]) -> int:
 def _measure(session: Session, client: Client, asked: dict[str, Any]) -> BenchResult:
     with show_progress(session) as on_progress:
         return client.bench(**asked, on_progress=on_progress)
-
-
-def _print_answer(session: Session, client: Client, answer: BenchResult | LatestBench, format_: Format) -> None:
-    match format_:
-        case "nccl-tests" | "nvbandwidth":
-            session.print_lines(json.dumps(client.latest_bench_as(format_), ensure_ascii=False, separators=(",", ":")))
-        case "json":
-            session.print_json(answer)
-        case _ if session.as_json:
-            session.print_json(answer)
-        case _:
-            _print_records(session, answer)
 
 
 def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:

@@ -62,7 +62,6 @@ class FakeAgent(Faulty):
         health: what `/health` answers.
         readiness: what `/readyz` answers.
         metrics: what `/metrics` answers.
-        exports: what `/placement/bench?format=…` answers, by format.
         runs: its benches and compiles; `runs.outcome` sets what benches end with, `runs.held` leaves all running.
         leases: who has which devices; `leases.end()` and `leases.create()` do what others would do.
         verification: what its compiler says of each plan; None: a made-up report that it fits. An error: the run fails.
@@ -78,10 +77,6 @@ class FakeAgent(Faulty):
         self.health: Health = build_health(self.devices, clock())
         self.readiness: Readiness = Readiness(True, "ready")
         self.metrics = "# TYPE meshwright_up gauge\nmeshwright_up 1\n"
-        self.exports: dict[str, dict[str, Any]] = {
-            "nccl-tests": {"results": []},
-            "nvbandwidth": {"testcases": []},
-        }
         self.runs: RunBook = RunBook(clock)
         self.leases: LeaseBook = LeaseBook(clock, self._list_running, self._cancel_runs)
         self.verification: Verification | ProblemError | None = None
@@ -269,16 +264,8 @@ class FakeAgent(Faulty):
         self.leases.require(named or [each.local_index for each in self.devices.devices], request.lease)
         return _write_accepted(self.runs.submit(request, asked.key, self.devices))
 
-    def _latest_bench(self, asked: Asked) -> object:
-        format_ = asked.query.get("format", "json")
-        if format_ == "json":
-            return self.runs.latest()
-        if format_ not in self.exports:
-            there = ", ".join(("json", *self.exports))
-            message = f"format {format_!r} is none of {there}"
-            errors = [{"field": "format", "message": message}]
-            raise InvalidRequestError(f"format: {message}", hint=f"use one of {there}", errors=errors)
-        return self.exports[format_]
+    def _latest_bench(self, _asked: Asked) -> object:
+        return self.runs.latest()
 
     def _runs(self, asked: Asked) -> object:
         listed = self.runs.list(int(asked.query.get("limit", "50")), asked.query.get("state"))

@@ -36,8 +36,9 @@ from meshwright_agent.api.tracing import TracedApp
 from meshwright_agent.serving.refused import RefusedConnections
 from meshwright_agent.telemetry.logs import log_access
 
-API_VERSION: Final = "1.10.0"
-"""The version of the HTTP contract; tests/contract holds its document, and a change without a new version fails."""
+API_VERSION: Final = "2.0.0.dev"
+"""The version of the HTTP contract. tests/contract holds its document, and a change without a new version fails, unless
+the version is in development."""
 
 _DESCRIPTION: Final = (
     "What devices are here, which mesh, how large a batch, and how fast it really is. "

@@ -1,22 +1,18 @@
-"""Bench routes: start a run, read the latest records, also in the formats of nccl-tests and nvbandwidth."""
+"""Bench routes: start a run, read the latest records."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Final
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import JSONResponse, Response
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
-from meshwright.wire.base import Reply
-from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
+from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, IdempotencyKey, needs, problems
 from meshwright_agent.api.gate import JsonRoute, note_operation
 from meshwright_agent.api.pieces import write_list
 from meshwright_agent.api.runs import answer_run
-from meshwright_agent.bench.export import format_nccl_tests, format_nvbandwidth
 
 router = APIRouter(tags=["bench"], route_class=JsonRoute)
 
@@ -28,21 +24,6 @@ _REFUSALS = problems(
     s429="queue_full: try again after Retry-After",
     s503="no device is known yet, the store does not answer, or the agent is shutting down",
 )
-
-
-class NcclTestsReport(Reply):
-    """The collectives, as nccl-tests' JSON; bench/export.py says what stands in it."""
-
-    version: int
-    config: dict[str, Any]
-    results: tuple[dict[str, Any], ...]
-    average_bus_bandwidth: dict[str, Any]
-
-
-class NvbandwidthReport(Reply):
-    """The transfers, as nvbandwidth's JSON: version, git_version, testcases."""
-
-    nvbandwidth: dict[str, Any]
 
 
 @router.post(
@@ -66,25 +47,11 @@ async def start_bench(
 @router.get(
     "/placement/bench",
     summary="The latest measurements",
-    response_model=LatestBench | NcclTestsReport | NvbandwidthReport,
-    responses=STORE_REFUSALS,
+    response_model=LatestBench,
+    responses=STORE_REFUSALS | problems(s422="invalid_request: a parameter; it takes none"),
 )
-async def read_bench(
-    agent: AgentHere,
-    form: Annotated[Literal["json", "nccl-tests", "nvbandwidth"], Query(alias="format")] = "json",
-) -> Response:
+async def read_bench(agent: AgentHere) -> Response:
     """The newest record of each case, axis, size, dtype and set of devices."""
     latest = await agent.store.latest_bench()
-    match form:
-        case "nccl-tests":
-            return await asyncio.to_thread(_reply, format_nccl_tests, latest.records)
-        case "nvbandwidth":
-            return await asyncio.to_thread(_reply, format_nvbandwidth, latest.records)
-        case _:
-            frame = latest.model_copy(update={"records": ()})
-            return Response(await write_list(frame, "records", latest.records), media_type="application/json")
-
-
-def _reply(form: Callable[[Sequence[BenchRecord]], dict[str, Any]], records: Sequence[BenchRecord]) -> Response:
-    """Returns the records in a form; in a thread, since thousands take a second."""
-    return JSONResponse(form(records))
+    frame = latest.model_copy(update={"records": ()})
+    return Response(await write_list(frame, "records", latest.records), media_type="application/json")

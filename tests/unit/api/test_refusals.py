@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 PATHS = {
     "/environment": "memory_strategy, memory_fraction, format",
     "/batch-size": "hardware, batch",
-    "/placement/bench": "format",
+    "/placement/bench": "none",
     "/runs": "limit, state",
     "/runs/a": "none",
     "/runs/a/events": "after",

@@ -127,19 +127,10 @@ def test_warnings_of_the_run_go_to_stderr(meshwright: CommandLine) -> None:
     assert meshwright("bench").err == "warning: the host was busy\n"
 
 
-@pytest.mark.parametrize("arguments", [("--json",), ("--format", "json")])
-def test_json_is_the_result_of_the_run(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
-    printed = meshwright("bench", *arguments)
+def test_json_is_the_result_of_the_run(meshwright: CommandLine) -> None:
+    printed = meshwright("bench", "--json")
     with meshwright.fake.client() as client:
         assert printed.json == client.run(client.runs().runs[0].id).result
-
-
-@pytest.mark.parametrize("format_", ["nccl-tests", "nvbandwidth"])
-def test_the_json_of_other_tools_is_the_agents(meshwright: CommandLine, format_: str) -> None:
-    meshwright.fake.exports[format_] = {"version": "é", "results": [1]}
-    printed = meshwright("bench", "--format", format_)
-    assert printed.json == {"version": "é", "results": [1]}
-    assert meshwright.fake.requests[-1].path == f"/placement/bench?format={format_}"
 
 
 def test_latest_measures_nothing(meshwright: CommandLine) -> None:

@@ -101,7 +101,6 @@ def test_a_bench_is_accepted_with_its_location() -> None:
         ("POST", "/placement/bench", {"samples": 1}, "invalid_request"),
         ("GET", "/runs/none", None, "run_not_found"),
         ("GET", "/mesh/plan/none", None, "plan_not_found"),
-        ("GET", "/placement/bench?format=csv", None, "invalid_request"),
         ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
         ("POST", "/leases", {"purpose": ""}, "invalid_request"),
         ("POST", "/leases", {"purpose": "x", "devices": [99]}, "invalid_request"),
@@ -118,13 +117,6 @@ def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, 
     problem = Problem.model_validate_json(response.content)
     assert (problem.code, problem.status) == (code, response.status_code)
     assert response.status_code == BY_CODE[code].default_status
-
-
-def test_an_unknown_format_is_named_as_a_real_agent_names_it() -> None:
-    with FakeAgent().http_client() as http:
-        problem = Problem.model_validate_json(http.get("/placement/bench?format=csv").content)
-    assert [entry.field for entry in problem.errors] == ["format"]
-    assert "nccl-tests" in problem.hint
 
 
 def test_a_transport_serves_a_client_of_ones_own_in_both_ways() -> None:

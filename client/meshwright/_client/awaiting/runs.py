@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from meshwright._calls import calls, flows
 from meshwright._calls.flows import Observer
-from meshwright._calls.options import ExportFormat
 from meshwright._client.awaiting.driving import AsyncDriver
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchResult, Dtype, LatestBench, Tier
@@ -121,14 +120,6 @@ class AsyncRunCalls(AsyncDriver):
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each measurement."""
         return await self._ask(calls.latest_bench())
-
-    async def latest_bench_as(self, format: ExportFormat) -> dict[str, Any]:  # noqa: A002
-        """Returns the same as nccl-tests' or nvbandwidth's JSON.
-
-        Raises:
-            InvalidRequestError: no such format.
-        """
-        return await self._ask(calls.latest_bench_as(format))
 
     async def run(self, run_id: str) -> Run:
         """Returns a run.

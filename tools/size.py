@@ -30,20 +30,20 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 38_308,
-    "code lines of the service": 14_943,
-    "code lines of planner, topology, compiler, verify": 13_225,
-    "code lines of the rest of the client": 10_140,
-    "modules": 456,
-    "modules of the service": 196,
-    "modules of planner, topology, compiler, verify": 141,
-    "modules of the rest of the client": 119,
-    "code lines of tests and tools": 57_100,
+    "code lines": 38_700,
+    "code lines of the service": 14_900,
+    "code lines of planner, topology, compiler, verify": 13_400,
+    "code lines of the rest of the client": 10_600,
+    "modules": 449,
+    "modules of the service": 192,
+    "modules of planner, topology, compiler, verify": 140,
+    "modules of the rest of the client": 117,
+    "code lines of tests and tools": 58_200,
     "settings": 55,
-    "metrics": 45,
-    "component kinds": 18,
+    "metrics": 43,
+    "component kinds": 17,
     "error codes": 34,
-    "fields in OpenAPI": 633,
+    "fields in OpenAPI": 630,
     "most options of a command": 43,
 }
 

@@ -192,7 +192,7 @@ def test_what_was_read_reads_as_itself(model: ModelSpec) -> None:
             {"attention_chunk_size": None},
         ),
         ({"hidden_size": 0}, "hidden_size", "greater than or equal to 1", {"hidden_size": 1, "head_dim": 2}),
-        ({"hidden_size": "64"}, "hidden_size", "valid integer", {"hidden_size": 64}),
+        ({"hidden_size": "64"}, "hidden_size", "should be an integer", {"hidden_size": 64}),
         ({"colour": 1}, "colour", "unknown field", {"colour": None}),
     ],
 )

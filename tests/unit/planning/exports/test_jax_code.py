@@ -110,9 +110,11 @@ def test_the_schedule_is_the_plans_own() -> None:
 
 
 def test_names_from_outside_stand_in_it_as_literals() -> None:
-    text = export("jax", mesh="fsdp:8", model={**TINY, "name": "a\nimport this"})
-    assert "# How 'a\\nimport this' is trained on it." in text
-    assert "\nimport this" not in text
+    name = "a'; import this #"
+    text = export("jax", mesh="fsdp:8", model={**TINY, "name": name})
+    assert f"# How {name!r} is trained on it." in text
+    with pytest.raises(InvalidRequestError, match="one line"):
+        export("jax", mesh="fsdp:8", model={**TINY, "name": "a\nimport this"})
 
 
 def test_a_mesh_over_several_hosts_binds_its_plan() -> None:

@@ -141,8 +141,10 @@ def test_what_a_decoder_block_has_not_is_a_comment() -> None:
 
 
 def test_a_name_cannot_leave_its_line() -> None:
-    text = export("maxtext", mesh="dp:8", model={**TINY, "name": "a\nrm -rf ."})
+    text = export("maxtext", mesh="dp:8", model={**TINY, "name": "a'; rm -rf ."})
     assert "rm -rf" not in text
+    with pytest.raises(InvalidRequestError, match="one line"):
+        export("maxtext", mesh="dp:8", model={**TINY, "name": "a\nrm -rf ."})
 
 
 def test_a_padded_vocabulary_is_told() -> None:

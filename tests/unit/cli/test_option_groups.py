@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from meshwright.cli.option_groups import spread_options
-from meshwright.cli.plan import show_plan
-from meshwright_agent.commands import plan as plan_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +59,3 @@ def post(sheet: Sheet) -> Sheet:
 def test_a_group_in_a_group_has_its_fields_in_its_place_too() -> None:
     assert list(inspect.signature(post).parameters) == ["title", "width", "name", "colour"]
     assert post(name="a", colour="red") == Sheet(size=Size(name="a"), colour="red")
-
-
-def test_the_agents_plan_has_every_option_of_a_plan_that_needs_no_agent() -> None:
-    of_client = set(inspect.signature(show_plan).parameters)
-    of_agent = set(inspect.signature(plan_command.plan).parameters)
-    assert of_client - of_agent == {"session", "mesh", "local", "fleet", "hosts", "lease", "ttl", "key", "in_lease"}

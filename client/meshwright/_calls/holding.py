@@ -65,7 +65,7 @@ class Held:
 
         Args:
             why: the reason.
-            at_end: learned when the lease was given back, so that the block having ended is no excuse.
+            at_end: the loss was found when the lease was given back; it counts although the block has ended.
         """
         if self._lost is not None or (self._is_over and not at_end):
             return False

@@ -136,9 +136,8 @@ def check_health(
 def find_outcome(style: ExitStyle, health: Health, findings: Sequence[Finding]) -> Outcome:
     """Returns what the exit code is of: the worst state.
 
-    For Slurm, there are three kinds of `unknown`. A part of a card that is unknown at a look at which the driver
-    answered is a card that does not answer: drain. What was not looked at is no answer. A requirement that was not
-    measured keeps the node.
+    For Slurm, there are three kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
+    not answer: drain. An unchecked card counts as no answer. A requirement that was not measured keeps the node.
     """
     worst = find_worst(health, findings)
     if style != "slurm" or worst != "unknown":

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,16 +21,13 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from meshwright._mesh.agreement import STEP_S, find_agreement, list_unanswered
+from meshwright._mesh.agreement import find_agreement
 from meshwright._parallelism import cover_processes, name_processes, shard_processes
 
 ALIGNMENT_BYTES: Final = 64
 
 COMPARE_TIMEOUT_S: Final = 300.0
 """How long a process waits for the others to pass their batch; `jax.distributed.initialize` waits as long."""
-
-LOOK_S: Final = 10.0
-"""How often a waiting process looks whether another one waits with another batch."""
 
 MAX_DESCRIPTION: Final = 400
 """How many characters of a batch's description a message shows."""
@@ -320,10 +316,9 @@ class _Far:
 class Comparison:
     """Compares the batches that the processes of a job pass: the first of each kind, before it is placed.
 
-    The kind is the structure, the shapes, the dtypes and the shardings of the leaves that span processes. Batches that
-    calls pass are compared kind by kind, and those of the main thread apart from those of other threads, since threads
-    run in different orders. The batches of a prefetcher are compared in their order, apart from those of other
-    prefetchers.
+    The kind is the structure, the shapes, the dtypes and the shardings of the leaves that span processes. The batches
+    of the main thread are compared in their order, and so are those of each prefetcher. Those that calls in other
+    threads pass are compared kind by kind, since threads run in different orders.
 
     Args:
         prefetcher: the sharding or shardings of a prefetcher; None for batches that calls pass. Every process makes
@@ -360,9 +355,8 @@ class Comparison:
         if jax.process_index() not in processes:
             return
         batch = ", ".join(leaf.describe() for leaf in leaves)
-        calls = f"batch/{_hash(processes)}"
-        topic = f"{self._stream}/{_hash(processes)}" if self._stream else f"{calls}/{_hash([batch, in_main_thread])}"
-        talk = find_agreement(topic, processes, partial(_refuse_silence, batch))
+        source = self._stream or ("main" if in_main_thread else f"threads/{_hash(batch)}")
+        talk = find_agreement(f"{source}/{_hash(processes)}", processes, partial(_refuse_silence, batch))
         with talk.lock:
             if kind in self._known:
                 return
@@ -370,15 +364,13 @@ class Comparison:
                 {
                     "process": jax.process_index(),
                     "process_local": process_local,
-                    "in_main_thread": in_main_thread,
                     "batch": f"{_shorten(batch)} with process_local={process_local}",
                     "kind": _hash([batch, process_local, *(_describe_devices(leaf.sharding) for leaf in leaves)]),
                     "parts": _digest_parts(leaves, process_local),
                 }
             )
-            wait = self._check_stopped if self._stream else _Watch(calls, text).check
             try:
-                texts = talk.exchange(text, timeout_s=COMPARE_TIMEOUT_S, check=wait)
+                texts = talk.exchange(text, timeout_s=COMPARE_TIMEOUT_S, check=self._check_stopped)
             except BaseException:
                 talk.withdraw()
                 raise
@@ -396,31 +388,6 @@ class Comparison:
 _numbers: Final[Counter[str]] = Counter()
 _numbers_lock: Final = threading.Lock()
 """How many prefetchers there have been, by the processes that take part."""
-
-
-class _Watch:
-    """Finds that this process's main thread and another's wait for each other, each with a batch of another kind.
-
-    The refusal is raised one look later than it is found: this process's batch stays at the service until the other
-    process has looked too.
-    """
-
-    def __init__(self, calls: str, text: str) -> None:
-        self._calls, self._own = calls, json.loads(text)
-        self._next = time.monotonic() + LOOK_S
-        self._found: ValueError | None = None
-
-    def check(self) -> None:
-        if not self._own["in_main_thread"] or time.monotonic() < self._next:
-            return
-        if self._found:
-            raise self._found
-        self._next = time.monotonic() + LOOK_S + 2 * STEP_S
-        others = [json.loads(text) for text in list_unanswered(self._calls)]
-        try:
-            _check_same_kind([self._own, *(other for other in others if other["in_main_thread"])])
-        except ValueError as error:
-            self._found = error
 
 
 def _check_same_kind(said: Sequence[dict[str, Any]]) -> None:

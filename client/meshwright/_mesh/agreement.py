@@ -99,7 +99,7 @@ class Agreement:
         """
         left_s = max(self._deadline - self.clock(), MIN_COMMIT_S)
         try:
-            self.board.wait_at_barrier(f"{self.name(self.round)}/commit", _to_ms(left_s), list(self.processes))
+            self.board.wait_at_barrier(self._name("commit"), _to_ms(left_s), list(self.processes))
         except Exception as error:  # jax raises a bare RuntimeError of its own
             raise self._refuse("one did not go on after all had spoken", left_s) from error
         with suppress(RuntimeError):
@@ -111,12 +111,8 @@ class Agreement:
             self.board.key_value_delete(self._name(self.rank))
         self.round -= 1
 
-    def name(self, number: int) -> str:
-        """Returns the key under which the texts of a round are, one of each process."""
-        return f"{_KEY}/{self.topic}/{number}"
-
-    def _name(self, rank: int) -> str:
-        return f"{self.name(self.round)}/{rank}"
+    def _name(self, part: int | str) -> str:
+        return f"{_KEY}/{self.topic}/{self.round}/{part}"
 
     def _read(self, rank: int, check: Callable[[], None]) -> str | None:
         while True:
@@ -190,14 +186,6 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
         silent = [str(rank) for rank in range(state.num_processes) if str(rank) not in came]
         which = f"; process {', '.join(silent)} of {state.num_processes} did not call it" if silent else ""
         raise refuse(f"JAX, which waits for all processes of this job, did not start within {timeout_s:g} s{which}")
-
-
-def list_unanswered(prefix: str) -> list[str]:
-    """Returns what other processes said about topics below this one, in rounds that this process has not begun."""
-    board = find_board()
-    said = board.key_value_dir_get(f"{_KEY}/{prefix}") if board else []
-    begun = {talk.name(number) for talk in list(_agreements.values()) for number in range(1, talk.round + 1)}
-    return [text for key, text in sorted(said) if key.rpartition("/")[0] not in begun]
 
 
 def find_board() -> Board | None:

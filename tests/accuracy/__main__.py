@@ -1,7 +1,7 @@
 """`make accuracy`: predictions of runs that the predictor has not seen, beside what was published.
 
-Prints the tables; `--write` puts them into docs/accuracy.md, and every row into docs/accuracy-rows.csv. `--rows` prints
-the rows too, `--set` asks about some sets alone (they are still fitted on all).
+Prints the tables; `--write` puts them into docs/accuracy.md, and every row into tests/accuracy/rows.csv. `--rows`
+prints the rows too, `--set` asks about some sets alone (they are still fitted on all).
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from tests.accuracy.report import SetReport, report_set
 from tests.accuracy.runs import read_collection
 from tests.compiler.page import put_section
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-PAGE: Final = DOCS / "accuracy.md"
-ROWS: Final = DOCS / "accuracy-rows.csv"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
+ROWS: Final = Path(__file__).with_name("rows.csv")
 HEADING: Final = "# Accuracy\n"
 SECTION: Final = "accuracy"
 PEAKS_SECTION: Final = "peaks"
@@ -48,7 +47,7 @@ PREDICTORS: Final[Mapping[str, Callable[[], Predictor[Any]]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for a set that there is not."""
     parser = argparse.ArgumentParser(prog="python -m tests.accuracy", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name} and docs/{ROWS.name}")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name} and tests/accuracy/{ROWS.name}")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--set", action="append", default=[], choices=[goal.name for goal in STEP_GOALS], dest="sets")
     parser.add_argument("--predictor", default="ours", choices=list(PREDICTORS))
@@ -79,7 +78,7 @@ def show(predictor: Predictor[Any], goals: Sequence[Goal], rows: Sequence[Row], 
 def write(predictor: Predictor[Any], goals: Sequence[Goal], rows: Sequence[Row]) -> None:
     """Writes the page and the table of rows."""
     left_out = read_collection().left_out
-    text = build_section(report_nulls(goals), report_all(goals, rows), rows, left_out, predictor.name)
+    text = build_section(report_nulls(goals), report_all(goals, rows), left_out, predictor.name)
     page = put_section(PAGE.read_text() if PAGE.exists() else HEADING, SECTION, text)
     PAGE.write_text(put_section(page, PEAKS_SECTION, write_peaks()))
     ROWS.write_text(write_rows(rows, left_out))

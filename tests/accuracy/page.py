@@ -1,7 +1,6 @@
-"""The accuracy page's tables: figures beside goals, then every row.
+"""The accuracy page's tables: figures beside goals; and every row, as a table and as CSV.
 
-Rule: text from figures; judges nothing that `goals` does not ask. Sets of more rows than a page bears stand in the CSV
-alone, which has every row of every set.
+Rule: text from figures; judges nothing that `goals` does not ask.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from tests.accuracy.sets import MAXTEXT, SETS
 from tests.compiler.steps.weigh import write_table
 
 GIB: Final = 2**30
-MOST_ROWS: Final = 120
-"""Of a set whose rows stand on the page; the others' stand in the CSV."""
 
 _MISSING: Final = "–"
 _CSV_COLUMNS: Final = (
@@ -43,7 +40,6 @@ _CSV_COLUMNS: Final = (
 def build_section(
     nulls: Mapping[str, SetReport],
     reports: Mapping[str, SetReport],
-    rows: Sequence[Row],
     left_out: Sequence[LeftOut],
     name: str,
 ) -> str:
@@ -52,7 +48,6 @@ def build_section(
     Args:
         nulls: figures of the null predictor by set.
         reports: figures of the predictor that is judged.
-        rows: of the latter.
         left_out: rows that nobody is asked about.
         name: of the predictor.
     """
@@ -63,8 +58,7 @@ def build_section(
         f"## Memory\n\n{build_memory_table(reports)}",
         f"## Left out\n\n{list_left_out(left_out)}",
         f"## Where the rows come from\n\n{list_sources()}",
-        "## Rows\n\nEvery row of every set stands in [accuracy-rows.csv](accuracy-rows.csv).",
-        *_build_row_tables(rows),
+        "## Rows\n\nEvery row of every set stands in [rows.csv](../tests/accuracy/rows.csv).",
     ]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
@@ -198,15 +192,6 @@ def list_sources() -> str:
         f"- {each.name}: {each.source}. Seconds: {each.seconds}.{f' {each.notes}.' if each.notes else ''}"
         for each in (MAXTEXT, *SETS)
     )
-
-
-def _build_row_tables(rows: Sequence[Row]) -> list[str]:
-    tables: list[str] = []
-    for goal in STEP_GOALS:
-        own = [row for row in rows if row.run.set_name == goal.name]
-        if own and len(own) <= MOST_ROWS:
-            tables.append(f"### {goal.label}\n\n{build_row_table(own)}")
-    return tables
 
 
 def build_row_table(rows: Sequence[Row]) -> str:

@@ -156,7 +156,7 @@ def is_tpu(run: Run) -> bool:
 
 def build_execution(run: Run, work: Work) -> Execution:
     """Returns how MaxText runs a step: gradients are summed in 16 bits, as XLA's TPU compiler lets them (their
-    collectives in docs/step-estimates.jsonl)."""
+    collectives in tests/compiler/steps/estimates.jsonl)."""
     repeated = find_repeated(work, KEPT[run.published_recompute])
     return Execution(
         gradient_bytes=2.0,

@@ -60,9 +60,9 @@ def _compare_slice(cases: Sequence[Case], command: Sequence[str]) -> list[Row]:
 
 
 def build_table(rows: Sequence[Row]) -> str:
-    """Returns the rows as a Markdown table, with their sum under it."""
+    """Returns the rows as a Markdown table."""
     lines = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_list_cells, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n" + summarize(rows) + "\n"
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _list_cells(row: Row) -> tuple[str, ...]:

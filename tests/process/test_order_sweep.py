@@ -356,13 +356,14 @@ def test_a_line_of_the_csv_has_what_is_known_of_a_case() -> None:
 def test_the_page_and_the_csv_are_written_beside_each_other(tmp_path: Path) -> None:
     page = tmp_path / "device-order.md"
     page.write_text("# Mine\n\n<!-- other -->\nkept\n<!-- /other -->\n\n<!-- sweep -->\n<!-- /sweep -->\n\nAfter.\n")
-    assert report([build_row()], "table\n", tmp_path) == 0
+    rows = tmp_path / "rows.csv"
+    assert report([build_row()], "table\n", (page, rows)) == 0
     assert page.read_text() == (
         "# Mine\n\n<!-- other -->\nkept\n<!-- /other -->\n\n<!-- sweep -->\ntable\n<!-- /sweep -->\n\nAfter.\n"
     )
-    assert (tmp_path / "device-order-cases.csv").read_text() == write_rows([build_row()])
+    assert rows.read_text() == write_rows([build_row()])
     page.unlink()
-    report([build_row()], "table\n", tmp_path)
+    report([build_row()], "table\n", (page, rows))
     assert page.read_text() == "# Device order\n\n<!-- sweep -->\ntable\n<!-- /sweep -->\n"
 
 

@@ -17,9 +17,8 @@ from tests.compiler.steps.answers import Answers, add_options
 from tests.compiler.steps.cases import CASES
 from tests.compiler.steps.weigh import Row, build_tables, weigh_case
 
-DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
-PAGE: Final = DOCS / "step-estimates.md"
-KEPT: Final = DOCS / "step-peaks.jsonl"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "step-estimates.md"
+KEPT: Final = Path(__file__).with_name("peaks.jsonl")
 HEADING: Final = "# Steps, compiled\n"
 SECTION: Final = "step-peaks"
 

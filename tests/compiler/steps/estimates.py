@@ -1,7 +1,7 @@
 """`make step-table`: the compiler's estimate of a step beside the published time, for every published run.
 
 Prints the table; `--write` puts it into docs/step-estimates.md. Compiles one after the other, some minutes each, and
-keeps the answers in docs/step-estimates.jsonl, so that an ended run goes on where it was.
+keeps the answers in tests/compiler/steps/estimates.jsonl, so that an ended run goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from tests.compiler.steps.answers import Answers, add_options
 from tests.compiler.steps.estimate_table import Row, build_section, tell
 from tests.compiler.steps.published import Published, read_published
 
-DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
-PAGE: Final = DOCS / "step-estimates.md"
-KEPT: Final = DOCS / "step-estimates.jsonl"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "step-estimates.md"
+KEPT: Final = Path(__file__).with_name("estimates.jsonl")
 HEADING: Final = "# Steps, compiled\n"
 SECTION: Final = "step-estimates"
 

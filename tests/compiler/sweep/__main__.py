@@ -1,6 +1,6 @@
 """`make order-table`: prints the table, and exits 1 when a rule is broken.
 
-`--write` puts the table into docs/device-order.md and a line for each case into docs/device-order-cases.csv.
+`--write` puts the table into docs/device-order.md and a line for each case into tests/compiler/sweep/rows.csv.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.compiler.sweep.cases import CASES_PER_SLICE, SEED, Case, count_factor
 from tests.compiler.sweep.orders import Row, compare_cases
 from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
 
-DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "device-order.md"
+ROWS: Final = Path(__file__).with_name("rows.csv")
 HEADING: Final = "# Device order\n"
 MARK: Final = "sweep"
 WORKERS: Final = 2
@@ -31,7 +32,9 @@ PART: Final = 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.sweep", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the results into docs/")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write docs/{PAGE.name} and tests/compiler/sweep/{ROWS.name}"
+    )
     parser.add_argument("--cases", type=int, default=CASES_PER_SLICE, metavar="N", help="a slice, at most; 0: all")
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the samples")
     asked = parser.parse_args(arguments)
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = compare_all([*list_cases(per_slice=asked.cases, seed=asked.seed), *parts])
     print(f"({time.perf_counter() - began_s:.0f} s)", file=sys.stderr)
     table = build_table(rows) + tell(rows, count_factorings(), asked.cases, asked.seed, version("jax"))
-    return report(rows, table, DOCS if asked.write else None)
+    return report(rows, table, (PAGE, ROWS) if asked.write else None)
 
 
 def compare_all(parts: Sequence[Sequence[Case]], workers: int = WORKERS) -> list[Row]:
@@ -56,13 +59,13 @@ def _weigh(cases: Sequence[Case]) -> int:
     return sum(case.slice.device_count * case.slice_count for case in cases)
 
 
-def report(rows: Sequence[Row], table: str, docs: Path | None = None) -> int:
-    """Prints the table, writes it and the rows into `docs`, complains; returns 1 when a rule is broken, else 0."""
+def report(rows: Sequence[Row], table: str, files: tuple[Path, Path] | None = None) -> int:
+    """Prints the table, writes it into the page and the rows into the file, complains; returns 1 for a broken rule."""
     print(table)
-    if docs is not None:
-        page = docs / "device-order.md"
+    if files is not None:
+        page, kept = files
         page.write_text(put_section(page.read_text() if page.exists() else HEADING, MARK, table))
-        (docs / "device-order-cases.csv").write_text(write_rows(rows))
+        kept.write_text(write_rows(rows))
     complaints = list_complaints(rows)
     for complaint in complaints:
         print(f"broken: {complaint}", file=sys.stderr)

@@ -24,7 +24,7 @@ def test_jax_does_not_repeat_the_last_matmul_so_keeping_it_gains_nothing() -> No
 
 
 def test_the_compiler_counts_as_many_flops_as_are_repeated() -> None:
-    """Of 64B on 256 v5e: 2.005e15 a device, attention in full (docs/step-estimates.jsonl)."""
+    """Of 64B on 256 v5e: 2.005e15 a device, attention in full (tests/compiler/steps/estimates.jsonl)."""
     scale = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 64, "num_attention_heads": 64}
     work = build_work(read_model({**scale, "head_dim": 128, "vocab_size": 32000}), 2048)
     tokens, block = 2 * 2048, work.blocks[0]

@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images device clean
+.PHONY: help run test lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -92,6 +92,10 @@ fuzz: $(VENV)/.installed ## 100,000 inputs and more: parsers, protocol, hosts, s
 
 device: $(VENV)-device/.installed ## the checks that need a card, on this host's (ARGS="--only facts,rest --write")
 	$(VENV)-device/bin/python -m tests.device $(ARGS)
+
+mutation: $(VENV)/.compilers ## how many faults, put into a room one at a time, its tests find (ARGS="leases --sample 20"); hours
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutation]'
+	$(BIN)/python tools/mutation.py $(ARGS)
 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write

@@ -1,0 +1,215 @@
+"""`make mutation`: how many small faults, put into a room one at a time, its tests find.
+
+A seeded sample of cosmic-ray's mutants of each room; type annotations, which no test can see, are left as they are. A
+mutant is written into a copy of the project, and the room's tests run there until the first fails. Prints the diff of
+each mutant that no test found, and the share that was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SAMPLE: Final = 150
+SEED: Final = 23
+COPIED: Final = ("client", "service", "tests", "deploy", "docs", "tools", "pyproject.toml", "Makefile", "Dockerfile")
+
+Span = tuple[tuple[int, int], tuple[int, int]]
+"""First and last (line, column)."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Modules, and the tests that shall find their faults, the quick ones first; patterns below the root."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+_ORDER: Final = (
+    "assign",
+    "colours",
+    "cutting",
+    "dcn",
+    "granules",
+    "importance",
+    "jax_order",
+    "order",
+    "score",
+    "torus",
+)
+
+ROOMS: Final = {
+    "health": Room(
+        ("service/meshwright_agent/health/*.py",),
+        ("tests/unit/health", "tests/process/test_agent_health.py", "tests/process/test_health_*.py"),
+    ),
+    "leases": Room(
+        ("service/meshwright_agent/leasing/*.py",),
+        ("tests/unit/leasing", "tests/process/test_leases.py", "tests/process/test_access_leases.py"),
+    ),
+    "access": Room(("service/meshwright_agent/access/*.py",), ("tests/unit/access", "tests/process/test_access*.py")),
+    "order": Room(
+        tuple(f"client/meshwright/planning/{name}.py" for name in _ORDER),
+        ("tests/unit/planning/test_*.py", "tests/unit/mesh"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module below the root, and its code with one fault."""
+
+    module: str
+    code: str
+
+    def write_diff(self) -> str:
+        """Returns what it changes, with a line around it."""
+        before = (ROOT / self.module).read_text().splitlines()
+        lines = difflib.unified_diff(before, self.code.splitlines(), self.module, self.module, lineterm="", n=1)
+        return "\n".join(list(lines)[2:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 where tests fail without any fault."""
+    parser = argparse.ArgumentParser(prog="make mutation", description=__doc__)
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; default: all")
+    parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"mutants of a room; default: {SAMPLE}")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="S", help=f"of the sample; default: {SEED}")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="mutants at a time; default: 2")
+    asked = parser.parse_args(arguments)
+    if unknown := [name for name in asked.rooms if name not in ROOMS]:
+        parser.error(f"there is no room {unknown[0]}; give some of {', '.join(ROOMS)}")
+    for name in asked.rooms or ROOMS:
+        with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+            copies = [copy_project(Path(folder) / str(number)) for number in range(asked.jobs)]
+            if not measure(name, copies, draw_mutants(ROOMS[name], asked.sample, asked.seed)):
+                print(f"{name}: its tests fail without any fault", file=sys.stderr)
+                return 1
+    return 0
+
+
+def draw_mutants(room: Room, count: int, seed: int) -> list[Mutant]:
+    """Returns `count` mutants, drawn from all that cosmic-ray's operators make of the room's modules."""
+    places = [
+        (path, name, number)
+        for pattern in room.modules
+        for path in sorted(ROOT.glob(pattern))
+        for name, number in list_mutations(path.read_text())
+    ]
+    drawn = random.Random(seed).sample(places, min(count, len(places)))
+    return [
+        Mutant(str(path.relative_to(ROOT)), mutate_code(path.read_text(), get_operator(name)(), number))
+        for path, name, number in drawn
+    ]
+
+
+def list_mutations(code: str) -> Iterator[tuple[str, int]]:
+    """Yields the operators that change this code, each with the number of the place that it changes."""
+    tree, hidden = get_ast(code), list_annotations(code)
+    for name in operator_names():
+        if get_operator(name).arguments():
+            continue
+        operator = get_operator(name)()
+        spans = (span for node in ast_nodes(tree) for span in operator.mutation_positions(node))
+        for number, (start, end) in enumerate(spans):
+            if not any(first <= start and end <= last for first, last in hidden):
+                yield name, number
+
+
+def list_annotations(code: str) -> list[Span]:
+    """Returns where type annotations stand."""
+    parts = [
+        part
+        for node in ast.walk(ast.parse(code))
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if isinstance(part, ast.expr)
+    ]
+    return [((part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)) for part in parts]
+
+
+def copy_project(folder: Path) -> Path:
+    """Returns the folder, with what the tests need."""
+    for name in (*COPIED, *(path.name for path in ROOT.glob("*.md"))):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def measure(name: str, copies: Sequence[Path], mutants: Sequence[Mutant]) -> bool:
+    """Prints what the room's tests find; returns False where they fail without any fault."""
+    began_s = time.perf_counter()
+    if not passes(copies[0], ROOMS[name], 3600):
+        return False
+    limit_s = 3 * (time.perf_counter() - began_s) + 10
+    free: SimpleQueue[Path] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def survives(mutant: Mutant) -> bool:
+        copy = free.get()
+        (copy / mutant.module).write_text(mutant.code)
+        try:
+            return passes(copy, ROOMS[name], limit_s)
+        finally:
+            shutil.copy(ROOT / mutant.module, copy / mutant.module)
+            free.put(copy)
+
+    survivors = 0
+    with ThreadPoolExecutor(len(copies)) as pool:
+        for mutant, survived in zip(mutants, pool.map(survives, mutants), strict=True):
+            if survived:
+                survivors += 1
+                print(f"{mutant.module}\n{mutant.write_diff()}\n", flush=True)
+    killed = len(mutants) - survivors
+    print(f"{name}: {killed} of {len(mutants)} mutants found, {killed / len(mutants):.0%}", flush=True)
+    return True
+
+
+def passes(copy: Path, room: Room, limit_s: float) -> bool:
+    """Whether the room's tests pass in this copy within the time."""
+    tests = [str(path.relative_to(copy)) for pattern in room.tests for path in sorted(copy.glob(pattern))]
+    paths = os.pathsep.join(str(copy / name) for name in ("client", "service", "."))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(limit_s) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot browsers promtool boxes images mutation device clean
+.PHONY: help run test test-all lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,7 +43,11 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint size browsers promtool boxes unit ## lint, types, import rules, size, all tests
+test: lint size extras ## lint, types, import rules, size, and all tests but the exhaustive ones
+	$(MAKE) unit ARGS='-m "not exhaustive" $(ARGS)'
+
+test-all: test ## the same, then the exhaustive tests: every chip, boots, long faults
+	$(MAKE) unit ARGS='-m exhaustive $(ARGS)'
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
 	$(BIN)/ruff check client service tests tools
@@ -56,7 +60,7 @@ size: $(VENV)/.installed ## code lines, modules, settings, metrics and the like,
 	$(BIN)/python tools/size.py
 
 # Files in their order, not those of many tests first: the long ones with few tests would be left for the end.
-unit: $(VENV)/.compilers ## the tests alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
+unit: $(VENV)/.compilers ## every test alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
@@ -100,14 +104,14 @@ mutation: $(VENV)/.compilers ## how many faults, put into a room one at a time, 
 snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract test holds (raise API_VERSION first)
 	$(BIN)/python -m tests.contract.openapi --write
 
-browsers: ## install the browser of the page's tests: Debian's Chromium (as root)
-	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+# Commands that a few tests need, each with Debian's package. Without them, and without root, those tests are skipped.
+EXTRAS := chromium:chromium promtool:prometheus systemd-analyze:systemd systemd-nspawn:systemd-container
+MISSING = $(strip $(foreach each,$(EXTRAS),\
+	$(if $(shell command -v $(firstword $(subst :, ,$(each))) 2>/dev/null),,$(lastword $(subst :, ,$(each))))))
 
-promtool: ## install what checks metrics, alerts and dashboard: promtool, of Debian's prometheus (as root)
-	@command -v promtool >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; }
-
-boxes: ## install what checks the systemd unit, and boots it: systemd-analyze, systemd-nspawn (as root)
-	@command -v systemd-nspawn >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd systemd-container; }
+extras: ## install what a few tests need, and are skipped without: Chromium, promtool, systemd's containers (as root)
+	@[ -z "$(MISSING)" ] || { [ $$(id -u) = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(MISSING); } || \
+		echo "tests that need them are skipped; to add them: sudo apt-get install --no-install-recommends $(MISSING)"
 
 images: ## install what builds the image and a base for it: buildah, debootstrap (as root)
 	@command -v buildah >/dev/null && command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends buildah debootstrap; }

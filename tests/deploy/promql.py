@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.documents import Document
 
 SCRAPED: Final = {"job", "instance"}
@@ -77,9 +79,10 @@ def check_rules(expressions: Iterable[str], folder: Path) -> None:
 
 
 def run_promtool(*arguments: str, input_text: str | None = None, cwd: Path | None = None) -> None:
-    """Passes where promtool does; it comes with Debian's package prometheus (`make promtool`)."""
-    command = shutil.which("promtool")
-    assert command, "promtool is not here; `make promtool` installs it (as root)"
+    """Passes where promtool does; where there is none, the test is skipped."""
+    command = shutil.which("promtool") or pytest.skip(
+        "promtool is not here; to add it: sudo apt-get install --no-install-recommends prometheus"
+    )
     done = subprocess.run(
         [command, *arguments],
         cwd=cwd,

@@ -156,7 +156,7 @@ def boot(root: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can boot a container")
-@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make boxes")
+@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make extras")
 def test_the_unit_starts_serves_is_watched_and_stops_under_a_real_systemd() -> None:
     with overlaid() as root:
         furnish(root)

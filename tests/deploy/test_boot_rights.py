@@ -84,7 +84,7 @@ def prepare(root: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can boot a container")
-@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make boxes")
+@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make extras")
 def test_each_drop_in_gives_what_it_says_after_the_runbooks_commands() -> None:
     with overlaid() as root:
         furnish(root)

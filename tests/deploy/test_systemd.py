@@ -28,7 +28,7 @@ EXPOSURES = {
     "tpu": 1.9,
 }
 
-pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")
+pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here: make extras")
 
 
 def install(folder: Path, *drop_ins: Path) -> Path:

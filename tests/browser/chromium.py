@@ -34,6 +34,9 @@ _QUIET: Final = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
+if not any(map(shutil.which, NAMES)):
+    pytest.skip(INSTALL, allow_module_level=True)
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -45,8 +48,8 @@ class Visit:
 
 
 def find_chromium() -> str:
-    """Returns the browser's path; where there is none, the test is skipped with the way to install it."""
-    return next((path for name in NAMES if (path := shutil.which(name))), None) or pytest.skip(INSTALL)
+    """Returns the browser's path."""
+    return next(path for name in NAMES if (path := shutil.which(name)))
 
 
 def visit(url: str, folder: Path) -> Visit:

@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-all lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images mutation device clean
+.PHONY: help run test test-all lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images coverage mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,13 @@ fuzz: $(VENV)/.installed ## 100,000 inputs and more: parsers, protocol, hosts, s
 
 device: $(VENV)-device/.installed ## the checks that need a card, on this host's (ARGS="--only facts,rest --write")
 	$(VENV)-device/bin/python -m tests.device $(ARGS)
+
+NET := tests/golden tests/process tests/contract tests/faults tests/deploy
+
+coverage: $(VENV)/.compilers ## which branches the net alone reaches, by room (tests of HTTP, commands, files); an hour
+	rm -rf .coverage && mkdir .coverage
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS) $(NET)
+	$(BIN)/python tools/net.py
 
 mutation: $(VENV)/.compilers ## how many faults, put into a room one at a time, its tests find (ARGS="leases --sample 20"); hours
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutation]'

@@ -142,8 +142,21 @@ MESHES: tuple[tuple[ModelSpec, dict[str, int]], ...] = (
 )
 
 
+QUICK = ({"fsdp": 2, "tp": 2, "cp": 2}, {"ep": 2, "cp": 2, "tp": 2})
+"""Of MESHES: each kind of axis once. The others are exhaustive."""
+
+
 @pytest.mark.parametrize(
-    ("model", "shape"), [pytest.param(m, s, id=",".join(f"{n}:{k}" for n, k in s.items())) for m, s in MESHES]
+    ("model", "shape"),
+    [
+        pytest.param(
+            model,
+            shape,
+            id=",".join(f"{name}:{size}" for name, size in shape.items()),
+            marks=() if shape in QUICK else pytest.mark.exhaustive,
+        )
+        for model, shape in MESHES
+    ],
 )
 def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str, int]) -> None:
     check_same(model, TRAINING, shape)
@@ -153,11 +166,11 @@ def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str,
     ("model", "changed"),
     [
         (LLAMA, {"remat": "full"}),
-        (LLAMA, {"remat": "minimal", "scan_layers": False}),
-        (LLAMA, {"gradient_accumulation": 2}),
+        pytest.param(LLAMA, {"remat": "minimal", "scan_layers": False}, marks=pytest.mark.exhaustive),
+        pytest.param(LLAMA, {"gradient_accumulation": 2}, marks=pytest.mark.exhaustive),
         (QWEN, {"scan_layers": False, "gradient_accumulation": 4}),
-        (EXPERTS, {"remat": "full"}),
-        (GPT, {"remat": "minimal"}),
+        pytest.param(EXPERTS, {"remat": "full"}, marks=pytest.mark.exhaustive),
+        pytest.param(GPT, {"remat": "minimal"}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_remat_scans_and_accumulation_change_nothing_of_what_is_trained(

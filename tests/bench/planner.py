@@ -140,7 +140,7 @@ def measure_writing(mesh: str, topology: Topology) -> list[Row]:
 
 def measure_packing(topology: Topology) -> Row:
     """Returns what a plan on a part of the devices takes, chosen so that they lie close."""
-    request = PlanRequest(mesh=PACKED_MESH, devices=DeviceSelection(count=PACKED_COUNT, policy="packed"))
+    request = PlanRequest(mesh=PACKED_MESH, devices=DeviceSelection(count=PACKED_COUNT))
     [taken_s] = time_in_turns((forget, lambda: plan_mesh(request, topology)), rounds=SLOW_ROUND_COUNT)
     return (f"plan {PACKED_MESH}, packed", f"{taken_s * 1e3:.0f} ms", f"{PACKED_COUNT} of {len(topology.devices):,}")
 

@@ -57,7 +57,6 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, '{"mesh": {"dp": "8"}}', 422, "invalid_mesh"),
     ("GET", f"{PLAN}?mesh=dp:2&mesh=dp:8", None, 422, "invalid_request"),
     ("GET", f"{PLAN}?mesh=dp:2&devices=0,1&count=4", None, 422, "invalid_request"),
-    ("GET", f"{PLAN}?mesh=dp:8&policy=spread", None, 422, "invalid_request"),
     ("GET", "/health?verbose=1", None, 422, "invalid_request"),
     ("GET", f"{BENCH}?from=yesterday", None, 422, "invalid_request"),
     ("GET", f"{PLAN}?mesh=dp:2&colour=red", None, 422, "invalid_request"),

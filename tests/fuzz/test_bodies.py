@@ -28,7 +28,7 @@ MODEL: Final = {
 }
 SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/mesh/plan", {"mesh": "dp:2,tp:4", "importance": {"tp": 8.0}, "axis_types": ["auto", "explicit"]}),
-    ("/mesh/plan", {"mesh": {"dp": 2, "tp": 4}, "devices": {"count": 8, "policy": "spread", "exclude": [3]}}),
+    ("/mesh/plan", {"mesh": {"dp": 2, "tp": 4}, "devices": {"count": 8, "exclude": [3]}}),
     ("/mesh/plan", {"mesh": [["dp", 2], ["tp", -1]], "target": "2*v5e:2x2", "dcn": {"dp": 2}}),
     ("/mesh/plan", {"mesh": "fsdp:8", "target": "h100:8", "model": "llama3-8b", "training": TRAINING}),
     ("/mesh/plan", {"target": "h100:8", "model": MODEL, "training": TRAINING, "top": 2, "search": {}}),

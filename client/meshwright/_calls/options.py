@@ -14,7 +14,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 DeviceNames = Sequence[int | str]
 """Local indices or uuids."""
 DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
-"""Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "policy": "packed"}."""
+"""Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "exclude": [0]}."""
 TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]
 """What the agents' `devices()` returned, of one host or of several; or the same as JSON."""
 ModelLike = str | ModelSpec | Mapping[str, Any]

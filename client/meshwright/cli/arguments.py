@@ -129,14 +129,14 @@ def parse_axis_types(text: str) -> str | tuple[str, ...] | dict[str, str]:
 
 
 def build_selection(
-    devices: str | None, count: int | None, policy: str | None, exclude: str | None
+    devices: str | None, count: int | None, exclude: str | None
 ) -> tuple[int | str, ...] | Mapping[str, Any] | None:
     """Returns what `Client.plan` takes as `devices`: names, a selection, or None for all.
 
     Raises:
         typer.BadParameter: devices are named and also counted.
     """
-    selection: dict[str, Any] = {"count": count, "policy": policy}
+    selection: dict[str, Any] = {"count": count}
     selection["exclude"] = None if exclude is None else parse_devices(exclude, "--exclude")
     selection = {name: value for name, value in selection.items() if value is not None}
     if devices is None:

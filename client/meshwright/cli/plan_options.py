@@ -49,11 +49,7 @@ class AskedPlan:
     devices: Annotated[
         str | None, typer.Option("--devices", metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
     ] = None
-    count: Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them.")] = None
-    policy: Annotated[
-        Literal["packed", "spread"] | None,
-        typer.Option("--policy", help="How to choose them: near to each other, or far."),
-    ] = None
+    count: Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them, near to each other.")] = None
     exclude: Annotated[str | None, typer.Option("--exclude", metavar="0,1", help="Not these.")] = None
     order: Annotated[
         Literal["planned", "given"],
@@ -127,7 +123,7 @@ class AskedPlan:
     def _build_place(self) -> dict[str, Any]:
         """Returns on which devices, in which order, and of which kind the axes are."""
         return {
-            "devices": build_selection(self.devices, self.count, self.policy, self.exclude),
+            "devices": build_selection(self.devices, self.count, self.exclude),
             "device_order": self.order,
             "axis_types": None if self.axis_types is None else parse_axis_types(self.axis_types),
             "allow_unused": self.allow_unused,

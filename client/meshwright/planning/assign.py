@@ -232,27 +232,26 @@ def _search_beam(edges: _Edges, costs: Costs) -> tuple[int, ...]:
     return beam[0][1]
 
 
-def search_subset(count: int, costs: Costs, *, spread: bool = False) -> tuple[int, ...]:
-    """Returns `count` devices that are together as near as can be (or as far apart), in plain order.
+def search_subset(count: int, costs: Costs) -> tuple[int, ...]:
+    """Returns `count` devices that are together as near as can be, in plain order.
 
-    Grown from every device as the first one, by the nearest (farthest) next; the cheapest (dearest) of these
-    sets, and of equal ones the one with the lowest devices, wins.
+    Grown from every device as the first one, by the nearest next; the cheapest of these sets, and of equal ones the one
+    with the lowest devices, wins.
     """
     everyone = range(len(costs))
     if count >= len(costs):
         return tuple(everyone)
-    sign = -1.0 if spread else 1.0
-    return min((_grow(start, count, costs, sign) for start in everyone), key=lambda grown: (grown[0], grown[1]))[1]
+    return min(_grow(start, count, costs) for start in everyone)[1]
 
 
-def _grow(start: int, count: int, costs: Costs, sign: float) -> tuple[float, tuple[int, ...]]:
+def _grow(start: int, count: int, costs: Costs) -> tuple[float, tuple[int, ...]]:
     chosen, total = [start], 0.0
-    distance = {device: sign * costs[start][device] for device in range(len(costs)) if device != start}
+    distance = {device: costs[start][device] for device in range(len(costs)) if device != start}
     while len(chosen) < count:
         added, device = min((cost, device) for device, cost in distance.items())
         del distance[device]
         chosen.append(device)
         total += added
         for other in distance:
-            distance[other] += sign * costs[device][other]
+            distance[other] += costs[device][other]
     return round(total, 9), tuple(sorted(chosen))

@@ -8,7 +8,6 @@ where the topology comes from (`meshwright.planning.request`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,10 +19,8 @@ from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
-from meshwright.planning.score import score_order
 from meshwright.planning.selection import Health, Pool, name_hosts, refuse, refuse_leased, select_devices
 from meshwright.planning.shapes import search_shapes
-from meshwright.planning.tiles import list_tilings
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
 from meshwright.topology.model import Topology
@@ -155,7 +152,7 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
 def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> Layout:
     count = spec.device_count
     if request.device_order == "given":
-        return score_layout(spec.sizes, weights, topology, pool.indices[:count], "given")
+        return score_layout(spec.sizes, weights, topology, pool.indices[:count])
     return _search(spec, weights, topology, sort_plain(topology, pool.choice), request.dcn)
 
 
@@ -177,20 +174,7 @@ def _search(
         found.append(search_layout(spec.sizes, weights, topology, chosen, dcn=dcn))
     if not found:
         raise refused[0]
-    best = min(found, key=lambda layout: layout.score.key if layout.score else ())
-    if topology.platform == "tpu" and len(topology.group(pool)) == 1 and best.method not in {"torus", "jax"}:
-        return _try_tiles(spec, weights, topology, pool, best)
-    return best
-
-
-def _try_tiles(spec: MeshSpec, weights: Weights, topology: Topology, pool: Sequence[int], best: Layout) -> Layout:
-    """Returns the best of the orders that lay tiles on a slice with holes, if it is better than the best so far."""
-    orders = list_tilings(spec.sizes, weights, topology, pool)
-    scored = ((score_order(order, spec.sizes, weights, topology).key, order) for order in orders)
-    key, order = min(scored, default=((math.inf,), ()))
-    if best.score is None or key >= best.score.key:
-        return best
-    return score_layout(spec.sizes, weights, topology, order, "tiles")
+    return min(found, key=lambda layout: layout.score.key if layout.score else ())
 
 
 def _find_better(

@@ -99,12 +99,10 @@ def search_layout(
     )
 
 
-def score_layout(
-    sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int], method: str
-) -> Layout:
-    """Returns an order as it is, with its score and those of the same devices in plain and in JAX's order."""
+def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> Layout:
+    """Returns a given order as it is, with its score and those of the same devices in plain and in JAX's order."""
     if topology.is_uniform:
-        return Layout(tuple(order), None, method, is_regular=True)
+        return Layout(tuple(order), None, "given", is_regular=True)
     plain = sort_plain(topology, order)
     plain_score = score_order(plain, sizes, weights, topology)
     groups = topology.group(plain)
@@ -115,7 +113,7 @@ def score_layout(
         jax = theirs.score if theirs else None
     elif (hybrid := _order_like_jax(sizes, weights, topology, groups, None)) is not None:
         jax = score_order(hybrid, sizes, weights, topology)
-    return Layout(tuple(order), score_order(order, sizes, weights, topology), method, plain_score, jax)
+    return Layout(tuple(order), score_order(order, sizes, weights, topology), "given", plain_score, jax)
 
 
 def _list_cuts(sizes: tuple[int, ...], weights: Weights, topology: Topology, grid: Grid) -> dict[str, _Candidate]:

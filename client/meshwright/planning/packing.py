@@ -1,15 +1,14 @@
-"""Which k of n devices: packed, with as few slow links between them as can be, or spread, with as many.
+"""Which k of n devices: those with as few slow links between them as can be.
 
-Rule: packed fills few fast domains (slices, NVLink domains, hosts), the one that fits best first, and inside a torus a
-box; spread takes from all domains alike. Of equal choices the one with the lowest devices wins. Knows no mesh and no
-health: the caller gives devices that may be used.
+Rule: few fast domains (slices, NVLink domains, hosts) are filled, the one that fits best first, and inside a torus a
+box. Of equal choices the one with the lowest devices wins. Knows no mesh and no health: the caller gives devices that
+may be used.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, product
 from typing import Final
 
@@ -20,10 +19,6 @@ from meshwright.topology.torus import Dimension, Place, build_place, find_dimens
 
 SUBSET_COUNT_MAX: Final = 64
 """Above, devices that fill no box are taken as they stand: comparing all pairs would take seconds."""
-
-
-SPARSE_RATIO: Final = 8
-"""With so many places for each free chip, boxes are looked through one by one."""
 
 EVEN_SETS_MAX: Final = 3
 """How many numbers of domains are tried for equal parts, the lowest first."""
@@ -106,68 +101,26 @@ def _pack_group(topology: Topology, pool: Sequence[int], count: int) -> tuple[in
     return tuple(pool[rank] for rank in search_subset(count, price_pairs(topology, pool)))
 
 
-def spread_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...]:
-    """Returns `count` devices that are far from each other, in plain order: from every fast domain as many.
-
-    Args:
-        topology: has the devices.
-        pool: those that may be taken, in plain order; at least `count`.
-        count: how many.
-    """
-    if count >= len(pool):
-        return tuple(pool)
-    groups = _part_domains(topology, pool)
-    if len(groups) == 1:
-        return _spread_group(topology, pool, count)
-    shares = _share([len(group) for group in groups], count)
-    chosen = [index for group, share in zip(groups, shares, strict=True) for index in _part(topology, group, share)]
-    return sort_plain(topology, chosen)
-
-
-def _part(topology: Topology, group: tuple[int, ...], share: int) -> tuple[int, ...]:
-    return spread_devices(topology, group, share) if share else ()
-
-
-def _share(sizes: Sequence[int], count: int) -> list[int]:
-    """Returns how many each group gives, as equally as their sizes allow; the first ones give one more."""
-    shares = [0] * len(sizes)
-    while count:
-        open_groups = [place for place, size in enumerate(sizes) if shares[place] < size]
-        least = min(shares[place] for place in open_groups)
-        for place in open_groups:
-            if count and shares[place] == least:
-                shares[place] += 1
-                count -= 1
-    return shares
-
-
-def _spread_group(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...]:
-    if topology.is_uniform or len(pool) > SUBSET_COUNT_MAX:
-        return tuple(pool[rank * len(pool) // count] for rank in range(count))
-    return tuple(pool[rank] for rank in search_subset(count, price_pairs(topology, pool), spread=True))
-
-
 def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Returns the devices of a box of whole chips, the most compact one there is room for; None where there is none."""
     granule = topology.places[pool[0]][0]
     everyone = (index for index, place in enumerate(topology.places) if place[0] == granule)
     *dimensions, core = find_dimensions(topology, everyone) or (Dimension(0),)
-    chips = group_chips(topology, pool)
+    chips = _group_chips(topology, pool)
     whole = {place for place, members in chips.items() if len(members) == core.size}
     if not whole or count % core.size:
         return None
     low = tuple(map(min, zip(*chips, strict=True)))
     free = {tuple(a - b for a, b in zip(place, low, strict=True)) for place in whole}
-    count_in = _count_by_sums(free, dimensions)
-    for shape in list_shapes(count // core.size, dimensions):
+    for shape in _list_shapes(count // core.size, dimensions):
         for corner in _list_corners(shape, dimensions, free):
-            if count_in(corner, shape) == math.prod(shape):
+            if all(map(free.__contains__, product(*(range(c, c + n) for c, n in zip(corner, shape, strict=True))))):
                 places = product(*(range(a + c, a + c + n) for a, c, n in zip(low, corner, shape, strict=True)))
                 return tuple(index for place in places for index in chips[place])
     return None
 
 
-def group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[int]]:
+def _group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[int]]:
     """Returns the devices by the place of their chip, (z, y, x); those without coordinates are left out."""
     chips: dict[Place, list[int]] = defaultdict(list)
     for index in pool:
@@ -177,7 +130,7 @@ def group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[int
     return chips
 
 
-def list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
+def _list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
     """Returns the boxes of so many chips that fit, those with the shortest ways inside first."""
     if not dimensions:
         return [()] if chip_count == 1 else []
@@ -185,7 +138,7 @@ def list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]
         (size, *rest)
         for size in range(1, min(chip_count, dimensions[0].size) + 1)
         if chip_count % size == 0
-        for rest in list_shapes(chip_count // size, dimensions[1:])
+        for rest in _list_shapes(chip_count // size, dimensions[1:])
     ]
     return sorted(shapes, key=lambda shape: (_measure_ways(shape, dimensions), shape))
 
@@ -204,40 +157,3 @@ def _list_corners(shape: Sequence[int], dimensions: Sequence[Dimension], free: C
     ends = [dimension.size - size for size, dimension in zip(shape, dimensions, strict=True)]
     fitting = (place for place in free if all(value <= end for value, end in zip(place, ends, strict=True)))
     return sorted(fitting, key=lambda corner: (any(c % size for c, size in zip(corner, shape, strict=True)), corner))
-
-
-def _count_by_sums(free: Collection[Place], dimensions: Sequence[Dimension]) -> Callable[[Place, Place], int]:
-    """Returns what counts the free chips in a box, given its corner and shape: by a summed-area table, or, of a box of
-    which few places are free, one by one."""
-    if math.prod(dimension.size for dimension in dimensions) > SPARSE_RATIO * len(free):
-        return lambda corner, shape: sum(place in free for place in _list_places(corner, shape))
-    sums = _sum_up(free, dimensions)
-
-    def count_in(corner: Place, shape: Place) -> int:
-        total = 0
-        for ends in product((0, 1), repeat=len(shape)):
-            sign = -1 if (len(shape) - sum(ends)) % 2 else 1
-            total += sign * sums[tuple(c + size * end for c, size, end in zip(corner, shape, ends, strict=True))]
-        return total
-
-    return count_in
-
-
-def _list_places(corner: Place, shape: Place) -> Iterator[Place]:
-    return product(*(range(c, c + size) for c, size in zip(corner, shape, strict=True)))
-
-
-def _sum_up(free: Collection[Place], dimensions: Sequence[Dimension]) -> dict[Place, int]:
-    """Returns for each corner how many free chips lie below it in all dimensions (a summed-area table)."""
-    sums: dict[Place, int] = {}
-    for place in product(*(range(dimension.size + 1) for dimension in dimensions)):
-        if 0 in place:
-            sums[place] = 0
-            continue
-        total = int(tuple(value - 1 for value in place) in free)
-        for moves in product((0, 1), repeat=len(place)):
-            if any(moves):
-                sign = 1 if sum(moves) % 2 else -1
-                total += sign * sums[tuple(value - move for value, move in zip(place, moves, strict=True))]
-        sums[place] = total
-    return sums

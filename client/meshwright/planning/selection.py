@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from meshwright.errors import DeviceLeasedError, InvalidRequestError, LeaseNotFoundError, PlanInfeasibleError
-from meshwright.planning.packing import pack_devices, spread_devices
+from meshwright.planning.packing import pack_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection
@@ -55,8 +55,8 @@ class Pool:
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """What a plan may choose from: all that are free where the request asks for any so many, packed."""
-        return self.alternatives if self.is_counted and self.alternatives else self.indices
+        """What a plan may choose from: all that are free where the request asks for any so many."""
+        return self.alternatives if self.is_counted else self.indices
 
 
 def select_devices(
@@ -203,9 +203,8 @@ def _choose(
     busy = {index for index in find_foreign(topology, candidates) if not _is_own(topology, index, lease)}
     free = tuple(index for index in candidates if index not in busy)
     pool = free if len(free) >= count else candidates
-    alternatives = pool if asked.policy == "packed" else ()
-    chosen = _take(asked, topology, pool, count)
-    return Pool(chosen, True, alternatives, left_out, notices, held, is_counted=True, leased=leased, why_held=why)
+    chosen = pack_devices(topology, pool, count)
+    return Pool(chosen, True, pool, left_out, notices, held, is_counted=True, leased=leased, why_held=why)
 
 
 def select_for_lease(count: int, topology: Topology, health: Health, *, is_preemptible: bool) -> tuple[int, ...]:
@@ -286,11 +285,6 @@ def _part_held(
     own = {index for index in indices if _is_own(topology, index, lease)}
     taken = {*find_taken(topology, indices), *find_leased(topology, indices, lease)} - own
     return tuple(i for i in indices if i not in taken), tuple(i for i in indices if i in taken)
-
-
-def _take(asked: DeviceSelection, topology: Topology, pool: tuple[int, ...], count: int) -> tuple[int, ...]:
-    take = pack_devices if asked.policy == "packed" else spread_devices
-    return take(topology, pool, count)
 
 
 def _find_all(names: Names, topology: Topology, field: str) -> tuple[int, ...]:

@@ -38,13 +38,10 @@ MeshShape = dict[str, int]
 
 
 class DeviceSelection(RequestPart):
-    """Choose devices by number rather than by name."""
+    """Choose devices by number rather than by name: those with as few slow links between them as can be."""
 
     count: Annotated[StrictInt, Field(ge=1)] | None = Field(
         default=None, description="how many; null: all but `exclude`"
-    )
-    policy: Literal["packed", "spread"] = Field(
-        default="packed", description="packed: as few slow links between them as can be; spread: the reverse"
     )
     exclude: tuple[StrictInt | StrictStr, ...] = Field(
         default=(), description="local indices, host/index, uuids or PCI bus ids"

@@ -51,8 +51,7 @@ class PlanQuery(BaseModel):
 
     mesh: str = Field(description='"dp:2,tp:4"; one size may be -1', examples=["dp:2,tp:-1"])
     devices: str | None = Field(default=None, description="local indices, uuids or PCI bus ids: 0,1,4,5")
-    count: int | None = Field(default=None, ge=1, description="choose that many devices")
-    policy: Literal["packed", "spread"] = "packed"
+    count: int | None = Field(default=None, ge=1, description="choose that many devices, near to each other")
     exclude: str | None = Field(default=None, description="devices to leave out: 3,7")
     device_order: Literal["planned", "given"] = "planned"
     axis_types: str | None = Field(default=None, description="auto, explicit or manual; or one an axis: auto,explicit")
@@ -77,7 +76,7 @@ class PlanQuery(BaseModel):
         """
         selection = self.count is not None or self.exclude is not None
         self._check_selection(selection)
-        chosen = DeviceSelection(count=self.count, policy=self.policy, exclude=_split(self.exclude))
+        chosen = DeviceSelection(count=self.count, exclude=_split(self.exclude))
         return PlanRequest(
             mesh=self.mesh,
             devices=chosen if selection else None if self.devices is None else _split(self.devices),
@@ -115,11 +114,8 @@ class PlanQuery(BaseModel):
     def _check_selection(self, is_chosen: bool) -> None:
         if self.devices is not None and is_chosen:
             name = "count" if self.count is not None else "exclude"
-            message = f"{name} stands beside devices; devices are named, or chosen by count, policy and exclude"
+            message = f"{name} stands beside devices; devices are named, or chosen by count and exclude"
             raise _refuse(name, message, "leave out devices, or name the devices that you want and no more")
-        if self.policy == "spread" and not is_chosen:
-            message = "policy says how to choose, and nothing says how many; it needs count or exclude beside it"
-            raise _refuse("policy", message, "add a number, such as count=2&policy=spread, or leave policy out")
 
 
 def _refuse(field: str, message: str, hint: str) -> InvalidRequestError:

@@ -75,8 +75,6 @@ def test_a_parameter_that_stands_twice_is_refused_and_neither_is_taken(app: Fast
     [
         ({"devices": "0,1", "count": 4}, "count", "leave out devices"),
         ({"devices": "0,1", "exclude": "3"}, "exclude", "leave out devices"),
-        ({"policy": "spread"}, "policy", "count=2&policy=spread"),
-        ({"devices": "0,1", "policy": "spread"}, "policy", "count=2&policy=spread"),
         ({"batch": 8}, "batch", "leave out batch"),
         (
             {"batch": 8, "seq": 64, "remat": "full"},
@@ -100,11 +98,10 @@ def test_a_plan_by_query_asks_what_the_post_would() -> None:
         return PlanQuery(mesh="dp:2", **query).to_request().devices
 
     assert devices() is None
-    assert devices(policy="packed") is None
     assert devices(devices="0,GPU-1") == (0, "GPU-1")
     assert devices(devices="") == ()
-    assert devices(count=2, policy="spread", exclude="3,7") == DeviceSelection(count=2, policy="spread", exclude=(3, 7))
-    assert devices(exclude="3", policy="spread") == DeviceSelection(policy="spread", exclude=(3,))
+    assert devices(count=2, exclude="3,7") == DeviceSelection(count=2, exclude=(3, 7))
+    assert devices(exclude="3") == DeviceSelection(exclude=(3,))
 
 
 def test_a_plan_by_query_names_its_hardware_its_split_and_its_weights_as_the_post_does() -> None:

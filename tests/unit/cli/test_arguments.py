@@ -111,16 +111,16 @@ def test_a_case_like_no_other_gets_the_list_and_no_guess() -> None:
 
 
 def test_without_a_selection_all_devices_are_meant() -> None:
-    assert build_selection(None, None, None, None) is None
+    assert build_selection(None, None, None) is None
 
 
 def test_a_selection_says_only_what_was_asked() -> None:
-    assert build_selection(None, 4, None, None) == {"count": 4}
-    assert build_selection(None, None, "spread", "0,GPU-1") == {"policy": "spread", "exclude": (0, "GPU-1")}
+    assert build_selection(None, 4, None) == {"count": 4}
+    assert build_selection(None, None, "0,GPU-1") == {"exclude": (0, "GPU-1")}
 
 
-@pytest.mark.parametrize("others", [(1, None, None), (None, "packed", None), (None, None, "3")])
-def test_devices_are_named_or_chosen_not_both(others: tuple[int | None, str | None, str | None]) -> None:
+@pytest.mark.parametrize("others", [(1, None), (None, "3")])
+def test_devices_are_named_or_chosen_not_both(others: tuple[int | None, str | None]) -> None:
     with pytest.raises(typer.BadParameter, match="nothing to choose"):
         build_selection("0,1", *others)
 

@@ -85,11 +85,7 @@ def test_json_is_all_the_plans(meshwright: CommandLine) -> None:
     [
         (("--devices", "1,0"), "devices", [1, 0]),
         (("--count", "4"), "devices", {"count": 4}),
-        (
-            ("--count", "4", "--policy", "spread", "--exclude", "0,1"),
-            "devices",
-            {"count": 4, "policy": "spread", "exclude": [0, 1]},
-        ),
+        (("--count", "4", "--exclude", "0,1"), "devices", {"count": 4, "exclude": [0, 1]}),
         (("--axis-types", "explicit"), "axis_types", "explicit"),
         (("--axis-types", "x:manual"), "axis_types", {"x": "manual"}),
         (("--allow-unused",), "allow_unused", True),

@@ -135,9 +135,7 @@ ASKED = st.fixed_dictionaries(
     {"mesh": st.sampled_from(["dp:-1", "dp:2,tp:-1", "dp:2,tp:2", "dp:2", "x:1"])},
     optional={
         "allow_unused": st.booleans(),
-        "devices": st.fixed_dictionaries(
-            {"count": st.sampled_from([1, 2, 3, 4, 6, 8])}, optional={"policy": st.sampled_from(["packed", "spread"])}
-        ),
+        "devices": st.fixed_dictionaries({"count": st.sampled_from([1, 2, 3, 4, 6, 8])}),
     },
 )
 

@@ -131,17 +131,16 @@ def test_a_size_that_does_not_fit_is_refused() -> None:
         search_order((4,), ((0.0, 1.0), (1.0, 0.0)))
 
 
-def test_packed_devices_are_neighbours_and_spread_ones_are_not() -> None:
+def test_chosen_devices_are_neighbours() -> None:
     topology = build_tpu((2, 4))
     costs = price_pairs(topology, topology.order)
     assert search_subset(4, costs) == (0, 1, 2, 3)
-    assert search_subset(2, costs, spread=True) == (0, 7)
     assert search_subset(8, costs) == tuple(range(8))
 
 
 @given(cost_tables(counts=(3, 4, 6, 8)), st.data())
 def test_a_chosen_subset_holds_each_device_once_and_in_plain_order(costs: Costs, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(costs)))
-    chosen = search_subset(count, costs, spread=data.draw(st.booleans()))
+    chosen = search_subset(count, costs)
     assert list(chosen) == sorted(set(chosen))
     assert len(chosen) == count

@@ -70,7 +70,7 @@ def test_one_line_tells_about_all_where_a_torus_is_cut(target: str, sizes: tuple
     assert made.score.method == "torus"
     at = {(ref.granule, ref.position): index for index, ref in enumerate(topology.references)}
     order = [at[ref.granule, ref.position] for ref in made.devices or ()]
-    every_line = build_axes(mesh, topology, score_layout(sizes, weigh_positions(sizes), topology, order, "given"))
+    every_line = build_axes(mesh, topology, score_layout(sizes, weigh_positions(sizes), topology, order))
     assert every_line == made.axes
 
 

@@ -195,11 +195,9 @@ def test_the_rest_of_the_devices_is_the_rest_of_those_that_were_chosen() -> None
     assert plan(MACHINES["cpu"], "dp:-1", health={2: "unhealthy"}).mesh_shape == {"dp": 7}
 
 
-def test_a_number_of_devices_is_taken_close_together_or_far_apart() -> None:
+def test_a_number_of_devices_is_taken_close_together() -> None:
     v5e = MACHINES["v5e"]
-    packed = plan(v5e, "dp:4", devices=DeviceSelection(count=4))
-    assert packed.axes[0].group_shape == (2, 2)
-    assert sorted(indices(plan(v5e, "dp:2", devices=DeviceSelection(count=2, policy="spread")))) == [0, 7]
+    assert plan(v5e, "dp:4", devices=DeviceSelection(count=4)).axes[0].group_shape == (2, 2)
     assert sorted(indices(plan(MACHINES["pcie"], "dp:2", devices=DeviceSelection(count=2, exclude=(0,))))) == [1, 3]
 
 
@@ -586,7 +584,7 @@ REFUSED: list[tuple[str, dict[str, Any], Follow]] = [
     ("3*v5e:2x4", {"mesh": "dp:2,tp:8"}, use_mesh),
     ("gb200:72", {"mesh": "tp:64"}, use_mesh),
     ("v5e:4x4", {"mesh": "x:-1", "devices": {"count": 17}}, use_count),
-    ("2*h100:8", {"mesh": "x:-1", "devices": {"count": 99, "policy": "spread"}}, use_count),
+    ("2*h100:8", {"mesh": "x:-1", "devices": {"count": 99}}, use_count),
     ("2*v5e:4x4", {"mesh": "a:4,b:8", "dcn": "a:4"}, use_dcn),
     ("2*v5e:4x4", {"mesh": "a:5,b:2", "dcn": "a:5", "devices": {"count": 10}}, leave_out("dcn")),
     ("2*v5e:4x4", {"mesh": "a:4,b:8", "dcn": "c:2"}, lambda hint: {"dcn": f"{hint.split()[3].rstrip(',')}:2"}),

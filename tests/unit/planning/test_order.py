@@ -159,11 +159,11 @@ def test_uneven_granules_are_joined_in_blocks_of_one_size() -> None:
 def test_a_given_order_is_measured_and_not_changed() -> None:
     topology = build_tpu((4, 4, 1))
     order = tuple(reversed(topology.order))
-    found = score_layout((4, 4), weigh_positions((4, 4)), topology, order, "given")
+    found = score_layout((4, 4), weigh_positions((4, 4)), topology, order)
     assert found.order == order
     assert found.method == "given"
     assert found.score is not None
-    assert score_layout((8,), weigh_positions((8,)), build_cpu(8), range(8), "given").score is None
+    assert score_layout((8,), weigh_positions((8,)), build_cpu(8), range(8)).score is None
 
 
 def test_devices_without_coordinates_stay_as_they_are_where_there_are_many() -> None:

@@ -1,22 +1,20 @@
-"""Choosing k of n devices: close together, or far apart."""
+"""Choosing k of n devices that are close together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.packing import list_packings, pack_devices, sort_plain, spread_devices
+from meshwright.planning.packing import list_packings, pack_devices, sort_plain
 from meshwright.topology.assemble import build_target
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from tests.fakes.topologies import build_cpu, build_dgx1, build_pcie, drop_devices, join_topologies
-
-Take = Callable[[Topology, Sequence[int], int], tuple[int, ...]]
 
 MACHINES = {
     "v5e": build_target("v5e:4x4"),
@@ -46,14 +44,13 @@ def count_by(topology: Topology, chosen: Sequence[int], *, host: bool = False) -
     return Counter(granules if host else [topology.domains[granule] for granule in granules])
 
 
-@pytest.mark.parametrize("take", [pack_devices, spread_devices])
-@given(case=draw_pools())
+@given(draw_pools())
 @settings(deadline=None)
 def test_as_many_as_were_asked_for_are_taken_out_of_the_pool_in_plain_order(
-    take: Take, case: tuple[Topology, tuple[int, ...], int]
+    case: tuple[Topology, tuple[int, ...], int],
 ) -> None:
     topology, pool, count = case
-    chosen = take(topology, pool, count)
+    chosen = pack_devices(topology, pool, count)
     assert len(set(chosen)) == len(chosen) == count
     assert set(chosen) <= set(pool)
     assert chosen == sort_plain(topology, chosen)
@@ -81,19 +78,6 @@ def count_needed(free: Counter[str | int], count: int) -> int:
             break
         count, needed = count - size, needed + 1
     return needed
-
-
-@given(draw_pools())
-@settings(deadline=None)
-def test_spread_devices_come_from_all_domains_alike_as_far_as_there_are(
-    case: tuple[Topology, tuple[int, ...], int],
-) -> None:
-    topology, pool, count = case
-    free, used = count_by(topology, pool), count_by(topology, spread_devices(topology, pool, count))
-    least = min(used[domain] for domain in free)
-    assert all(used[domain] <= least + 1 or used[domain] <= free[domain] for domain in free)
-    behind = [domain for domain in free if used[domain] < max(used.values()) - 1]
-    assert all(used[domain] == free[domain] for domain in behind)
 
 
 # ---- domains and hosts ----------------------------------------------------------------------------------------------
@@ -126,20 +110,11 @@ def test_a_part_of_an_nvlink_domain_fills_hosts() -> None:
     chosen = pack_devices(topology, free, 8)
     assert len(count_by(topology, chosen)) == 1
     assert sorted(count_by(topology, chosen, host=True).values()) == [4, 4]
-    assert set(count_by(topology, spread_devices(topology, free, 36), host=True).values()) == {1}
 
 
-def test_spread_takes_one_device_of_each_host_before_a_second() -> None:
-    topology = build_target("4*h100:8")
-    for count, shares in ((3, [1, 1, 1]), (4, [1] * 4), (6, [2, 2, 1, 1])):
-        assert list(count_by(topology, spread_devices(topology, topology.order, count)).values()) == shares
-
-
-def test_a_host_with_few_free_devices_gives_what_it_has() -> None:
+def test_a_host_with_few_free_devices_is_left_alone() -> None:
     topology = build_target("2*h100:8")
-    pool = (0, *range(8, 16))
-    assert count_by(topology, spread_devices(topology, pool, 6)) == {0: 1, 1: 5}
-    assert count_by(topology, pack_devices(topology, pool, 6)) == {1: 6}
+    assert count_by(topology, pack_devices(topology, (0, *range(8, 16)), 6)) == {1: 6}
 
 
 # ---- sets to choose from --------------------------------------------------------------------------------------------
@@ -185,11 +160,10 @@ def test_as_many_of_each_host_are_offered_where_there_are_enough(
 # ---- inside a host --------------------------------------------------------------------------------------------------
 
 
-def test_packed_cards_are_joined_as_fast_as_can_be_and_spread_ones_as_slowly() -> None:
+def test_cards_are_joined_as_fast_as_can_be() -> None:
     pcie = build_pcie(((0, 5), (1, 3)), count=6)
     assert pack_devices(pcie, pcie.order, 2) in ((0, 5), (1, 3))
     assert pack_devices(pcie, (1, 2, 3, 4), 2) == (1, 3)
-    assert spread_devices(pcie, (1, 3, 4), 2) in ((1, 4), (3, 4))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -200,22 +174,18 @@ def test_no_set_of_a_hybrid_cube_mesh_is_nearer_than_the_packed_one(count: int) 
     def price(chosen: Sequence[int]) -> float:
         return sum(costs[a][b] for a, b in combinations(chosen, 2))
 
-    sets = [price(chosen) for chosen in combinations(topology.order, count)]
-    assert price(pack_devices(topology, topology.order, count)) == pytest.approx(min(sets))
-    assert price(spread_devices(topology, topology.order, count)) == pytest.approx(max(sets))
+    nearest = min(price(chosen) for chosen in combinations(topology.order, count))
+    assert price(pack_devices(topology, topology.order, count)) == pytest.approx(nearest)
 
 
-def test_where_all_are_alike_the_first_ones_are_taken_or_every_so_many() -> None:
+def test_where_all_are_alike_the_first_ones_are_taken() -> None:
     topology = build_cpu(8)
     assert pack_devices(topology, topology.order, 3) == (0, 1, 2)
-    assert spread_devices(topology, topology.order, 3) == (0, 2, 5)
-    assert spread_devices(topology, topology.order, 4) == (0, 2, 4, 6)
 
 
-@pytest.mark.parametrize("take", [pack_devices, spread_devices])
-def test_all_that_there_are_are_taken_where_more_are_asked_for(take: Take) -> None:
-    assert take(build_cpu(8), (1, 5), 2) == (1, 5)
-    assert take(build_cpu(8), (1, 5), 9) == (1, 5)
+def test_all_that_there_are_are_taken_where_more_are_asked_for() -> None:
+    assert pack_devices(build_cpu(8), (1, 5), 2) == (1, 5)
+    assert pack_devices(build_cpu(8), (1, 5), 9) == (1, 5)
 
 
 # ---- boxes in a torus -----------------------------------------------------------------------------------------------
@@ -302,7 +272,6 @@ def test_a_number_of_chips_that_makes_no_box_is_taken_close_together() -> None:
 def test_a_large_slice_without_room_for_a_box_gives_what_comes_first() -> None:
     topology = build_target("v5e:16x16")
     assert pack_devices(topology, topology.order, 127) == topology.order[:127]
-    assert spread_devices(topology, topology.order, 2) == (0, 128)
 
 
 def test_the_cores_of_a_chip_are_taken_together() -> None:
@@ -314,12 +283,6 @@ def test_the_cores_of_a_chip_are_taken_together() -> None:
     assert 0 not in chosen, "the other core of its chip is not free"
     assert set(Counter(topology.devices[index].coords for index in chosen).values()) == {2}
     assert len({topology.devices[index].coords for index in pack_devices(topology, topology.order, 3)}) == 2
-
-
-def test_spread_chips_are_far_apart() -> None:
-    topology = build_target("v5e:4x4")
-    corners = {(0, 0, 0), (3, 0, 0), (0, 3, 0), (3, 3, 0)}
-    assert {topology.devices[index].coords for index in spread_devices(topology, topology.order, 4)} == corners
 
 
 def test_devices_stand_in_plain_order_whatever_the_order_they_come_in() -> None:

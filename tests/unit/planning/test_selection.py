@@ -163,19 +163,11 @@ def test_all_that_are_well_are_taken_and_the_rest_is_told_by_host(sick: set[int]
     assert [notice.message for notice in pool.notices] == ([f"device {names} is left out: unhealthy"] if sick else [])
 
 
-@pytest.mark.parametrize(
-    ("policy", "count", "hosts"),
-    [
-        ("packed", 4, [0] * 4),
-        ("packed", 6, [0] * 4 + [1] * 2),
-        ("spread", 3, [0, 1, 2]),
-        ("spread", 5, [0, 0, 1, 1, 2]),
-    ],
-)
-def test_a_number_of_devices_is_taken_from_few_hosts_or_from_many(policy: str, count: int, hosts: list[int]) -> None:
-    pool = select_devices(DeviceSelection.model_validate({"count": count, "policy": policy}), HOSTS, {})
+@pytest.mark.parametrize(("count", "hosts"), [(4, [0] * 4), (6, [0] * 4 + [1] * 2)])
+def test_a_number_of_devices_is_taken_from_few_hosts(count: int, hosts: list[int]) -> None:
+    pool = select_devices(DeviceSelection(count=count), HOSTS, {})
     assert [index // 4 for index in pool.indices] == hosts
-    assert pool.choice == (HOSTS.order if policy == "packed" else pool.indices), "packed: the mesh may choose others"
+    assert pool.choice == HOSTS.order, "the mesh may choose others"
 
 
 def test_sick_and_excluded_devices_and_those_that_others_have_alone_are_not_counted_on() -> None:

@@ -73,7 +73,7 @@ class PlanOptions(OptionsWithDevices, total=False):
         training: how, such as {"global_batch": 64, "sequence_length": 8192}.
         search: without a mesh, what may be chosen, such as {"at_most": {"tp": 8}}.
         top: without a mesh, how many plans are told.
-        audit: with mesh and model, tell in `plan.audit` what the step is spent on, and what would save most.
+        audit: with mesh and model, tell in `plan.audit` the best mesh of its devices.
         fallback: without a mesh, also plan for what is left when a device fails, in `plans.fallback`.
         exports: write "jax" (mesh and PartitionSpecs) or "maxtext" (flags) into `plan.exports`.
         lease: the job's own: its devices are planned on, and not what others have reserved.

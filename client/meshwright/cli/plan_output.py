@@ -15,7 +15,6 @@ from rich.text import Text
 
 from meshwright._calls.calls import take_best
 from meshwright._calls.settings import DEFAULT_URL
-from meshwright.cli.audit import write_audit
 from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.leases import LEASE_VARIABLE, write_new_lease
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
@@ -142,8 +141,10 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     if plan.verification is not None:
         print_verification(session, plan.verification)
     _print_memory(session, plan)
-    if audit := write_audit(plan):
-        session.print_lines(*audit, "")
+    if plan.audit is not None:
+        best = plan.audit.best
+        said = "no mesh of these devices fits" if best is None else clean(best.message)
+        session.print_lines(f"the best of these devices: {said}", "")
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.out.print()
     if told := _tell_score(plan.score):

@@ -41,7 +41,7 @@ PriceOption = Annotated[
     typer.Option("--price", metavar="P", help="Of a device and hour: 4.2, or by target v5p:8x8x8=4.2,h100:8=2.5."),
 ]
 AuditOption = Annotated[
-    bool, typer.Option("--audit", help="With a mesh and a model: what the step is spent on, and what would save most.")
+    bool, typer.Option("--audit", help="With a mesh and a model: also the best mesh of these devices.")
 ]
 FallbackOption = Annotated[
     bool, typer.Option("--fallback", help="Without a mesh: also plan for what is left when a device fails.")

@@ -88,21 +88,6 @@ class MeasuredFigure(Reply):
     age_s: float
 
 
-class AuditRemark(Reply):
-    """What a step spends, or risks, on one thing, in words."""
-
-    code: str = Field(
-        description='"axis_crosses", "communication", "bubble", "recompute", "compute", "memory_tight", "memory"'
-    )
-    part: str = Field(description="of the step's time or memory that it is about: an axis, or a part's name")
-    share_ratio: float | None = Field(
-        default=None,
-        description="of the step's time; for memory and memory_tight of the device's memory, maybe above 1",
-    )
-    message: str
-    hint: str = ""
-
-
 class AuditAlternative(Reply):
     """The best that the same devices could do with the same batch."""
 
@@ -114,9 +99,6 @@ class AuditAlternative(Reply):
 
 
 class PlanAudit(Reply):
-    """An existing configuration, judged."""
+    """An existing configuration beside the best of its devices."""
 
-    remarks: tuple[AuditRemark, ...] = Field(
-        description="about memory first, then about the step's time with the greatest share first"
-    )
     best: AuditAlternative | None = Field(default=None, description="null: no mesh of these devices fits")

@@ -113,7 +113,7 @@ class PlanRequest(Request):
     search: SearchSpec | None = Field(default=None, description="without mesh: what may be chosen; null: all")
     top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="without mesh: plans that are told")
     audit: StrictBool = Field(
-        default=False, description="with mesh, model and training: what the step is spent on, and what would save most"
+        default=False, description="with mesh, model and training: also the best mesh of these devices"
     )
     fallback: StrictBool = Field(
         default=False, description="without mesh: also the best plan for what is left when a device fails"

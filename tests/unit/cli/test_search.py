@@ -94,6 +94,22 @@ def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: Command
     assert told["lost"] == "a host of 8 devices"
 
 
+@pytest.mark.parametrize(
+    ("model", "mesh", "target", "said"),
+    [
+        ("llama3-8b", "fsdp:2,tp:16", "4*h100:8", "% less"),
+        ("llama3-70b", "fsdp:8", "v5e:2x4", "no mesh of these devices fits"),
+    ],
+)
+def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
+    meshwright: CommandLine, model: str, mesh: str, target: str, said: str
+) -> None:
+    asked = ("plan", "--local", "--model", model, "--batch", "64", "--mesh", mesh, "--target", target)
+    (line,) = [line for line in meshwright(*asked, "--audit").out.splitlines() if line.startswith("the best of these")]
+    assert line.endswith(said)
+    assert "the best of these" not in meshwright(*asked).out
+
+
 def test_a_price_of_tokens_stands_in_the_table(meshwright: CommandLine) -> None:
     printed = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL, "--price", "1.2")
     assert "per 1M tokens" in printed.out.splitlines()[0]

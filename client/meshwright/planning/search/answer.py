@@ -129,7 +129,7 @@ def tell(question: AnyQuestion, priced: Priced, place: int, mesh_shape: Mapping[
     told: dict[str, Any] = {
         "memory": _tell_memory(priced, place),
         "step_time": _tell_step_time(priced, place),
-        "schedule": _tell_schedule(question, layout),
+        "schedule": tell_schedule(question, layout),
         "tokens_per_s": tokens / total_s if priced.is_of_tokens else None,
         "samples_per_s": samples / total_s,
         "mfu_ratio": priced.flops_per_sample * samples / total_s / question.hardware.devices / priced.flops_per_s,
@@ -173,7 +173,8 @@ def _tell_step_time(priced: Priced, place: int) -> PlanStepTime:
     )
 
 
-def _tell_schedule(question: AnyQuestion, layout: Layout) -> PlanSchedule:
+def tell_schedule(question: AnyQuestion, layout: Layout) -> PlanSchedule:
+    """Returns how the batch goes through a candidate."""
     training = question.training
     moments = question.moments[int(layout.moments)] if question.moments else read_moments(training)
     first, second = (*moments, None, None)[:2]

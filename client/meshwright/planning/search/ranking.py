@@ -7,7 +7,6 @@ answers. A family is the set of axes that a mesh uses; a loser is told with its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -24,26 +23,6 @@ REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compu
 
 FAMILIES_MOST: Final = 12
 """Families that are told of each kind: that fit and are slower, the fastest first; that do not fit, the nearest."""
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What a search came to.
-
-    Attributes:
-        best: places of the candidates, one a mesh, the fastest first; none where nothing fits.
-        rejected: families that are not among them, the nearest first.
-    """
-
-    best: tuple[int, ...]
-    rejected: tuple[Rejected, ...]
-
-
-def rank(priced: Priced, top: int) -> Ranking:
-    """Returns the `top` best meshes, and the best of each family that is not among them."""
-    leaders = list_leaders(priced)
-    best = tuple(int(place) for place in leaders[priced.fits[leaders]][:top])
-    return Ranking(best, list_rejected(priced, leaders, best))
 
 
 def list_leaders(priced: Priced) -> NDArray[np.int64]:

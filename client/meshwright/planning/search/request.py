@@ -28,14 +28,12 @@ from meshwright.planning.search.measured import Measurements
 from meshwright.planning.search.pricing import DTYPES, Priced
 from meshwright.planning.search.ranking import list_leaders, list_rejected
 from meshwright.planning.search.samples import SampleQuestion
-from meshwright.planning.search.space import AXES, Bounds, Space
+from meshwright.planning.search.space import AXES, REMATS, Bounds, Space
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import SearchSpec
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
-from meshwright.wire.model import ModelSpec, Remat, SampleModel, TrainingSpec
-
-ALL_REMATS: Final[tuple[Remat, ...]] = ("none", "minimal", "full")
+from meshwright.wire.model import ModelSpec, SampleModel, TrainingSpec
 
 SPARE: Final = 8
 """Meshes beyond those that are told whose devices are put in order, at most."""
@@ -197,7 +195,7 @@ def read_bounds(request: PlanRequest) -> Bounds:
     """Returns what a search may choose: what training says is given, and what it leaves out is free."""
     search, training = request.search or SearchSpec(), request.training
     given = training.model_fields_set if training is not None else set()
-    remats = search.remat or ((training.remat,) if training is not None and "remat" in given else ALL_REMATS)
+    remats = search.remat or ((training.remat,) if training is not None and "remat" in given else tuple(REMATS))
     passes = training.gradient_accumulation if training is not None and "gradient_accumulation" in given else None
     axes = {str(axis): size for axis, size in search.axes.items()}
     at_most = {str(axis): size for axis, size in search.at_most.items()}

@@ -20,7 +20,7 @@ from meshwright.wire.bench import BenchRequest
 from meshwright.wire.health import Acknowledgement
 from meshwright.wire.leases import LeaseRequest
 from meshwright.wire.mesh import PlanRequest
-from meshwright.wire.model import SampleModel
+from meshwright.wire.model import ModelSpec
 from meshwright.wire.problem import translate_validation
 
 REST: dict[type[BaseModel], dict[str, Any]] = {LeaseRequest: {"purpose": "job 7"}, PlanRequest: {}, BenchRequest: {}}
@@ -115,6 +115,13 @@ def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict
     assert refuse(BenchRequest, body).hint == hint
 
 
+SIZES = {
+    "vocab_size": 8,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
 NUMBERED = "use [4] for device 4"
 NAMED = "use [0, 1] for devices 0 and 1"
 
@@ -172,7 +179,7 @@ def test_a_device_that_is_no_number_is_named_by_its_place_and_nothing_is_said_of
     [
         (LeaseRequest, "purpose", {}),
         (Acknowledgement, "reason", {"component": "device:0"}),
-        (SampleModel, "name", {"parameters": 1, "flops_per_sample": 1, "activation_bytes_per_sample": 1}),
+        (ModelSpec, "name", SIZES),
     ],
 )
 def test_text_that_is_shown_is_one_line_and_the_hint_has_such_a_line(

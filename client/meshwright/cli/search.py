@@ -236,22 +236,11 @@ def _write_batch(plan: Plan) -> str:
     return "" if plan.schedule is None else f"{plan.schedule.passes} × {plan.schedule.micro_batch}"
 
 
-def _write_samples(plan: Plan) -> str:
-    """Returns samples a second of a model whose samples are no sequences of tokens."""
-    return f"{plan.samples_per_s:,.0f}" if plan.samples_per_s and plan.tokens_per_s is None else ""
-
-
 def _write_memory(plan: Plan) -> Text:
     if plan.memory is None:
         return Text("")
     style = "" if plan.memory.fits is not False else "bold red"
     return Text(format_bytes(plan.memory.per_device_bytes), style)
-
-
-def _write_price(plan: Plan) -> str:
-    if plan.price_per_million_tokens:
-        return f"{plan.price_per_million_tokens:.4g}"
-    return f"{plan.price_per_million_samples:.4g} (samples)" if plan.price_per_million_samples else ""
 
 
 _PLANS: Final = (
@@ -260,11 +249,14 @@ _PLANS: Final = (
     Column[Plan]("remat", lambda plan: plan.schedule.remat if plan.schedule else ""),
     Column[Plan]("a step", _write_step, "right"),
     Column[Plan]("tokens/s", lambda plan: f"{plan.tokens_per_s:,.0f}" if plan.tokens_per_s else "", "right"),
-    Column[Plan]("samples/s", _write_samples, "right"),
     Column[Plan]("MFU", lambda plan: f"{plan.mfu_ratio:.1%}" if plan.mfu_ratio else "", "right"),
     Column[Plan]("memory", _write_memory, "right"),
     Column[Plan]("largest batch", lambda plan: f"{plan.largest_batch:,}" if plan.largest_batch else "", "right"),
-    Column[Plan]("per 1M tokens", _write_price, "right"),
+    Column[Plan](
+        "per 1M tokens",
+        lambda plan: f"{plan.price_per_million_tokens:.4g}" if plan.price_per_million_tokens else "",
+        "right",
+    ),
 )
 
 _COMPARED: Final[tuple[Column[Compared], ...]] = (

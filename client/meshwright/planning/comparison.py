@@ -81,8 +81,8 @@ def _ask(
 
 
 def _sort_by(plans: tuple[Plan, ...], made: Mapping[str, Plan]) -> Callable[[str], float]:
-    if plans and all(plan.price_per_million_samples is not None for plan in plans):
-        return lambda target: made[target].price_per_million_samples or 0.0
+    if plans and all(plan.price_per_million_tokens is not None for plan in plans):
+        return lambda target: made[target].price_per_million_tokens or 0.0
     return lambda target: _read_step(made[target])
 
 
@@ -104,10 +104,8 @@ def _compare(target: str, found: Plans | RequestError, best: Plan | None) -> Com
         "device_count": sum(granule.device_count for granule in plan.granules) or None,
         "fingerprint": plan.fingerprint,
         "tokens_per_s": plan.tokens_per_s,
-        "samples_per_s": plan.samples_per_s,
         "mfu_ratio": plan.mfu_ratio,
         "price_per_million_tokens": plan.price_per_million_tokens,
-        "price_per_million_samples": plan.price_per_million_samples,
         "rejected": found.rejected,
         "message": _tell(plan, best),
     }
@@ -130,19 +128,15 @@ def _tell(plan: Plan, best: Plan) -> str:
     if plan.step_time is None or best.step_time is None:
         return ""
     if plan is best:
-        return "the best" if plan.price_per_million_samples is None else f"the least price of {_tell_unit(plan)}"
+        return "the best" if plan.price_per_million_tokens is None else "the least price of tokens"
     ratio = plan.step_time.total_s / best.step_time.total_s
     said = [f"{ratio:.2f} times the step of {best.target}"]
-    if plan.price_per_million_samples and best.price_per_million_samples:
-        times = plan.price_per_million_samples / best.price_per_million_samples
-        said.append(f"{times:.2f} times its price of {_tell_unit(plan)}")
+    if plan.price_per_million_tokens and best.price_per_million_tokens:
+        times = plan.price_per_million_tokens / best.price_per_million_tokens
+        said.append(f"{times:.2f} times its price of tokens")
     if _overlap(plan, best):
         said.append("their intervals overlap, so that a run may turn them round")
     return "; ".join(said)
-
-
-def _tell_unit(plan: Plan) -> str:
-    return "samples" if plan.price_per_million_tokens is None else "tokens"
 
 
 def _overlap(plan: Plan, best: Plan) -> bool:

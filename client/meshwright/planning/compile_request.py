@@ -13,12 +13,12 @@ from typing import Any, Final
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.axis_names import find_role
 from meshwright.planning.compile_job import build_job
-from meshwright.planning.models import read_any_model
+from meshwright.planning.models import read_model
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.cost import PlanSchedule
 from meshwright.wire.mesh import Plan
-from meshwright.wire.model import ModelSpec, SampleModel, TrainingSpec
+from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 
 Model = str | dict[str, Any]
@@ -27,10 +27,6 @@ BATCH_MAX: Final = 2**24
 """`global_batch`'s bound: where no greatest batch is named, the search may go so far."""
 ELEMENTS_MAX: Final = 2**63 - 1
 """Of one array: compilers count elements in 64 bits with a sign."""
-_NO_STEP: Final = (
-    "a model that is given by what a sample costs has no layers of which a step could be made; compile your own step "
-    "for the plan: meshwright verify module:function --plan plan.json"
-)
 
 
 def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | Verification:
@@ -43,9 +39,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
     if model is None or training is None:
         raise _refuse_missing(model, '{"global_batch": 64}')
     try:
-        spec = read_any_model(model)
-        if isinstance(spec, SampleModel):
-            raise NotCompiledError(_NO_STEP)
+        spec = read_model(model)
         _check_sizes(spec)
         job = build_job(plan, spec, apply_schedule(training, plan.schedule))
         check_stages(plan.mesh_shape)

@@ -100,35 +100,6 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
         raise _refuse(broken, rules, cut)
 
 
-def check_samples_divide(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> None:
-    """Passes over a mesh that cuts the training of a model into equal parts that is given by what a sample costs.
-
-    Data and fsdp axes with `gradient_accumulation` divide the batch. Other axes cut what nobody knows of such a model.
-
-    Args:
-        training: as the request gives it.
-        mesh_shape: axis → size, without -1.
-
-    Raises:
-        InvalidRequestError: an axis larger than 1 is neither, or has a name that says nothing of what it cuts.
-        DoesNotDivideError: they do not divide the batch.
-    """
-    cut = _read_mesh(mesh_shape)
-    if others := tuple(role for role in cut.axes if role not in ("data", "fsdp")):
-        message = f"{cut.write(others)}: {UNKNOWN_CUT}"
-        raise _refuse_field("mesh", message, "use dp or fsdp in its place, or give the model's dimensions")
-    rule = Rule(("data", "fsdp"), "global_batch", training.global_batch, training.gradient_accumulation, can_grow=True)
-    if not rule.allows(cut.measure(rule.roles)):
-        raise _refuse([rule], [rule], cut)
-
-
-UNKNOWN_CUT: Final = (
-    "of a model that is given by what a sample costs nothing is known that tensor, context, expert or pipeline axes "
-    "could cut: only its batch (dp) and its weights (fsdp)"
-)
-"""Why such a model has no other axes."""
-
-
 def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
     """Returns what axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
     batch: tuple[Role, ...] = ("data", "fsdp", "expert")

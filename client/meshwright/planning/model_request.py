@@ -13,22 +13,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.axis_names import find_role
-from meshwright.planning.divisibility import check_divides, check_samples_divide
-from meshwright.planning.models import UnsupportedModelError, is_sample_model, read_any_model
+from meshwright.planning.divisibility import check_divides
+from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parameters import count_parameters
-from meshwright.planning.sample_checks import check_sample_request
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.selection import Pool, select_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans
-from meshwright.wire.model import ModelFacts, ModelSpec, SampleModel, TrainingSpec
+from meshwright.wire.model import ModelFacts, ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
     from meshwright.planning.search.answer import Question
-    from meshwright.planning.search.samples import SampleQuestion
-
-AnyModel = ModelSpec | SampleModel
 
 
 class MakePlan(Protocol):
@@ -60,8 +56,6 @@ class ModelRequest:
         Raises:
             InvalidRequestError, PlanInfeasibleError, DoesNotDivideError: see `request.answer_request`.
         """
-        if is_sample_model(self.request.model):
-            check_sample_request(self.request)
         if self.request.mesh is None:
             plans = self._search(make)
             return plans.model_copy(update={"plans": tuple(map(self._finish, plans.plans))})
@@ -89,16 +83,16 @@ class ModelRequest:
         told = tuple(map(self._finish, fallback.plans))
         return plans.model_copy(update={"fallback": fallback.model_copy(update={"plans": told})})
 
-    def _search_remaining(self, model: AnyModel, pool: Pool, make: MakePlan) -> Plans:
+    def _search_remaining(self, model: ModelSpec, pool: Pool, make: MakePlan) -> Plans:
         """Returns plans on as many of the devices that are well as some mesh cuts, where none cuts all of them."""
         from meshwright.planning.search.remaining import search_remaining
 
         return search_remaining(self.request, self.topology, pool.indices, self._asker(model), make)
 
-    def _asker(self, model: AnyModel) -> Callable[[int], Question | SampleQuestion]:
+    def _asker(self, model: ModelSpec) -> Callable[[int], Question]:
         return lambda devices: self._ask(model, devices)
 
-    def _ask(self, model: AnyModel, devices: int) -> Question | SampleQuestion:
+    def _ask(self, model: ModelSpec, devices: int) -> Question:
         from meshwright.planning.search.request import build_question  # here, for its numpy
 
         assert self.request.training is not None
@@ -112,10 +106,10 @@ class ModelRequest:
         pool = select_devices(self.request.devices, self.topology, self.health, self.request.lease)
         return Measurements.of(self.measured, self.topology, pool.indices)
 
-    def _read_wanted_model(self) -> AnyModel:
+    def _read_wanted_model(self) -> ModelSpec:
         assert self.request.model is not None
         try:
-            return read_any_model(self.request.model)
+            return read_model(self.request.model)
         except UnsupportedModelError as error:
             raise InvalidRequestError(
                 str(error),
@@ -132,7 +126,7 @@ class ModelRequest:
             return plan
         from meshwright.planning.search.request import price_plan  # here, for its numpy
 
-        _check_divides(told, self.request.training, plan.mesh_shape)
+        check_divides(told, self.request.training, plan.mesh_shape)
         try:
             question = self._ask(told, math.prod(plan.mesh_shape.values()))
         except PlanInfeasibleError as error:
@@ -144,10 +138,8 @@ class ModelRequest:
         priced = price_plan(plan, question)
         if not self.request.audit:
             return priced
-        from meshwright.planning.search.answer import Question
         from meshwright.planning.search.audit import audit_plan
 
-        assert isinstance(question, Question)  # `check_sample_request`
         return priced.model_copy(update={"audit": audit_plan(priced, question)})
 
     # ---- what is said of every plan --------------------------------------------------------------------
@@ -158,42 +150,29 @@ class ModelRequest:
         if isinstance(model, Plan):
             return model
         training = self.request.training or _build_dividing(plan)
-        _check_divides(model, training, plan.mesh_shape)
+        check_divides(model, training, plan.mesh_shape)
         return self._export(plan.model_copy(update={"model": _tell_model(model)}), model, training)
 
-    def _export(self, plan: Plan, model: AnyModel, training: TrainingSpec) -> Plan:
+    def _export(self, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Plan:
         if not self.request.exports:
             return plan
         from meshwright.planning.exports import write_exports  # here, since few plans are exported
 
-        assert isinstance(model, ModelSpec)  # `check_sample_request`
         return plan.model_copy(update={"exports": write_exports(self.request.exports, plan, model, training)})
 
-    def _read_model(self, plan: Plan) -> AnyModel | Plan:
+    def _read_model(self, plan: Plan) -> ModelSpec | Plan:
         """Returns the model; of one that the step cannot express the plan with a warning of that."""
         assert self.request.model is not None
         try:
-            return read_any_model(self.request.model)
+            return read_model(self.request.model)
         except UnsupportedModelError as error:
             notice = Notice(code="model_not_supported", message=str(error), hint="a model without it can be verified")
             return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
 
 
-def _check_divides(model: AnyModel, training: TrainingSpec, mesh_shape: Mapping[str, int]) -> None:
-    if isinstance(model, SampleModel):
-        check_samples_divide(training, mesh_shape)
-    else:
-        check_divides(model, training, mesh_shape)
-
-
-def _tell_model(model: AnyModel) -> ModelFacts:
-    """Returns what a plan says of its model; of one whose samples cost so much, all parameters are active."""
-    if isinstance(model, SampleModel):
-        total = active = model.parameters
-    else:
-        count = count_parameters(model)
-        total, active = count.total, count.active
-    return ModelFacts(name=model.name, parameter_count=total, active_parameter_count=active)
+def _tell_model(model: ModelSpec) -> ModelFacts:
+    count = count_parameters(model)
+    return ModelFacts(name=model.name, parameter_count=count.total, active_parameter_count=count.active)
 
 
 def _is_reduced(request: PlanRequest, pool: Pool) -> bool:

@@ -1,5 +1,4 @@
-"""What a request's `model` means: a preset's name, the content of a Hugging Face config.json, plain dimensions, or what
-a sample of any other model costs.
+"""What a request's `model` means: a preset's name, the content of a Hugging Face config.json, or plain dimensions.
 
 Rule: what it returns can be counted and planned: its fields fit together. A model that is known and that
 `ModelSpec` cannot say is told from a wrong one. Knows no mesh, and not what the compiled step has: `expressible`.
@@ -24,37 +23,15 @@ from meshwright.planning.model_config import (
 from meshwright.planning.model_families import FAMILIES, UNSUPPORTED, WRAPPERS
 from meshwright.planning.model_layers import ConfigContradictionError, UnsupportedModelError
 from meshwright.planning.presets import find_preset, suggest_presets
-from meshwright.wire.model import ModelSpec, SampleModel
+from meshwright.wire.model import ModelSpec
 from meshwright.wire.problem import translate_validation
 
-__all__ = ["UnsupportedModelError", "is_sample_model", "read_any_model", "read_model"]
+__all__ = ["UnsupportedModelError", "read_model"]
 
-_COSTS: Final = ("flops_per_sample", "activation_bytes_per_sample")
-"""Fields that only a model has that is given by what a sample costs."""
-
-_DIMENSIONS: Final = (ModelSpec.model_fields.keys() | {"model_type", "architectures"}) - SampleModel.model_fields.keys()
-"""What says that a model is given by its dimensions."""
-
-
-def is_sample_model(value: object) -> bool:
-    """Returns whether a request's model is given by what a sample costs, right or wrong."""
-    return isinstance(value, Mapping) and any(field in value for field in _COSTS)
-
-
-def read_any_model(value: str | Mapping[str, Any]) -> ModelSpec | SampleModel:
-    """Returns the model that a request names or describes, of whatever kind it is.
-
-    Args:
-        value: as in `read_model`; or the fields of `SampleModel`, known by `flops_per_sample` or
-            `activation_bytes_per_sample`.
-
-    Raises:
-        InvalidRequestError, UnsupportedModelError, TypeError: see `read_model`; or dimensions stand beside what a
-            sample costs.
-    """
-    if isinstance(value, Mapping) and is_sample_model(value):
-        return _build_sample_model(value)
-    return read_model(value)
+_OF_OTHER_KINDS: Final = (
+    "give the dimensions of a transformer, such as hidden_size; for a model of another kind compile its own step on a "
+    "plan's mesh: meshwright verify train:build --plan plan.json"
+)
 
 
 def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
@@ -66,7 +43,7 @@ def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
 
     Raises:
         InvalidRequestError: no preset has this name, or a field is missing, unknown, out of range, or contradicts
-            another; names the field, the rule, and a value that works. Or only what a sample costs is given.
+            another; names the field, the rule, and a value that works.
         UnsupportedModelError: the model is known, and has what `ModelSpec` cannot say.
         TypeError: it is neither text nor a mapping.
     """
@@ -74,8 +51,6 @@ def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
         return _read_preset(value)
     if not isinstance(value, Mapping):
         raise TypeError(f"model is a {type(value).__name__}; it is a preset's name or a mapping, such as 'llama3-8b'")
-    if is_sample_model(value):
-        raise _refuse_samples(value)
     if not is_config(value):
         return _build_model(value, {})
     try:
@@ -109,54 +84,12 @@ def _build_model(fields: Mapping[str, Any], keys: Mapping[str, str]) -> ModelSpe
     try:
         model = ModelSpec.model_validate(fields)
     except ValidationError as refused:
-        raise _translate(refused, keys) from None
-    if wrong := tuple(find_contradictions(model)):
-        raise _refuse_contradictions(wrong, keys)
+        wrong = _translate(refused, keys)
+        hint = wrong.hint if "hidden_size" in fields else _OF_OTHER_KINDS
+        raise InvalidRequestError(wrong.detail, hint=hint, errors=wrong.errors) from None
+    if contradictions := tuple(find_contradictions(model)):
+        raise _refuse_contradictions(contradictions, keys)
     return model
-
-
-def _build_sample_model(fields: Mapping[str, Any]) -> SampleModel:
-    if beside := [name for name in fields if name in _DIMENSIONS]:
-        raise _refuse_dimensions(beside, _name_costs(fields))
-    if missing := [name for name in ("parameters", *_COSTS) if name not in fields]:
-        raise _refuse_missing(missing, _name_costs(fields))
-    try:
-        model = SampleModel.model_validate(fields)
-    except ValidationError as refused:
-        raise _translate(refused, {}) from None
-    largest = model.largest_layer_parameters
-    if largest is not None and largest > model.parameters:
-        message = f"{largest} is more than parameters {model.parameters}; a layer is a part of the model"
-        wrong = ("largest_layer_parameters", message, f"use {model.parameters} or less, or leave it out")
-        raise _refuse_contradictions((wrong,), {})
-    return model
-
-
-def _name_costs(fields: Mapping[str, Any]) -> str:
-    return " and ".join(field for field in _COSTS if field in fields)
-
-
-def _refuse_missing(missing: list[str], there: str) -> InvalidRequestError:
-    message = f"is missing; a model given by what a sample costs ({there} is there) needs it"
-    fields = [{"field": f"model.{name}", "message": f"{name} {message}"} for name in missing]
-    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    hint = 'give "parameters": 25600000, "flops_per_sample": 2.46e10, "activation_bytes_per_sample": 1.0e8'
-    return InvalidRequestError(f"model: {fields[0]['message']}{more}", hint=hint, errors=fields)
-
-
-def _refuse_samples(fields: Mapping[str, Any]) -> InvalidRequestError:
-    there = _name_costs(fields)
-    message = f"{there} is what a sample costs, and this needs dimensions (hidden_size, num_hidden_layers, …)"
-    hint = "name a preset such as llama3-8b, or give a config.json's content or plain dimensions"
-    return InvalidRequestError(f"model: {message}", hint=hint, errors=[{"field": "model", "message": message}])
-
-
-def _refuse_dimensions(beside: list[str], there: str) -> InvalidRequestError:
-    message = f"stands beside {there}; a model is given by its dimensions, or by what a sample costs"
-    fields = [{"field": f"model.{name}", "message": f"{name[:80]} {message}"} for name in beside]
-    more = f" (and {len(beside) - 1} more)" if len(beside) > 1 else ""
-    hint = f"leave out {there} for a transformer, or {', '.join(beside[:4])} for a model of another kind"
-    return InvalidRequestError(f"model: {fields[0]['message']}{more}", hint=hint, errors=fields)
 
 
 def _translate(refused: ValidationError, keys: Mapping[str, str]) -> RequestError:

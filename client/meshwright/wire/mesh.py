@@ -105,8 +105,7 @@ class PlanRequest(Request):
 
     model: StrictStr | dict[StrictStr, Any] | None = Field(
         default=None,
-        description="a preset's name, the content of a Hugging Face config.json, dimensions by the same names, or what "
-        "a sample costs: parameters, flops_per_sample, activation_bytes_per_sample",
+        description="a preset's name, the content of a Hugging Face config.json, or dimensions by the same names",
         examples=["llama3-70b"],
     )
     training: TrainingSpec | None = Field(default=None, description="how the model is trained")
@@ -231,10 +230,8 @@ class Plan(Reply):
     step_time: PlanStepTime | None = Field(default=None, description="as reckoned")
     schedule: PlanSchedule | None = Field(default=None, description="how the batch goes through the mesh")
     mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
-    tokens_per_s: float | None = Field(default=None, description="null where a sample is no sequence of tokens")
-    samples_per_s: float | None = Field(default=None, description="sequences, or samples")
+    tokens_per_s: float | None = None
     price_per_million_tokens: float | None = Field(default=None, description="where a device's price was given")
-    price_per_million_samples: float | None = Field(default=None, description="likewise; of any kind of model")
     largest_batch: int | None = Field(default=None, description="sequences that fit in one pass of this mesh")
     data_parallel: DataParallel | None = None
     measured: tuple[MeasuredFigure, ...] = Field(
@@ -271,10 +268,8 @@ class ComparedTarget(Reply):
     low_s: float | None = None
     high_s: float | None = None
     tokens_per_s: float | None = None
-    samples_per_s: float | None = None
     mfu_ratio: float | None = None
     price_per_million_tokens: float | None = None
-    price_per_million_samples: float | None = None
     reason: str | None = Field(
         default=None,
         description="why it has no plan: unknown_target: there is no such chip, slice or host; nothing_fits; or a "

@@ -1,5 +1,4 @@
-"""A model and how it is trained, as requests give them: dimensions by the names that Hugging Face's config.json uses,
-or what a sample costs.
+"""A model and how it is trained, as requests give them: dimensions by the names that Hugging Face's config.json uses.
 
 Rule: says what the model is, and nothing of how it is sharded. What a preset or a config.json means is read in
 `meshwright.planning.models`.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt
+from pydantic import Field, StrictBool, StrictInt
 
 from meshwright.wire.base import Line, Reply, RequestPart
 
@@ -170,25 +169,6 @@ class ModelSpec(RequestPart):
 def _count_multiples(first: int, last: int, step: int) -> int:
     """Returns how many multiples of `step` are greater than `first` and at most `last`."""
     return max(last // step - first // step, 0)
-
-
-class SampleModel(RequestPart):
-    """A model of any other kind, by what a sample of its batch costs: vision, diffusion, recommenders.
-
-    Of its layers nothing is known, so that a mesh can have copies of it and parts of its weights, and nothing else.
-    """
-
-    name: Line | None = Field(default=None, max_length=128, description="what people call it")
-    parameters: Count = Field(description="that are trained")
-    flops_per_sample: Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e24)] = Field(
-        description="of one sample, forward and backward; a multiplication and its addition are two"
-    )
-    activation_bytes_per_sample: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e15)] = Field(
-        description="that one sample keeps for the backward pass, at the training's dtypes"
-    )
-    largest_layer_parameters: Count | None = Field(
-        default=None, description="what fsdp gathers at a time; null: all, an upper bound"
-    )
 
 
 class TrainingSpec(RequestPart):

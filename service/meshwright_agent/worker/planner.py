@@ -35,7 +35,6 @@ OF_THE_MODEL: Final = (
     "memory_does_not_fit",
     "not_priced",
     "priced_in_16_bits",
-    "priced_by_samples",
     "experts_on_tpu_unfitted",
     LEFT_OUT,
 )
@@ -46,9 +45,7 @@ OF_THE_TRAINING: Final = (
     "schedule",
     "mfu_ratio",
     "tokens_per_s",
-    "samples_per_s",
     "price_per_million_tokens",
-    "price_per_million_samples",
     "largest_batch",
     "data_parallel",
     "audit",

@@ -119,19 +119,3 @@ def test_code_and_export_are_one_of_them(meshwright: CommandLine) -> None:
     printed = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL, "--code", "--export", "jax")
     assert printed.code == 2
     assert "--code" in printed.err
-
-
-SAMPLES = '{"parameters": 25600000, "flops_per_sample": 2.46e10, "activation_bytes_per_sample": 1.0e8}'
-
-
-def test_a_model_given_by_what_a_sample_costs_has_samples_a_second_in_the_place_of_tokens(
-    meshwright: CommandLine,
-) -> None:
-    printed = meshwright("plan", "--local", "--target", "v5e:4x4", "--model", SAMPLES, "--batch", "2048")
-    assert printed.code == 0
-    assert "samples/s" in printed.out
-    assert "tokens/s" not in printed.out
-    assert "no run of a model that is given by what a sample costs was measured" in printed.err
-    others = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL)
-    assert "tokens/s" in others.out
-    assert "samples/s" not in others.out

@@ -134,18 +134,6 @@ def test_a_preset_that_cannot_be_described_or_compiled_is_answered_and_no_error(
         assert reason in (answer.reason or "")
 
 
-def test_a_model_given_by_what_a_sample_costs_has_no_step_and_the_way_to_ones_own_is_told() -> None:
-    [made] = answer_request(PlanRequest(mesh="fsdp:4", target="v5e:2x2")).plans
-    samples = {"parameters": 25_600_000, "flops_per_sample": 2.46e10, "activation_bytes_per_sample": 1e8}
-    for found in (prepare_verify(made, samples, TRAINING), prepare_fit(made, samples, TRAINING)):
-        answer = found.verification if isinstance(found, CompiledBatch) else found
-        assert isinstance(answer, Verification)
-        assert answer.status == "not_compiled"
-        assert "meshwright verify module:function" in (answer.reason or "")
-    with pytest.raises(InvalidRequestError, match="parameters is missing"):
-        prepare_verify(made, {"flops_per_sample": 1e9, "activation_bytes_per_sample": 0}, TRAINING)
-
-
 def test_what_a_search_chose_is_what_is_compiled() -> None:
     asked = {"target": "v5e:2x2", "model": "llama3-8b", "training": {"global_batch": 16, "sequence_length": 1024}}
     made = answer_request(PlanRequest.model_validate({**asked, "mesh": "fsdp:4"})).plans[0]

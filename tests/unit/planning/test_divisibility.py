@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from meshwright.errors import DoesNotDivideError, InvalidRequestError
-from meshwright.planning.divisibility import check_divides, check_samples_divide
+from meshwright.planning.divisibility import check_divides
 from meshwright.planning.divisors import choose_near, list_divisors
 from meshwright.planning.models import read_model
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -182,31 +182,6 @@ def test_an_axis_or_a_sequence_that_the_model_has_no_use_for_is_an_invalid_reque
     with pytest.raises(InvalidRequestError, match=message) as refused:
         check_divides(read_model(model), TrainingSpec(global_batch=6, **training), mesh)
     assert hint in refused.value.hint
-
-
-@pytest.mark.parametrize("mesh", [{}, {"dp": 8}, {"data": 2, "fsdp": 4, "tp": 1}, {"zero": 16, "batch": 4}])
-def test_copies_and_parts_of_a_model_that_is_given_by_its_samples_pass(mesh: dict[str, int]) -> None:
-    check_samples_divide(TrainingSpec(global_batch=64), mesh)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "named"),
-    [({"tp": 4}, "tp:4: of"), ({"dp": 2, "stage": 2}, "stage:2: of"), ({"seq": 2, "ep": 4}, "seq:2 × ep:4: of")],
-)
-def test_axes_that_cut_what_nobody_knows_of_it_are_refused(mesh: dict[str, int], named: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{named} a model that is given by what a sample costs"):
-        check_samples_divide(TrainingSpec(global_batch=64), mesh)
-    with pytest.raises(InvalidRequestError, match="x:2 says nothing"):
-        check_samples_divide(TrainingSpec(global_batch=64), {"x": 2})
-
-
-def test_its_batch_is_cut_by_copies_parts_and_accumulation() -> None:
-    with pytest.raises(DoesNotDivideError) as refused:
-        check_samples_divide(TrainingSpec(global_batch=64, gradient_accumulation=2), {"dp": 8, "fsdp": 8})
-    assert "dp:8 × fsdp:8 × gradient_accumulation 2 = 128 does not divide global_batch 64" in refused.value.detail
-    (error,) = refused.value.errors
-    assert error["legal"] == {"dp": [1, 2, 4], "fsdp": [1, 2, 4]}
-    check_samples_divide(TrainingSpec(global_batch=64, gradient_accumulation=2), {"dp": 4, "fsdp": 8})
 
 
 AXES = ["dp", "fsdp", "sp", "tp", "pp", "ep"]

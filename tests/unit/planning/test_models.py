@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.models import UnsupportedModelError, is_sample_model, read_any_model, read_model
+from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parameters import count_parameters
 from meshwright.planning.presets import find_preset, parse_presets, read_presets, suggest_presets
-from meshwright.wire.model import ModelSpec, SampleModel
+from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
@@ -230,60 +230,13 @@ def test_what_is_neither_a_name_nor_a_mapping_is_no_model() -> None:
         read_model(8)  # type: ignore[arg-type]
 
 
-SAMPLES = {"parameters": 25_600_000, "flops_per_sample": 2.46e10, "activation_bytes_per_sample": 1e8}
-
-
-def test_a_model_of_another_kind_is_given_by_what_a_sample_costs() -> None:
-    model = read_any_model({**SAMPLES, "name": "ResNet-50", "largest_layer_parameters": 2_359_296})
-    assert model == SampleModel(
-        name="ResNet-50",
-        parameters=25_600_000,
-        flops_per_sample=2.46e10,
-        activation_bytes_per_sample=1e8,
-        largest_layer_parameters=2_359_296,
-    )
-    assert read_any_model({**SAMPLES, "flops_per_sample": 24_600_000_000}) == read_any_model(SAMPLES)
-    assert read_any_model({**SAMPLES, "activation_bytes_per_sample": 0})
-
-
-def test_any_other_model_is_read_as_ever() -> None:
-    assert read_any_model("llama3-8b") == read_model("llama3-8b")
-    assert read_any_model(PLAIN) == read_model(PLAIN)
-    assert not any(map(is_sample_model, ("llama3-8b", PLAIN, {"parameters": 1}, None)))
-    with pytest.raises(InvalidRequestError, match="no preset"):
-        read_any_model("resnet-50")
-
-
-def test_what_needs_dimensions_refuses_what_a_sample_costs() -> None:
-    with pytest.raises(InvalidRequestError, match="needs dimensions"):
-        read_model(SAMPLES)
-
-
-@pytest.mark.parametrize(
-    ("change", "fields"),
-    [
-        ({"parameters": None}, ["parameters"]),
-        ({"flops_per_sample": None, "parameters": None}, ["parameters", "flops_per_sample"]),
-        ({"activation_bytes_per_sample": None}, ["activation_bytes_per_sample"]),
-        ({"parameters": 0}, ["parameters"]),
-        ({"parameters": 2.5}, ["parameters"]),
-        ({"flops_per_sample": 0}, ["flops_per_sample"]),
-        ({"flops_per_sample": "many"}, ["flops_per_sample"]),
-        ({"flops_per_sample": float("inf")}, ["flops_per_sample"]),
-        ({"activation_bytes_per_sample": -1}, ["activation_bytes_per_sample"]),
-        ({"activation_bytes_per_sample": True}, ["activation_bytes_per_sample"]),
-        ({"largest_layer_parameters": 25_600_001}, ["largest_layer_parameters"]),
-        ({"colour": "red"}, ["colour"]),
-        ({"hidden_size": 64, "vocab_size": 8}, ["hidden_size", "vocab_size"]),
-        ({"model_type": "llama"}, ["model_type"]),
-    ],
-)
-def test_fields_that_say_no_samples_cost_are_named(change: dict[str, Any], fields: list[str]) -> None:
-    given = {name: value for name, value in {**SAMPLES, **change}.items() if value is not None}
+def test_a_model_of_another_kind_is_told_the_way_to_its_own_step() -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        read_any_model(given)
-    assert [error["field"] for error in refused.value.errors] == [f"model.{field}" for field in fields]
-    assert refused.value.hint
+        read_model({"name": "ResNet-50", "parameters": 25_600_000})
+    assert {"field": "model.parameters", "message": "unknown field; schema_version 1 does not have it"} in (
+        refused.value.errors
+    )
+    assert "meshwright verify train:build" in refused.value.hint
 
 
 def test_a_table_without_a_column_is_refused() -> None:

@@ -24,7 +24,7 @@ from meshwright.planning.cost.practice import Practice
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.work import Work
 
-__all__ = ["Execution", "Machine", "StepTime", "price_step", "price_waiting"]
+__all__ = ["Execution", "Machine", "StepTime", "price_step"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def price_step(
     return _StepPricing(LayerPricing(work, layout, machine, spans, practice, execution)).price()
 
 
-def price_waiting(spans: Spans, busy: Numbers, practice: Practice) -> Any:
+def _price_waiting(spans: Spans, busy: Numbers, practice: Practice) -> Any:
     """Returns the seconds that the slower ones of several nodes or slices let the others wait, where gradients meet.
 
     Args:
@@ -123,7 +123,7 @@ class _StepPricing:
             },
             bubble_s=(layout.pp - 1) / layout.interleave * stage,
             optimizer_s=self._price_optimizer(),
-            other_s=self.practice.step_s + price_waiting(self.layer.spans, passes * (stage + extra), self.practice),
+            other_s=self.practice.step_s + _price_waiting(self.layer.spans, passes * (stage + extra), self.practice),
         )
 
     def _count_stage_layers(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,38 +39,9 @@ LARGEST_LOG2: Final = 20
 _REMAT_NAMES: Final = {code: name for name, code in REMATS.items()}
 
 
-class AnyQuestion(Protocol):
-    """What is priced, of whatever kind its model is: what a search needs to know of it."""
-
-    @property
-    def training(self) -> TrainingSpec:
-        """How it is trained."""
-
-    @property
-    def hardware(self) -> Hardware:
-        """What it runs on."""
-
-    @property
-    def price_per_device_hour(self) -> float | None:
-        """None: not given."""
-
-    @property
-    def moments(self) -> tuple[Moments, ...]:
-        """States of the optimizer to choose from; empty: that of `training`."""
-
-    def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
-        """Returns what candidates cost; `spans` are what axes run over, where an order of devices says it."""
-
-    def list_space(self, bounds: Bounds) -> Space:
-        """Returns all candidates within bounds."""
-
-    def with_batch(self, global_batch: int) -> Self:
-        """Returns the question for another batch."""
-
-
 @dataclass(frozen=True)
 class Question:
-    """What is priced of a model that is given by its dimensions.
+    """What is priced.
 
     Attributes:
         model, training: the step.
@@ -120,27 +91,25 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     return Layout(**arrays, remat=np.asarray([REMATS[training.remat]], dtype=np.int64))
 
 
-def tell(question: AnyQuestion, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
     """Returns the fields of a plan that say what a candidate costs."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
-    samples = question.training.global_batch
-    tokens = samples * question.training.sequence_length
+    sequences = question.training.global_batch
+    tokens = sequences * question.training.sequence_length
     told: dict[str, Any] = {
         "memory": _tell_memory(priced, place),
         "step_time": _tell_step_time(priced, place),
         "schedule": tell_schedule(question, layout),
-        "tokens_per_s": tokens / total_s if priced.is_of_tokens else None,
-        "samples_per_s": samples / total_s,
-        "mfu_ratio": priced.flops_per_sample * samples / total_s / question.hardware.devices / priced.flops_per_s,
+        "tokens_per_s": tokens / total_s,
+        "mfu_ratio": priced.flops_per_sequence * sequences / total_s / question.hardware.devices / priced.flops_per_s,
         "largest_batch": find_largest_batch(question, layout),
         "data_parallel": _tell_data_parallel(mesh_shape),
         "measured": question.hardware.replaced.list_figures(DTYPES[question.training.compute_dtype]),
     }
     if question.price_per_device_hour is not None:
         price = question.price_per_device_hour * question.hardware.devices / 3600 * total_s
-        told["price_per_million_samples"] = price / samples * 1e6
-        told["price_per_million_tokens"] = price / tokens * 1e6 if priced.is_of_tokens else None
+        told["price_per_million_tokens"] = price / tokens * 1e6
     return told
 
 
@@ -173,7 +142,7 @@ def _tell_step_time(priced: Priced, place: int) -> PlanStepTime:
     )
 
 
-def tell_schedule(question: AnyQuestion, layout: Layout) -> PlanSchedule:
+def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:
     """Returns how the batch goes through a candidate."""
     training = question.training
     moments = question.moments[int(layout.moments)] if question.moments else read_moments(training)
@@ -194,7 +163,7 @@ def _tell_data_parallel(mesh_shape: Mapping[str, int]) -> DataParallel:
     return DataParallel(axes=axes, size=math.prod(mesh_shape[name] for name in axes))
 
 
-def find_largest_batch(question: AnyQuestion, layout: Layout, passes: int = 1) -> int | None:
+def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> int | None:
     """Returns the most sequences of a step that fit on a candidate's mesh in so many passes; None: not one a part."""
     low, width = 0, 2**LARGEST_LOG2
     while width > 1:
@@ -212,6 +181,6 @@ _HELD: Final = (*AXES, "interleave", "remat", "moments")
 """Fields of a candidate that its largest batch keeps."""
 
 
-def _fits(question: AnyQuestion, layout: Layout, micro: Any, passes: int) -> Any:
+def _fits(question: Question, layout: Layout, micro: Any, passes: int) -> Any:
     fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in _HELD}
     return question.price(Layout(**fields, micro_batch=micro, passes=np.full(len(micro), passes))).fits

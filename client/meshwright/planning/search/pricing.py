@@ -47,10 +47,9 @@ class Priced:
         capacity_bytes: that a job may use of a device.
         spans: what the axes run over.
         hardware: what it was priced on.
-        flops_per_sample: of the model, forward and backward.
+        flops_per_sequence: of the model, forward and backward.
         flops_per_s: peak of one device.
         basis: whose constants were taken.
-        is_of_tokens: samples are sequences of tokens, as in all runs that intervals are of; False: nobody knows.
     """
 
     layout: Layout
@@ -59,10 +58,9 @@ class Priced:
     capacity_bytes: int
     spans: Spans
     hardware: Hardware
-    flops_per_sample: float
+    flops_per_sequence: float
     flops_per_s: float
     basis: str
-    is_of_tokens: bool = True
 
     @cached_property
     def total_s(self) -> Floats:
@@ -81,8 +79,6 @@ class Priced:
 
     def interval(self, total_s: float) -> tuple[float | None, float | None]:
         """Returns bounds between which four of five steps lie that are predicted to take so long; None: no run says."""
-        if not self.is_of_tokens:
-            return None, None
         return interval(total_s, DEFAULT, self.hardware.platform, self.hardware.chip.family)
 
     def name_wire(self, part: str, place: int) -> str:
@@ -140,7 +136,7 @@ def price(
         capacity_bytes=find_usable_bytes(hardware.chip, memory_fraction),
         spans=spans,
         hardware=hardware,
-        flops_per_sample=work.flops_per_token * training.sequence_length,
+        flops_per_sequence=work.flops_per_token * training.sequence_length,
         flops_per_s=machine.flops_per_s,
         basis=hardware.replaced.tell_basis(found.basis, DTYPES[training.compute_dtype]),
     )

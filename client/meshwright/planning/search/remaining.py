@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.divisors import choose_near
-from meshwright.planning.search.answer import AnyQuestion
+from meshwright.planning.search.answer import Question
 from meshwright.planning.search.request import read_bounds, search_plans
 from meshwright.planning.selection import Pool
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, PlanRequest, Plans
 
-Ask = Callable[[int], AnyQuestion]
+Ask = Callable[[int], Question]
 """What is priced on so many devices."""
 
 COUNTS_MOST: Final = 64
@@ -97,7 +97,7 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
     return [unit * many for many in sorted({*range(max(most - COUNTS_MOST, 0) + 1, most + 1), *halves}, reverse=True)]
 
 
-def _price_best(request: PlanRequest, question: AnyQuestion) -> float | None:
+def _price_best(request: PlanRequest, question: Question) -> float | None:
     """Returns the seconds of the fastest step that fits; None where there is none, and infinity where none fits."""
     space = question.list_space(read_bounds(request))
     if not space.size:
@@ -106,7 +106,7 @@ def _price_best(request: PlanRequest, question: AnyQuestion) -> float | None:
     return float(priced.total_s[priced.fits].min(initial=float("inf")))
 
 
-def _find_batch(request: PlanRequest, question: AnyQuestion) -> str:
+def _find_batch(request: PlanRequest, question: Question) -> str:
     """Returns the hint with the batch next to the one that is asked for with which all devices that are left work."""
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices

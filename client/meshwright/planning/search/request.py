@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Final, overload
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,18 @@ from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.state import Moments
 from meshwright.planning.divisors import choose_near, list_divisors, write_values
-from meshwright.planning.sample_checks import keep_activations
-from meshwright.planning.search.answer import ROLE_AXES, AnyQuestion, Question, read_layout, tell
+from meshwright.planning.search.answer import ROLE_AXES, Question, read_layout, tell
 from meshwright.planning.search.experts import list_expert_notices
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.measured import Measurements
 from meshwright.planning.search.pricing import DTYPES, Priced
 from meshwright.planning.search.ranking import list_leaders, list_rejected
-from meshwright.planning.search.samples import SampleQuestion
 from meshwright.planning.search.space import AXES, REMATS, Bounds, Space
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import SearchSpec
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
-from meshwright.wire.model import ModelSpec, SampleModel, TrainingSpec
+from meshwright.wire.model import ModelSpec, TrainingSpec
 
 SPARE: Final = 8
 """Meshes beyond those that are told whose devices are put in order, at most."""
@@ -45,7 +43,6 @@ LEFT_MOST: Final = 6
 """Sizes that are told as not dividing the model."""
 
 
-@overload
 def build_question(
     request: PlanRequest,
     model: ModelSpec,
@@ -53,28 +50,7 @@ def build_question(
     topology: Topology,
     devices: int,
     measured: Measurements | None = None,
-) -> Question: ...
-
-
-@overload
-def build_question(
-    request: PlanRequest,
-    model: ModelSpec | SampleModel,
-    training: TrainingSpec,
-    topology: Topology,
-    devices: int,
-    measured: Measurements | None = None,
-) -> Question | SampleQuestion: ...
-
-
-def build_question(
-    request: PlanRequest,
-    model: ModelSpec | SampleModel,
-    training: TrainingSpec,
-    topology: Topology,
-    devices: int,
-    measured: Measurements | None = None,
-) -> Question | SampleQuestion:
+) -> Question:
     """Returns what is priced for a request.
 
     Args:
@@ -95,8 +71,6 @@ def build_question(
     if moments and training.optimizer != "adamw":
         raise _refuse_moments(training)
     price = _read_price(request, search)
-    if isinstance(model, SampleModel):
-        return SampleQuestion(model, keep_activations(training), hardware, fraction, price, moments)
     return Question(model, training, hardware, fraction, price, moments)
 
 
@@ -122,25 +96,25 @@ def _refuse_moments(training: TrainingSpec) -> InvalidRequestError:
     return InvalidRequestError(message, hint='leave them out, or use "optimizer": "adamw"', errors=errors)
 
 
-def price_plan(plan: Plan, question: AnyQuestion) -> Plan:
+def price_plan(plan: Plan, question: Question) -> Plan:
     """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit."""
     priced = question.price(read_layout(plan.mesh_shape, question.training), read_order(plan, question.hardware))
     told = tell(question, priced, 0, plan.mesh_shape)
     memory = told["memory"]
-    told["warnings"] = (*plan.warnings, *_tell_basis(question, priced), *_tell_left_out(question))
+    told["warnings"] = (*plan.warnings, *_tell_basis(question), *_tell_left_out(question))
     if not memory.fits:
-        more = "remat full, or more devices on fsdp or tp" if priced.is_of_tokens else "or more devices on fsdp"
         notice = Notice(
             code="memory_does_not_fit",
             message=f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
             f"{(memory.capacity_bytes or 0) / 2**30:.1f}",
-            hint=f"a smaller batch, more passes, {more} need less; leave out mesh to have the best that fits",
+            hint="a smaller batch, more passes, remat full, or more devices on fsdp or tp need less; leave out mesh to "
+            "have the best that fits",
         )
         told["warnings"] = (*told["warnings"], notice)
     return plan.model_copy(update=told)
 
 
-def search_plans(request: PlanRequest, question: AnyQuestion, plan: Callable[[str], Plans]) -> Plans:
+def search_plans(request: PlanRequest, question: Question, plan: Callable[[str], Plans]) -> Plans:
     """Returns the best meshes for a model, each with its device order, and why other families are not among them.
 
     Args:
@@ -160,12 +134,12 @@ def search_plans(request: PlanRequest, question: AnyQuestion, plan: Callable[[st
     best = _choose(question, priced, leaders[priced.fits[leaders]], request.top, plan)
     plans = [made for _, made in best]
     rejected = list_rejected(priced, leaders, [place for place, _ in best])
-    warnings = _tell_basis(question, priced) if plans else (_tell_nothing_fits(question, priced),)
+    warnings = _tell_basis(question) if plans else (_tell_nothing_fits(question),)
     return Plans(plans=tuple(plans), rejected=(*rejected, *_tell_left(space)), warnings=warnings)
 
 
 def _choose(
-    question: AnyQuestion, priced: Priced, leaders: NDArray[np.int64], top: int, plan: Callable[[str], Plans]
+    question: Question, priced: Priced, leaders: NDArray[np.int64], top: int, plan: Callable[[str], Plans]
 ) -> list[tuple[int, Plan]]:
     """Returns the best meshes in the order of their steps' times, as the order of their devices has them.
 
@@ -182,7 +156,7 @@ def _choose(
     return made[:top]
 
 
-def _order(question: AnyQuestion, chosen: Layout, plan: Callable[[str], Plans]) -> Plan:
+def _order(question: Question, chosen: Layout, plan: Callable[[str], Plans]) -> Plan:
     """Returns the plan of a candidate with what it costs on the order of its devices."""
     shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
     made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
@@ -232,46 +206,31 @@ def _tell_left(space: Space) -> list[Rejected]:
     return [Rejected(mesh_shape={left.axis: left.size}, reason="divisibility", message=left.rule) for left in smallest]
 
 
-def _tell_basis(question: AnyQuestion, priced: Priced) -> tuple[Notice, ...]:
+def _tell_basis(question: Question) -> tuple[Notice, ...]:
     """Returns the warnings that prices are of something else than what was asked, or of less, where they are."""
-    dtype = _tell_dtype(question.training)
-    if isinstance(question, Question):
-        return (*dtype, *list_expert_notices(question.model, question.hardware.platform))
-    return dtype if priced.is_of_tokens else (*dtype, _UNTRIED)
-
-
-_UNTRIED: Final = Notice(
-    code="priced_by_samples",
-    message="no run of a model that is given by what a sample costs was measured: matmuls are taken as large ones, and "
-    "what a layer holds while it runs is not counted",
-    hint="compile your own step for the plan's hardware: meshwright verify module:function --plan plan.json",
-)
-
-
-def _tell_dtype(training: TrainingSpec) -> tuple[Notice, ...]:
-    """Returns the warning that times are those of another dtype, where they are."""
-    if training.compute_dtype != "float32":
-        return ()
+    experts = list_expert_notices(question.model, question.hardware.platform)
+    if question.training.compute_dtype != "float32":
+        return experts
     message = "compute_dtype is float32, and the step's time is reckoned as of bfloat16: it will take longer"
-    return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
+    return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"), *experts)
 
 
-def _tell_left_out(question: AnyQuestion) -> tuple[Notice, ...]:
+def _tell_left_out(question: Question) -> tuple[Notice, ...]:
     """Returns the warnings of figures that were measured here and that no such chip can have."""
     return question.hardware.replaced.list_notices(DTYPES[question.training.compute_dtype])
 
 
-def _tell_nothing_fits(question: AnyQuestion, priced: Priced) -> Notice:
+def _tell_nothing_fits(question: Question) -> Notice:
     count = question.hardware.devices
     return Notice(
         code="nothing_fits",
         message=f"no mesh of {count} device{'s' * (count > 1)} holds this training step",
-        hint=f"more devices, {'a shorter sequence, ' if priced.is_of_tokens else ''}a smaller global_batch, bfloat16 "
-        "moments, or a chip with more memory; `rejected` has what each family needs at least",
+        hint="more devices, a shorter sequence, a smaller global_batch, bfloat16 moments, or a chip with more memory; "
+        "`rejected` has what each family needs at least",
     )
 
 
-def _refuse(question: AnyQuestion, bounds: Bounds, space: Space) -> PlanInfeasibleError:
+def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleError:
     devices, batch = question.hardware.devices, question.training.global_batch
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
     detail = (
@@ -288,5 +247,5 @@ def _list_batches(devices: int, batch: int) -> list[int]:
     return sorted({-(-batch // parts) * parts for parts in list_divisors(devices)})
 
 
-def _is_legal(question: AnyQuestion, bounds: Bounds, batch: int) -> bool:
+def _is_legal(question: Question, bounds: Bounds, batch: int) -> bool:
     return question.with_batch(batch).list_space(bounds).size > 0

@@ -99,22 +99,7 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     rules = {axis: [rule for rule in listed if rule.roles[0] == find_role(axis)] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
     micro_batches = list_divisors(training.global_batch)[:MICRO_BATCHES]
-    return Space(build_layout(devices, choices, training.global_batch, bounds, micro_batches), tuple(left))
-
-
-def build_layout(
-    devices: int, choices: Mapping[str, list[int]], batch: int, bounds: Bounds, micro_batches: Sequence[int]
-) -> Layout:
-    """Returns all layouts on so many devices whose axes have one of these sizes each, as arrays of one length.
-
-    Args:
-        devices: all of which are used.
-        choices: sizes of each of `AXES`.
-        batch: samples in a step; each layout has an equal part of it.
-        bounds: passes, remats and moments that may be chosen.
-        micro_batches: to look at, in the order in which they are listed.
-    """
-    return _add_batches(_cross(devices, choices), batch, bounds, micro_batches)
+    return Space(_add_batches(_cross(devices, choices), training.global_batch, bounds, micro_batches), tuple(left))
 
 
 def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, left: list[Left]) -> list[int]:

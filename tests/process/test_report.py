@@ -20,7 +20,7 @@ MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hi
 TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
 
 
-def test_a_step_for_cpus_is_reported_with_memory_collectives_and_flops() -> None:
+def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
     told: list[Progress] = []
     job = build_job(CPU, {"fsdp": 2, "tp": 2}, MODEL, TRAINING)
     found = compile_in_child(job, on_progress=told.append)
@@ -38,11 +38,8 @@ def test_a_step_for_cpus_is_reported_with_memory_collectives_and_flops() -> None
     assert found.peak_memory_bytes is not None
     assert found.peak_memory_bytes >= found.memory.argument_bytes + (found.memory.temporary_bytes or 0)
     assert {each.axis for each in found.collectives} >= {"fsdp", "tp"}
-    assert found.flops is not None
-    assert found.flops > 0
     assert (found.estimate, found.estimated_step_s) == (None, None), "only TPU compilers tell cycles"
     assert found.compile_s is not None
-    assert found.trace_s is not None
     assert {"jax", "jaxlib"} <= set(found.versions)
     assert found.key is not None
     assert [(each.done, each.total) for each in told] == [(done, STAGES) for done in range(STAGES)]
@@ -116,7 +113,6 @@ def test_a_step_of_unrolled_layers_is_the_step_of_scanned_ones() -> None:
     )
     assert scanned.status == unrolled.status == "verified"
     assert scanned.parameter_count == unrolled.parameter_count == count_parameters(MODEL).total
-    assert unrolled.flops == pytest.approx(scanned.flops, rel=0.02)
     assert sum_bytes(unrolled) == {key: pytest.approx(size, rel=0.02) for key, size in sum_bytes(scanned).items()}
     assert scanned.estimate is not None
     assert unrolled.estimate is not None

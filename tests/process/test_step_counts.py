@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshwright.wire.model import ModelSpec, TrainingSpec
-from meshwright.wire.verification import Verification, VerifiedCollective
+from meshwright.wire.verification import VerifiedCollective
 from tests.process.step_jobs import V5E, build_job, needs_tpu_compiler, verify
 
 pytestmark = needs_tpu_compiler
@@ -47,12 +47,12 @@ LOSS = B * S * (BF16 + 2 * F32)
 Counted = dict[tuple[str, str], tuple[float, float]]
 
 
-def count(mesh: dict[str, int], model: dict[str, Any] = DENSE) -> tuple[Verification, Counted]:
-    """Returns the report, and (times, bytes) by axis and kind."""
+def count(mesh: dict[str, int], model: dict[str, Any] = DENSE) -> Counted:
+    """Returns (times, bytes) by axis and kind."""
     training = TrainingSpec(global_batch=B, sequence_length=S)
     found = verify(build_job(V5E, mesh, ModelSpec(**model), training))
     assert found.status == "verified", found.reason
-    return found, add(found.collectives)
+    return add(found.collectives)
 
 
 def add(collectives: Iterable[VerifiedCollective]) -> Counted:
@@ -68,15 +68,14 @@ def get_bytes(counted: Counted) -> dict[tuple[str, str], float]:
 
 
 def test_data_parallelism_sums_every_gradient_once() -> None:
-    report, counted = count({"dp": 4})
+    counted = count({"dp": 4})
     # Gradients of matrices are bfloat16, as their matmuls are; beside them the loss.
     gradients = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
     assert get_bytes(counted) == {("dp", "all-reduce"): gradients + SCALAR}
-    check_flops(report)
 
 
 def test_sharded_data_parallelism_gathers_weights_twice_and_scatters_gradients_once() -> None:
-    report, counted = count({"fsdp": 4})
+    counted = count({"fsdp": 4})
     # 7 matrices a layer, each for the forward pass and again for the backward pass; head and embedding once. The
     # embedding lies with its columns over fsdp: for its gradient each device takes its columns of all tokens' gradients
     # (an all-to-all of what a device has of the stream) and all tokens' ids, which is less than to scatter the table.
@@ -88,11 +87,10 @@ def test_sharded_data_parallelism_gathers_weights_twice_and_scatters_gradients_o
     assert get_bytes(counted)["fsdp", "reduce-scatter"] == (L * MATRICES + TABLE) * BF16
     assert get_bytes(counted)["fsdp", "all-reduce"] == NORMS + (1 + 7 + 2) * SCALAR
     assert len(counted) == 4
-    check_flops(report)
 
 
 def test_tensor_parallelism_gathers_six_times_a_layer_and_scatters_five_times() -> None:
-    report, counted = count({"tp": 4})
+    counted = count({"tp": 4})
     # A layer has two blocks. Each is entered by a gather of the sequence and left by a scatter: 2 + 2 forward. The
     # backward pass turns both round: 2 + 2. Remat runs the forward pass again, but for the last scatter, whose result
     # nobody needs: 2 + 1. The loss gathers the stream once, and its gradient is scattered.
@@ -102,11 +100,10 @@ def test_tensor_parallelism_gathers_six_times_a_layer_and_scatters_five_times() 
     assert counted["tp", "all-to-all"] == (2, 2 * STREAM / 4)
     assert get_bytes(counted)["tp", "all-reduce"] == LOSS + NORMS + (7 + 2) * SCALAR
     assert len(counted) == 4
-    check_flops(report)
 
 
 def test_axes_of_equal_size_each_have_their_own_collectives() -> None:
-    report, counted = count({"fsdp": 2, "tp": 2})
+    counted = count({"fsdp": 2, "tp": 2})
     stream, matrices, table = STREAM / 2, MATRICES / 2, TABLE / 2  # a device's row of fsdp, and column of tp
     # As with tp alone, of half of the batch.
     assert counted["tp", "all-gather"] == (6 * L + 1, (6 * L + 1) * stream)
@@ -123,11 +120,10 @@ def test_axes_of_equal_size_each_have_their_own_collectives() -> None:
     # Tokens lie over both: so do the gradients of what both have whole.
     assert get_bytes(counted)["fsdp,tp", "all-reduce"] == NORMS + (7 + 2) * SCALAR
     assert len(counted) == 9
-    check_flops(report)
 
 
 def test_expert_parallelism_sends_tokens_there_and_back_three_times_a_layer() -> None:
-    _, counted = count({"ep": 4}, MIXTURE)
+    counted = count({"ep": 4}, MIXTURE)
     places = S * CHOSEN / EXPERTS * 1.25  # of a sequence in each expert, at the default capacity factor
     # Forward, forward again under remat, backward; each there and back. A device has B / 4 sequences.
     assert counted["ep", "all-to-all"] == (6 * L, 6 * L * B / 4 * EXPERTS * places * D * BF16)
@@ -139,7 +135,7 @@ def test_expert_parallelism_sends_tokens_there_and_back_three_times_a_layer() ->
 
 
 def test_context_parallelism_gathers_keys_and_values_and_sums_their_gradients() -> None:
-    report, counted = count({"cp": 4})
+    counted = count({"cp": 4})
     # Keys and values, forward and again under remat.
     assert counted["cp", "all-gather"] == (2 * 2 * L, 2 * 2 * L * STREAM)
     # XLA sums the gradients of keys and values whole: an all-reduce stands for the scatter. Scores are float32, and the
@@ -148,16 +144,3 @@ def test_context_parallelism_gathers_keys_and_values_and_sums_their_gradients() 
     of_weights = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
     assert get_bytes(counted)["cp", "all-reduce"] == of_pairs + of_weights + SCALAR
     assert len(counted) == 2
-    check_flops(report)
-
-
-def check_flops(report: Verification) -> None:
-    """Asserts the FLOPs of a device's quarter of all matmuls, whatever the axes."""
-    tokens = B * S / 4
-    # A matmul of T × m × n takes 2·T·m·n; the backward pass two of them; remat the first again, but for the layer's
-    # last (down), whose result nobody needs.
-    layers = L * 2 * tokens * (4 * MATRICES - D * F)
-    head = 3 * 2 * tokens * TABLE
-    # Scores and values, each 2·S²·D a sequence: forward, again, and twice backward.
-    attention = L * B / 4 * 2 * (2 * S * S * D) * (1 + 1 + 2)
-    assert report.flops == layers + head + attention

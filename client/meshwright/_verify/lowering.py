@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -51,11 +50,10 @@ def verify_step(job: StepJob, tell: Tell) -> Verification:
 def _report(job: StepJob, site: Site, tell: Tell) -> Verification:
     step = load_step(job.step, job.main)
     tell("tracing the step", 1, STAGES)
-    began_s = time.monotonic()
     function, call = (step, load_pickle(job.call)) if job.call is not None else _build(step, site)
     with watch(f"{job.step} does not trace"), jax.set_mesh(site.mesh):
         lowered = _lower(function, call, site)
-    found = report_lowered(lowered, site, tell, trace_s=time.monotonic() - began_s)
+    found = report_lowered(lowered, site, tell)
     array_count, split_count = count_split((call.args, call.kwargs))
     if site.mesh.size == 1 or split_count or not array_count:
         return found

@@ -102,8 +102,6 @@ def _list_lines(found: Verification) -> Iterator[str]:
         yield parts
     if found.parameter_count is not None:
         yield f"{found.parameter_count:,} parameters"
-    if found.flops:
-        yield f"{found.flops:.4g} FLOP a step of a device"
     if found.estimate is not None:
         yield f"about {format_time(found.estimate.total_s)} a step by the compiler's cycles: {found.estimate.limits}"
     elif found.estimated_step_s is not None:

@@ -90,10 +90,9 @@ def verify_step(site: Site, job: CompileJob, training: TrainingSpec, tell: Tell)
         NotCompiledError: the mesh has an axis that the step does not know.
     """
     tell("tracing the step", 1, STAGES)
-    began_s = time.monotonic()
     built = build_step(job.model, training, site.automatic)
     lowered = lower_step(built)
-    found = report_lowered(lowered, site, tell, trace_s=time.monotonic() - began_s)
+    found = report_lowered(lowered, site, tell)
     told: dict[str, Any] = {"parameter_count": built.parameter_count}
     if found.estimate is not None and training.attention == "flash":
         estimate = _fuse_attention(found.estimate, job, training)
@@ -126,14 +125,13 @@ def lower_step(built: BuiltStep) -> Any:
         raise NotCompiledError(f"the step cannot be traced with these sizes: {words}; use smaller ones") from error
 
 
-def report_lowered(lowered: Any, site: Site, tell: Tell, *, trace_s: float | None = None) -> Verification:
+def report_lowered(lowered: Any, site: Site, tell: Tell) -> Verification:
     """Returns the report of a lowered step.
 
     Args:
         lowered: `jax.stages.Lowered`, of a step whose arguments lie on the site's mesh.
         site: what it is compiled for.
         tell: is told how far it is.
-        trace_s: what tracing took.
     """
     tell(f"compiling for {site.mesh.size} devices", 2, STAGES)
     began_s = time.monotonic()
@@ -143,10 +141,10 @@ def report_lowered(lowered: Any, site: Site, tell: Tell, *, trace_s: float | Non
             compiled = lowered.compile(compiler_options=site.opened.compiler_options or None)
         except jax.errors.JaxRuntimeError as error:
             refusal = str(error)
-    took = {"compile_s": time.monotonic() - began_s, "trace_s": trace_s}
+    compile_s = time.monotonic() - began_s
     tell("reading the program", 3, STAGES)
     found = _report_refusal(refusal, lines, site) if compiled is None else _report_program(compiled, lines, site)
-    return found.model_copy(update=took)
+    return found.model_copy(update={"compile_s": compile_s})
 
 
 def _report_refusal(refusal: str, lines: Sequence[str], site: Site) -> Verification:
@@ -197,7 +195,6 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
         collectives=program.collectives,
         estimate=program.estimate,
         estimated_step_s=program.estimate.total_s if program.estimate else None,
-        flops=program.flops,
         warnings=(*read_diagnostics(lines), *program.notices),
     )
 

@@ -57,14 +57,13 @@ class StepEstimate(Reply):
     """The compiler's own cycle estimates, added up with the trips of loops. TPU only."""
 
     total_s: float
-    fusion_s: float = Field(description="estimated_cycles × trips ÷ clock")
-    attention_s: float = Field(default=0.0, description="part of fusion_s inside attention in blocks")
+    attention_s: float = Field(
+        default=0.0, description="part of it inside attention in blocks, as the compiler tells it"
+    )
     flash_s: float | None = Field(
         default=None, description="what a fused kernel would take for it, at half of peak: stands for it in total_s"
     )
-    collective_s: float | None = Field(default=None, description="null: the compiler tells no time of collectives")
     clock_hz: float
-    unpriced_count: int = Field(default=0, description="instructions without an estimate, such as custom kernels")
     limits: str = Field(description="what the figure leaves out")
 
 
@@ -82,10 +81,8 @@ class Verification(Reply):
     collectives: tuple[VerifiedCollective, ...] = ()
     estimated_step_s: float | None = None
     estimate: StepEstimate | None = None
-    flops: float | None = Field(default=None, description="of one step of one device, matmuls in loops multiplied out")
     parameter_count: int | None = Field(default=None, description="of the step that was compiled")
     compile_s: float | None = None
-    trace_s: float | None = None
     versions: dict[str, str] = Field(default_factory=dict, description="jax, jaxlib, libtpu or the CUDA plugin")
     stored: bool = Field(default=False, description="true: an earlier compile's answer")
     log: tuple[str, ...] = Field(default=(), description="the compiler's last lines, where it failed")

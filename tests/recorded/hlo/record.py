@@ -195,26 +195,6 @@ def build_nested(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return step, (describe(mesh, (256, 256), P()), describe(mesh, (5, 256, 256), P()))
 
 
-def build_matmul(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Products of many kinds: plain, batched, one operand turned, float32 from bfloat16, a convolution of images."""
-
-    def step(x: Any, y: Any, heads: Any, image: Any, kernel: Any) -> Any:
-        plain = jax.nn.gelu(x @ y)
-        turned = jnp.einsum("ab,ac->bc", x, plain, preferred_element_type=jnp.float32)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", heads, heads)
-        picture = lax.conv_general_dilated(image, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return turned, jax.nn.softmax(scores), picture
-
-    arguments = (
-        describe(mesh, (512, 256), P()),
-        describe(mesh, (256, 384), P()),
-        describe(mesh, (2, 256, 4, 128), P()),
-        describe(mesh, (8, 32, 32, 16), P()),
-        describe(mesh, (3, 3, 16, 64), P()),
-    )
-    return step, arguments
-
-
 def build_unknown_trips(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A loop whose end is a value of the run: nobody knows its trips."""
 
@@ -244,7 +224,6 @@ BUILDERS: Final = {
     "ep": (build_ep, {"dp": 2, "ep": 2}),
     "cp": (build_cp, {"cp": 4}),
     "nested": (build_nested, {"dp": 2, "tp": 2}),
-    "matmul": (build_matmul, {"dp": 4}),
     "unknown-trips": (build_unknown_trips, {"dp": 2, "tp": 2}),
     "branches": (build_branches, {"dp": 2, "tp": 2}),
 }

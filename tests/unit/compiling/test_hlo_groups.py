@@ -149,7 +149,8 @@ def test_who_sends_to_himself_sends_nothing() -> None:
 
 
 def test_ids_of_slices_are_places_of_their_granules() -> None:
-    ids = MeshIds({"fsdp": 4, "dp": 2}, 4, granules=[0, 1] * 4)
+    device_ids = [(place % 2 + 1) * 100_000 + place // 2 for place in range(8)]
+    ids = MeshIds({"fsdp": 4, "dp": 2}, 4, [0, 1] * 4, device_ids)
 
     assert ids.name_axes([(0, 1, 2, 3)]) == "fsdp"
     assert ids.name_axes([(100_000, 200_000), (100_003, 200_003)]) == "dp"

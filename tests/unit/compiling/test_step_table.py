@@ -31,7 +31,7 @@ GIB = 2**30
 def verify(peak_gib: float, estimated_s: float | None = None, **other: object) -> Verification:
     told = None
     if estimated_s is not None:
-        told = StepEstimate(total_s=estimated_s, fusion_s=estimated_s, attention_s=0.5, clock_hz=1e9, limits="")
+        told = StepEstimate(total_s=estimated_s, attention_s=0.5, clock_hz=1e9, limits="")
     return Verification.model_validate(
         {
             "status": "verified",

@@ -1,4 +1,4 @@
-"""What XLA's compiled programs (HLO text) say: collectives by axis, loops multiplied out, flops, the compiler's time.
+"""What XLA's compiled programs (HLO text) say: collectives by axis, loops multiplied out, the compiler's time.
 
 Rule: pure; knows neither jax nor how a program came to be.
 """

@@ -28,15 +28,14 @@ class MeshIds:
     Attributes:
         shape: axis sizes.
         device_count: devices whose ids the program has: those of one granule, where it runs on several.
-        granules: the granule of each place, row-major; None takes the first axes to lie over them, where some axes do
-            so exactly, and else names none.
-        device_ids: JAX's id of the device in each place; None takes each slice to be in the order of its devices.
+        granules: the granule of each place, row-major; empty: there is one.
+        device_ids: JAX's id of the device in each place; empty: the program has no ids of other slices.
     """
 
     shape: Mapping[str, int]
     device_count: int
-    granules: Sequence[int] | None = None
-    device_ids: Sequence[int] | None = None
+    granules: Sequence[int] = ()
+    device_ids: Sequence[int] = ()
 
     @property
     def place_count(self) -> int:
@@ -72,16 +71,11 @@ class MeshIds:
         return ",".join(name for axis, name in enumerate(self.shape) if axis in varying) or UNKNOWN_AXIS
 
     def _place(self, device: int) -> int:
-        if device < SLICE_IDS:
-            return self._by_granule[0][device]
-        if self.device_ids is not None:
-            return self._by_device[device]
-        granule, local = divmod(device, SLICE_IDS)
-        return self._by_granule[granule - 1][local]
+        return self._by_device[device] if device >= SLICE_IDS else self._of_first_granule[device]
 
     @cached_property
     def _by_device(self) -> Mapping[int, int]:
-        return {device: place for place, device in enumerate(self.device_ids or ())}
+        return {device: place for place, device in enumerate(self.device_ids)}
 
     @cached_property
     def _coordinates(self) -> list[tuple[int, ...]]:
@@ -91,19 +85,7 @@ class MeshIds:
         return coordinates
 
     @cached_property
-    def _by_granule(self) -> list[list[int]]:
-        places: dict[int, list[int]] = {}
-        for place, granule in enumerate(self._list_granules()):
-            places.setdefault(granule, []).append(place)
-        return [places[granule] for granule in sorted(places)]
-
-    def _list_granules(self) -> Sequence[int]:
+    def _of_first_granule(self) -> Sequence[int]:
         if self.device_count >= self.place_count:
-            return [0] * self.place_count
-        return self.granules or self._guess_granules()
-
-    def _guess_granules(self) -> Sequence[int]:
-        sizes = list(self.shape.values())
-        inner = [math.prod(sizes[axis:]) for axis in range(len(sizes))]
-        count = self.place_count if self.device_count in inner else 0
-        return [place // self.device_count for place in range(count)]
+            return range(self.place_count)
+        return [place for place, granule in enumerate(self.granules) if granule == min(self.granules)]

@@ -45,18 +45,6 @@ def parse_arrays(text: str) -> tuple[ArrayShape, ...]:
     return tuple(ArrayShape(dtype, _parse_dimensions(inside)) for dtype, inside in _ARRAY.findall(text))
 
 
-def parse_array(text: str) -> ArrayShape:
-    """Returns the first array of a shape.
-
-    Raises:
-        ValueError: it has none.
-    """
-    arrays = parse_arrays(text)
-    if not arrays:
-        raise ValueError(f"shape {text!r} has no array; one looks like bf16[8,128]{{1,0}}")
-    return arrays[0]
-
-
 def count_bits(dtype: str) -> int:
     """Returns the bits of one element; 0 for a dtype that holds no data or is not known."""
     if dtype in _BITS:

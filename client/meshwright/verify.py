@@ -7,7 +7,7 @@ and no device is touched. Imports jax, so it is imported by name only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -37,11 +37,8 @@ def verify(
     plan: PlanLike,
     step: Callable[..., Any] | str,
     *abstract_args: Any,
-    kwargs: Mapping[str, Any] | None = None,
     in_specs: Any = None,
     donate_argnums: int | Sequence[int] | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Sequence[str] | None = None,
     target: str | None = None,
     limit_s: float | None = None,
     memory_limit_bytes: int | None = None,
@@ -51,17 +48,16 @@ def verify(
 
     The step is jitted unless it is already. The plan's mesh is in force while it is traced (`jax.set_mesh`); a step
     with a parameter `mesh` that the call leaves open gets it. Without `abstract_args`, `step` is a builder: called with
-    the mesh, it returns `(step, arguments)`, or `(step, arguments, keyword arguments)`. Whatever the compiler does, and
-    a step that does not trace, is a report: its `status` is "verified" only where it compiled and fits.
+    the mesh, it returns `(step, arguments)`. Whatever the compiler does, and a step that does not trace, is a report:
+    its `status` is "verified" only where it compiled and fits.
 
     Args:
         plan: what the agent, `load_plan` or `meshwright plan -o` gives: a plan, an answer, JSON, or a file of it.
         step: a function; or its name, "module:function" or "file.py:function". A closure or lambda needs cloudpickle.
         *abstract_args: what it is called with: `jax.ShapeDtypeStruct`s, arrays (only their shapes count), scalars.
-        kwargs: keyword arguments, likewise.
         in_specs: how the arguments are split: a prefix of their tree, of PartitionSpecs, as `jax.shard_map` takes it;
             None: by the NamedSharding that a leaf has. A leaf of which nothing says it is whole on every device.
-        donate_argnums, static_argnums, static_argnames: as `jax.jit` takes them, for a step that is not jitted.
+        donate_argnums: as `jax.jit` takes them, for a step that is not jitted.
         target: the hardware, where the plan was made on a host: "8*h100:8"; None: the plan's own.
         limit_s: seconds after which the compile is given up; None: 600.
         memory_limit_bytes: of this host's memory, for the compile; None: three quarters of it.
@@ -71,17 +67,20 @@ def verify(
         SettingsError: the plan is none, or does not say its hardware.
         PlanInfeasibleError: an answer that holds no plan.
         InvalidRequestError: there is no such step.
-        TypeError: the step or its arguments cannot be sent to another process; jit's arguments for a jitted step.
+        TypeError: the step or its arguments cannot be sent to another process; `donate_argnums` for a jitted step.
         ValueError: a leaf is split over an axis that the plan does not have.
         InternalError: a bug of ours.
     """
     read = read_plan(plan)
     named = pack_step(step)
-    jit = _gather_jit(step, donate_argnums, static_argnums, static_argnames)
-    if not abstract_args and not kwargs:
-        call = None
-    else:
-        call = pack(_build_call(abstract_args, dict(kwargs or {}), in_specs, jit, read.mesh_shape), "an argument")
+    if donate_argnums is not None and hasattr(step, "lower"):
+        raise TypeError(
+            "step is jitted already, and donate_argnums is for one that is not; give it to jax.jit, or leave it out"
+        )
+    call = None
+    if abstract_args:
+        args = describe_leaves(abstract_args, in_specs, read.mesh_shape)
+        call = pack(Call(args, donate_argnums), "an argument")
     return ask_child(
         read,
         named,
@@ -94,32 +93,6 @@ def verify(
         paths=tuple(sys.path),
         config={name: getattr(jax.config, name) for name in _CONFIG if hasattr(jax.config, name)},
     )
-
-
-def _gather_jit(step: object, donate: object, static: object, names: object) -> dict[str, Any]:
-    given = {"donate_argnums": donate, "static_argnums": static, "static_argnames": names}
-    jit = {name: value for name, value in given.items() if value is not None}
-    if jit and hasattr(step, "lower"):
-        raise TypeError(
-            f"step is jitted already, and {next(iter(jit))} is for one that is not; give it to jax.jit, or leave it out"
-        )
-    return jit
-
-
-def _build_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any], in_specs: Any, jit: dict[str, Any], axes: Mapping[str, int]
-) -> Call:
-    """Static arguments stay as they are: nothing of them is an array of the step."""
-    static = jit.get("static_argnums", ())
-    asked = (static,) if isinstance(static, int) else tuple(static)
-    places = {place % len(args) for place in asked if -len(args) <= place < len(args)}
-    named = jit.get("static_argnames", ())
-    kept = {name: kwargs[name] for name in ([named] if isinstance(named, str) else named) if name in kwargs}
-    hidden = tuple(None if place in places else arg for place, arg in enumerate(args))
-    described = describe_leaves(hidden, in_specs, axes)
-    whole = tuple(args[place] if place in places else arg for place, arg in enumerate(described))
-    traced = {name: value for name, value in kwargs.items() if name not in kept}
-    return Call(whole, {**describe_leaves(traced, None, axes), **kept}, jit)
 
 
 def _find_main(step: Step, call: str | None) -> Step | None:

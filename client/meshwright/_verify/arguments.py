@@ -6,7 +6,7 @@ Imports jax, and starts no backend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Call:
-    """What a step is called with, and how it is jitted where it is not yet."""
+    """What a step is called with, and what of it a step that is not jitted yet gives away."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    jit: dict[str, Any]
+    donate_argnums: int | Sequence[int] | None = None
 
 
 def describe_leaves(tree: Any, specs: Any, axes: Mapping[str, int]) -> Any:

@@ -24,7 +24,7 @@ from meshwright.wire.verification import Verification
 
 Tell = Callable[[str, int, int], None]
 
-_BUILDER: Final = "a builder returns (step, arguments), or (step, arguments, keyword arguments)"
+_BUILDER: Final = "a builder returns (step, arguments)"
 
 
 def verify_step(job: StepJob, tell: Tell) -> Verification:
@@ -54,7 +54,7 @@ def _report(job: StepJob, site: Site, tell: Tell) -> Verification:
     with watch(f"{job.step} does not trace"), jax.set_mesh(site.mesh):
         lowered = _lower(function, call, site)
     found = report_lowered(lowered, site, tell)
-    array_count, split_count = count_split((call.args, call.kwargs))
+    array_count, split_count = count_split(call.args)
     if site.mesh.size == 1 or split_count or not array_count:
         return found
     return found.model_copy(update={"warnings": (*found.warnings, _warn_whole(array_count))})
@@ -65,34 +65,29 @@ def _build(builder: Any, site: Site) -> tuple[Any, Call]:
     with watch("the builder failed"):
         match builder(site.mesh):
             case (step, tuple() | list() as args) if callable(step):
-                kwargs: dict[str, Any] = {}
-            case (step, tuple() | list() as args, dict(kwargs)) if callable(step):
-                pass
+                return step, Call(describe_leaves(tuple(args), None, dict(site.mesh.shape)))
             case other:
                 raise TypeError(f"it returned a {type(other).__name__}; {_BUILDER}")
-        axes = dict(site.mesh.shape)
-        args, kwargs = describe_leaves((tuple(args), kwargs), None, axes)
-        return step, Call(args, kwargs, {})
 
 
 def _lower(step: Any, call: Call, site: Site) -> Any:
-    args, kwargs = place_leaves((call.args, call.kwargs), site.mesh)
-    if _takes_mesh(step, args, kwargs):
+    args, kwargs = place_leaves(call.args, site.mesh), {}
+    if _takes_mesh(step, args):
         if hasattr(step, "lower"):
-            kwargs = {**kwargs, "mesh": site.mesh}
+            kwargs = {"mesh": site.mesh}
         else:
             step = functools.partial(step, mesh=site.mesh)
-    jitted = step if hasattr(step, "lower") else jax.jit(step, **call.jit)
+    jitted = step if hasattr(step, "lower") else jax.jit(step, donate_argnums=call.donate_argnums)
     return jitted.lower(*args, **kwargs)
 
 
-def _takes_mesh(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _takes_mesh(step: Any, args: tuple[Any, ...]) -> bool:
     """Returns whether the step has a parameter `mesh` that the call leaves open."""
     try:
         signature = inspect.signature(step)
         if "mesh" not in signature.parameters:
             return False
-        return "mesh" not in signature.bind_partial(*args, **kwargs).arguments
+        return "mesh" not in signature.bind_partial(*args).arguments
     except (TypeError, ValueError):
         return False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import build_compile_target, read_memory_fraction
@@ -172,7 +172,7 @@ def reckon_request(
         return _reckon_searched(request, model, training, ground)
     plan = _plan(request, ground, mesh=request.mesh)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
-    return _reckon(question, plan, "asked", found.target)
+    return _reckon(question, plan, found.target)
 
 
 def _read_model(given: str | dict[str, Any]) -> ModelSpec:
@@ -208,14 +208,12 @@ def _plan(request: BatchSizeRequest, ground: _Ground, **fields: Any) -> Plan:
     )
 
 
-def _reckon(
-    question: Question, plan: Plan, basis: Literal["asked", "plan", "searched"], target: str | None
-) -> ReckonedBatch:
+def _reckon(question: Question, plan: Plan, target: str | None) -> ReckonedBatch:
     from meshwright.planning.search.batch import reckon_batch  # here, for its numpy
     from meshwright.planning.search.request import read_order
 
     spans = read_order(plan, question.hardware)
-    return reckon_batch(question, plan.mesh_shape, spans=spans, mesh_basis=basis, target=target)
+    return reckon_batch(question, plan.mesh_shape, spans=spans, target=target)
 
 
 def _ask(
@@ -258,7 +256,7 @@ def _reckon_stored(request: BatchSizeRequest, model: ModelSpec, training: BatchT
     check_batch_hardware(request, read_target(name).chip, name)
     ground = _Ground(Found(build_target(name), name))
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
-    return _reckon(replace(question, memory_fraction=read_memory_fraction(plan)), plan, "plan", name)
+    return _reckon(replace(question, memory_fraction=read_memory_fraction(plan)), plan, name)
 
 
 def _reckon_searched(
@@ -271,7 +269,7 @@ def _reckon_searched(
     plan = _plan(request, ground, model=request.model, training=given)
     scheduled = apply_schedule(training, plan.schedule)
     question = _ask(request, model, bound_batch(scheduled, plan.mesh_shape), ground, plan)
-    reckoned = _reckon(question, plan, "searched", ground.found.target)
+    reckoned = _reckon(question, plan, ground.found.target)
     said = f"{reckoned.message}; the mesh is the fastest that was found for {batch} sequences a step"
     return reckoned.model_copy(update={"message": said})
 

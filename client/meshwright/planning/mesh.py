@@ -265,7 +265,7 @@ def _tell_score(layout: Layout) -> PlanScore:
     if layout.score is None:
         return PlanScore(method=layout.method)
     parts: dict[str, float | int | None] = {}
-    for prefix, score in (("", layout.score), ("plain_", layout.plain), ("jax_", layout.jax)):
+    for prefix, score in (("", layout.score), ("jax_", layout.jax)):
         if score is not None:
             parts |= {
                 f"{prefix}crossing": score.crossing,

@@ -35,7 +35,6 @@ class Layout:
         order: as indices of the topology, row-major.
         score: of this order; None where order cannot matter.
         method: how it was found.
-        plain: the score of the same devices in plain order; None where it was not measured.
         jax: the score of the order that JAX gives; None where it has none, or order cannot matter.
         is_regular: all lines of an axis run over the same links, so that one tells about all.
     """
@@ -43,7 +42,6 @@ class Layout:
     order: tuple[int, ...]
     score: Score | None
     method: str
-    plain: Score | None = None
     jax: Score | None = None
     is_regular: bool = False
 
@@ -93,27 +91,25 @@ def search_layout(
         chosen.order or list_grid(chosen.cuts, grid),
         chosen.score,
         best,
-        found["plain"].score if "plain" in found else None,
         jax.score if jax else None,
         is_regular=chosen.cuts is not None and not _is_twisted(topology, plain),
     )
 
 
 def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> Layout:
-    """Returns a given order as it is, with its score and those of the same devices in plain and in JAX's order."""
+    """Returns a given order as it is, with its score and that of the same devices in JAX's order."""
     if topology.is_uniform:
         return Layout(tuple(order), None, "given", is_regular=True)
     plain = sort_plain(topology, order)
-    plain_score = score_order(plain, sizes, weights, topology)
     groups = topology.group(plain)
     grid = read_grid(topology, plain) if len(groups) == 1 else None
-    jax = plain_score if topology.platform != "tpu" else None
+    jax = score_order(plain, sizes, weights, topology) if topology.platform != "tpu" else None
     if grid is not None:
         theirs = _cut_grid_like_jax(sizes, weights, topology, grid)
         jax = theirs.score if theirs else None
     elif (hybrid := _order_like_jax(sizes, weights, topology, groups, None)) is not None:
         jax = score_order(hybrid, sizes, weights, topology)
-    return Layout(tuple(order), score_order(order, sizes, weights, topology), "given", plain_score, jax)
+    return Layout(tuple(order), score_order(order, sizes, weights, topology), "given", jax)
 
 
 def _list_cuts(sizes: tuple[int, ...], weights: Weights, topology: Topology, grid: Grid) -> dict[str, _Candidate]:

@@ -15,7 +15,6 @@ from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, read_c
 from meshwright.topology.machines import Machine, find_domain_count, find_machine, list_counts
 from meshwright.topology.resolve import CPU, find_near, list_chips
 from meshwright.topology.slices import RULES, Slice, find_slice, read_slices
-from meshwright.topology.soundness import MAX_DEVICE_COUNT
 from meshwright.wire.targets import TargetChip, TargetHost, Targets, TargetSlice
 
 GRAMMAR: Final = f"[granules*]chip[:shape][_twisted|_untwisted]: {TARGET_EXAMPLE}"
@@ -72,7 +71,6 @@ def _list_all() -> Targets:
     chips = (_CPU, *map(_show_chip, read_chips()))
     return Targets(
         grammar=GRAMMAR,
-        max_device_count=MAX_DEVICE_COUNT,
         chips=chips,
         slices=tuple(map(_show_slice, read_slices())),
     )

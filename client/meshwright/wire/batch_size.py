@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr
 
 from meshwright.wire.base import SCHEMA_VERSION, Basis, Notice, Reply, Request
-from meshwright.wire.cost import DataParallel, MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.cost import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
 
@@ -133,11 +133,7 @@ class ReckonedBatch(Reply):
     """How many sequences a step of a model should have on a mesh, and which limit says so; nothing was compiled."""
 
     mesh_shape: dict[str, int]
-    mesh_basis: Literal["asked", "plan", "searched"] = Field(
-        description="searched: the fastest that fits, for the batch that `message` names"
-    )
     target: str | None = Field(default=None, description="as it is written canonically; null: this host")
-    data_parallel: DataParallel
     unit: int = Field(description="a batch is a multiple of it: data-parallel parts × passes")
     tile_tokens: int | None = Field(
         default=None, description="matmuls take as long as for the next multiple of it; null: no such is known"

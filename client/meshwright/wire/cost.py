@@ -69,13 +69,6 @@ class PlanStepTime(Reply):
     basis: str = Field(description="where the constants come from")
 
 
-class DataParallel(Reply):
-    """Over what the batch is laid."""
-
-    axes: tuple[str, ...]
-    size: int
-
-
 class MeasuredFigure(Reply):
     """A figure of this host that was measured, and stands in the place of the tables' own."""
 

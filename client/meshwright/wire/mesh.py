@@ -10,7 +10,6 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 from meshwright.spec import AxisType
 from meshwright.wire.base import LINE_PATTERN, SCHEMA_VERSION, Notice, Reply, Request, RequestPart
 from meshwright.wire.cost import (
-    DataParallel,
     MeasuredFigure,
     PlanAudit,
     PlanMemory,
@@ -205,9 +204,6 @@ class PlanScore(Reply):
     crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")
     hops_max: int | None = Field(default=None, description="longest step between neighbours on an axis, in ICI hops")
     cost: float | None = Field(default=None, description="time of a byte inside granules, over all axes")
-    plain_crossing: float | None = None
-    plain_hops_max: int | None = None
-    plain_cost: float | None = Field(default=None, description="of the devices in plain order; null: not measured")
     jax_crossing: float | None = None
     jax_hops_max: int | None = None
     jax_cost: float | None = Field(default=None, description="of the order that JAX itself gives; null: none is known")
@@ -224,7 +220,7 @@ class Plan(Reply):
     devices: tuple[DeviceRef, ...] | None = Field(default=None, description="row-major in mesh order")
     granules: tuple[PlanGranule, ...] = ()
     axes: tuple[PlanAxis, ...] = ()
-    score: PlanScore | None = Field(default=None, description="of this order, of the plain one and of JAX's own")
+    score: PlanScore | None = Field(default=None, description="of this order, and of JAX's own")
     target: str | None = Field(default=None, description="the target that was planned on, as it is written")
     memory: PlanMemory | None = Field(default=None, description="as reckoned; what the compiler says: `verification`")
     step_time: PlanStepTime | None = Field(default=None, description="as reckoned")
@@ -233,7 +229,6 @@ class Plan(Reply):
     tokens_per_s: float | None = None
     price_per_million_tokens: float | None = Field(default=None, description="where a device's price was given")
     largest_batch: int | None = Field(default=None, description="sequences that fit in one pass of this mesh")
-    data_parallel: DataParallel | None = None
     measured: tuple[MeasuredFigure, ...] = Field(
         default=(), description="figures of this host that stand in the place of the tables' own"
     )
@@ -283,9 +278,7 @@ class Fallback(Reply):
     """What is left when a device fails, and the best plan for it."""
 
     lost: str = Field(description='what goes with a device: "a host of 8 devices", "a slice of 256", "one device"')
-    lost_device_count: int
     device_count: int = Field(description="that the plan uses")
-    idle_device_count: int = Field(default=0, description="well, and not used, since no mesh fits their number")
     plans: tuple[Plan, ...] = Field(description="at most one; none where nothing fits")
     message: str = Field(description="what it costs beside the whole")
 

@@ -60,6 +60,5 @@ class Targets(Reply):
 
     schema_version: str = SCHEMA_VERSION
     grammar: str = Field(description="how a target is written")
-    max_device_count: int = Field(description="of one target")
     chips: tuple[TargetChip, ...]
     slices: tuple[TargetSlice, ...]

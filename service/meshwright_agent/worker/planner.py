@@ -47,7 +47,6 @@ OF_THE_TRAINING: Final = (
     "tokens_per_s",
     "price_per_million_tokens",
     "largest_batch",
-    "data_parallel",
     "audit",
 )
 """Fields of a plan that say what the request's training costs on it."""

@@ -31,9 +31,6 @@ NVLINK_HOP_S: Final = 2.0e-6
 NETWORK_HOP_S: Final = 8.5e-6
 """Of one step of NCCL's tree between nodes. Source: NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat (LL128)."""
 
-_POSITIVE: Final = ("bytes_per_s", "middle_bytes_per_s", "neighbour_bytes_per_s", "reached_ratio")
-_NOT_NEGATIVE: Final = ("hops", "neighbour_hops", "hop_s", "start_s", "ramp_s_per_root_byte")
-
 
 @dataclass(frozen=True)
 class Wire:
@@ -55,9 +52,6 @@ class Wire:
         reached_ratio: part of the rates that long messages reach.
         is_ring: whole parts go both ways round, so that the last one of an even ring may come from both sides.
         hides_latency: steps overlap with the bytes under way, so that the longer of both counts; else their sum.
-
-    Raises:
-        ValueError: a size below 1, a rate that is not above 0, a latency below 0.
     """
 
     size: Numbers
@@ -72,18 +66,6 @@ class Wire:
     reached_ratio: Numbers = 1.0
     is_ring: Flags = False
     hides_latency: Flags = False
-
-    def __post_init__(self) -> None:
-        """Refuses figures that no wire has."""
-        if not np.all(read_figure(self.size) >= 1):
-            raise ValueError(f"size is {self.size}; a group has 1 device or more")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not np.all(read_figure(value) > 0):
-                raise ValueError(f"{name} is {value}; it is above 0, such as 9e10 bytes/s or a ratio of 0.8")
-        for name in _NOT_NEGATIVE:
-            if not np.all(read_figure(getattr(self, name)) >= 0):
-                raise ValueError(f"{name} is {getattr(self, name)}; it is 0 or more, such as 1e-6")
 
     @property
     def gathered_ratio(self) -> Figure:
@@ -110,18 +92,6 @@ def time_all_gather(byte_count: Numbers, wire: Wire) -> Figure:
     Source: sharding.md, "How is an AllGather actually performed?"; gpus.md, "Intra-node collectives".
     """
     return _time(wire, read_figure(byte_count) * wire.gathered_ratio, read_figure(wire.hops))
-
-
-def time_reduce_scatter(byte_count: Numbers, wire: Wire) -> Figure:
-    """Returns the seconds in which parts are summed and each device gets its part of the sum: those of an all-gather.
-
-    Args:
-        byte_count: of the whole array that each device comes with.
-        wire: what the group talks over.
-
-    Source: sharding.md, Case 3.
-    """
-    return time_all_gather(byte_count, wire)
 
 
 def time_all_reduce(byte_count: Numbers, wire: Wire) -> Figure:
@@ -165,18 +135,6 @@ def time_permute(byte_count: Numbers, wire: Wire) -> Figure:
     rate = wire.bytes_per_s if wire.neighbour_bytes_per_s is None else wire.neighbour_bytes_per_s
     step = replace(wire, bytes_per_s=rate, hides_latency=False)
     return _time(step, read_figure(byte_count), read_figure(wire.neighbour_hops))
-
-
-def time_send(byte_count: Numbers, wire: Wire) -> Figure:
-    """Returns the seconds in which one device sends to the farthest of its group, over all its links at once.
-
-    Args:
-        byte_count: what it sends.
-        wire: what the group talks over.
-
-    Source: tpus.md, Question 5: V over the ports of one chip, and the hops' latency on top.
-    """
-    return _time(replace(wire, hides_latency=False), read_figure(byte_count), read_figure(wire.hops))
 
 
 def time_all_gather_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
@@ -294,21 +252,6 @@ def switch_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_
     Source: gpus.md, "Intra-node collectives".
     """
     return Wire(size=size, bytes_per_s=bytes_per_s, hops=give_figure(read_figure(size) - 1), hop_s=hop_s)
-
-
-def mesh_wire(link_bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S) -> Wire:
-    """Returns what GPUs talk over that have one link to each other, and no switch: a small group has few of them.
-
-    Args:
-        link_bytes_per_s: between two GPUs, one way (64e9 of an MI300X).
-        size: GPUs in the group.
-        hop_s: latency of one step.
-
-    Source: stas00/ml-engineering, network/README.md: two MI300X have 64 GB/s, eight 448.
-    """
-    links = np.maximum(read_figure(size) - 1, 1)
-    rate = give_figure(read_figure(link_bytes_per_s) * links)
-    return replace(switch_wire(rate, size, hop_s=hop_s), neighbour_bytes_per_s=link_bytes_per_s)
 
 
 def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWORK_HOP_S) -> Wire:

@@ -212,45 +212,23 @@ def parse_constants(lines: Iterable[str]) -> tuple[Constant, ...]:
     """Returns the rows of a CSV text with a column for each field of `Constant`.
 
     Raises:
-        ValueError: a name is no constant, its unit is another, a value is no number, or a source is missing.
-        KeyError: a column is missing.
+        ValueError: a value is no number.
+        TypeError: a column is missing.
     """
-    return tuple(_parse_constant(row) for row in csv.DictReader(lines))
+    return tuple(Constant(value=float(row.pop("value")), **row) for row in csv.DictReader(lines))
 
 
 def parse_spreads(lines: Iterable[str]) -> tuple[Spread, ...]:
     """Returns the rows of a CSV text with a column for each field of `Spread`.
 
     Raises:
-        ValueError: a figure is no number, or the low one is the higher.
-        KeyError: a column is missing.
+        ValueError: a figure is no number.
+        TypeError: a column is missing.
     """
-    return tuple(_parse_spread(row) for row in csv.DictReader(lines))
-
-
-def _parse_constant(row: Mapping[str, str]) -> Constant:
-    found = Constant(
-        practice=row["practice"],
-        platform=row["platform"],
-        family=row["family"],
-        name=row["name"],
-        value=float(row["value"]),
-        unit=row["unit"],
-        source=row["source"],
+    return tuple(
+        Spread(low=float(row.pop("low")), high=float(row.pop("high")), rows=int(row.pop("rows")), **row)
+        for row in csv.DictReader(lines)
     )
-    if UNITS.get(found.name) != found.unit:
-        raise ValueError(f"{found.practice}: {found.name!r} in {found.unit!r} is no constant; known: {dict(UNITS)}")
-    if not found.source:
-        raise ValueError(f"{found.practice}: {found.name} has no source; say which fit or page it comes from")
-    return found
-
-
-def _parse_spread(row: Mapping[str, str]) -> Spread:
-    texts = {name: row[name] for name in ("practice", "platform", "family", "source")}
-    found = Spread(**texts, low=float(row["low"]), high=float(row["high"]), rows=int(row["rows"]))
-    if found.low > found.high:
-        raise ValueError(f"{found.practice}: low {found.low} is above high {found.high}")
-    return found
 
 
 def _read_lines(name: str) -> list[str]:

@@ -6,7 +6,6 @@ both read alike. Knows no order of devices.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,7 +19,7 @@ from meshwright.planning.cost.state import Moments, read_moments
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.pricing import DTYPES, Priced, price
 from meshwright.planning.search.space import AXES, REMATS, Bounds, Space, list_space
-from meshwright.wire.cost import DataParallel, PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 ROLE_AXES: Final[Mapping[Role, str]] = {
@@ -91,7 +90,7 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     return Layout(**arrays, remat=np.asarray([REMATS[training.remat]], dtype=np.int64))
 
 
-def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+def tell(question: Question, priced: Priced, place: int) -> dict[str, Any]:
     """Returns the fields of a plan that say what a candidate costs."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
@@ -104,7 +103,6 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
         "tokens_per_s": tokens / total_s,
         "mfu_ratio": priced.flops_per_sequence * sequences / total_s / question.hardware.devices / priced.flops_per_s,
         "largest_batch": find_largest_batch(question, layout),
-        "data_parallel": _tell_data_parallel(mesh_shape),
         "measured": question.hardware.replaced.list_figures(DTYPES[question.training.compute_dtype]),
     }
     if question.price_per_device_hour is not None:
@@ -156,11 +154,6 @@ def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:
         first_moment_dtype=first,
         second_moment_dtype=second,
     )
-
-
-def _tell_data_parallel(mesh_shape: Mapping[str, int]) -> DataParallel:
-    axes = tuple(name for name in mesh_shape if find_role(name) in ("data", "fsdp", "expert"))
-    return DataParallel(axes=axes, size=math.prod(mesh_shape[name] for name in axes))
 
 
 def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> int | None:

@@ -34,7 +34,6 @@ def reckon_batch(
     mesh_shape: Mapping[str, int],
     *,
     spans: Spans | None = None,
-    mesh_basis: Literal["asked", "plan", "searched"] = "asked",
     target: str | None = None,
 ) -> ReckonedBatch:
     """Returns the batch of a step that is recommended on a mesh, with its limits and what it costs.
@@ -44,9 +43,9 @@ def reckon_batch(
             data-parallel parts × passes.
         mesh_shape: axis → size; names that say nothing count as data.
         spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
-        mesh_basis, target: told as they are.
+        target: told as it is.
     """
-    return _Reckoning.of(question, mesh_shape, spans).tell(mesh_shape, mesh_basis, target)
+    return _Reckoning.of(question, mesh_shape, spans).tell(mesh_shape, target)
 
 
 def find_critical_batch(question: Question, mesh_shape: Mapping[str, int]) -> int:
@@ -113,9 +112,7 @@ class _Reckoning:
         step, chosen = (self.tile_unit, tiled) if tiled <= most else (self.unit, least)
         return chosen, "divisibility" if chosen == step else "roofline"
 
-    def tell(
-        self, mesh_shape: Mapping[str, int], basis: Literal["asked", "plan", "searched"], target: str | None
-    ) -> ReckonedBatch:
+    def tell(self, mesh_shape: Mapping[str, int], target: str | None) -> ReckonedBatch:
         largest = find_largest_batch(self.question, self.layout, int(self.layout.passes))
         chosen: int | None = None
         limit: Limit = "memory"
@@ -125,9 +122,7 @@ class _Reckoning:
         memory = told["memory"]
         return ReckonedBatch(
             mesh_shape=dict(mesh_shape),
-            mesh_basis=basis,
             target=target,
-            data_parallel=told["data_parallel"],
             unit=self.unit,
             tile_tokens=self.tile_tokens if self.tile_tokens > 1 else None,
             largest=largest,
@@ -145,7 +140,7 @@ class _Reckoning:
     def _price(self, batch: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
         question = replace(self.question, training=self.question.training.model_copy(update={"global_batch": batch}))
         layout = read_layout(mesh_shape, question.training)
-        return tell(question, question.price(layout, self.spans), 0, mesh_shape)
+        return tell(question, question.price(layout, self.spans), 0)
 
     def _say(self, chosen: int | None, largest: int | None, limit: Limit, mesh: str) -> str:
         if chosen is None:

@@ -32,7 +32,6 @@ class Hardware:
         devices: how many.
         domain: devices that a fast network joins: of a host, an NVLink domain or a slice.
         shape, wrap: of a slice, in chips; empty for GPUs.
-        memory_bytes: of the device that has least.
         measured: what benches found of these devices; empty: the tables' figures count.
     """
 
@@ -41,7 +40,6 @@ class Hardware:
     domain: int
     shape: tuple[int, ...]
     wrap: tuple[bool, ...]
-    memory_bytes: int
     measured: Measurements = field(default_factory=Measurements)
 
     @property
@@ -73,14 +71,12 @@ class Hardware:
         if len(sizes) > 1 or (chip.platform == "tpu" and (len(shapes) > 1 or None in next(iter(shapes)))):
             raise _refuse("hosts or slices differ in size or shape; a model is priced on equal ones")
         shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
-        least = [memory for _, memory in topology.equipment.values() if memory is not None]
         return cls(
             chip=chip,
             devices=devices,
             domain=min(sizes.pop(), devices),
             shape=tuple(shape or ()),
             wrap=tuple(wrap or ()),
-            memory_bytes=min(least, default=chip.device_memory_bytes),
             measured=measured or Measurements(),
         )
 

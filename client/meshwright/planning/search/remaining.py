@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.divisors import choose_near
@@ -43,14 +43,13 @@ def find_fallback(
     lost = groups[-1] if len(groups) > 1 else groups[0][-1:]
     kept = tuple(index for index in pool.indices if index not in set(lost))
     name = _name_lost(topology, groups)
-    facts: dict[str, Any] = {"lost": name, "lost_device_count": len(lost)}
     try:
         plans = search_remaining(request, topology, kept, ask, make)
     except PlanInfeasibleError as error:
-        return Fallback(**facts, device_count=0, idle_device_count=len(kept), plans=(), message=error.detail)
+        return Fallback(lost=name, device_count=0, plans=(), message=error.detail)
     used = _count_used(plans)
-    facts |= {"device_count": used, "idle_device_count": len(kept) - used if used else len(kept)}
-    return Fallback(**facts, plans=plans.plans[:1], message=_tell(name, best, plans, facts["idle_device_count"]))
+    message = _tell(name, best, plans, len(kept) - used)
+    return Fallback(lost=name, device_count=used, plans=plans.plans[:1], message=message)
 
 
 def search_remaining(
@@ -132,11 +131,7 @@ def _name_lost(topology: Topology, groups: Sequence[Sequence[int]]) -> str:
 
 
 def _count_used(plans: Plans) -> int:
-    sizes = plans.plans[0].mesh_shape.values() if plans.plans else ()
-    count = 1 if plans.plans else 0
-    for size in sizes:
-        count *= size
-    return count
+    return math.prod(plans.plans[0].mesh_shape.values()) if plans.plans else 0
 
 
 def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:

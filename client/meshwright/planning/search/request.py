@@ -99,7 +99,7 @@ def _refuse_moments(training: TrainingSpec) -> InvalidRequestError:
 def price_plan(plan: Plan, question: Question) -> Plan:
     """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit."""
     priced = question.price(read_layout(plan.mesh_shape, question.training), read_order(plan, question.hardware))
-    told = tell(question, priced, 0, plan.mesh_shape)
+    told = tell(question, priced, 0)
     memory = told["memory"]
     told["warnings"] = (*plan.warnings, *_tell_basis(question), *_tell_left_out(question))
     if not memory.fits:
@@ -161,7 +161,7 @@ def _order(question: Question, chosen: Layout, plan: Callable[[str], Plans]) -> 
     shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
     made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
-    told = tell(question, ordered, 0, made.mesh_shape)
+    told = tell(question, ordered, 0)
     return made.model_copy(update={**told, "warnings": (*made.warnings, *_tell_left_out(question))})
 
 

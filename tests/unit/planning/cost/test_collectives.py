@@ -226,23 +226,6 @@ def test_one_stage_after_the_other_is_a_scatter_an_all_reduce_across_and_a_gathe
     assert time_all_reduce_across(8e9, inner, outer) == pytest.approx(2 * 1e9 * 3 / 4 / 2.5e10), "the network is slower"
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"size": 0}, "size is 0; a group has 1 device or more"),
-    ({"bytes_per_s": 0}, "bytes_per_s is 0; it is above 0"),
-    ({"bytes_per_s": float("nan")}, "bytes_per_s is nan; it is above 0"),
-    ({"neighbour_bytes_per_s": -1}, "neighbour_bytes_per_s is -1"),
-    ({"reached_ratio": 0}, "reached_ratio is 0"),
-    ({"hop_s": -1e-6}, "hop_s is -1e-06; it is 0 or more"),
-    ({"hops": np.array([1, -1])}, "hops is"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), WRONG)
-def test_a_wire_that_cannot_be_is_refused_with_its_figure(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Wire(**{"size": 4, "bytes_per_s": 9e10, **fields})
-
-
 def test_a_torus_whose_lists_differ_in_length_is_refused() -> None:
     with pytest.raises(ValueError, match="2 dims, 1 wraps, 2 strides"):
         torus_wire(LINK, (4, 4), (True,))

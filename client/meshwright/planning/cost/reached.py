@@ -1,7 +1,7 @@
 """What collectives really reach on a chip's wires: their part of the published rate, and what starts them.
 
 Rule: the table is `reached.csv` beside this file; every row has its source or its fit, and a chip without a row gets
-the one of its platform. An empty cell leaves the wire's own figure. `fit_curves` makes such rows from measured times.
+the one of its platform. An empty cell leaves the wire's own figure.
 
 Of 1,024 all-reduces a group, 1 MiB to 1 GiB, over 2 to 8 A100 and V100 (github.com/VIA-Research/vTrain, its NCCL
 tables), the rows of both chips were fitted on the even MiB. On the odd ones the median error is 0.36 % (A100) and
@@ -16,10 +16,9 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.planning.cost.collectives import Wire
 from meshwright.planning.cost.figures import Figure, give_figure, read_figure
@@ -50,15 +49,6 @@ class Reached:
     hop_s: float | None
     ramp_s_per_root_byte: float | None
     source: str
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Measured all-reduces over a group: bytes of the array, and seconds."""
-
-    size: int
-    byte_counts: Sequence[float]
-    seconds: Sequence[float]
 
 
 def calibrate(wire: Wire, family: str, platform: str, operation: Operation, place: Place = "inside") -> Wire:
@@ -121,65 +111,6 @@ def parse_reached(lines: Iterable[str]) -> tuple[Reached, ...]:
         KeyError: a column is missing.
     """
     return tuple(_parse_row(row) for row in csv.DictReader(lines))
-
-
-def fit_curves(family: str, nominal_bytes_per_s: float, curves: Sequence[Curve], source: str) -> tuple[Reached, ...]:
-    """Returns rows of all-reduces inside a node, fitted to measured times, one for each group size.
-
-    Of a ring, t = start + 2(n − 1)·hop + ramp·√x + x ÷ W_n, with x = 2(n − 1) ÷ n · bytes. Start, hop and ramp are the
-    chip's, W_n each group's. Relative errors are made small, large ones weighing less than by their square; no figure
-    comes out below 0.
-
-    Args:
-        family: the chip's hardware type.
-        nominal_bytes_per_s: what ratios refer to: all links of a device, one way.
-        curves: one or more a group size, with times above 0.
-        source: what the rows say.
-
-    Raises:
-        ValueError: no curve, or a group of one device.
-    """
-    if not curves or min(curve.size for curve in curves) < 2:
-        raise ValueError("curves are empty or of a single device; an all-reduce is timed over 2 devices or more")
-    sizes = sorted({curve.size for curve in curves})
-    columns = np.concatenate([_build_columns(curve, sizes) for curve in curves])
-    times = np.concatenate([read_figure(curve.seconds) for curve in curves])
-    start_s, hop_s, ramp, *inverse = _solve(columns, times)
-    return tuple(
-        Reached(family, "inside", "all_reduce", size, 1 / (rate * nominal_bytes_per_s), start_s, hop_s, ramp, source)
-        for size, rate in zip(sizes, inverse, strict=True)
-    )
-
-
-def _build_columns(curve: Curve, sizes: Sequence[int]) -> NDArray[np.float64]:
-    """Returns [message, figure]: what start, hop, ramp and each group's inverse rate are multiplied with."""
-    moved = 2 * (curve.size - 1) / curve.size * read_figure(curve.byte_counts)
-    columns = np.zeros((moved.size, 3 + len(sizes)))
-    columns[:, 0], columns[:, 1], columns[:, 2] = 1, 2 * (curve.size - 1), np.sqrt(moved)
-    columns[:, 3 + sizes.index(curve.size)] = moved
-    return columns
-
-
-_ROUNDS: Final = 20
-_EVEN_ERROR: Final = 0.01
-"""Relative errors above this weigh as their size, those below as their square."""
-
-
-def _solve(columns: NDArray[np.float64], times: NDArray[np.float64]) -> list[float]:
-    """Returns the figures, none below 0, that come near to the times: least squares of reweighted relative errors."""
-    weights, used = 1 / times, np.ones(columns.shape[1], dtype=np.bool_)
-    figures = np.zeros(columns.shape[1])
-    for _ in range(_ROUNDS):
-        scaled = columns * weights[:, None]
-        norms = np.linalg.norm(scaled, axis=0)
-        found = np.linalg.lstsq(scaled[:, used] / norms[used], times * weights, rcond=None)[0] / norms[used]
-        figures[:] = 0
-        figures[used] = found
-        used &= figures >= 0
-        figures = np.maximum(figures, 0)
-        errors = np.abs(columns @ figures / times - 1)
-        weights = 1 / times / np.sqrt(np.maximum(errors, _EVEN_ERROR))
-    return [float(figure) for figure in figures]
 
 
 @functools.cache

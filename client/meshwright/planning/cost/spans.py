@@ -86,14 +86,6 @@ class Span:
         outer = time_permute(byte_count, calibrate(self.outer, self.family, self.platform, "all_gather", "across"))
         return np.maximum(inner, outer)
 
-    def with_reached(self, *, inner: float, outer: float) -> Span:
-        """Returns the span at other rates: parts of those that it has."""
-        return replace(
-            self,
-            inner=replace(self.inner, bytes_per_s=np.asarray(self.inner.bytes_per_s) * inner),
-            outer=replace(self.outer, bytes_per_s=np.asarray(self.outer.bytes_per_s) * outer),
-        )
-
 
 Spans = Mapping[str, Span]
 """By axis: each of `AXES`."""

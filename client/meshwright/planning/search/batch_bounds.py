@@ -206,8 +206,8 @@ class _Bounding:
         """Yields the bound of fsdp beside tp: both together take no longer than compute.
 
         With B tokens in a device's matmuls, fsdp's bound B₁ and tp's bound Y₁: B₁ ÷ B + Y ÷ Y₁ ≤ 1, so that
-        B = B₁ ÷ (1 − Y ÷ Y₁). At the best size, Y = Y₁ ÷ 2, that is `bounds.bound_mixed_tokens` × Y. Where Y is Y₁ or
-        more no batch is enough, and there is no such bound.
+        B = B₁ ÷ (1 − Y ÷ Y₁). At the best size, Y = Y₁ ÷ 2, that is Y times the published bound of both. Where Y is Y₁
+        or more no batch is enough, and there is no such bound.
         """
         assert fsdp.tokens is not None
         assert tensor.size is not None

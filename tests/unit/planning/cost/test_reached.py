@@ -1,16 +1,14 @@
-"""What collectives reach: the table, measured curves that it was not fitted to, and the fit itself."""
+"""What collectives reach: the table, measured curves that it was not fitted to."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.planning.cost.collectives import (
-    Wire,
     network_wire,
     switch_wire,
     time_all_gather,
@@ -19,10 +17,8 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 from meshwright.planning.cost.reached import (
-    Curve,
     calibrate,
     find_reached,
-    fit_curves,
     parse_reached,
     read_reached,
 )
@@ -128,37 +124,3 @@ HEADER = "family,place,operation,size,reached_ratio,start_s,hop_s,ramp_s_per_roo
 def test_a_row_without_a_source_or_with_an_unknown_place_is_refused(row: str) -> None:
     with pytest.raises(ValueError, match="none that is known"):
         parse_reached([HEADER, row])
-
-
-def make_curve(size: int, rate: float, start_s: float, hop_s: float, ramp: float) -> Curve:
-    wire = Wire(
-        size=size, bytes_per_s=rate, hops=size - 1, hop_s=hop_s, start_s=start_s, ramp_s_per_root_byte=ramp
-    )  # fmt: skip
-    counts = [float(1 << power) for power in range(16, 31)]
-    return Curve(size, counts, [float(time_all_reduce(count, wire)) for count in counts])
-
-
-@pytest.mark.parametrize("ramp", [0.0, 7e-9])
-def test_a_fit_finds_the_figures_that_made_the_times(ramp: float) -> None:
-    curves = [make_curve(2, 2e11, 2e-5, 3e-6, ramp), make_curve(8, 2.5e11, 2e-5, 3e-6, ramp)]
-    rows = fit_curves("h100", 5e11, curves, "made")
-    assert [(row.size, row.source) for row in rows] == [(2, "made"), (8, "made")]
-    assert [row.reached_ratio for row in rows] == pytest.approx([0.4, 0.5])
-    for row in rows:
-        assert row.start_s == pytest.approx(2e-5, rel=1e-3)
-        assert row.hop_s == pytest.approx(3e-6, rel=1e-3)
-        assert row.ramp_s_per_root_byte == pytest.approx(ramp, abs=1e-12)
-
-
-def test_a_fit_has_no_figure_below_zero_and_shrugs_at_one_wild_time() -> None:
-    clean = make_curve(8, 2e11, 0.0, 0.0, 0.0)
-    spoilt = Curve(8, clean.byte_counts, [*clean.seconds[:-1], clean.seconds[-1] * 3])
-    (row,) = fit_curves("h100", 4e11, [spoilt], "made")
-    assert row.reached_ratio == pytest.approx(0.5, rel=0.05)
-    assert min(row.start_s or 0, row.hop_s or 0, row.ramp_s_per_root_byte or 0) >= 0
-
-
-@pytest.mark.parametrize("curves", [(), (Curve(1, [1e6], [1e-3]),)])
-def test_a_fit_without_a_group_is_refused(curves: Sequence[Curve]) -> None:
-    with pytest.raises(ValueError, match="over 2 devices or more"):
-        fit_curves("h100", 4.5e11, curves, "made")

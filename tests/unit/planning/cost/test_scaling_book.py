@@ -11,20 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from meshwright.planning.cost.bounds import (
-    SECONDS_A_DAY,
-    bound_fsdp_tokens,
-    bound_mixed_tokens,
-    bound_slice_tokens,
-    bound_tensor_size,
-    choose_fsdp_size,
-    count_checkpoint_bytes,
-    count_least_devices,
-    count_training_flops,
-    floor_to_power_of_two,
-    round_to_power_of_two,
-    time_training,
-)
+from meshwright.planning.cost.bounds import bound_fsdp_tokens, bound_tensor_size
 from meshwright.planning.cost.collectives import (
     network_wire,
     switch_wire,
@@ -33,8 +20,6 @@ from meshwright.planning.cost.collectives import (
     time_all_reduce,
     time_all_to_all,
     time_all_to_all_across,
-    time_reduce_scatter,
-    time_send,
     torus_wire,
 )
 from meshwright.planning.parameters import count_parameters
@@ -82,9 +67,6 @@ CORNERS = torus_wire(V5E, (4, 4), (False, False))
 NODE = switch_wire(H100_LINKS, 8, hop_s=0)
 """The book's theory of GPUs leaves latency out."""
 NETWORK = network_wire(H100_NICS / 8, 32, hop_s=0)
-LLAMA_INNER = 28672
-ADAM_BYTES = 10
-"""A parameter in bfloat16 and two moments in float32."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +86,6 @@ COLLECTIVES = [
     Case("v4 4×4×4, two axes, all of it", "sharding Q2", 46e-6, time_all_gather(2**23, PLANE)),
     Case("v4 4×4×4, all-reduce over one axis", "sharding Q2", 190e-6, time_all_reduce(2**23, RING)),
     Case("v4 4×4×4, 256 bytes over one axis", "sharding Q3", 2e-6, time_all_gather(256, RING)),
-    Case("v5e-transfer: bf16[8, 128, 8192], corner to corner of 4×4", "tpus Q5", 194e-6, time_send(2**24, CORNERS)),
     Case("v5e-ici-copy: 16 GB on 16 chips to one of them", "tpus Q6", 167e-3, time_all_gather(16e9, CORNERS)),
     Case("h100-ag-512MB: bf16[4096, 65536] in a node", "gpus Q2.3", 1.04e-3, time_all_gather(2**29, NODE)),
     Case("H100: bf16[1024, 16384] in a node", "gpus, Pop Quiz 1", 65e-6, time_all_gather(2**25, NODE)),
@@ -138,8 +119,8 @@ DENSE_TOKENS = float(bound_fsdp_tokens(H100_FLOPS, H100_NICS))
 
 BOUNDS = [
     Case("fsdp-bound-v5p, one axis", "training", 2550, bound_fsdp_tokens(V5P_FLOPS, 2 * V5P)),
-    Case("fsdp-bound-v5p, two axes", "training", 1275, bound_fsdp_tokens(V5P_FLOPS, 2 * V5P, axes=2)),
-    Case("fsdp-bound-v5p, three axes", "training", 850, bound_fsdp_tokens(V5P_FLOPS, 2 * V5P, axes=3)),
+    Case("fsdp-bound-v5p, two axes", "training", 1275, bound_fsdp_tokens(V5P_FLOPS, 4 * V5P)),
+    Case("fsdp-bound-v5p, three axes", "training", 850, bound_fsdp_tokens(V5P_FLOPS, 6 * V5P)),
     Case(
         "tp-bound-v5p: F = 30,000, about 11 an axis (11.76 in full)",
         "training, Scaling Between Pods",
@@ -150,19 +131,10 @@ BOUNDS = [
         "tp-bound-v5p: three axes",
         "training, Tensor Parallelism",
         3 * 30_000 / 2550,
-        bound_tensor_size(V5P_FLOPS, 2 * V5P, 30_000, axes=3),
+        bound_tensor_size(V5P_FLOPS, 6 * V5P, 30_000),
     ),
-    Case("mixed-quiz", "training", 13.9, choose_fsdp_size(48_000, 32_768, 64, fsdp_axes=2)),
-    Case("mixed-opt", "applied-training", 1618, choose_fsdp_size(4.19e6, LLAMA_INNER, 8960, fsdp_axes=2)),
-    Case("mixed-min: F = 32,768", "training", 400, bound_mixed_tokens(V5P_FLOPS, 2 * V5P, 32_768, fsdp_axes=2)),
-    Case("mixed, F = 30,000", "training", 432, bound_mixed_tokens(V5P_FLOPS, 2 * V5P, 30_000, fsdp_axes=2)),
-    Case("mixed, Llama", "applied-training", 453, bound_mixed_tokens(V5P_FLOPS, 2 * V5P, LLAMA_INNER, fsdp_axes=2)),
-    Case("mixed, Llama-2 13B", "training Q3", 940, bound_mixed_tokens(V5P_FLOPS, 2 * V5P, 2.7 * 5120, fsdp_axes=2)),
-    # The book rounds the pod to 3.8e18 FLOP/s and 2,000 hosts of 25 GB/s; our chip table gives 73,440 (below).
-    Case("dcn-bound", "training, Scaling Between Pods", 76_000, bound_slice_tokens(3.8e18, 2000 * 2.5e10)),
     Case("h100-dp, in a node", "gpus", 2200, bound_fsdp_tokens(H100_FLOPS, H100_LINKS)),
     Case("h100-dp, across", "gpus", 2475, DENSE_TOKENS),
-    Case("H100, two nodes", "gpus", 1237, bound_fsdp_tokens(H100_FLOPS, H100_NICS, groups=2)),
     Case("H100, 4 of 128 experts", "gpus", 79_200, bound_fsdp_tokens(H100_FLOPS, H100_NICS, experts_ratio=32)),
     Case("H800 of 300 GB/s", "gpus", 3300, bound_fsdp_tokens(H100_FLOPS, 300e9)),
     Case("H100, 8 pipeline stages: 8 nodes' NICs", "gpus Q5.2", 309, bound_fsdp_tokens(H100_FLOPS, 8 * H100_NICS)),
@@ -170,21 +142,8 @@ BOUNDS = [
     Case("B200, in a node", "gpus Q5.1", 2500, bound_fsdp_tokens(B200_FLOPS, B200_LINKS)),
 ]
 
-FLOPS = count_training_flops(count_llama(), 15e12)
-STATE_BYTES = ADAM_BYTES * count_llama()
-KEPT_BYTES = STATE_BYTES + float(count_checkpoint_bytes(4e6, 8192, 80, checkpoints=4))
-V5P_BYTES = 96e9
-"""The book's; our chip table has 95 GiB, and so 213 chips."""
-
 TRAINING = [
     Case("llama70-params", "applied-training", 70.4e9, count_llama()),
-    Case("llama70-flops: 15e12 tokens", "applied-training", 6.3e24, FLOPS),
-    Case("llama70-days: 8,960 v5p at 40 %", "applied-training", 44, time_training(FLOPS, 8960, V5P_FLOPS, 0.4)),
-    Case("llama70-days: 18,823 v5p at 50 %", "training", 17, time_training(FLOPS, 18_823, V5P_FLOPS, 0.5)),
-    Case("llama70-days: 4,096 H100 at 45 %", "gpus Q5.2", 40, time_training(FLOPS, 4096, H100_FLOPS, 0.45)),
-    Case("llama70-mem, bytes", "applied-training", 21.6e12, KEPT_BYTES),
-    Case("llama70-mem, chips", "applied-training", 225, count_least_devices(KEPT_BYTES, V5P_BYTES)),
-    Case("weights and optimizer on H100", "gpus Q5.2", 9, count_least_devices(STATE_BYTES, 80e9)),
     Case(
         "chips for 40M tokens, bound by FSDP", "training", 47_000, 40e6 / float(bound_fsdp_tokens(V5P_FLOPS, 6 * V5P))
     ),
@@ -195,8 +154,7 @@ TRAINING = [
 @pytest.mark.parametrize("case", [*COLLECTIVES, *BOUNDS, *TRAINING], ids=lambda case: case.name)
 def test_an_answer_of_the_book_comes_out_within_two_percent(case: Case) -> None:
     assert isinstance(case.ours, float | int)
-    ours = case.ours / SECONDS_A_DAY if "days" in case.name else case.ours
-    assert ours == pytest.approx(case.book, rel=WITHIN)
+    assert case.ours == pytest.approx(case.book, rel=WITHIN)
 
 
 @pytest.mark.parametrize("size", [4, 16, 28])
@@ -206,7 +164,6 @@ def test_the_formulas_of_a_torus_are_the_books(size: int, axes: int) -> None:
     wire = torus_wire(V5P, [size] * axes, [True] * axes)
     gathered = 1e9 / (2 * V5P * axes)
     assert time_all_gather(1e9, wire) == pytest.approx(gathered)
-    assert time_reduce_scatter(1e9, wire) == pytest.approx(gathered)
     assert time_all_reduce(1e9, wire) == pytest.approx(2 * gathered)
     if axes == 1:
         assert time_all_to_all(1e9, wire) == pytest.approx(gathered / 4)
@@ -219,25 +176,7 @@ def test_small_messages_take_a_microsecond_a_hop(byte_count: float) -> None:
     assert time_all_gather(byte_count, wire) == pytest.approx(max(1e-6 * 24 / 2, byte_count / (2 * V5P * 2)))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "inner", "devices", "sizes"),
-    [(4.19e6, LLAMA_INNER, 8960, (2048, 4)), (48_000, 32_768, 64, (16, 4))],
-)
-def test_the_mixed_sizes_round_as_the_book_rounds_them(
-    tokens: float, inner: int, devices: int, sizes: tuple[int, int]
-) -> None:
-    fsdp = round_to_power_of_two(choose_fsdp_size(tokens, inner, devices, fsdp_axes=2))
-    assert (fsdp, round_to_power_of_two(devices / fsdp)) == sizes
-
-
-def test_tensor_parallelism_on_h100_rounds_down_to_a_node() -> None:
+def test_tensor_parallelism_on_h100_is_bound_by_a_node() -> None:
     """h100-tp: F ÷ 2475 is about 11."""
     size = bound_tensor_size(H100_FLOPS, H100_NICS, 28_000)
     assert size == pytest.approx(11.3, rel=WITHIN)
-    assert floor_to_power_of_two(size) == 8
-
-
-def test_the_chip_table_gives_less_than_the_book_between_pods_since_the_book_rounds_up() -> None:
-    chip = read_chip("v5p")
-    assert chip.scaleout_bytes_per_s is not None
-    assert bound_slice_tokens(chip.flops_per_s, chip.scaleout_bytes_per_s) == pytest.approx(73_440)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from meshwright.planning.cost.bounds import bound_mixed_tokens, bound_slice_tokens
 from meshwright.planning.models import read_model
 from meshwright.planning.search.answer import Question, read_layout
 from meshwright.planning.search.batch_bounds import MeshBound, list_mesh_bounds
@@ -57,14 +58,14 @@ def test_behind_a_switch_an_eighth_of_the_weights_is_a_gpus_own_already() -> Non
 
 def test_hosts_gather_each_weight_once_over_all_their_nics() -> None:
     found = find("8*h100:8", {"fsdp": 64})
-    a_host = float(bound_slice_tokens(8 * H100, 8 * 5e10)) * 7 / 8
+    a_host = H100 / 5e10 * 7 / 8
     assert found["network"].slice_tokens == pytest.approx(a_host) == pytest.approx(17307.5)
     assert found["network"].tokens == pytest.approx(a_host / 8)
 
 
 def test_the_bound_of_a_slices_network_is_the_slices_whatever_its_devices_share() -> None:
     # Two slices: half of the gradients come from the other one; 64 devices, or 8 groups of 8 on the same tokens.
-    half = float(bound_slice_tokens(64 * V5P, 64 * 6.25e9)) / 2
+    half = V5P / 6.25e9 / 2
     alone = find("2*v5p:4x4x4", {"dp": 2, "fsdp": 64})["network"]
     shared = find("2*v5p:4x4x4", {"dp": 2, "fsdp": 8, "tp": 8})["network"]
     assert alone.slice_tokens == pytest.approx(half) == pytest.approx(36720)
@@ -84,7 +85,8 @@ def test_at_the_best_size_the_mixed_bound_is_the_published_one() -> None:
     # tp:8 is half of the greatest size, 16 = F ÷ 2,550, so that both communicate alike.
     model = {**read_model("llama3-70b").model_dump(exclude_defaults=True), "intermediate_size": 16 * 2550}
     found = find("v5p:8x8x8", {"fsdp": 64, "tp": 8}, model)
-    published = float(bound_mixed_tokens(V5P, 2 * V5P_LINK, 16 * 2550, fsdp_axes=2))
+    # 4·α² ÷ (Mx·My·F), α = C ÷ W of one axis: jax-ml/scaling-book, training.md, Mixed FSDP and Tensor Parallelism.
+    published = 4 * (V5P / (2 * V5P_LINK)) ** 2 / (2 * 16 * 2550)
     assert found["tensor"].size == pytest.approx(16)
     assert found["mixed"].tokens == pytest.approx(8 * published)
 
@@ -128,6 +130,9 @@ def test_values_of_four_bytes_ask_for_twice_the_tokens() -> None:
 def test_rates_of_an_order_of_devices_are_taken_where_they_are_known() -> None:
     question = ask("v5p:8x8x8")
     layout = read_layout({"fsdp": 512}, question.training)
-    slow = {axis: span.with_reached(inner=0.5, outer=1) for axis, span in question.hardware.lay(layout).items()}
+    slow = {
+        axis: replace(span, inner=replace(span.inner, bytes_per_s=np.asarray(span.inner.bytes_per_s) / 2))
+        for axis, span in question.hardware.lay(layout).items()
+    }
     (_, fsdp) = list_mesh_bounds(question, layout, slow)
     assert fsdp.tokens == pytest.approx(1700)

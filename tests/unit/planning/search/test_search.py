@@ -60,7 +60,7 @@ def test_what_a_plan_tells_adds_up() -> None:
     least = 6 * 7.5e9 * 256 * 4096 / step.total_s / 64 / 459e12
     assert least < plan.mfu_ratio < min(1.25 * least, 1)
     assert plan.largest_batch is not None
-    assert plan.largest_batch >= schedule.micro_batch * plan.data_parallel.size
+    assert plan.largest_batch >= schedule.micro_batch * parts
 
 
 def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it() -> None:

@@ -36,8 +36,6 @@ from meshwright_agent.facts import (
     synchronised,
     sysfs,
     tpu,
-    tpu_metrics,
-    tpu_scores,
 )
 from meshwright_agent.health.nvlink_xids import parse_nvlink_line
 from meshwright_agent.worker.protocol import (
@@ -56,7 +54,6 @@ from meshwright_agent.worker.protocol import (
     parse_frame,
 )
 from tests.fakes.machines import RECORDED
-from tests.fakes.tpu_runtime import build_response
 from tests.fakes.tree import split_entries
 from tests.fuzz.access import ACCESS
 from tests.fuzz.guided import Target
@@ -196,39 +193,6 @@ def run_kernel_log(data: bytes) -> None:
         os.close(descriptor)
 
 
-class _Answer:
-    """A channel of gRPC, and the module that makes it: every question is answered with the same bytes."""
-
-    class RpcError(Exception):
-        """None is raised."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def local_channel_credentials(self) -> None:
-        return None
-
-    def secure_channel(self, *_: object, **__: object) -> _Answer:
-        return self
-
-    def __enter__(self) -> _Answer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def unary_unary(self, *_: object, response_deserializer: Callable[[bytes], bytes], **__: object) -> Any:
-        return lambda _request, **_options: response_deserializer(self._data)
-
-
-def run_runtimes(data: bytes) -> None:
-    """Asks two ports that answer so, and takes as many devices as a host may have."""
-    told = tpu_metrics.read_runtimes(_Answer(data), [8431, 8432])
-    assert len(told.devices) <= 2 * tpu_metrics.MOST_DEVICES
-    assert len(told.select({4, 8})) in (0, 4, 8)
-    check_json(asdict(told))
-
-
 def run_fabric(data: bytes) -> None:
     """Takes what the fabric manager's structure holds: 16 bytes of cluster, then numbers."""
     padded = data.ljust(32, b"\0")
@@ -304,28 +268,11 @@ FACTS: Final[Mapping[str, Target]] = {
     "tpu.parse_shape": Target(take_text(tpu.parse_shape), (b"2,2,1", b"4x4x4")),
     "tpu.parse_flags": Target(take_text(tpu.parse_flags), (b"true,false,true",)),
     "tpu.parse_flag": Target(take_text(tpu.parse_flag), (b"true",)),
-    "tpu_scores.parse_scores": Target(
-        take_document(lambda told: check_json(tpu_scores.parse_scores(told)) if isinstance(told, dict) else None),
-        (
-            b'{"links": {"lines": ["tray1.chip3.ici0.int: 0", "x: 10"]}, "throttles": {"lines": ["0-0", "3-10"]}}',
-            b'{"links": {"unavailable": "no"}, "throttles": {"lines": ["?"]}}',
-        ),
-    ),
-    "tpu_metrics.parse_ports": Target(take_text(tpu_metrics.parse_ports), (b"8431", b"8431,8432")),
-    "tpu_metrics.parse_response": Target(
-        lambda data: check_json({str(device): value for device, value in tpu_metrics.parse_response(data).items()}),
-        (build_response(tpu_metrics.USED, [1, 1 << 34]), build_response(tpu_metrics.DUTY, [0.0, 99.5])),
-        (ValueError,),
-    ),
 }
 """Parsers of `meshwright_agent.facts`, by module and name."""
 
 OTHERS: Final[Mapping[str, Target]] = {
     "kernel log": Target(run_kernel_log, (b"4,1,1000000,-;" + MESSAGE + b"\n SUBSYSTEM=pci\n", b"6,2,2,-;x\n")),
-    "TPU runtime, two ports": Target(
-        run_runtimes,
-        (build_response(tpu_metrics.USED, [1 << 34] * 4), build_response(tpu_metrics.DUTY, [0.0, 99.5]), b"\x0a\xff"),
-    ),
     "worker protocol, frames": Target(run_frame, FRAMES, (FrameError,)),
     "worker protocol, stream": Target(run_stream, (b"".join(FRAMES), FRAMES[0])),
     "request body": Target(

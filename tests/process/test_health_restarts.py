@@ -28,20 +28,15 @@ def kill(agent: RunningAgent) -> None:
     agent.process.wait()
 
 
-LEFT_ALONE = ("tpu_runtime", "ici")
 ENDINGS = [pytest.param(RunningAgent.stop, id="SIGTERM"), pytest.param(kill, id="SIGKILL")]
 
 
 def read_since(agent: RunningAgent) -> dict[str, tuple[str, str | None]]:
-    """Each component with its state and since when, once all have been looked at twice.
-
-    Those that are left alone on purpose have been looked at and are in no state: nobody holds the TPUs of these hosts,
-    and JAX is not on them.
-    """
+    """Each component with its state and since when, once all have been looked at twice."""
 
     def is_settled() -> bool:
         parts = ask(agent, "/health")["components"]
-        return all(part["since"] or (part["name"] in LEFT_ALONE and part["observed_at"]) for part in parts)
+        return all(part["since"] for part in parts)
 
     wait_for(is_settled, agent, limit_s=60)
     for name in ("driver", "store"):

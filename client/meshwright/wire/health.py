@@ -22,7 +22,6 @@ HARDWARE: Final = frozenset(
     {
         "device",
         "driver",
-        "ici",
         "inventory",
         "link",
         "memory",
@@ -30,7 +29,6 @@ HARDWARE: Final = frozenset(
         "power",
         "simulated",
         "thermal",
-        "throttle",
     }
 )
 """The kinds of components (what stands before the colon) that may take a node out of service: devices and driver.

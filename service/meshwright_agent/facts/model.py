@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from meshwright_agent.facts.health import GpuHealth, KernelLog, PciHealth
-from meshwright_agent.facts.runtimes import TpuRuntimes
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
@@ -316,7 +315,6 @@ class HostFacts:
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
         kernel_log: None: it was not to be read, or no NVIDIA card is here that it could tell of.
         kfd: who has AMD's GPUs; None: its driver is not here.
-        tpu_runtimes: what the jobs on the TPUs tell of them; None: nobody holds one, or it was not asked.
         is_clock_synchronised: the kernel says that something keeps its clock right; None: it does not say.
     """
 
@@ -334,7 +332,6 @@ class HostFacts:
     holders: tuple[HolderFacts, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None
-    tpu_runtimes: TpuRuntimes | None = None
     is_clock_synchronised: bool | None = None
 
 

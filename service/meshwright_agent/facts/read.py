@@ -28,10 +28,8 @@ from meshwright_agent.facts.owners import (
     merge_holders,
     read_open_files,
 )
-from meshwright_agent.facts.runtimes import TpuRuntimes
 from meshwright_agent.facts.synchronised import read_synchronised
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
-from meshwright_agent.facts.tpu_metrics import PORTS_VARIABLE, find_grpc, parse_ports, read_runtimes
 
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -61,7 +59,6 @@ def read_host_facts(
     nvml: Any = None,
     log: LogPlace | None = None,
     wants_health: bool = True,
-    asks_jobs: bool = False,
 ) -> HostFacts:
     """Returns what can be known of a host without touching a device.
 
@@ -70,7 +67,6 @@ def read_host_facts(
         nvml: the module `pynvml`, or what behaves like it; None: there is none.
         log: the kernel log; None: it is not looked at.
         wants_health: False where only holders are asked for: the health of a card is many calls.
-        asks_jobs: jobs that hold TPUs are asked for their metrics, on the ports that the environment names.
     """
     table = ProcessTable(roots.proc)
     machine = cpu.read_machine(roots)
@@ -103,7 +99,6 @@ def read_host_facts(
         holders=join_holders(computing, kfd.holders) if kfd else computing,
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)) if log else None,
         kfd=kfd,
-        tpu_runtimes=_read_runtimes(tpus, roots) if asks_jobs else None,
         is_clock_synchronised=read_synchronised(),
     )
 
@@ -125,22 +120,6 @@ def _read_log(roots: Roots, log: LogPlace, boot_id: str | None, *, has_cards: bo
     if log.after is None and not has_cards:
         return None
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
-
-
-def _read_runtimes(tpus: Iterable[TpuFacts], roots: Roots) -> TpuRuntimes | None:
-    """Returns what jobs tell of TPUs that they hold; None where none does, or none is seen to: JAX tells of our own.
-
-    A job whose every process has another network namespace than ours is not asked: nobody of its is on our localhost,
-    and whoever is would be taken for it.
-    """
-    pids = {process.pid for chip in tpus for process in chip.processes or () if not process.own}
-    if not pids:
-        return None
-    own = tpu.read_link_name(roots.proc / "self/ns/net")
-    theirs = {tpu.read_link_name(roots.proc / f"{pid}/ns/net") for pid in pids}
-    if own is not None and None not in theirs and own not in theirs:
-        return TpuRuntimes(unavailable="the job has a network namespace of its own", unasked="elsewhere")
-    return read_runtimes(find_grpc(), parse_ports(roots.environ.get(PORTS_VARIABLE)))
 
 
 def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:

@@ -86,13 +86,10 @@ class HealthBoard:
         self._faults.setdefault(fault.component, {})[fault.code] = fault
         self._settle(fault.component, at)
 
-    def clear_faults(self, name: str, at: datetime, code: str | None = None) -> None:
-        """Takes the faults of a component off, that of one code if given."""
+    def clear_faults(self, name: str, at: datetime) -> None:
+        """Takes the faults of a component off."""
         self.version += 1
-        faults = self._faults.pop(name, {})
-        if kept := {key: fault for key, fault in faults.items() if code not in (None, key)}:
-            self._faults[name] = kept
-        if len(kept) < len(faults):
+        if self._faults.pop(name, None):
             self._settle(name, at, is_cleared=True)
 
     def list_faulty(self) -> tuple[str, ...]:

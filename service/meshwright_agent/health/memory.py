@@ -205,11 +205,9 @@ class HealthMemory:
         self._change(replace(self.value, faults=(*kept, fault)))
         return fault
 
-    def clear_faults(self, component: str, code: str | None = None) -> tuple[Fault, ...]:
-        """Forgets the faults of a component, of one code if given, and returns them."""
-        gone = tuple(f for f in self.value.faults if f.component == component and code in (None, f.code))
-        self._change(replace(self.value, faults=tuple(f for f in self.value.faults if f not in gone)))
-        return gone
+    def clear_faults(self, component: str) -> None:
+        """Forgets the faults of a component."""
+        self._change(replace(self.value, faults=tuple(f for f in self.value.faults if f.component != component)))
 
     # counters that an operator has seen
 

@@ -16,7 +16,6 @@ from meshwright.topology.counted import ChipCount
 from meshwright.wire.devices import Device, Devices
 from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.facts.tpu_scores import TpuScores
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.devices import DeviceHealth
 from meshwright_agent.health.diagnosis import PARTS, Finding, find_worst
@@ -25,8 +24,6 @@ from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
-from meshwright_agent.health.tpu_runtime import TPU_RUNTIME, RuntimeHealth
-from meshwright_agent.health.tpu_scores import ICI, SCORED, ScoreHealth, build_faults
 from meshwright_agent.health.xid_ledger import XidLedger
 from meshwright_agent.health.xid_reports import (
     KERNEL_LOG,
@@ -40,8 +37,6 @@ from meshwright_agent.worker.supervisor import Supervisor
 DRIVER: Final = "driver"
 WORKER: Final = "worker"
 INVENTORY: Final = "inventory"
-_OF_HOST: Final = (INVENTORY, TPU_RUNTIME)
-"""Beside devices and their parts, what only the probe knows of accelerators."""
 _DEAF: Final = Hearing(is_wanted=False)
 _SILENT_PART: Final = Finding("unknown", "its source told of it before, and tells nothing now", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
@@ -75,8 +70,6 @@ class Verdicts:
         self._has_answered = False
         self._listed: set[str] = set()
         self._ledger = XidLedger()
-        self._runtimes = RuntimeHealth()
-        self._scores = ScoreHealth()
         board.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
@@ -86,7 +79,7 @@ class Verdicts:
         parts = [component for component in told if component.partition(":")[0] in PARTS]
         self._listed.update(devices)
         self._parts.update(parts)
-        self._board.expect((*devices, *parts, *(name for name in (*_OF_HOST, *SCORED) if name in told)))
+        self._board.expect((*devices, *parts, *({INVENTORY} & set(told))))
         for fault in self._memory.value.faults:
             self._board.add_fault(fault, at)
 
@@ -112,8 +105,8 @@ class Verdicts:
         for component in self._listed:
             self._standing[component] = silent
         missing = [f"device:{device.key}" for device in self._missing]
-        of_host = [name for name in _OF_HOST if name in self._board.names()]
-        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *of_host):
+        inventory = {INVENTORY} & set(self._board.names())
+        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *inventory):
             self._report(component, silent, at)
 
     def report_facts(
@@ -142,7 +135,6 @@ class Verdicts:
             report_kernel_log(self._board, self._memory, self._history, told, at)
         report_hearing(self._board, facts, hearing, at)
         self._judge(facts, before, devices, at)
-        self._report_runtimes(facts, at)
 
     def report_events(self, xids: Iterable[Xid], facts: HostFacts, at: datetime) -> None:
         """NVML told XIDs as they came; those that the kernel log has told already are the same."""
@@ -201,15 +193,6 @@ class Verdicts:
             self._report(INVENTORY, presence.inventory, at)
         elif INVENTORY in self._board.names():
             self._board.forget(INVENTORY)
-
-    def _report_runtimes(self, facts: HostFacts, at: datetime) -> None:
-        if not facts.tpus:
-            if TPU_RUNTIME in self._board.names():
-                self._board.forget(TPU_RUNTIME)
-            return
-        finding = self._runtimes.judge(facts)
-        if finding is not None:
-            self._report(TPU_RUNTIME, finding, at)
 
     def _report(self, component: str, finding: Finding, at: datetime) -> None:
         self._board.report(
@@ -291,41 +274,6 @@ class Verdicts:
             findings.append(Finding("degraded", wrong, action))
         self._report(component, find_worst(findings) or Finding("healthy", reason), at)
 
-    def note_scores(self, scores: TpuScores, *, chips: int, at: datetime) -> None:
-        """libtpu told the worker of the host's TPUs: which links have a persistent problem, and which have none."""
-        self._scores.note(scores, at)
-        standing = {fault.code: fault.reason for fault in self._memory.value.faults if fault.component == ICI}
-        links = build_faults(scores, at)
-        for code, fault in links.items():
-            if fault is not None and standing.get(code) != fault.reason:
-                self._memory.clear_faults(ICI, code)
-                self._board.add_fault(self._memory.add_fault(fault), at)
-                self._note_fault(fault, at)
-        self.report_scores(chips=chips, at=at)
-        for code in [code for code, fault in links.items() if fault is None and code in standing]:
-            self._memory.clear_faults(ICI, code)
-            self._board.clear_faults(ICI, at, code)
-
-    def _note_fault(self, fault: Fault, at: datetime) -> None:
-        if self._history is not None:
-            state = self._board.state(fault.component, at)
-            words = {"reason": fault.reason, "action": fault.action}
-            self._history.note_fault(fault.component, fault.code, state=state, **words, at=at)
-
-    def report_scores(self, *, chips: int, at: datetime) -> None:
-        """What libtpu told last; at each look, so that what nobody looks at any more is not called well.
-
-        Args:
-            chips: TPUs of this host.
-            at: now.
-        """
-        found = self._scores.judge(chips=chips, is_fresh=lambda seen_at: not self._board.is_stale(seen_at, at))
-        for component, (finding, seen_at) in found.items():
-            self._report(component, finding, seen_at or at)
-        for component in set(SCORED) - set(found) - set(self._board.list_faulty()):
-            if component in self._board.names():
-                self._board.forget(component)
-
     # the worker
 
     def report_worker(
@@ -382,5 +330,5 @@ def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch:
     return None
 
 
-COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, TPU_RUNTIME, *SCORED, KERNEL_LOG, NVSWITCH, *PARTS)
+COMPONENTS: Final = (WORKER, DRIVER, INVENTORY, KERNEL_LOG, NVSWITCH, *PARTS)
 """Those that a look can make, beside `device:N`; parts are named as their device: `thermal:N`."""

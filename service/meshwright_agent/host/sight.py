@@ -58,7 +58,6 @@ _FLEETING: Final[dict[str, Any]] = {
     "facts": {
         "cpu": {"available_bytes"},
         "gpus": {"__all__": _CHIP_FLEETING},
-        "tpu_runtimes": True,
         "holders": True,
         "kernel_log": True,
     },

@@ -26,7 +26,6 @@ from meshwright_agent.health.ears import Hearing, XidEars
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.host.baseline import MemoryBaseline
-from meshwright_agent.host.scores import ScoreAsker
 from meshwright_agent.host.sight import Sight, SightKeeper
 from meshwright_agent.settings import Settings
 from meshwright_agent.view import JaxSight, build_devices
@@ -76,7 +75,6 @@ class HostWatch:
         self.released = False
         self._failure: ProblemError | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._scores = ScoreAsker(device)
 
     def _build_ears(self, listener: Supervisor) -> XidEars:
         return XidEars(
@@ -238,7 +236,6 @@ class HostWatch:
             answer = await self._probe.call("facts", self._build_question(), deadline_s=limit_s)
         except (ProblemError, CallCancelled) as error:
             self._verdicts.report_silence(_first_line(error), now)
-            self._verdicts.report_scores(chips=self._count_tpus(), at=now)
             return
         before = self.sight.facts
         facts = parse_host_facts(answer.result)
@@ -252,7 +249,6 @@ class HostWatch:
             self.ears.note_look(facts)
             hearing = self.ears.hearing
         self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
-        self._verdicts.report_scores(chips=self._count_tpus(), at=now)
         self._on_look()
 
     def _report_events(self, xids: tuple[Xid, ...]) -> None:
@@ -276,11 +272,6 @@ class HostWatch:
         self.note_worker()
         if answer.result["platform"] == "cpu" and not self.tell_mismatch():
             self._verdicts.report_listed(self.devices(now).devices, now)
-        elif answer.result["platform"] == "tpu" and (scores := await self._scores.ask()):
-            self._verdicts.note_scores(scores, chips=self._count_tpus(), at=self._clock.now())
-
-    def _count_tpus(self) -> int:
-        return len(self.sight.facts.tpus) if self.sight.facts else 0
 
     def note_release(self) -> None:
         """Takes note that the worker was let go on purpose: it is not started again unasked."""

@@ -20,7 +20,6 @@ from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
 from meshwright_agent.facts.model import SliceFacts, TpuFacts
-from meshwright_agent.facts.runtimes import TpuRuntime
 from meshwright_agent.view.gpu import build_processes, read_limit
 from meshwright_agent.view.sight import Look, Part
 
@@ -52,10 +51,8 @@ def build_tpus(look: Look) -> Part:
     functions = look.facts.tpus if look.facts else ()
     slice_ = look.facts.slice if look.facts else SliceFacts()
     seats = _seat_seen(look) or _seat_expected(functions, slice_)
-    runtimes = find_runtimes(look, len(seats))
     devices = tuple(
-        _build_tpu(look, index, seat, find_function(functions, seats, index), runtimes[index])
-        for index, seat in enumerate(seats)
+        _build_tpu(look, index, seat, find_function(functions, seats, index)) for index, seat in enumerate(seats)
     )
     return Part(devices, _build_links(look, seats, devices), _warn(look, functions, slice_))
 
@@ -163,15 +160,7 @@ def find_function(functions: Sequence[TpuFacts], seats: Sequence[Seat], index: i
     return functions[seats[index].rank] if len(functions) == len(ranks) else None
 
 
-def find_runtimes(look: Look, count: int) -> tuple[TpuRuntime | None, ...]:
-    """Returns what jobs tell of each of `count` devices, by libtpu's order; nothing where the numbers do not fit."""
-    told = look.facts.tpu_runtimes if look.facts else None
-    return (told.select({count}) if told else ()) or (None,) * count
-
-
-def _build_tpu(
-    look: Look, index: int, seat: Seat, function: TpuFacts | None, runtime: TpuRuntime | None = None
-) -> Device:
+def _build_tpu(look: Look, index: int, seat: Seat, function: TpuFacts | None) -> Device:
     seen = seat.seen
     kind = str(seen["kind"]) if seen else (function.kind if function else None)
     return Device(
@@ -186,23 +175,18 @@ def _build_tpu(
         core_on_chip=seat.core if seen or seat.coords else None,
         slice_index=seen.get("slice_index") if seen else None,
         process_index=seen.get("process_index") if seen else None,
-        memory=_build_memory(look, kind, seen, runtime),
+        memory=_build_memory(look, kind, seen),
         jax=look.build_jax_view(seen),
         processes=build_processes(function.processes if function else None),
-        attributes=_build_attributes(kind, function, runtime),
+        attributes=_build_attributes(kind, function),
         **(look.by_jax() if seen else look.passive()),
     )
 
 
-def _build_memory(
-    look: Look, kind: str | None, seen: Mapping[str, Any] | None, runtime: TpuRuntime | None = None
-) -> Memory | None:
-    """Returns capacity by the chip table, and what the job on it tells, else JAX's allocator, whose evidence stands."""
+def _build_memory(look: Look, kind: str | None, seen: Mapping[str, Any] | None) -> Memory | None:
+    """Returns capacity by the chip table, and use by JAX's allocator, whose evidence stands where it told."""
     chip = find_chip_by_kind(kind or "")
     stats = (seen or {}).get("memory_stats") or {}
-    if runtime is not None and runtime.used_bytes is not None:
-        capacity = chip.device_memory_bytes if chip else runtime.total_bytes
-        return Memory(capacity_bytes=capacity, used_bytes=runtime.used_bytes, **look.passive())
     if chip is None and not stats:
         return None
     return Memory(
@@ -213,12 +197,8 @@ def _build_memory(
     )
 
 
-def _build_attributes(
-    kind: str | None, function: TpuFacts | None, runtime: TpuRuntime | None = None
-) -> dict[str, str | int | bool]:
-    duty = runtime.duty_ratio if runtime else None
+def _build_attributes(kind: str | None, function: TpuFacts | None) -> dict[str, str | int | bool]:
     values = {
-        "tensorcoreDutyCyclePercent": None if duty is None else round(100 * duty),
         "productName": kind,
         "resource.kubernetes.io/pciBusID": function.pci_bus_id if function else None,
         "resource.kubernetes.io/pcieRoot": function.pcie_root if function else None,
@@ -254,9 +234,6 @@ def _warn(look: Look, functions: Sequence[TpuFacts], slice_: SliceFacts) -> tupl
     notices = []
     if look.jax is not None and look.jax.platform != "tpu" and functions:
         notices.append(_tell_unseen(len(functions), look.jax.platform))
-    told = look.facts.tpu_runtimes if look.facts else None
-    if told is not None and told.unavailable:
-        notices.append(_tell_untold(told.unavailable))
     if slice_.host_count not in {None, 1}:
         notices.append(_tell_part(slice_))
     return tuple(notices)
@@ -267,15 +244,6 @@ def _tell_unseen(count: int, platform: str) -> Notice:
         code="jax_sees_no_tpu",
         message=f"{count} TPU chip(s) are on the PCI bus; the agent's JAX runs on {platform} and sees none",
         hint="run `meshwright-agent doctor` on the host: libtpu is missing or JAX_PLATFORMS hides them",
-    )
-
-
-def _tell_untold(reason: str) -> Notice:
-    return Notice(
-        code="runtime_metrics_unavailable",
-        message=f"a job holds TPUs, and what it uses of them is not known: {reason}",
-        hint="the agent asks localhost:8431, or the ports in its TPU_RUNTIME_METRICS_PORTS; the job must share its "
-        "network namespace",
     )
 
 

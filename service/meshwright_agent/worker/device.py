@@ -86,13 +86,6 @@ def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     return result.model_copy(update={"warnings": result.warnings + notices}).model_dump(mode="json")
 
 
-def score(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns what libtpu tells of this host's TPUs to the process that has them: see `worker.libtpu`."""
-    from meshwright_agent.worker.libtpu import read_scores
-
-    return read_scores()
-
-
 class Pulse:
     """Repeats the last progress every `PULSE_S` of a long case, between two samples: the worker's sign of life."""
 
@@ -123,4 +116,4 @@ class Pulse:
 
 
 if __name__ == "__main__":
-    serve(KIND, read_hello, {"describe": describe, "bench": bench, "score": score})
+    serve(KIND, read_hello, {"describe": describe, "bench": bench})

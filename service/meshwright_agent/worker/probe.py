@@ -47,7 +47,7 @@ def parse_log(arguments: dict[str, Any]) -> LogPlace | None:
 
 def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """Returns `HostFacts` as JSON."""
-    found = read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments), asks_jobs=True)
+    found = read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments))
     return build_json(found)
 
 

@@ -14,7 +14,6 @@ import pytest
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.facts.health import GpuHealth, KernelLog
 from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, Problem, ProcessFacts
-from meshwright_agent.facts.runtimes import TpuRuntime, TpuRuntimes
 from meshwright_agent.host.sight import (
     KEPT_FOR,
     LAST_LIMIT_S,
@@ -119,7 +118,6 @@ def look_again(sight: Sight, after: timedelta = timedelta(seconds=30)) -> Sight:
             facts,
             gpus=cards,
             cpu=replace(facts.cpu, available_bytes=(facts.cpu.available_bytes or 0) - 4096),
-            tpu_runtimes=TpuRuntimes((TpuRuntime(0, used_bytes=1),)),
             holders=(HolderFacts(4711, "python"),),
             kernel_log=KernelLog(last_sequence=7),
         ),

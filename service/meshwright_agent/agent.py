@@ -47,7 +47,6 @@ from meshwright_agent.telemetry.lag import watch_lag
 from meshwright_agent.worker.children import (
     build_compiler_spec,
     build_device_spec,
-    build_listener_spec,
     build_planner_spec,
     build_probe_spec,
     has_accelerators,
@@ -95,7 +94,6 @@ class Agent:
             on_change=self._on_worker_change,
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
-        self.listener = Supervisor(build_listener_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
         boot = self._boot = boot or read_boot_clock(settings.proc_root)
         self.book = LeaseBook(self.clock, boot, on_change=lambda: self.picture.note_lease())
@@ -157,7 +155,6 @@ class Agent:
             is_reserved=lambda: bool(self.book.active()),
             history=self.history,
             keeper=SightKeeper(lambda: self.store, build_sight_key(self.settings, self._environ, self._boot.boot_id)),
-            listener=self.listener,
             on_look=lambda: self.benches.note_look(),
         )
 
@@ -237,8 +234,6 @@ class Agent:
         self.doorkeeper.start()
         self._spawn(self.doorkeeper.tell(self.board.report))
         self._spawn(self.host.run())
-        if isinstance(self.host, HostWatch) and self.host.ears is not None:
-            self._spawn(self.host.ears.run())
         if self.settings.label_file is not None:
             self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
         self._spawn(self.own_health.run())
@@ -277,7 +272,7 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        children = (self.device, self.probe, self.listener, self.planner, self.compiler)
+        children = (self.device, self.probe, self.planner, self.compiler)
         await asyncio.gather(*(child.close() for child in children))
         if self._store:
             await self.history.flush()
@@ -388,7 +383,6 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
             baseline=self.watch.memory,
-            ears=self.watch.ears,
         )
         self.watch.note_release()
         outcome = "killed" if answer.killed else "released"

@@ -138,11 +138,6 @@ class Settings(BaseSettings):
         "that chip, divided or not; empty: those that were seen, once confirmed",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
-    xid_events: Literal["auto", "always", "never"] = Field(
-        default="auto",
-        description="listen to NVML's events for XIDs; auto: where the kernel log cannot be read. An open NVML blocks "
-        "the reset of a GPU, so it is let go by a release, and while a card waits for a reset",
-    )
     disk_free_min_bytes: int = Field(
         default=1 << 28, ge=0, description="free space of the state directory's disk below which it is degraded"
     )

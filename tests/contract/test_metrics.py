@@ -20,7 +20,7 @@ from tests.deploy.promql import run_promtool
 SMALL = {"cases": ["all_reduce", "matmul"], "sizes_bytes": [4096], "matmul_size": 64, "samples": 3}
 UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
 """A virtual CPU device has no memory of its own, so the memory in use is unknown."""
-CHILDREN = {"device", "probe", "listener", "planner", "compiler"}
+CHILDREN = {"device", "probe", "planner", "compiler"}
 PAGES = {"/openapi.json", *(route.path for route in pages.PLAIN_ROUTES)}
 
 

@@ -78,6 +78,8 @@ done >/run/meshwright/opened
 """
 DENIED = "Operation not permitted"
 """What the sandbox says of a device; one that it allows and whose driver is not here is another error."""
+CAP_SYSLOG = 34
+"""Source: Linux, include/uapi/linux/capability.h."""
 MISC = {"vfio": (10, 196), "other": (10, 235)}
 """Files of the driver misc: VFIO's container, and one that is no accelerator's. Source: Linux,
 include/linux/miscdevice.h, VFIO_MINOR and AUTOFS_MINOR."""
@@ -130,7 +132,10 @@ def boot(root: Path) -> dict[str, str]:
     command += ["--private-network", f"--machine=meshwright-{os.getpid()}", "--console=pipe"]
     command += [f"--bind-ro={sys.prefix}:/opt/meshwright", f"--bind-ro={ROOT}:/opt/source"]
     command += [] if python.is_relative_to("/usr") else [f"--bind-ro={python}"]
-    command += ["--capability=CAP_BPF", "--system-call-filter=bpf"]  # with which systemd holds units to DeviceAllow=
+    command += [
+        "--capability=CAP_BPF,CAP_SYSLOG",
+        "--system-call-filter=bpf",
+    ]  # CAP_BPF: with which systemd holds units to DeviceAllow=
     command += [f"--bind={root.parent / 'vfio'}:/dev/vfio/vfio", f"--bind={root.parent / 'other'}:/dev/other"]
     command += ["systemd.unit=inspect.target", "systemd.show_status=no"]
     console = root.parent / "console"
@@ -172,7 +177,7 @@ def test_the_unit_starts_serves_is_watched_and_stops_under_a_real_systemd() -> N
     assert found["state"].startswith("meshwright 700 "), told
     assert "meshwright.sqlite3" in found["state"], told
     assert found["socket"] == "meshwright meshwright 660", told
-    assert int(found["capabilities"], 16) == 0, told
+    assert int(found["capabilities"], 16) == 1 << CAP_SYSLOG, told
     assert found["ran"] == '"state":"succeeded"', told
     assert found["watchdog"] == "restarts 1", told
     assert found["again"] == "ready another process", told

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,13 +26,6 @@ class FakeHandle(dict[str, Any]):
         self._as_parameter_ = ctypes.c_void_p(0x1000 + index)
 
 
-class FakeEventSet:
-    """What was registered: index of a card → event types."""
-
-    def __init__(self) -> None:
-        self.types: dict[int, int] = {}
-
-
 class FakeNvml:
     """Cards and MIG instances of a document; a handle is the card's own entry in it.
 
@@ -48,11 +40,9 @@ class FakeNvml:
             degrees}, "clocks" (mask), "power" [enforced, default, in mW], "ecc" [volatile, aggregate], "remapped"
             [correctable, uncorrectable, pending, failed], "retirement_pending", "pcie" [width, most, generation, most],
             "performance_state", "recovery", "margin", "slowdown_margin", "shutdown_margin", "link_errors" {counter: of
-            each link}, "event_types" (mask; those that there are where it is not told).
+            each link}.
         fail: function → error code; "function:uuid" for one card, "function/17" where 17 is the argument that tells its
             calls apart, "field:230" for a field whose reply has the code. A document may have its own, as "fail".
-        next_event: returns [index of the card, XID] or [index, XID, event type] of what came next, None for nothing;
-            it is asked every 10 ms while somebody waits.
     """
 
     NVMLError = pynvml.NVMLError
@@ -60,17 +50,9 @@ class FakeNvml:
     NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
     nvmlMemory_v2 = 0x02000028
     c_nvmlGpuFabricInfo_v2_t = pynvml.c_nvmlGpuFabricInfo_v2_t
-    nvmlEventTypeXidCriticalError = 8
 
-    def __init__(
-        self,
-        document: Document,
-        fail: Mapping[str, int] | None = None,
-        next_event: Callable[[], Sequence[int] | None] = lambda: None,
-    ) -> None:
+    def __init__(self, document: Document, fail: Mapping[str, int] | None = None) -> None:
         self._document = document
-        self._next_event = next_event
-        self.event_sets = 0
         self._fail = dict(document.get("fail", {}) if fail is None else fail)
         self.asked: set[str] = set()
         self.is_open = False
@@ -286,46 +268,6 @@ class FakeNvml:
         assert self.nvmlDeviceGetNvLinkState(device, link)
         return int(self._field("nvmlDeviceGetNvLinkErrorCounter", device, "link_errors")[names[counter]])
 
-    def nvmlDeviceGetSupportedEventTypes(self, handle: Document) -> int:
-        self._check("nvmlDeviceGetSupportedEventTypes", handle)
-        return int(handle.get("event_types", pynvml.nvmlEventTypeAll))
-
-    def nvmlEventSetCreate(self) -> FakeEventSet:
-        self._check("nvmlEventSetCreate")
-        self.event_sets += 1
-        return FakeEventSet()
-
-    def nvmlDeviceRegisterEvents(self, handle: Document, eventTypes: int, eventSet: FakeEventSet) -> None:
-        self._check("nvmlDeviceRegisterEvents", handle)
-        if eventTypes & ~self.nvmlDeviceGetSupportedEventTypes(handle):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        eventSet.types[handle["index"]] = eventTypes
-
-    def nvmlEventSetWait_v2(self, eventSet: FakeEventSet, timeoutms: int) -> SimpleNamespace:
-        until_s = time.monotonic() + timeoutms / 1000
-        while True:
-            self._check("nvmlEventSetWait_v2")
-            came = self._next_event()
-            if came is not None:
-                index, data, kind = [*came, self.nvmlEventTypeXidCriticalError][:3]
-                if eventSet.types.get(index, 0) & kind or kind != self.nvmlEventTypeXidCriticalError:
-                    handle = FakeHandle(self._document["gpus"][index], index)
-                    return SimpleNamespace(
-                        device=handle,
-                        eventType=kind,
-                        eventData=data,
-                        gpuInstanceId=0xFFFFFFFF,
-                        computeInstanceId=0xFFFFFFFF,
-                    )
-            elif time.monotonic() >= until_s:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
-            else:
-                time.sleep(0.01)
-
-    def nvmlEventSetFree(self, eventSet: FakeEventSet) -> None:
-        self._check("nvmlEventSetFree")
-        self.event_sets -= 1
-
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Document, device2: Document) -> int:
         self._check("nvmlDeviceGetTopologyCommonAncestor", device1)
         return int(
@@ -351,9 +293,3 @@ def _compare(name: str, own: Any) -> str:
     )
     same = [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
     return "" if same else f"{name}: parameters {ours} are not {theirs}"
-
-
-def check_event_fields(event: object) -> list[str]:
-    """Returns where an event of the fake differs from c_nvmlEventData_t; nothing is what a test wants."""
-    real = [name for name, _ in pynvml.c_nvmlEventData_t._fields_]
-    return [name for name in {*real, *vars(event)} if name not in real or name not in vars(event)]

@@ -37,7 +37,6 @@ from meshwright_agent.facts import (
     sysfs,
     tpu,
 )
-from meshwright_agent.health.nvlink_xids import parse_nvlink_line
 from meshwright_agent.worker.protocol import (
     Call,
     Cancel,
@@ -292,9 +291,6 @@ OTHERS: Final[Mapping[str, Target]] = {
         take_environment(parse_device_count),
         (b"XLA_FLAGS=--xla_force_host_platform_device_count=8", b"JAX_NUM_CPU_DEVICES=8"),
         (ValueError,),
-    ),
-    "NVLink's line of an XID": Target(
-        take_text(parse_nvlink_line), (b"NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x021425c6 0x00000000)",)
     ),
     "accelerator type": Target(take_text(parse_accelerator_type), (b"v5litepod-16", b"v4-8")),
     "driver's information file": Target(

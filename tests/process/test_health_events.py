@@ -115,6 +115,16 @@ def test_a_kernel_log_that_cannot_be_read_is_no_healthy_one(tmp_path: Path) -> N
         assert "MESHWRIGHT_KERNEL_LOG" in seen["action"]
 
 
+def test_where_xids_are_not_watched_that_is_said_and_is_neither_green_nor_unknown(tmp_path: Path) -> None:
+    settings = {**host(tmp_path), "MESHWRIGHT_KERNEL_LOG": ""}
+    with start_agent(cpu_devices=2, **settings) as agent:
+        wait_for(lambda: read_component(agent, "kernel_log"), agent)
+        seen = read_component(agent, "kernel_log")
+        assert seen["state"] == "initializing"
+        assert seen["observed_at"] is not None
+        assert seen["reason"].startswith("XIDs are not watched here")
+
+
 def test_the_stream_tells_what_happens_and_resumes_where_it_was_cut(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     chip = tmp_path / "sys/bus/pci/devices/0000:86:00.0"

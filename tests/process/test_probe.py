@@ -40,7 +40,7 @@ def build_arguments(folder: Path) -> dict[str, str]:
 def test_it_reads_a_recorded_machine_as_the_reader_does_in_this_process(tmp_path: Path) -> None:
     machine = plant_machine("tpu-v5e-8", tmp_path)
     told = parse_host_facts(ask("facts", build_arguments(tmp_path), **machine.roots.environ))
-    assert told == read_host_facts(machine.roots, asks_jobs=True)
+    assert told == read_host_facts(machine.roots)
 
 
 def test_it_tells_who_holds_the_chips_of_a_recorded_machine(tmp_path: Path) -> None:

@@ -7,23 +7,46 @@ process: `tests/unit/health/test_question_matrix.py`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import tests
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.deploy.slurm_node import build_node
+from tests.fakes.machines import RECORDED
+from tests.fakes.well import WELL
 from tests.process.living import ask, await_state, read_component
+from tests.process.test_agent_health import plant_host
 from tests.process.test_cli_exit_codes import _run
-from tests.process.test_xid_events import UUID, build_host
+from tests.process.test_health_events import QUICK
+
+ROOT = Path(tests.__file__).parents[1]
+UUID = json.loads((RECORDED / "dgx-h100/nvml.json").read_text())["gpus"][0]["uuid"]
+
+
+def build_host(folder: Path) -> dict[str, str]:
+    """Returns the settings of a recorded host with a driver and a kernel log, both of which are files."""
+    document = json.loads((RECORDED / "dgx-h100/nvml.json").read_text())
+    document["gpus"] = [{**gpu, **WELL, "processes": []} for gpu in document["gpus"]]
+    (folder / "nvml.json").write_text(json.dumps(document))
+    (folder / "kmsg").touch()
+    return {
+        **QUICK,
+        **plant_host("dgx-h100", folder / "host"),
+        "MESHWRIGHT_KERNEL_LOG": str(folder / "kmsg"),
+        "FAKE_NVML": str(folder),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "tests/fakes/as_pynvml"), str(ROOT))),
+    }
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAgent, Path]]:
     """An agent on a host of eight cards that are well."""
     folder = tmp_path_factory.mktemp("host")
-    with start_agent(cpu_devices=2, **build_host(folder, has_log=True)) as running:
+    with start_agent(cpu_devices=2, **build_host(folder)) as running:
         await_state(running, f"memory:{UUID}", "healthy")
         yield running, folder
 

@@ -49,7 +49,6 @@ class ActivityCollector(Collector):
         children: dict[str, Supervisor] = {
             "device": agent.device,
             "probe": agent.probe,
-            "listener": agent.listener,
             "planner": agent.planner,
             "compiler": agent.compiler,
         }

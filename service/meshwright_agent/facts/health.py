@@ -79,17 +79,14 @@ class PciHealth:
     nonfatal_count: int | None = None
 
 
-XidSource = Literal["kernel_log", "nvml"]
-
-
 @dataclass(frozen=True)
 class Xid:
-    """One XID: a line of the kernel log, or an event of NVML.
+    """One XID: a line of the kernel log.
 
     Attributes:
         pci_bus_id: of the card, as sysfs writes it.
-        sequence: the record's number in the kernel log, which counts from boot; 0 for an event.
-        age_s: how long ago it was written, or came.
+        sequence: the record's number in the kernel log, which counts from boot.
+        age_s: how long ago it was written.
         text: what the driver says after the number, without process id and name.
     """
 
@@ -145,6 +142,7 @@ class KernelLog:
         xids, sxids, failures: those after the record that was asked for, oldest first.
         last_sequence: of the newest record that was looked at; None: there was none.
         error: why it could not be read; None: it was.
+        is_wanted: false: it was not to be read.
         lost_count: records after the one that was asked for that the log had overwritten before they were read.
     """
 
@@ -154,3 +152,4 @@ class KernelLog:
     sxids: tuple[SXid, ...] = ()
     lost_count: int = 0
     failures: tuple[CardFailure, ...] = ()
+    is_wanted: bool = True

@@ -313,7 +313,7 @@ class HostFacts:
         problems: what should have been readable and was not.
         refused: cards that are here and that nobody can use.
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
-        kernel_log: None: it was not to be read, or no NVIDIA card is here that it could tell of.
+        kernel_log: None: no NVIDIA card is here that it could tell of.
         kfd: who has AMD's GPUs; None: its driver is not here.
         is_clock_synchronised: the kernel says that something keeps its clock right; None: it does not say.
     """

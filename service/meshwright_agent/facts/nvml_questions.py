@@ -5,7 +5,7 @@ which card this is, how much memory it has, whether it is divided, and how each 
 card (its architecture, its place, who uses it) is not required, and its failure is a problem of the driver.
 Of a required question, only "not supported" and a function that driver or library do not have mean that the card has no
 such thing; after any other error the part is unknown. Whether the others of its kind have such a thing is compared in
-`health.diagnosis`. The event listener's questions are not here: they do not look at a card.
+`health.diagnosis`.
 
 Source: NVIDIA, NVML API Reference Guide, nvmlReturn_t (docs.nvidia.com/deploy/nvml-api), and nvml.h of CUDA 13.
 """

@@ -97,7 +97,7 @@ def read_host_facts(
         problems=(*gpu.problems, *_tell_driverless(tpus)),
         refused=gpu.refused,
         holders=join_holders(computing, kfd.holders) if kfd else computing,
-        kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)) if log else None,
+        kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
         kfd=kfd,
         is_clock_synchronised=read_synchronised(),
     )
@@ -110,15 +110,17 @@ def _find_openers(proc: Path, table: ProcessTable) -> tuple[HolderFacts, ...] | 
     return found if found or opened.is_complete else None
 
 
-def _read_log(roots: Roots, log: LogPlace, boot_id: str | None, *, has_cards: bool) -> KernelLog | None:
+def _read_log(roots: Roots, log: LogPlace | None, boot_id: str | None, *, has_cards: bool) -> KernelLog | None:
     """Returns the XIDs since the last look of this boot; None where the host has no NVIDIA card and never had one.
 
     Args:
         has_cards: the driver lists some, which a container's sysfs need not show.
     """
     has_cards = has_cards or any(card.kind.startswith(DISPLAY_CLASS) for card in read_pci_devices(roots.sysfs, NVIDIA))
-    if log.after is None and not has_cards:
+    if not has_cards and (log is None or log.after is None):
         return None
+    if log is None:
+        return KernelLog(is_wanted=False)
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
 
 

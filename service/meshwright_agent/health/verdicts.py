@@ -14,30 +14,20 @@ from typing import Any, Final
 
 from meshwright.topology.counted import ChipCount
 from meshwright.wire.devices import Device, Devices
-from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.devices import DeviceHealth
 from meshwright_agent.health.diagnosis import PARTS, Finding, find_worst
 from meshwright_agent.health.driver import judge_driver
-from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
-from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice
+from meshwright_agent.health.memory import HealthMemory, KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
-from meshwright_agent.health.xid_ledger import XidLedger
-from meshwright_agent.health.xid_reports import (
-    KERNEL_LOG,
-    NVSWITCH,
-    report_hearing,
-    report_kernel_log,
-    report_xids,
-)
+from meshwright_agent.health.xid_reports import KERNEL_LOG, NVSWITCH, report_kernel_log
 from meshwright_agent.worker.supervisor import Supervisor
 
 DRIVER: Final = "driver"
 WORKER: Final = "worker"
 INVENTORY: Final = "inventory"
-_DEAF: Final = Hearing(is_wanted=False)
 _SILENT_PART: Final = Finding("unknown", "its source told of it before, and tells nothing now", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 
@@ -69,7 +59,6 @@ class Verdicts:
         self._missing: tuple[KnownDevice, ...] = ()
         self._has_answered = False
         self._listed: set[str] = set()
-        self._ledger = XidLedger()
         board.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
@@ -89,10 +78,6 @@ class Verdicts:
         value = self._memory.value
         return {"kernel_log_after": value.log_sequence, "boot_id": value.boot_id}
 
-    def list_faults(self) -> tuple[Fault, ...]:
-        """Returns what stands against components until a reboot or an operator's word."""
-        return self._memory.value.faults
-
     # driver and devices, by the probe
 
     def report_silence(self, reason: str, at: datetime) -> None:
@@ -109,14 +94,7 @@ class Verdicts:
         for component in (*sorted(self._listed), *missing, *sorted(self._parts), *inventory):
             self._report(component, silent, at)
 
-    def report_facts(
-        self,
-        facts: HostFacts,
-        before: HostFacts | None,
-        devices: Devices,
-        at: datetime,
-        hearing: Hearing = _DEAF,
-    ) -> None:
+    def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
         """The probe answered: the driver's own complaints, each accelerator with its parts, each that is missing.
 
         Args:
@@ -124,22 +102,12 @@ class Verdicts:
             before: what the look before it found.
             devices: the same as `/devices` shows it.
             at: when it looked.
-            hearing: how it stands with NVML's events.
         """
         self._has_answered = True
         self._note_boot(facts, at)
         self._report(DRIVER, judge_driver(facts.problems), at)
-        if facts.kernel_log is not None and facts.kernel_log.error is None:
-            news = self._ledger.take("kernel_log", facts.kernel_log.xids, at)
-            told = replace(facts, kernel_log=replace(facts.kernel_log, xids=news))
-            report_kernel_log(self._board, self._memory, self._history, told, at)
-        report_hearing(self._board, facts, hearing, at)
+        report_kernel_log(self._board, self._memory, self._history, facts, at)
         self._judge(facts, before, devices, at)
-
-    def report_events(self, xids: Iterable[Xid], facts: HostFacts, at: datetime) -> None:
-        """NVML told XIDs as they came; those that the kernel log has told already are the same."""
-        news = self._ledger.take("nvml", xids, at)
-        report_xids(self._board, self._memory, self._history, news, facts, at)
 
     def _note_boot(self, facts: HostFacts, at: datetime) -> None:
         """Takes the host's boot: another one ends faults, and may bring a driver that tells of other parts."""

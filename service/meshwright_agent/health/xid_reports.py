@@ -1,8 +1,8 @@
-"""XIDs, SXIDs and failures of cards, of the kernel log or of NVML's events: what each is of, what stands, what is told.
+"""XIDs, SXIDs and failures of cards, by the kernel log: what each is of, what stands, what is told.
 
 Rule: each is told, equal ones of one look together; those that are hardware's stand as a fault of every device on that
-card, also of one that is not listed any more, or of the NVSwitch. Where XIDs are not seen, that is said as long as it
-is so.
+card, also of one that is not listed any more, or of the NVSwitch. Where the log is not read, that is said as long as
+it is so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from meshwright.wire.health import WORST_FIRST
 from meshwright_agent.facts.health import CardFailure, SXid, Xid
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.ears import Hearing
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory
 from meshwright_agent.health.rules import XidRule
@@ -30,6 +29,7 @@ _LIKE_XID: Final = {"fallen_off_the_bus": 79, "init_failed": 143}
 _UNREADABLE: Final = (
     "let the agent read it (CAP_SYSLOG, and the device in its container), or set MESHWRIGHT_KERNEL_LOG= to do without"
 )
+_UNWATCHED: Final = "to watch them set MESHWRIGHT_KERNEL_LOG=/dev/kmsg; in the chart, features.kernelLog.enabled"
 _OVERWRITTEN: Final = (
     "look for NVRM in the journal (journalctl -k); where it happens often, see what floods the kernel log, give it "
     "more room (log_buf_len) or lower MESHWRIGHT_PROBE_INTERVAL_S"
@@ -39,47 +39,37 @@ _OVERWRITTEN: Final = (
 def report_kernel_log(
     board: HealthBoard, memory: HealthMemory, history: History | None, facts: HostFacts, at: datetime
 ) -> None:
-    """Writes what the kernel log tells onto the board, into memory and history.
+    """Writes what the kernel log tells onto the board, into memory and history; and whether XIDs are watched here.
 
     Args:
         board: gets faults of devices and switches.
         memory: keeps the faults, and how far the log was looked at.
         history: hears of each XID; None: nobody does.
-        facts: a look, with a log that could be read.
+        facts: a look.
         at: when it was.
     """
     log = facts.kernel_log
-    assert log is not None, "the caller has looked"
+    if log is None:
+        if KERNEL_LOG in board.names():
+            board.forget(KERNEL_LOG)
+        return
+    if not log.is_wanted:
+        reason = "XIDs are not watched here: the kernel log is not read (MESHWRIGHT_KERNEL_LOG is empty)"
+        board.report(KERNEL_LOG, "initializing", reason, at=at, action=_UNWATCHED)
+        return
+    if log.error is not None:
+        reason = f"XIDs are not watched here: the kernel log cannot be read: {log.error}"
+        board.report(KERNEL_LOG, "degraded", reason, at=at, action=_UNREADABLE)
+        return
     report_xids(board, memory, history, log.xids, facts, at)
     report_failures(board, memory, history, log.failures, facts, at)
     report_sxids(board, memory, history, log.sxids, at)
     memory.note_log(log.last_sequence)
-
-
-def report_hearing(board: HealthBoard, facts: HostFacts, hearing: Hearing, at: datetime) -> None:
-    """Says on the board whether XIDs are seen: by the log, or by NVML's events in its place.
-
-    While the listener starts nothing is said: each start of the agent would be a time without XIDs, and is none.
-    """
-    log = facts.kernel_log
-    if log is not None and log.error is None and log.lost_count:
+    if log.lost_count:
         reason = f"{log.lost_count} records were overwritten before they were read; XIDs among them were not seen"
         board.report(KERNEL_LOG, "degraded", reason, at=at, action=_OVERWRITTEN, permanence="transient")
-        return
-    if log is not None and log.error is None:
+    else:
         board.report(KERNEL_LOG, "healthy", "read for XIDs and SXIDs of NVIDIA's drivers", at=at)
-        return
-    if log is None and not hearing.is_wanted:
-        return
-    if hearing.is_starting:
-        board.expect((KERNEL_LOG,))
-        return
-    why = "is not read (MESHWRIGHT_KERNEL_LOG is empty)" if log is None else f"cannot be read: {log.error}"
-    if hearing.is_listening:
-        board.report(KERNEL_LOG, "healthy", f"{why}; NVML's events stand in for XIDs, and SXIDs are not seen", at=at)
-        return
-    unheard = f"; NVML's events are not listened to: {hearing.reason}" if hearing.is_wanted else ""
-    board.report(KERNEL_LOG, "degraded", f"{why}, so XIDs are not seen{unheard}", at=at, action=_UNREADABLE)
 
 
 def report_xids(
@@ -90,10 +80,10 @@ def report_xids(
     facts: HostFacts,
     at: datetime,
 ) -> None:
-    """Tells each XID, wherever it was seen, of the devices on its card; those that are hardware's stand."""
+    """Tells each XID of the devices on its card; those that are hardware's stand."""
     for (component, _), equal in _group(xids, facts, memory).items():
         last = equal[-1]
-        rule = judge_xid(last.code, last.text)
+        rule = judge_xid(last.code)
         told = _Told(component, f"xid_{last.code}", rule, _describe(last, rule.meaning), len(equal), last.age_s)
         _report(board, memory, history, told, at)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from meshwright_agent.health.nvlink_xids import NVLINK5, judge_nvlink
 from meshwright_agent.health.rules import RESET, RMA, XidRule
 
 APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
@@ -60,6 +59,10 @@ _RULES: Final[Mapping[int, XidRule]] = {
     140: XidRule("an ECC error was not recovered", "unhealthy", _REPEATED),
     142: XidRule("video encoder error", "degraded", "ask NVIDIA's support if it happens again"),
     143: XidRule("the GPU did not initialise", "unhealthy", _REPEATED),
+    **{
+        code: XidRule(f"NVLink error ({unit})", "degraded", f"look at the kernel log's line; {_SUPPORT}")
+        for code, unit in zip(range(144, 151), ("SAW", "RLW", "TLW", "TREX", "NVLPW", "NETIR", "MSE"), strict=True)
+    },
     151: XidRule("key rotation error", "unhealthy", "restart the virtual machine, or reboot the host"),
     155: XidRule("NVLink error that software defines", "unhealthy", _SUPPORT),
     156: XidRule("a part of the GPU is to be retired", "degraded", "reset the GPU at the next chance, so that it is"),
@@ -73,19 +76,12 @@ _RULES: Final[Mapping[int, XidRule]] = {
 }
 
 
-def judge_xid(code: int, text: str = "") -> XidRule:
-    """Returns what an XID means.
-
-    Args:
-        code: its number.
-        text: what the driver said beside it; XIDs 144 to 150 tell there what they are about, and how grave.
-    """
+def judge_xid(code: int) -> XidRule:
+    """Returns what an XID means."""
     if code in APPLICATION:
         return XidRule("the application's own error", None, "look at the job: its process ended, or reads wrong memory")
     if code in _INFORMATIONAL:
         return XidRule("an error that ends with its job", None, "restart the job")
-    if code in NVLINK5:
-        return judge_nvlink(code, text)
     rule = _RULES.get(code)
     if rule is None:
         action = "look it up in NVIDIA's Xid catalogue; ask NVIDIA's support if it happens again"

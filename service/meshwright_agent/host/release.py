@@ -13,7 +13,6 @@ from typing import Any, Final
 from meshwright.errors import DeviceBusyError, ProblemError
 from meshwright.wire.devices import Holder, Release, ReturnedMemory, Unseen
 from meshwright_agent.clock import Clock
-from meshwright_agent.health.ears import XidEars
 from meshwright_agent.host.baseline import MemoryBaseline
 from meshwright_agent.runs.queue import RunQueue
 from meshwright_agent.settings import Settings
@@ -42,19 +41,12 @@ async def release_devices(
     clock: Clock,
     spawn: Spawn,
     baseline: MemoryBaseline,
-    ears: XidEars | None = None,
 ) -> Release:
-    """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device.
-
-    Args:
-        ears: whose listener has the driver open as well, and lets go too.
-    """
+    """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
     within_s = BOUND_S - ANSWER_S - LOOK_S
-    outcome, heard, cancelled = await asyncio.gather(
-        device.release(reason=REASON, within_s=within_s),
-        _pause(ears, within_s),
-        runs.cancel_all(REASON, lane="device"),
+    outcome, cancelled = await asyncio.gather(
+        device.release(reason=REASON, within_s=within_s), runs.cancel_all(REASON, lane="device")
     )
 
     def left_s() -> float:
@@ -67,11 +59,9 @@ async def release_devices(
         if again.unseen == "late" and not again.memory:
             break
         look, memory = again, baseline.compare(again.memory)
-    ending = (*outcome.abandoned_pids, *heard)
-    holding = _list_holding(device, outcome.abandoned_pids)  # one may have gone while we looked
-    if ears is not None:
-        holding |= _list_holding(ears.listener, heard)
-    held = _name_own(look.held, ending, holding)
+    ending = outcome.abandoned_pids
+    holding = [pid for pid in ending if pid in device.holding_pids]  # one may have gone while we looked
+    held = _name_own(look.held, ending, holding, device.spec.module)
     return Release(
         released=not holding,
         took_s=clock.monotonic() - started_s,
@@ -123,23 +113,13 @@ class Look:
     memory: Mapping[str, int] = field(default_factory=dict)
 
 
-async def _pause(ears: XidEars | None, within_s: float) -> tuple[int, ...]:
-    """Returns the listeners that had not ended within `within_s`."""
-    return () if ears is None else (await ears.pause(within_s=within_s)).abandoned_pids
-
-
-def _list_holding(child: Supervisor, pids: Collection[int]) -> dict[int, str]:
-    """Returns which of these processes of a child are still there, with the module that each runs."""
-    return {pid: child.spec.module for pid in pids if pid in child.holding_pids}
-
-
 def _name_own(
-    held: tuple[Holder, ...] | None, ending: Collection[int], holding: Mapping[int, str]
+    held: tuple[Holder, ...] | None, ending: Collection[int], holding: Collection[int], module: str
 ) -> tuple[Holder, ...] | None:
     """Returns the holders, with the agent's own processes that do not end, whatever the probe saw of them."""
     seen = tuple(holder for holder in held or () if holder.pid not in ending or holder.pid in holding)
-    unseen = holding.keys() - {holder.pid for holder in seen}
-    own = tuple(Holder(pid=pid, command=f"python -m {holding[pid]}", own=True) for pid in sorted(unseen))
+    unseen = set(holding) - {holder.pid for holder in seen}
+    own = tuple(Holder(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(unseen))
     return None if held is None and not own else (*seen, *own)
 
 

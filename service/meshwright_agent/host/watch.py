@@ -17,12 +17,10 @@ from meshwright.topology.counted import parse_chip_count
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices, Worker
 from meshwright_agent.clock import Clock
-from meshwright_agent.facts.health import Xid
 from meshwright_agent.facts.memory import count_unowned
 from meshwright_agent.facts.model import HolderFacts, parse_host_facts
 from meshwright_agent.facts.unlisted import doubt_unnamed
 from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.ears import Hearing, XidEars
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.host.baseline import MemoryBaseline
@@ -58,7 +56,6 @@ class HostWatch:
         history: History | None = None,
         keeper: SightKeeper | None = None,
         on_look: Callable[[], None] = lambda: None,
-        listener: Supervisor | None = None,
     ) -> None:
         self._probe = probe
         self._device = device
@@ -69,21 +66,11 @@ class HostWatch:
         self._is_reserved = is_reserved
         self._keeper = keeper
         self._on_look = on_look
-        self.ears = self._build_ears(listener) if listener is not None else None
         self.memory = MemoryBaseline()
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
         self._asking: asyncio.Task[None] | None = None
-
-    def _build_ears(self, listener: Supervisor) -> XidEars:
-        return XidEars(
-            listener,
-            settings=self._settings,
-            clock=self._clock,
-            tell=self._report_events,
-            list_faults=self._verdicts.list_faults,
-        )
 
     @property
     def key(self) -> object:
@@ -244,16 +231,8 @@ class HostWatch:
         else:
             facts = doubt_unnamed(facts)
         self.sight = self.sight.with_facts(facts, now)
-        hearing = Hearing(is_wanted=False)
-        if self.ears is not None:
-            self.ears.note_look(facts)
-            hearing = self.ears.hearing
-        self._verdicts.report_facts(facts, before, self.devices(now), now, hearing)
+        self._verdicts.report_facts(facts, before, self.devices(now), now)
         self._on_look()
-
-    def _report_events(self, xids: tuple[Xid, ...]) -> None:
-        if self.sight.facts is not None:
-            self._verdicts.report_events(xids, self.sight.facts, self._clock.now())
 
     async def look_at_jax(self) -> None:
         """Asks the device worker for JAX's devices, starting it if need be; what failed stands on the board."""

@@ -98,19 +98,6 @@ def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpe
     )
 
 
-def build_listener_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
-    """Returns how the listener is started: it goes when it is let go, within the bound of a release."""
-    return ChildSpec(
-        name="listener",
-        module="meshwright_agent.worker.listener",
-        environment=lambda: dict(environ),
-        start_timeout_s=settings.probe_timeout_s,
-        stop_grace_s=0.3,
-        term_grace_s=0.2,
-        reap_wait_s=0.8,
-    )
-
-
 def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
     """Returns how the planner is started: for a plan that takes long, and for those that follow it."""
     return ChildSpec(

@@ -65,7 +65,6 @@ class MemoryAgent:
     board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
     device: Any = field(default_factory=lambda: build_child(state="ready", generation=3))
     probe: Any = field(default_factory=lambda: build_child())
-    listener: Any = field(default_factory=lambda: build_child())
     planner: Any = field(default_factory=lambda: build_child())
     compiler: Any = field(default_factory=lambda: build_child())
     runs: Any = field(default_factory=lambda: build_runs(queued_count=2, running=(object(),)))
@@ -106,7 +105,7 @@ class MemoryAgent:
 def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
     made = {"clock", "board", "compiles", "releases", "loop_lags", "count_connections", "book", "leases", "history"}
     made |= {"connection_limit", "doorkeeper"}
-    real = set(dir(Agent)) | made | {"benches", "picture", "device", "probe", "listener", "planner", "compiler"}
+    real = set(dir(Agent)) | made | {"benches", "picture", "device", "probe", "planner", "compiler"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 
 

@@ -7,6 +7,7 @@ import pynvml
 import pytest
 from pydantic import ValidationError
 
+from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.model import build_json, parse_host_facts
 from meshwright_agent.facts.read import LogPlace, read_holders, read_host_facts
 from tests.fakes.machines import NAMES, build_roots, plant_machine
@@ -54,6 +55,8 @@ def test_a_kernel_log_is_looked_at_where_the_driver_or_the_bus_shows_a_card(tmp_
         seen = read_host_facts(roots, nvml=nvml, log=log).kernel_log
         assert seen is not None
         assert seen.error
+        assert read_host_facts(roots, nvml=nvml).kernel_log == KernelLog(is_wanted=False)
+    assert read_host_facts(bare).kernel_log is None
 
 
 def test_a_process_that_computes_holds_its_card_and_a_monitor_does_not(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""SXIDs and NVML's events on a board: what each is of, what stands, and what is said where XIDs are not seen."""
+"""SXIDs and failures of cards on a board: what each is of, what stands, and what is said where XIDs are not watched."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.health import CardFailure, KernelLog, SXid, Xid
-from meshwright_agent.health.ears import Hearing
+from meshwright_agent.facts.health import CardFailure, KernelLog, SXid
 from tests.unit.health.test_verdicts import ADDRESS, UUID, Scene
 
 SWITCH = "0000:05:00.0"
@@ -22,15 +21,15 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def look(scene: Scene, log: KernelLog | None, hearing: Hearing) -> None:
+def look(scene: Scene, log: KernelLog | None) -> None:
     facts = replace(scene.read(), kernel_log=log)
-    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now(), hearing)
+    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
     scene.before = facts
 
 
 def look_at(scene: Scene, *sxids: SXid) -> None:
     scene.clock.advance(30)
-    look(scene, KernelLog(sxids=sxids, last_sequence=9), Hearing(is_wanted=False))
+    look(scene, KernelLog(sxids=sxids, last_sequence=9))
 
 
 def test_a_fatal_sxid_makes_its_switch_unhealthy_until_a_word_and_no_gpu(scene: Scene) -> None:
@@ -56,7 +55,7 @@ GONE = CardFailure("fallen_off_the_bus", ADDRESS, 1, text="GPU 0000:1b:00.0: GPU
 
 def look_at_failures(scene: Scene, *failures: CardFailure) -> None:
     scene.clock.advance(30)
-    look(scene, KernelLog(last_sequence=9, failures=failures), Hearing(is_wanted=False))
+    look(scene, KernelLog(last_sequence=9, failures=failures))
 
 
 @pytest.mark.parametrize("failure", [GONE, replace(GONE, code="init_failed", text="RmInitAdapter failed!")])
@@ -99,57 +98,45 @@ def test_a_host_whose_log_tells_no_sxid_has_no_switch_on_its_board(scene: Scene)
     assert not [name for name in scene.board.names() if name.startswith("nvswitch")]
 
 
-@pytest.mark.parametrize(
-    ("log", "hearing", "state", "words"),
-    [
-        (KernelLog(), Hearing(is_wanted=False), "healthy", "read for XIDs"),
-        (UNREADABLE, Hearing(is_wanted=False), "degraded", "so XIDs are not seen"),
-        (UNREADABLE, Hearing(is_wanted=True), "healthy", "NVML's events stand in for XIDs, and SXIDs are not seen"),
-        (UNREADABLE, Hearing(is_wanted=True, reason="NVML does not start"), "degraded", "NVML does not start"),
-        (None, Hearing(is_wanted=True), "healthy", "MESHWRIGHT_KERNEL_LOG is empty"),
-    ],
-)
-def test_where_xids_come_from_is_said_and_where_they_are_not_seen_as_well(
-    scene: Scene, log: KernelLog | None, hearing: Hearing, state: str, words: str
-) -> None:
-    look(scene, log, hearing)
-    seen = scene.component("kernel_log")
-    assert seen.state == state
-    assert words in seen.reason
-
-
-def test_of_a_listener_that_starts_nothing_is_said_so_that_a_restart_is_no_event(scene: Scene) -> None:
-    starting = Hearing(is_wanted=True, reason="the listener is starting", is_starting=True)
-    look(scene, UNREADABLE, starting)
-    assert scene.state("kernel_log") == "initializing"
-    look(scene, UNREADABLE, Hearing(is_wanted=True))
-    scene.restart()
-    look(scene, UNREADABLE, starting)
-    look(scene, UNREADABLE, Hearing(is_wanted=True))
-    assert (scene.state("kernel_log"), scene.events("kernel_log")) == ("healthy", [])
-
-
 def test_records_that_nobody_read_in_time_are_told_once(scene: Scene) -> None:
-    look(scene, KernelLog(last_sequence=3), Hearing(is_wanted=False))
-    look(scene, KernelLog(last_sequence=99, lost_count=7), Hearing(is_wanted=False))
+    look(scene, KernelLog(last_sequence=3))
+    look(scene, KernelLog(last_sequence=99, lost_count=7))
     seen = scene.component("kernel_log")
     assert (seen.state, seen.permanence) == ("degraded", "transient")
     assert "7 records" in seen.reason
-    look(scene, KernelLog(last_sequence=100), Hearing(is_wanted=False))
+    look(scene, KernelLog(last_sequence=100))
     assert scene.state("kernel_log") == "healthy"
 
 
-def test_a_log_that_is_not_to_be_read_is_no_component(scene: Scene) -> None:
-    look(scene, None, Hearing(is_wanted=False))
+@pytest.mark.parametrize(
+    ("log", "state", "words"),
+    [
+        (KernelLog(is_wanted=False), "initializing", "MESHWRIGHT_KERNEL_LOG is empty"),
+        (UNREADABLE, "degraded", "Operation not permitted"),
+    ],
+)
+def test_where_xids_are_not_watched_that_is_said_once_and_is_not_green(
+    scene: Scene, log: KernelLog, state: str, words: str
+) -> None:
+    scene.look()
+    before = scene.board.names()
+    assert scene.state("kernel_log") == "healthy"
+    look(scene, log)
+    seen = scene.component("kernel_log")
+    assert (seen.state, seen.observed_at) == (state, scene.clock.now())
+    assert seen.reason.startswith("XIDs are not watched here: ")
+    assert words in seen.reason
+    assert "MESHWRIGHT_KERNEL_LOG" in seen.action
+    assert scene.board.names() == before
+
+
+def test_where_xids_were_never_watched_the_host_is_as_its_cards_are(scene: Scene) -> None:
+    look(scene, KernelLog(is_wanted=False))
+    assert scene.ill() == set()
+    assert scene.state("kernel_log") == "initializing"
+
+
+def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> None:
+    look(scene, KernelLog())
+    look(scene, None)
     assert "kernel_log" not in scene.board.names()
-
-
-def test_an_event_is_told_as_the_log_tells_it_and_the_same_one_once(scene: Scene) -> None:
-    look(scene, UNREADABLE, Hearing(is_wanted=True))
-    assert scene.before is not None
-    scene.verdicts.report_events((Xid(48, ADDRESS, 0),), scene.before, scene.clock.now())
-    assert scene.state(f"device:{UUID}") == "unhealthy"
-    scene.clock.advance(2)
-    look(scene, KernelLog((Xid(48, ADDRESS, 7, age_s=2.0),), 7), Hearing(is_wanted=False))
-    assert [event.code for event in scene.events(f"device:{UUID}") if event.kind == "fault"] == ["xid_48"]
-    assert [fault.count for fault in scene.verdicts.list_faults()] == [1]

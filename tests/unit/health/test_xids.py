@@ -23,10 +23,11 @@ def test_what_a_card_bears_is_degraded(code: int) -> None:
     assert judge_xid(code).state == "degraded"
 
 
-@pytest.mark.parametrize("code", range(144, 151))
-def test_an_nvlink5_error_that_says_it_is_fatal_is_unhealthy(code: int) -> None:
-    assert judge_xid(code, "NETIR_LINK_EVT Fatal XC0 i0 Link 08").state == "unhealthy"
-    assert judge_xid(code, "NETIR_LINK_EVT Nonfatal XC0 i0 Link 08").state == "degraded"
+@pytest.mark.parametrize(("code", "unit"), [(144, "SAW"), (147, "TREX"), (150, "MSE")])
+def test_an_nvlink5_error_names_its_unit_and_the_line_to_look_at(code: int, unit: str) -> None:
+    rule = judge_xid(code)
+    assert (rule.state, rule.meaning) == ("degraded", f"NVLink error ({unit})")
+    assert "kernel log's line" in rule.action
 
 
 @pytest.mark.parametrize("code", [0, 1, 173, 9999])

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import DeviceBusyError
-from meshwright.wire.devices import Holder, Release
+from meshwright.wire.devices import Release
 from meshwright.wire.runs import Run
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.health.ears import XidEars
 from meshwright_agent.host.baseline import MemoryBaseline
 from meshwright_agent.host.release import ANSWER_S, BOUND_S, LOOK_S, make_way, release_devices
 from meshwright_agent.runs.queue import Emit, RunQueue
@@ -39,7 +38,7 @@ class Scene:
     runs: RunQueue
     baseline: MemoryBaseline = field(default_factory=MemoryBaseline)
 
-    async def release(self, ears: XidEars | None = None) -> Release:
+    async def release(self) -> Release:
         return await release_devices(
             device=self.worker,
             probe=self.probe,  # type: ignore[arg-type]
@@ -48,7 +47,6 @@ class Scene:
             clock=SystemClock(),
             spawn=asyncio.create_task,
             baseline=self.baseline,
-            ears=ears,
         )
 
     async def begin_run(self) -> Run:
@@ -206,25 +204,6 @@ def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path
 
     spawn = FakeSpawn(ending=Ending(status=None, killed=True))
     run_scene(tmp_path, test, spawn=spawn, look={"holders": []})
-
-
-def test_a_listener_that_does_not_let_go_of_the_driver_is_named_as_the_worker_is(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
-        spec = ChildSpec("listener", "some.listener", dict, backoff_initial_s=0.0)
-        listener = Supervisor(spec, clock=SystemClock(), spawn=FakeSpawn(ending=Ending(status=None, killed=True)))
-        ears = XidEars(
-            listener, settings=Settings(), clock=SystemClock(), tell=lambda xids: None, list_faults=lambda: ()
-        )
-        assert (await scene.release(ears)).released  # nothing listens
-        await listener.start()
-        answer = await scene.release(ears)
-        assert (answer.released, answer.held) == (
-            False,
-            (Holder(pid=1001, command="python -m some.listener", own=True),),
-        )
-        await ears.close()
-
-    run_scene(tmp_path, test, look={"holders": []})
 
 
 @pytest.mark.parametrize(("is_in_the_way", "has_devices"), [(True, True), (True, False), (False, True), (False, False)])

@@ -77,12 +77,7 @@ class Agent:
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
         self.doorkeeper = Doorkeeper(settings, self.clock)
-        self.history = History(
-            clock=self.clock,
-            keep=settings.keep_events,
-            keep_days=settings.keep_events_days,
-            on_tick=self._settle_health,
-        )
+        self.history = History(clock=self.clock, keep=settings.keep_events, on_tick=self._settle_health)
         self.board = HealthBoard(
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
         )
@@ -100,11 +95,8 @@ class Agent:
         self.own_health = OwnHealth(
             store=lambda: self.store,
             board=self.board,
-            history=self.history,
             settings=settings,
             clock=self.clock,
-            boot=boot,
-            is_synchronised=self._see_synchronised,
             on_writable=self._save_unsaved,
         )
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
@@ -280,10 +272,6 @@ class Agent:
 
     async def _save_unsaved(self) -> None:
         await self.runs.save_unsaved()
-
-    def _see_synchronised(self) -> bool | None:
-        facts = self.watch.sight.facts if isinstance(self.host, HostWatch) else None
-        return facts.is_clock_synchronised if facts else None
 
     def _on_worker_change(self) -> None:
         self._openings.note(self.device.view())

@@ -131,16 +131,12 @@ class Settings(BaseSettings):
     keep_runs: int = Field(default=1000, ge=1, description="finished runs to keep")
     keep_plans: int = Field(default=10000, ge=1, description="plans to keep")
     keep_events: int = Field(default=10000, ge=1, description="events of health to keep")
-    keep_events_days: float = Field(default=30.0, gt=0, le=36500, description="days that events of health are kept")
     expect: str = Field(
         default="",
         description="devices that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, cards of "
         "that chip, divided or not; empty: those that were seen, once confirmed",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
-    disk_free_min_bytes: int = Field(
-        default=1 << 28, ge=0, description="free space of the state directory's disk below which it is degraded"
-    )
     drain_timeout_s: float = Field(default=5.0, gt=0, description="how long a shutdown waits for answers under way")
     label_file: Path | None = Field(
         default=None,

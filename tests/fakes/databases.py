@@ -65,7 +65,7 @@ async def fill(store: Store) -> None:
         await store.save_leases([lease], key=KeyUse.of(f"key-{lease.lease.id}", "leases", {}))
     await store.save_leases(ended={held[-1].lease.id: "ended by request"})
     events = [build_health_event(seq) for seq in range(1, EVENTS + 1)]
-    await store.save_health(events, noted=EPOCH, memory=build_memory(), keep=1000, oldest=EPOCH - timedelta(days=30))
+    await store.save_health(events, memory=build_memory(), keep=1000)
     for number in range(1, 6):
         await store.put_plan(f"mw1-{number:032x}", build_plan(number).model_dump_json())
         await store.put_verification(f"key-{number}", '{"status": "verified"}')

@@ -33,7 +33,6 @@ from meshwright_agent.facts import (
     nvlink,
     owners,
     pci_health,
-    synchronised,
     sysfs,
     tpu,
 )
@@ -60,8 +59,6 @@ from tests.fuzz.guided import Target
 Parse = Callable[[str], object]
 STREAM_BYTES: Final = 512
 LINE_BYTES: Final = 128
-TIMEX_BYTES: Final = 208
-"""Of struct timex where long has 8 bytes: adjtimex(2)."""
 
 
 # ---- how bytes become what a parser takes ---------------------------------------------------------------------------
@@ -253,9 +250,6 @@ FACTS: Final[Mapping[str, Target]] = {
         take_text(owners.parse_command), (b"python3\0-m\0train\0--token\0x", *_read_files("cmdline"))
     ),
     "pci_health.parse_aer_total": Target(take_text(pci_health.parse_aer_total), (b"Undefined 0\nTOTAL_ERR_FATAL 2",)),
-    "synchronised.parse_timex_status": Target(
-        lambda data: check_json(synchronised.parse_timex_status(data.ljust(TIMEX_BYTES, b"\0"))), (b"\x40" * 208,)
-    ),
     "sysfs.parse_int": Target(take_text(sysfs.parse_int), (b"-1", b"42")),
     "sysfs.parse_fields": Target(take_text(sysfs.parse_fields), _read_files("meminfo", 3) + _read_files("cpuinfo", 2)),
     "sysfs.parse_kib": Target(take_text(sysfs.parse_kib), (b"16331752 kB",)),

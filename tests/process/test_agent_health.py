@@ -19,6 +19,7 @@ import pytest
 
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import build_device_spec, build_probe_spec
@@ -174,7 +175,15 @@ def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked
     async def look() -> tuple[list[str], str]:
         probe = Supervisor(spec, clock=clock)
         device = Supervisor(build_device_spec(settings, os.environ, stays=True), clock=clock)
-        watch = HostWatch(probe=probe, device=device, board=board, settings=settings, clock=clock, stays=True)
+        watch = HostWatch(
+            probe=probe,
+            device=device,
+            board=board,
+            settings=settings,
+            clock=clock,
+            stays=True,
+            history=History(clock=clock, keep=100),
+        )
         mend, seen = silence(tmp_path / "proc/cpuinfo"), []
         for _ in range(spec.crash_budget + 2):
             await watch.look_at_facts()

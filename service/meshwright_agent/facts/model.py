@@ -315,7 +315,6 @@ class HostFacts:
         holders: who computes on a device now; None: could not look everywhere, and found nobody.
         kernel_log: None: no NVIDIA card is here that it could tell of.
         kfd: who has AMD's GPUs; None: its driver is not here.
-        is_clock_synchronised: the kernel says that something keeps its clock right; None: it does not say.
     """
 
     machine: MachineFacts
@@ -332,7 +331,6 @@ class HostFacts:
     holders: tuple[HolderFacts, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None
-    is_clock_synchronised: bool | None = None
 
 
 _HOST: TypeAdapter[HostFacts] = TypeAdapter(HostFacts)

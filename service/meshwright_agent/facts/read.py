@@ -28,7 +28,6 @@ from meshwright_agent.facts.owners import (
     merge_holders,
     read_open_files,
 )
-from meshwright_agent.facts.synchronised import read_synchronised
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 
 VARIABLES: Final = (
@@ -99,7 +98,6 @@ def read_host_facts(
         holders=join_holders(computing, kfd.holders) if kfd else computing,
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
         kfd=kfd,
-        is_clock_synchronised=read_synchronised(),
     )
 
 

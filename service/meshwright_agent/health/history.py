@@ -21,7 +21,6 @@ from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.memory import HealthMemory
-from meshwright_agent.health.retention import Retention
 from meshwright_agent.health.words import make_sendable
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.health_events import MEMORY
@@ -34,17 +33,14 @@ BATCH: Final = 256
 RETRY_S: Final = 1.0
 TICK_S: Final = 1.0
 """How often it is looked whether an observation has grown too old, which is an event as well."""
-PRUNE_S: Final = 3600.0
-"""How long nothing is written at most: a write deletes what is too old, also on a host where nothing happens."""
 
 
 class History:
     """Events of one host's health.
 
     Args:
-        clock: dates what is deleted.
+        clock: tells the time to `on_tick`.
         keep: events that are kept.
-        keep_days: days that they are kept, from when they were noted: a log may tell what happened long before.
         on_tick: called every second; what it finds out of date is an event.
 
     Attributes:
@@ -53,22 +49,18 @@ class History:
         counts: events by component and kind, since the agent started.
     """
 
-    def __init__(
-        self, *, clock: Clock, keep: int, keep_days: float, on_tick: Callable[[datetime], None] | None = None
-    ) -> None:
+    def __init__(self, *, clock: Clock, keep: int, on_tick: Callable[[datetime], None] | None = None) -> None:
         self.memory = HealthMemory()
         self.lost_count = 0
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.last_seq = 0
         self._clock = clock
         self._keep = keep
-        self._retention = Retention(clock, keep_days)
         self._on_tick = on_tick
         self._store: Store | None = None
         self._waiting: deque[HealthEvent] = deque()
         self._in_flight = 0
         self._stored_seq = 0
-        self._wrote_at_s = clock.monotonic()
         self._news = asyncio.Event()
         self._written = asyncio.Event()
         self._is_closed = False
@@ -96,8 +88,6 @@ class History:
         ]
         self._waiting = deque(renumbered)
         self._stored_seq = stored.last_seq
-        if stored.last_noted_s is not None:
-            self._retention.take_up(stored.last_noted_s)
         self._store = store
 
     # noting
@@ -150,15 +140,11 @@ class History:
                 await asyncio.sleep(RETRY_S)
 
     async def _turn(self) -> bool:
-        """Looks at the time, then writes what waits, or deletes what is too old; returns whether that went well."""
+        """Looks at the time, then writes what waits; returns whether that went well."""
         if self._on_tick is not None:
             self._on_tick(self._clock.now())
         self._news.clear()
-        if self._waiting or self.memory.is_dirty:
-            return await self.flush()
-        if self._clock.monotonic() - self._wrote_at_s >= PRUNE_S:
-            return await self._write([], None)
-        return True
+        return await self.flush()
 
     async def flush(self) -> bool:
         """Writes everything that waits; returns False, and keeps it, where the store does not take it."""
@@ -184,13 +170,11 @@ class History:
     async def _write(self, batch: list[HealthEvent], memory: str | None) -> bool:
         if self._store is None:
             return False
-        oldest, noted = self._retention.find_oldest(), self._clock.now()
         try:
-            await self._store.save_health(batch, memory=memory, keep=self._keep, oldest=oldest, noted=noted)
+            await self._store.save_health(batch, memory=memory, keep=self._keep)
         except StoreUnavailableError as error:
             log.warning("%d events of health wait for the store: %s", len(self._waiting), error)
             return False
-        self._wrote_at_s = self._clock.monotonic()
         return True
 
     def _announce(self) -> None:

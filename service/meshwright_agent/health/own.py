@@ -1,9 +1,8 @@
-"""The agent's own health: its store, the disk under it, and the clock that it dates everything by.
+"""The agent's own health: its store, and the disk under it.
 
 Rule: whatever may block is done in the store's thread, within its time limit. Every third look writes into the store,
-sooner where a proof would grow stale, and at once where anything has failed since; each look reads. A clock that was
-set is told once and stands until the next look; one that nothing keeps right is said and no fault, since many virtual
-machines run so. Knows nothing of devices.
+sooner where a proof would grow stale, and at once where anything has failed since; each look reads. Knows nothing of
+devices.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from datetime import datetime
 from typing import Final
 
 from meshwright.errors import MeshwrightError
-from meshwright_agent.clock import BootClock, Clock
+from meshwright_agent.clock import Clock
 from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.leases import TABLE as LEASES
@@ -25,12 +23,11 @@ from meshwright_agent.store.unreadable import tell_unreadable
 
 STORE: Final = "store"
 DISK: Final = "disk"
-CLOCK: Final = "clock"
-COMPONENTS: Final = (STORE, DISK, CLOCK)
+COMPONENTS: Final = (STORE, DISK)
 PROOF_LOOKS: Final = 3
 """Looks for which one write into the store is proof: a write at each, every 30 s, is 38 MB a day on a flash disk."""
-CLOCK_JUMP_S: Final = 5.0
-"""NTP slews what is less than 0.128 s and steps what is more (ntpd(8)); leases, ages and retention bear seconds."""
+MIN_FREE_BYTES: Final = 1 << 28
+"""Free space of the state directory's disk below which it is degraded."""
 
 
 class OwnHealth:
@@ -39,10 +36,8 @@ class OwnHealth:
     Args:
         store: returns the store, once it is open.
         board: gets what is seen.
-        history: hears of a clock that was set.
-        settings: where the state directory is, how much room it needs, how often to look.
-        clock, boot: the wall clock, and the time since the machine started.
-        is_synchronised: whether the kernel says that something keeps the wall clock right; None: it does not say.
+        settings: where the state directory is, how often to look.
+        clock: dates what is seen.
         on_writable: what waits for a store that writes; its failure is the store's.
     """
 
@@ -51,22 +46,15 @@ class OwnHealth:
         *,
         store: Callable[[], Store],
         board: HealthBoard,
-        history: History,
         settings: Settings,
         clock: Clock,
-        boot: BootClock,
-        is_synchronised: Callable[[], bool | None],
         on_writable: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._board = board
-        self._history = history
         self._settings = settings
         self._clock = clock
-        self._boot = boot
-        self._is_synchronised = is_synchronised
         self._on_writable = on_writable
-        self._offset_s: float | None = None
         self._proof_looks = max(1, min(PROOF_LOOKS, math.ceil(settings.stale_after_s / settings.probe_interval_s) - 1))
         self._looks_left = 0
         self._failures = 0
@@ -80,7 +68,6 @@ class OwnHealth:
 
     async def look(self) -> None:
         """Looks once."""
-        self.look_at_clock()
         failure = await self._look_at_store()
         await self._look_at_disk(failure)
 
@@ -128,7 +115,7 @@ class OwnHealth:
         self._board.report(STORE, "degraded", reason, at=now, action="; ".join(actions))
 
     async def _look_at_disk(self, failure: str) -> None:
-        least, folder = self._settings.disk_free_min_bytes, self._settings.state_dir
+        folder = self._settings.state_dir
         try:
             free = await self._store().measure_free_bytes()
         except (MeshwrightError, OSError) as error:
@@ -136,30 +123,13 @@ class OwnHealth:
             self._board.report(DISK, "unhealthy", str(error), at=now, action=f"look at the disk of {folder}")
             return
         now, free_text = self._clock.now(), f"{free / 2**20:.0f} MiB are free in {folder}"
-        action = f"make room on the disk of {folder}, or lower MESHWRIGHT_DISK_FREE_MIN_BYTES"
+        action = f"make room on the disk of {folder}"
         if "full" in failure or free == 0:
             self._board.report(
                 DISK, "unhealthy", f"{free_text}; {failure or 'nothing can be written'}", at=now, action=action
             )
-        elif free < least:
-            reason = f"{free_text}; less than the {least / 2**20:.0f} MiB that should be"
+        elif free < MIN_FREE_BYTES:
+            reason = f"{free_text}; less than the {MIN_FREE_BYTES / 2**20:.0f} MiB that should be"
             self._board.report(DISK, "degraded", reason, at=now, action=action)
         else:
             self._board.report(DISK, "healthy", free_text, at=now)
-
-    def look_at_clock(self) -> None:
-        """Compares how far the wall clock and the machine's own went since the last look."""
-        now = self._clock.now()
-        offset_s = now.timestamp() - self._boot.since_boot_s()
-        jump_s = 0.0 if self._offset_s is None else offset_s - self._offset_s
-        self._offset_s = offset_s
-        if abs(jump_s) <= CLOCK_JUMP_S:
-            unsure = (
-                "; nothing tells the kernel that it is right (adjtimex)" if self._is_synchronised() is False else ""
-            )
-            self._board.report(CLOCK, "healthy", f"was not set since the last look{unsure}", at=now)
-            return
-        reason = f"the wall clock was set {'forward' if jump_s > 0 else 'back'} by {abs(jump_s):.1f} s"
-        action = "check NTP or the hypervisor's clock; ages and retention counted by it are off by as much"
-        self._board.report(CLOCK, "degraded", reason, at=now, action=action, permanence="transient")
-        self._history.note_fault(CLOCK, "clock_jump", state="degraded", reason=reason, action=action, at=now)

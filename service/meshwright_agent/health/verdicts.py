@@ -20,7 +20,7 @@ from meshwright_agent.health.devices import DeviceHealth
 from meshwright_agent.health.diagnosis import PARTS, Finding, find_worst
 from meshwright_agent.health.driver import judge_driver
 from meshwright_agent.health.history import History
-from meshwright_agent.health.memory import HealthMemory, KnownDevice
+from meshwright_agent.health.memory import KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
 from meshwright_agent.health.xid_reports import KERNEL_LOG, NVSWITCH, report_kernel_log
 from meshwright_agent.worker.supervisor import Supervisor
@@ -42,14 +42,14 @@ class Verdicts:
 
     Args:
         board: gets it.
-        history: gets faults that are reported, and keeps what must be remembered; None: nothing outlives this object.
+        history: gets faults that are reported, and keeps what must be remembered.
         expected: the devices that an operator declares; None: those that were seen.
     """
 
-    def __init__(self, board: HealthBoard, history: History | None = None, expected: ChipCount | None = None) -> None:
+    def __init__(self, board: HealthBoard, history: History, expected: ChipCount | None) -> None:
         self._board = board
         self._history = history
-        self._memory = history.memory if history else HealthMemory()
+        self._memory = history.memory
         self._devices = DeviceHealth(self._memory)
         self._roll = Roll(self._memory, expected)
         self._standing: dict[str, Finding] = {}
@@ -106,7 +106,7 @@ class Verdicts:
         self._has_answered = True
         self._note_boot(facts, at)
         self._report(DRIVER, judge_driver(facts.problems), at)
-        report_kernel_log(self._board, self._memory, self._history, facts, at)
+        report_kernel_log(self._board, self._history, facts, at)
         self._judge(facts, before, devices, at)
 
     def _note_boot(self, facts: HostFacts, at: datetime) -> None:

@@ -36,15 +36,12 @@ _OVERWRITTEN: Final = (
 )
 
 
-def report_kernel_log(
-    board: HealthBoard, memory: HealthMemory, history: History | None, facts: HostFacts, at: datetime
-) -> None:
-    """Writes what the kernel log tells onto the board, into memory and history; and whether XIDs are watched here.
+def report_kernel_log(board: HealthBoard, history: History, facts: HostFacts, at: datetime) -> None:
+    """Writes what the kernel log tells onto the board and into the history; and whether XIDs are watched here.
 
     Args:
         board: gets faults of devices and switches.
-        memory: keeps the faults, and how far the log was looked at.
-        history: hears of each XID; None: nobody does.
+        history: hears of each XID; remembers the faults, and how far the log was looked at.
         facts: a look.
         at: when it was.
     """
@@ -61,10 +58,10 @@ def report_kernel_log(
         reason = f"XIDs are not watched here: the kernel log cannot be read: {log.error}"
         board.report(KERNEL_LOG, "degraded", reason, at=at, action=_UNREADABLE)
         return
-    report_xids(board, memory, history, log.xids, facts, at)
-    report_failures(board, memory, history, log.failures, facts, at)
-    report_sxids(board, memory, history, log.sxids, at)
-    memory.note_log(log.last_sequence)
+    _report_xids(board, history, log.xids, facts, at)
+    _report_failures(board, history, log.failures, facts, at)
+    _report_sxids(board, history, log.sxids, at)
+    history.memory.note_log(log.last_sequence)
     if log.lost_count:
         reason = f"{log.lost_count} records were overwritten before they were read; XIDs among them were not seen"
         board.report(KERNEL_LOG, "degraded", reason, at=at, action=_OVERWRITTEN, permanence="transient")
@@ -72,29 +69,17 @@ def report_kernel_log(
         board.report(KERNEL_LOG, "healthy", "read for XIDs and SXIDs of NVIDIA's drivers", at=at)
 
 
-def report_xids(
-    board: HealthBoard,
-    memory: HealthMemory,
-    history: History | None,
-    xids: tuple[Xid, ...],
-    facts: HostFacts,
-    at: datetime,
-) -> None:
+def _report_xids(board: HealthBoard, history: History, xids: tuple[Xid, ...], facts: HostFacts, at: datetime) -> None:
     """Tells each XID of the devices on its card; those that are hardware's stand."""
-    for (component, _), equal in _group(xids, facts, memory).items():
+    for (component, _), equal in _group(xids, facts, history.memory).items():
         last = equal[-1]
         rule = judge_xid(last.code)
         told = _Told(component, f"xid_{last.code}", rule, _describe(last, rule.meaning), len(equal), last.age_s)
-        _report(board, memory, history, told, at)
+        _report(board, history, told, at)
 
 
-def report_failures(
-    board: HealthBoard,
-    memory: HealthMemory,
-    history: History | None,
-    failures: tuple[CardFailure, ...],
-    facts: HostFacts,
-    at: datetime,
+def _report_failures(
+    board: HealthBoard, history: History, failures: tuple[CardFailure, ...], facts: HostFacts, at: datetime
 ) -> None:
     """Lets failures stand against the devices on their card; one whose card is not named, against the driver.
 
@@ -103,20 +88,18 @@ def report_failures(
     groups: dict[tuple[str, str], list[CardFailure]] = {}
     for failure in failures:
         address = failure.pci_bus_id
-        for component in ["driver"] if address is None else _list_components(address, facts, memory):
+        for component in ["driver"] if address is None else _list_components(address, facts, history.memory):
             groups.setdefault((component, failure.code), []).append(failure)
-    standing = {(fault.component, fault.code) for fault in memory.value.faults}
+    standing = {(fault.component, fault.code) for fault in history.memory.value.faults}
     for (component, code), equal in groups.items():
         last = equal[-1]
         rule = judge_xid(_LIKE_XID[last.code])
         reason = f"{rule.meaning}, by a line of the kernel log without an XID: {last.text}"
         told = _Told(component, code, rule, reason, len(equal), last.age_s)
-        _report(board, memory, None if (component, code) in standing else history, told, at)
+        _report(board, history, told, at, is_news=(component, code) not in standing)
 
 
-def report_sxids(
-    board: HealthBoard, memory: HealthMemory, history: History | None, sxids: tuple[SXid, ...], at: datetime
-) -> None:
+def _report_sxids(board: HealthBoard, history: History, sxids: tuple[SXid, ...], at: datetime) -> None:
     """Tells each SXID of its NVSwitch, which is a component from its first one on."""
     groups: dict[tuple[str, int, bool], list[SXid]] = {}
     for sxid in sxids:
@@ -128,7 +111,7 @@ def report_sxids(
         rule = judge_sxid(code, is_fatal=is_fatal)
         reason = f"SXID {code}, {rule.meaning}{_describe_place(equal)}"
         told = _Told(f"{NVSWITCH}:{address}", f"sxid_{code}", rule, reason, len(equal), equal[-1].age_s)
-        _report(board, memory, history, told, at)
+        _report(board, history, told, at)
 
 
 def _describe_place(sxids: list[SXid]) -> str:
@@ -149,17 +132,17 @@ class _Told:
     age_s: float
 
 
-def _report(board: HealthBoard, memory: HealthMemory, history: History | None, told: _Told, at: datetime) -> None:
+def _report(board: HealthBoard, history: History, told: _Told, at: datetime, *, is_news: bool = True) -> None:
     component, rule, when = told.component, told.rule, at - timedelta(seconds=told.age_s)
     now = board.state(component, at)
-    if history is not None:
+    if is_news:
         state = min((now, rule.state), key=WORST_FIRST.index) if rule.state else now
         times = f" ({told.count} times since the last look)" if told.count > 1 else ""
         reason = f"{told.reason}{times}"
         history.note_fault(component, told.code, state=state, reason=reason, action=rule.action, at=when)
     if rule.state is not None:
         fault = Fault(component, told.code, rule.state, told.reason, rule.action, when, count=told.count)
-        board.add_fault(memory.add_fault(fault), at)
+        board.add_fault(history.memory.add_fault(fault), at)
 
 
 def _group(xids: tuple[Xid, ...], facts: HostFacts, memory: HealthMemory) -> dict[tuple[str, int], list[Xid]]:

@@ -53,7 +53,7 @@ class HostWatch:
         clock: Clock,
         stays: bool,
         is_reserved: Callable[[], bool] = lambda: False,
-        history: History | None = None,
+        history: History,
         keeper: SightKeeper | None = None,
         on_look: Callable[[], None] = lambda: None,
     ) -> None:

@@ -326,19 +326,14 @@ class Store:
 
     # ---- health ----------------------------------------------------------------------------------------
 
-    async def save_health(
-        self, events: Sequence[HealthEvent], *, memory: str | None, keep: int, oldest: datetime, noted: datetime
-    ) -> None:
-        """Writes events and, if given, what must be remembered; deletes events beyond `keep` or noted before `oldest`.
-
-        `noted` is now, by the clock that `oldest` is of.
-        """
+    async def save_health(self, events: Sequence[HealthEvent], *, memory: str | None, keep: int) -> None:
+        """Writes events and, if given, what must be remembered; deletes events beyond `keep`."""
 
         def job(connection: sqlite3.Connection) -> None:
-            health_events.append_health_events(connection, events, noted)
+            health_events.append_health_events(connection, events)
             if memory is not None:
                 health_events.put_health_memory(connection, memory)
-            health_events.prune_health_events(connection, keep=keep, oldest=oldest)
+            health_events.prune_health_events(connection, keep=keep)
 
         await self._jobs.write(job)
 

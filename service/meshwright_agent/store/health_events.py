@@ -1,7 +1,6 @@
 """What happened to components as rows, and the one document of what must be remembered. Knows SQL and the wire model.
 
-Rule: an event that is there already is written over, so that a write may be repeated; what is kept is bounded in number
-and in age. Age counts from when an event was written down, which may be long after it happened.
+Rule: an event that is there already is written over, so that a write may be repeated; their number is bounded.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from meshwright.wire.health import HealthEvent
 from meshwright_agent.store.unreadable import UnreadableRows, require_same, require_text
 
 MEMORY: Final = "health_memory"
-LATEST_S: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1.0
-"""What is later is no time: it was damaged."""
 
 
 @dataclass(frozen=True)
@@ -27,31 +24,25 @@ class StoredHealth:
     Attributes:
         last_seq: the number of the last event; 0: there was none.
         memory: the document; None: there is none.
-        last_noted_s: when an event was written down last, by the wall clock of then; None: there is none.
     """
 
     last_seq: int
     memory: str | None
-    last_noted_s: float | None = None
 
 
-def append_health_events(connection: sqlite3.Connection, events: Iterable[HealthEvent], noted: datetime) -> None:
-    """Writes events under their numbers; `noted` is now."""
-    rows = (
-        (event.seq, event.at.timestamp(), event.component, event.model_dump_json(), noted.timestamp())
-        for event in events
-    )
+def append_health_events(connection: sqlite3.Connection, events: Iterable[HealthEvent]) -> None:
+    """Writes events under their numbers."""
+    rows = ((event.seq, event.at.timestamp(), event.component, event.model_dump_json()) for event in events)
     connection.executemany(
-        "INSERT OR REPLACE INTO health_events (seq, at_s, component, body, noted_s) VALUES (?, ?, ?, ?, ?)", rows
+        "INSERT OR REPLACE INTO health_events (seq, at_s, component, body) VALUES (?, ?, ?, ?)", rows
     )
 
 
-def prune_health_events(connection: sqlite3.Connection, *, keep: int, oldest: datetime) -> None:
-    """Deletes events beyond the newest `keep`, and those written down before `oldest`."""
+def prune_health_events(connection: sqlite3.Connection, *, keep: int) -> None:
+    """Deletes events beyond the newest `keep`."""
     row = connection.execute("SELECT seq FROM health_events ORDER BY seq DESC LIMIT 1 OFFSET ?", (keep,)).fetchone()
     if row is not None:
         connection.execute("DELETE FROM health_events WHERE seq <= ?", row)
-    connection.execute("DELETE FROM health_events WHERE noted_s < ?", (oldest.timestamp(),))
 
 
 def list_health_events(
@@ -94,9 +85,6 @@ def read_health(connection: sqlite3.Connection, unreadable: UnreadableRows) -> S
         "SELECT MAX(seq) FROM (SELECT seq FROM sqlite_sequence WHERE name = 'health_events' "
         "UNION ALL SELECT MAX(seq) FROM health_events)"
     ).fetchone()
-    (last_noted_s,) = connection.execute(
-        "SELECT MAX(noted_s) FROM health_events WHERE noted_s BETWEEN 0 AND ?", (LATEST_S,)
-    ).fetchone()
     memory = connection.execute("SELECT id, body FROM health_memory WHERE id = 1").fetchone()
     text = unreadable.read(MEMORY, memory, lambda _id, body: require_text(body, "body"))
-    return StoredHealth(last_seq or 0, text, last_noted_s)
+    return StoredHealth(last_seq or 0, text)

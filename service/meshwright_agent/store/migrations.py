@@ -85,10 +85,6 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (  # what the agent saw of its host last, so that it is ready as soon as it is started again
         "CREATE TABLE sight (id INTEGER PRIMARY KEY CHECK (id = 1), key TEXT NOT NULL, body TEXT NOT NULL)",
     ),
-    (  # the kernel's log tells what happened long ago: days are counted from when an event was written down
-        "ALTER TABLE health_events ADD COLUMN noted_s REAL NOT NULL DEFAULT 0",
-        "UPDATE health_events SET noted_s = at_s",
-    ),
 )
 
 SCHEMA: Final = len(MIGRATIONS)

@@ -22,6 +22,7 @@ from meshwright.wire.runs import FINAL_STATES, Run
 from meshwright_agent.answers.benches import Benches
 from meshwright_agent.facts.model import ProcessFacts, build_json
 from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.runs.queue import RunQueue
@@ -77,6 +78,7 @@ def run_scene(
             board=board,
             settings=settings,
             clock=clock,
+            history=History(clock=clock, keep=100),
             stays=False,
             on_look=lambda: benches.note_look(),
         )

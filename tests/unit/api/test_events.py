@@ -52,7 +52,7 @@ def test_an_id_that_no_event_can_have_is_refused_and_nothing_is_passed_over(app:
 def test_a_stream_ends_and_does_not_fail_when_the_store_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> list[Any]:
         async with opened(tmp_path / "db") as store:
-            history = History(clock=ManualClock(), keep=100, keep_days=30.0)
+            history = History(clock=ManualClock(), keep=100)
             await history.open(store)
             history.note_fault("store", "x", state="degraded", reason="", action="", at=EPOCH)
             await history.flush()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from meshwright_agent.facts.health import PciHealth
 from meshwright_agent.facts.pci_health import parse_aer_total, read_pci_health
-from meshwright_agent.facts.synchronised import parse_timex_status, read_synchronised
 
 AER = "Undefined 0\nDLP 1\nPoisonedTLP 2\nTOTAL_ERR_FATAL {}"
 
@@ -57,12 +55,3 @@ def test_a_function_that_is_gone_says_nothing(tmp_path: Path) -> None:
 def test_any_text_has_a_total_or_none(text: str | None) -> None:
     total = parse_aer_total(text)
     assert total is None or isinstance(total, int)
-
-
-@pytest.mark.parametrize(("status", "expected"), [(0x40, False), (0x2041, False), (0x2001, True), (0, True)])
-def test_the_kernels_clock_is_synchronised_unless_it_says_not(status: int, expected: bool) -> None:
-    assert parse_timex_status(struct.pack("=i4xqqqqi", 0, 0, 0, 0, 0, status)) is expected
-
-
-def test_this_machine_answers_or_not_at_all() -> None:
-    assert read_synchronised() in (True, False, None)

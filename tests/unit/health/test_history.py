@@ -17,14 +17,13 @@ from meshwright.wire.health import HealthEvent
 from meshwright_agent.health import history as module
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
-from meshwright_agent.health.retention import TAKEN_UP_AFTER_S
 from meshwright_agent.store.database import Store
 from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.store.opening import held, opened, run_with_store
 
 
 def build(clock: ManualClock | None = None, **options: Any) -> History:
-    return History(**({"clock": clock or ManualClock(), "keep": 100, "keep_days": 30.0} | options))
+    return History(**({"clock": clock or ManualClock(), "keep": 100} | options))
 
 
 def tell(history: History, component: str = "device:0", code: str = "xid_79") -> None:
@@ -42,31 +41,6 @@ async def until(question: Callable[[], bool]) -> None:
 
 async def read(history: History, **query: Any) -> list[HealthEvent]:
     return list((await history.list_events(**({"after": 0, "limit": 1000} | query))).events)
-
-
-@pytest.mark.parametrize("damaged", [None, "1e308", "9e999", "'x'", "x'ff'"])
-def test_an_agent_that_starts_while_the_clock_is_ahead_deletes_nothing_before_it_is_set(
-    damaged: str | None, tmp_path: Path
-) -> None:
-    async def before(store: Store) -> None:
-        history = build()
-        await history.open(store)
-        for _ in range(2):
-            tell(history)
-        assert await history.flush()
-
-    async def after(store: Store) -> None:
-        history = build(ManualClock(EPOCH + timedelta(days=400)))
-        await history.open(store)
-        tell(history)
-        assert await history.flush()
-        assert [event.seq for event in await read(history)] == [1, 2, 3]
-
-    run_with_store(tmp_path / "db", before)
-    if damaged is not None:
-        with contextlib.closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as connection:
-            connection.execute(f"UPDATE health_events SET noted_s = {damaged} WHERE seq = 2")
-    run_with_store(tmp_path / "db", after)
 
 
 def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path) -> None:
@@ -105,28 +79,24 @@ def test_numbers_and_memory_go_on_after_a_restart_even_when_all_events_are_gone(
         assert await history.flush()
 
     async def second(store: Store) -> tuple[int, str | None]:
-        clock = ManualClock()
-        clock.advance(timedelta(days=99).total_seconds())
-        history = build(clock)
+        history = build()
         await history.open(store)
-        clock.advance(TAKEN_UP_AFTER_S)
-        history.memory.note_log(5)
-        await history.flush()  # deletes what is too old
         assert await read(history) == []
         tell(history)
         await history.flush()
         return (await read(history))[0].seq, history.memory.value.boot_id
 
     run_with_store(tmp_path / "db", first)
+    with contextlib.closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM health_events")
     assert run_with_store(tmp_path / "db", second) == (2, "boot-1")
 
 
-@pytest.mark.parametrize("bound", [{"keep": 1}, {"keep_days": 1.0}])
-def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(tmp_path: Path, bound: dict[str, Any]) -> None:
+def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def live(store: Store) -> tuple[HealthBoard, History]:
-        history = build(clock, **bound)
+        history = build(clock, keep=1)
         await history.open(store)
         board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
         board.report("device:0", "unhealthy", "it fell", at=clock.now())
@@ -136,7 +106,7 @@ def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(tmp_path:
         _, history = await live(store)
         await history.flush()
         clock.advance(timedelta(days=40).total_seconds())
-        for _ in range(3):  # other news, which leave no room for the old, or come when it is too old
+        for _ in range(3):  # other news, which leave no room for the old
             tell(history, "device:1")
         await history.flush()
         assert await read(history, component="device:0") == []
@@ -174,7 +144,7 @@ def test_a_state_and_its_event_are_written_together_or_not_at_all(tmp_path: Path
 
 def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        await store.save_health([], memory='{"faults": 3}', keep=1, oldest=EPOCH, noted=EPOCH)
+        await store.save_health([], memory='{"faults": 3}', keep=1)
         history = build()
         await history.open(store)
         assert history.memory.value.faults == ()
@@ -286,7 +256,7 @@ def test_the_last_number_never_goes_back_behind_what_was_asked_for(tmp_path: Pat
         await history.open(store)
         for _ in range(2):
             tell(history)
-        await store.save_health(tuple(history._waiting), memory=None, keep=9, oldest=EPOCH, noted=EPOCH)
+        await store.save_health(tuple(history._waiting), memory=None, keep=9)
         assert (await history.list_events(after=0, limit=10)).last_seq == 2
         assert (await history.list_events(after=2, limit=10)).last_seq == 2
 
@@ -305,50 +275,6 @@ def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(tmp_p
         return [event.seq async for event in history.follow(4)]
 
     assert run_with_store(tmp_path / "db", test) == [1, 2, 3]
-
-
-def test_events_are_kept_for_days_also_on_a_host_where_nothing_more_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TICK_S", 0.01)
-
-    async def test(store: Store) -> None:
-        clock = ManualClock()
-        history = build(clock, keep_days=2)
-        await history.open(store)
-        tell(history)
-        writing = asyncio.create_task(history.run())
-        await until(lambda: not history.waiting_count)
-        clock.advance(86400)
-        await asyncio.sleep(0.1)
-        assert len(await read(history)) == 1
-        clock.advance(86401)
-        for _ in range(3000):
-            if not await read(history):
-                break
-            await asyncio.sleep(0.01)
-        assert await read(history) == []
-        writing.cancel()
-
-    run_with_store(tmp_path / "db", test)
-
-
-def test_what_happened_long_before_it_was_noted_is_kept_as_long_as_the_rest(tmp_path: Path) -> None:
-    """The kernel's log tells of XIDs from before the agent was installed."""
-
-    async def test(store: Store) -> None:
-        clock = ManualClock()
-        history = build(clock, keep_days=1)
-        await history.open(store)
-        long_ago = clock.now() - timedelta(days=9)
-        history.note_fault("device:0", "xid_79", state="unhealthy", reason="fell off", action="reboot", at=long_ago)
-        for days, is_kept in ((0.0, True), (0.9, True), (0.2, False)):
-            clock.advance(timedelta(days=days).total_seconds())
-            history.memory.note_log(round(days * 10))
-            assert await history.flush()
-            assert [event.at for event in await read(history)] == [long_ago] * is_kept
-
-    run_with_store(tmp_path / "db", test)
 
 
 def test_words_that_are_no_utf_8_are_kept_and_do_not_end_the_history(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The agent's own parts, on a real store: room on the disk, a file that is gone, and a clock that is set."""
+"""The agent's own parts, on a real store: room on the disk, and a file that is gone."""
 
 from __future__ import annotations
 
@@ -13,37 +13,28 @@ import pytest
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
-from meshwright_agent.health.own import OwnHealth
+from meshwright_agent.health.own import MIN_FREE_BYTES, OwnHealth
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
-from tests.fakes.stored import ManualBoot, ManualClock
+from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import run_with_store
 
 
 class Scene:
-    def __init__(self, store: Store, *, synchronised: bool | None = None, **settings: Any) -> None:
-        self.clock, self.boot = ManualClock(), ManualBoot()
-        self.history = History(clock=self.clock, keep=10, keep_days=1)
+    def __init__(self, store: Store, **settings: Any) -> None:
+        self.clock = ManualClock()
         self.board = HealthBoard(stale_after_s=60)
         self.writes: list[str] = []
         self.own = OwnHealth(
             store=lambda: store,
             board=self.board,
-            history=self.history,
             settings=Settings(state_dir=store.path.parent, **settings),
             clock=self.clock,
-            boot=self.boot,
-            is_synchronised=lambda: synchronised,
             on_writable=self.write,
         )
 
     async def write(self) -> None:
         self.writes.append("written")
-
-    def advance(self, seconds: float, *, boot_s: float | None = None) -> None:
-        self.clock.advance(seconds)
-        self.boot.now_s += seconds if boot_s is None else boot_s
 
     def states(self) -> dict[str, str]:
         return {name: self.board.state(name, self.clock.now()) for name in self.board.names()}
@@ -63,29 +54,37 @@ def run(folder: Path, test: Callable[[Store], Awaitable[None]]) -> None:
 
 def test_what_works_is_healthy_after_a_look_and_not_before(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        scene = Scene(store, disk_free_min_bytes=0)
+        scene = Scene(store)
         assert set(scene.states().values()) == {"initializing"}
         await scene.own.look()
-        assert scene.states() == {"store": "healthy", "disk": "healthy", "clock": "healthy"}
+        assert scene.states() == {"store": "healthy", "disk": "healthy"}
         assert "MiB are free" in scene.reason("disk")
         assert scene.writes == ["written"]
 
     run(tmp_path, test)
 
 
-def test_a_disk_with_less_than_its_minimum_is_degraded_with_both_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("free", "state"), [(MIN_FREE_BYTES, "healthy"), (1 << 20, "degraded"), (0, "unhealthy")])
+def test_a_disk_with_less_than_its_minimum_is_degraded_and_a_full_one_unhealthy(
+    free: int, state: str, tmp_path: Path
+) -> None:
     async def test(store: Store) -> None:
-        scene = Scene(store, disk_free_min_bytes=1 << 60)
+        async def measure() -> int:
+            return free
+
+        store.measure_free_bytes = measure  # type: ignore[method-assign]
+        scene = Scene(store)
         await scene.own.look()
-        assert scene.states()["disk"] == "degraded"
-        assert str(1 << 40) in scene.reason("disk")
+        assert scene.states()["disk"] == state
+        assert f"{free >> 20} MiB are free" in scene.reason("disk")
+        assert ("256 MiB that should be" in scene.reason("disk")) is (state == "degraded")
 
     run(tmp_path, test)
 
 
 def test_a_disk_that_takes_no_write_is_unhealthy(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        scene = Scene(store, disk_free_min_bytes=0)
+        scene = Scene(store)
 
         async def fail(*, writes: bool) -> None:
             assert writes
@@ -158,46 +157,5 @@ def test_a_folder_that_is_gone_makes_both_unhealthy(tmp_path: Path) -> None:
         store.path = tmp_path / "gone" / "db"
         await scene.own.look()
         assert scene.states()["disk"] == "unhealthy"
-
-    run(tmp_path, test)
-
-
-@pytest.mark.parametrize(("jump_s", "word"), [(3600.0, "forward"), (-6.0, "back")])
-def test_a_clock_that_was_set_is_told_once_and_stands_until_the_next_look(
-    jump_s: float, word: str, tmp_path: Path
-) -> None:
-    async def test(store: Store) -> None:
-        scene = Scene(store)
-        scene.own.look_at_clock()
-        scene.advance(30 + jump_s, boot_s=30)
-        scene.own.look_at_clock()
-        assert scene.states()["clock"] == "degraded"
-        assert word in scene.reason("clock")
-        assert scene.history.waiting_count == 1
-        scene.advance(30)
-        scene.own.look_at_clock()
-        assert scene.states()["clock"] == "healthy"
-
-    run(tmp_path, test)
-
-
-def test_a_clock_that_ntp_slews_and_a_machine_that_slept_were_not_set(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        scene = Scene(store)
-        for seconds, boot_s in ((30.0, 30.0), (34.9, 30.0), (7200.0, 7200.0)):
-            scene.advance(seconds, boot_s=boot_s)
-            scene.own.look_at_clock()
-            assert scene.states()["clock"] == "healthy"
-
-    run(tmp_path, test)
-
-
-@pytest.mark.parametrize(("synchronised", "says"), [(False, True), (True, False), (None, False)])
-def test_a_clock_that_nothing_keeps_right_is_said(synchronised: bool | None, says: bool, tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        scene = Scene(store, synchronised=synchronised)
-        scene.own.look_at_clock()
-        assert ("adjtimex" in scene.reason("clock")) is says
-        assert scene.states()["clock"] == "healthy"
 
     run(tmp_path, test)

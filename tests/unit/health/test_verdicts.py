@@ -46,7 +46,7 @@ class Scene:
         self.start()
 
     def start(self) -> None:
-        self.history = History(clock=self.clock, keep=100, keep_days=1)
+        self.history = History(clock=self.clock, keep=100)
         self.history.memory.load(self.dump)
         self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
         self.verdicts = Verdicts(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)

@@ -18,6 +18,7 @@ from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.facts.model import HolderFacts, Problem, build_json
 from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
 from meshwright_agent.host.sight import Sight, dump_sight, parse_sight
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
@@ -76,6 +77,7 @@ def stage(
         board=board,
         settings=settings,
         clock=clock,
+        history=History(clock=clock, keep=100),
         stays=stays,
     )
     return Scene(watch, *fakes, board, clock, settings)
@@ -609,6 +611,7 @@ def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog
         board=scene.board,
         settings=settings,
         clock=scene.clock,
+        history=History(clock=scene.clock, keep=100),
         stays=True,
     )
 
@@ -644,6 +647,7 @@ def test_what_was_seen_last_is_kept_when_the_watch_ends(cpu: Machine) -> None:
         board=scene.board,
         settings=scene.settings,
         clock=scene.clock,
+        history=History(clock=scene.clock, keep=100),
         stays=True,
         keeper=keeper,  # type: ignore[arg-type]
     )

@@ -11,6 +11,7 @@ import pytest
 from meshwright_agent.facts.model import ProcessFacts, build_json
 from meshwright_agent.facts.owners import find_holders
 from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import build_device_spec
@@ -40,6 +41,7 @@ class Host:
             board=self.board,
             settings=Settings(hold=hold, **settings),  # type: ignore[arg-type]
             clock=self.clock,
+            history=History(clock=self.clock, keep=100),
             stays=False,
             is_reserved=lambda: self.is_reserved,
         )

@@ -62,15 +62,3 @@ def test_a_transaction_is_whole_or_not_at_all(connection: sqlite3.Connection) ->
         _write_then_fail(connection)
     assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
     assert not connection.in_transaction
-
-
-def test_events_that_an_older_agent_wrote_count_their_days_from_when_they_happened(
-    connection: sqlite3.Connection,
-) -> None:
-    for number, step in enumerate(MIGRATIONS[:6], 1):
-        for statement in step:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {number}")
-    connection.execute("INSERT INTO health_events (seq, at_s, component, body) VALUES (1, 12.5, 'driver', '{}')")
-    migrate(connection)
-    assert connection.execute("SELECT noted_s FROM health_events").fetchall() == [(12.5,)]

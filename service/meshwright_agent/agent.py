@@ -32,7 +32,6 @@ from meshwright_agent.health.history import History
 from meshwright_agent.health.own import OwnHealth
 from meshwright_agent.host.picture import HostPicture
 from meshwright_agent.host.release import make_way, release_devices
-from meshwright_agent.host.sight import SightKeeper, build_sight_key
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.job_environment import describe_job_environment
@@ -90,8 +89,9 @@ class Agent:
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
-        boot = self._boot = boot or read_boot_clock(settings.proc_root)
-        self.book = LeaseBook(self.clock, boot, on_change=lambda: self.picture.note_lease())
+        self.book = LeaseBook(
+            self.clock, boot or read_boot_clock(settings.proc_root), on_change=lambda: self.picture.note_lease()
+        )
         self.own_health = OwnHealth(
             store=lambda: self.store,
             board=self.board,
@@ -146,7 +146,6 @@ class Agent:
             stays=stays,
             is_reserved=lambda: bool(self.book.active()),
             history=self.history,
-            keeper=SightKeeper(lambda: self.store, build_sight_key(self.settings, self._environ, self._boot.boot_id)),
             on_look=lambda: self.benches.note_look(),
         )
 
@@ -209,7 +208,7 @@ class Agent:
         )
         await self.history.open(self._store)
         if isinstance(self.host, HostWatch):
-            await self.host.recall()
+            self.host.recall()
         await self._store.finish_interrupted("the agent stopped while this run was under way")
         self._runs = RunQueue(
             self._store,
@@ -370,7 +369,6 @@ class Agent:
             settings=self.settings,
             clock=self.clock,
             spawn=self._spawn,
-            baseline=self.watch.memory,
         )
         self.watch.note_release()
         outcome = "killed" if answer.killed else "released"

@@ -12,9 +12,8 @@ from meshwright_agent.facts.model import build_json
 from meshwright_agent.facts.nvidia import find_nvml
 from meshwright_agent.facts.read import LogPlace, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
-from meshwright_agent.host.baseline import TOLERANCE_BYTES
 from tests.agents import wait_for
-from tests.device.bed import Bed, await_looked, await_stopped
+from tests.device.bed import TOLERANCE_BYTES, Bed, await_looked, await_stopped
 from tests.device.record import Finding, format_value
 from tests.device.smi import SmiCard
 from tests.process.living import ask, do_bench

@@ -14,10 +14,10 @@ from typing import Any, Final
 import httpx
 
 from meshwright_agent.bench.limits import CONTEXT_BYTES, LIGHT_BYTES
-from meshwright_agent.host.baseline import TOLERANCE_BYTES
 from tests.agents import RunningAgent, wait_for
 from tests.device.bed import (
     IDLE_S,
+    TOLERANCE_BYTES,
     Bed,
     PeakOfCards,
     await_baseline,
@@ -138,9 +138,6 @@ def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool
     if pid is not None:
         yield Finding(f"{name}: process gone", not is_alive(pid), not is_alive(pid), rule="True")
     if bed.is_gpu:
-        told = answer["memory"]
-        back = bool(told) and all(each["is_back"] for each in told)
-        yield Finding(f"{name}: memory is back, as the agent tells", back, back, rule="True", note=str(told))
         late_s, more = await_baseline(bed, before)
         yield Finding(
             f"{name}: memory against before", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"

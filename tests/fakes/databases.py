@@ -12,7 +12,6 @@ from meshwright.wire.leases import Lease, LeasedDevice
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
 from meshwright_agent.health.memory import Fault, HealthMemory
-from meshwright_agent.host.sight import Sight, SightKeeper, dump_sight
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
@@ -23,7 +22,6 @@ NAME = "simulated.sqlite3"
 RUNS = 12
 LEASES = 4
 EVENTS = 40
-VIEW = {"platform": "cpu", "jax": "0.0", "jaxlib": "0.0", "process_index": 0, "devices": [{"id": 0, "kind": "cpu"}]}
 
 
 def build_lease(number: int) -> Lease:
@@ -69,7 +67,6 @@ async def fill(store: Store) -> None:
     for number in range(1, 6):
         await store.put_plan(f"mw1-{number:032x}", build_plan(number).model_dump_json())
         await store.put_verification(f"key-{number}", '{"status": "verified"}')
-    await store.put_sight("key", dump_sight(Sight(jax=VIEW, jax_at=EPOCH, jax_generation=1)))
     await store.check()
 
 
@@ -121,7 +118,6 @@ def start_on(folder: Path) -> str:
 
 
 async def _read_all(agent: Agent) -> None:
-    await SightKeeper(lambda: agent.store, "key").recall()
     await agent.runs.list(limit=100, state=None)
     await agent.runs.list(limit=100, state="succeeded")
     await agent.store.latest_bench()

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -258,27 +257,3 @@ def test_no_child_outlives_an_agent_that_was_killed(asleep: bool) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
-
-
-def test_an_agent_that_is_started_again_is_ready_at_once_with_what_it_saw_before(tmp_path: Path) -> None:
-    with start_agent(cpu_devices=4, state_dir=tmp_path) as first:
-        wait_for(lambda: httpx.get(f"{first.url}/devices").json()["devices"][0]["jax"], first)
-        before = httpx.get(f"{first.url}/devices").json()
-        wait_for(lambda: is_sight_kept(tmp_path / "meshwright.sqlite3"), first)
-    with start_agent(cpu_devices=4, state_dir=tmp_path, ready=False) as second:
-        ready = httpx.get(f"{second.url}/readyz")
-        after = httpx.get(f"{second.url}/devices").json()
-        states = {part["name"]: part["state"] for part in httpx.get(f"{second.url}/health").json()["components"]}
-        plan = httpx.get(f"{second.url}/mesh/plan?mesh=dp:4")
-        assert (ready.status_code, ready.text, plan.status_code) == (200, "ready\n", 200)
-        assert [device["kind"] for device in after["devices"]] == [device["kind"] for device in before["devices"]]
-        seen = after["devices"][0]["jax"]
-        assert (seen["basis"], seen["generation"]) == ("cached", 0)
-        assert seen["observed_at"] == before["devices"][0]["jax"]["observed_at"]
-        assert states["worker"] == "initializing"  # what was seen then is no look of now
-        wait_for(lambda: httpx.get(f"{second.url}/devices").json()["devices"][0]["jax"]["basis"] == "live", second)
-
-
-def is_sight_kept(path: Path) -> bool:
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        return bool(connection.execute("SELECT count(*) FROM sight").fetchone()[0])

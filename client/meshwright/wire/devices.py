@@ -235,15 +235,6 @@ class Holder(Reply):
     job: str | None = Field(default=None, description='its batch job, where seen: "slurm 4711"')
 
 
-class ReturnedMemory(Reply):
-    """Memory of one device, before the agent's worker took it and after it has gone."""
-
-    device: str = Field(description="uuid, or PCI address")
-    baseline_bytes: int = Field(description="in use when the worker was not there, as seen last")
-    used_bytes: int = Field(description="in use after it has gone, other processes' taken off")
-    is_back: bool = Field(description="true: no more than the baseline, within the driver's own rounding")
-
-
 class ReleaseRequest(Request):
     """`POST /devices/release`: nothing to choose, since all devices are given back or none."""
 
@@ -261,8 +252,5 @@ class Release(Reply):
         default=None,
         description="why `held` is null. late: the driver did not answer in time; hidden: it answered, and the agent "
         "may not look into all processes; null also from an older agent",
-    )
-    memory: tuple[ReturnedMemory, ...] | None = Field(
-        default=None, description="whether device memory is back where it was; null: no driver tells, or not in time"
     )
     worker: Worker

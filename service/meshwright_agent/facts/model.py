@@ -249,7 +249,6 @@ class TpuFacts:
     """
 
     pci_bus_id: str
-    pci_device_id: str
     kind: str | None = None
     pcie_root: str | None = None
     numa_node: int | None = None
@@ -283,7 +282,6 @@ class SliceFacts:
     hosts: tuple[int, ...] | None = None
     wrap: tuple[bool, ...] | None = None
     twisted: bool | None = None
-    worker_id: int | None = None
     host_count: int | None = None
 
 

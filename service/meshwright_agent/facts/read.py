@@ -7,7 +7,7 @@ machine is read by the same code as this one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,6 @@ from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.health import KernelLog
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.kfd import read_kfd
-from meshwright_agent.facts.memory import count_unowned
 from meshwright_agent.facts.model import HolderFacts, HostFacts, Problem, TpuFacts
 from meshwright_agent.facts.owners import (
     OpenFiles,
@@ -130,32 +129,12 @@ def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Held:
-    """What is in use of a host's devices.
-
-    Attributes:
-        holders: who holds one in any way: computes on it, or only has its file open, as monitors do; None where not
-            every process could be looked at and nobody was found.
-        memory: bytes by device that no foreign process accounts for.
-    """
-
-    holders: tuple[HolderFacts, ...] | None
-    memory: Mapping[str, int]
-
-
-def read_held(roots: Roots, *, nvml: Any = None) -> Held:
-    """Returns who holds devices, and how much of their memory is in use."""
-    facts = read_host_facts(roots, nvml=nvml, wants_health=False)
-    return Held(_find_all_holders(roots, facts), count_unowned(facts.gpus))
-
-
 def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[HolderFacts, ...] | None:
-    """Returns `Held.holders`."""
-    return read_held(roots, nvml=nvml).holders
+    """Returns who holds a device in any way: computes on it, or only has its file open, as monitors do.
 
-
-def _find_all_holders(roots: Roots, facts: HostFacts) -> tuple[HolderFacts, ...] | None:
+    None: not every process could be looked at, and nobody was found.
+    """
+    facts = read_host_facts(roots, nvml=nvml, wants_health=False)
     computing = facts.holders
     if not facts.gpus:
         return computing

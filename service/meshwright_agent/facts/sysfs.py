@@ -96,17 +96,6 @@ def _parse_range(entry: str) -> Iterable[int]:
     return () if low is None or high is None or not 0 <= low <= high < _LARGEST_CPU else range(low, high + 1)
 
 
-def format_cpu_list(numbers: Iterable[int]) -> str:
-    """Returns numbers as the kernel lists them: "0-3,8"."""
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
-
-
 def parse_pci_address(text: str) -> str:
     """Returns a PCI address as sysfs writes it: "00000000:1B:00.0" (NVML) → "0000:1b:00.0"."""
     domain, _, rest = text.strip().lower().partition(":")

@@ -85,7 +85,6 @@ def read_tpus(
     return tuple(
         TpuFacts(
             pci_bus_id=chip.device.address,
-            pci_device_id=chip.device.device,
             kind=TPU_KINDS[chip.device.device] or parse_kind(slice_.accelerator_type),
             pcie_root=read_pcie_root(chip.device.path),
             numa_node=read_numa_node(chip.device.path),
@@ -119,7 +118,6 @@ def parse_slice(environ: Mapping[str, str]) -> SliceFacts:
         chips_per_host=parse_shape(
             environ.get("TPU_CHIPS_PER_HOST_BOUNDS") or environ.get("TPU_CHIPS_PER_PROCESS_BOUNDS")
         ),
-        worker_id=parse_int(environ.get("TPU_WORKER_ID")),
         hosts=hosts,
         wrap=parse_flags(environ.get("TPU_TOPOLOGY_WRAP")),
         twisted=parse_flag(environ.get("TPU_TOPOLOGY_ALT")),

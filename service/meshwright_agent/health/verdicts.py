@@ -194,8 +194,8 @@ class Verdicts:
             component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is; a
                 part that nothing is told of any more is gone.
             at: when the word was given.
-            facts: what the last answer of the probe found. It is judged again, unless it is of an earlier life of the
-                agent or the probe has been silent since. None: nobody has looked.
+            facts: what the last answer of the probe found. It is judged again, unless the probe has been silent since.
+                None: nobody has looked.
             devices: the same as `/devices` shows it.
         """
         self._memory.clear_faults(component)

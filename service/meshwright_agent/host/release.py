@@ -6,14 +6,13 @@ Rule: the answer comes in time also when the driver hangs; then it says that nob
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 from meshwright.errors import DeviceBusyError, ProblemError
-from meshwright.wire.devices import Holder, Release, ReturnedMemory, Unseen
+from meshwright.wire.devices import Holder, Release, Unseen
 from meshwright_agent.clock import Clock
-from meshwright_agent.host.baseline import MemoryBaseline
 from meshwright_agent.runs.queue import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import read_roots
@@ -25,7 +24,7 @@ ANSWER_S: Final = 0.3
 LOOK_S: Final = 0.45
 """Of the bound, kept for asking who still holds a device: a worker that is not gone by then is looked at as it ends."""
 ANOTHER_LOOK_S: Final = 0.5
-"""Of the bound, at least left for asking again whether memory is back: a probe starts in some 0.3 s."""
+"""Of the bound, at least left for asking again who holds a device: a probe starts in some 0.3 s."""
 REASON: Final = "the devices were released (POST /devices/release)"
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -40,7 +39,6 @@ async def release_devices(
     settings: Settings,
     clock: Clock,
     spawn: Spawn,
-    baseline: MemoryBaseline,
 ) -> Release:
     """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
@@ -53,12 +51,11 @@ async def release_devices(
         return started_s + BOUND_S - ANSWER_S - clock.monotonic()
 
     look = await _ask_in_time(probe, settings, spawn, left_s())
-    memory = baseline.compare(look.memory)
-    while (not _is_back(memory) or baseline.misses(look.memory)) and left_s() >= ANOTHER_LOOK_S:
+    while outcome.was_running and look.is_hidden and left_s() >= ANOTHER_LOOK_S:
         again = await _ask_in_time(probe, settings, spawn, left_s())  # a driver takes a moment to clear a context
-        if again.unseen == "late" and not again.memory:
+        if not again.has_answered:
             break
-        look, memory = again, baseline.compare(again.memory)
+        look = again
     ending = outcome.abandoned_pids
     holding = [pid for pid in ending if pid in device.holding_pids]  # one may have gone while we looked
     held = _name_own(look.held, ending, holding, device.spec.module)
@@ -69,7 +66,6 @@ async def release_devices(
         cancelled_runs=cancelled,
         held=held,
         unseen=look.unseen if held is None else None,
-        memory=memory,
         worker=device.view(),
     )
 
@@ -106,11 +102,20 @@ async def make_way(
 
 @dataclass(frozen=True)
 class Look:
-    """What the probe says after a release: who holds a device (None: `unseen` says why), and memory by device."""
+    """Who holds a device after a release, as the probe says; None: it did not answer, or could not look everywhere."""
 
     held: tuple[Holder, ...] | None = None
-    unseen: Unseen = "late"
-    memory: Mapping[str, int] = field(default_factory=dict)
+    has_answered: bool = False
+
+    @property
+    def is_hidden(self) -> bool:
+        """True where the probe answered and could not look everywhere."""
+        return self.has_answered and self.held is None
+
+    @property
+    def unseen(self) -> Unseen:
+        """Why nobody is named."""
+        return "hidden" if self.has_answered else "late"
 
 
 def _name_own(
@@ -121,10 +126,6 @@ def _name_own(
     unseen = set(holding) - {holder.pid for holder in seen}
     own = tuple(Holder(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(unseen))
     return None if held is None and not own else (*seen, *own)
-
-
-def _is_back(memory: tuple[ReturnedMemory, ...] | None) -> bool:
-    return all(each.is_back for each in memory or ())
 
 
 async def _ask_in_time(probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float) -> Look:
@@ -145,4 +146,4 @@ async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> L
         return Look()
     holders = answer.result["holders"]
     held = None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
-    return Look(held, "hidden", answer.result.get("memory", {}))
+    return Look(held, has_answered=True)

@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
 from meshwright.topology.counted import parse_chip_count
-from meshwright.wire.base import Notice
-from meshwright.wire.devices import Devices, Worker
+from meshwright.wire.devices import Devices
 from meshwright_agent.clock import Clock
-from meshwright_agent.facts.memory import count_unowned
-from meshwright_agent.facts.model import HolderFacts, parse_host_facts
+from meshwright_agent.facts.model import HolderFacts, HostFacts, parse_host_facts
 from meshwright_agent.facts.unlisted import doubt_unnamed
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts
-from meshwright_agent.host.baseline import MemoryBaseline
-from meshwright_agent.host.sight import Sight, SightKeeper
 from meshwright_agent.settings import Settings
 from meshwright_agent.view import JaxSight, build_devices
 from meshwright_agent.worker.children import may_touch, read_roots, tell_prohibited
@@ -36,12 +33,27 @@ LOG_LINES: Final = 60
 """Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What the watch knows; replaced as a whole, so that a reader never sees half of a look.
+
+    Attributes:
+        jax: what the device worker's `describe` answered.
+        jax_generation: of the worker that answered.
+    """
+
+    facts: HostFacts | None = None
+    facts_at: datetime | None = None
+    jax: dict[str, Any] | None = None
+    jax_at: datetime | None = None
+    jax_generation: int = 0
+
+
 class HostWatch:
     """Looks every `probe_interval_s`, and whenever it is asked to."""
 
     is_still: Final = False
     readiness: Final = "ready"
-    notices: Final[tuple[Notice, ...]] = ()
 
     def __init__(
         self,
@@ -54,7 +66,6 @@ class HostWatch:
         stays: bool,
         is_reserved: Callable[[], bool] = lambda: False,
         history: History,
-        keeper: SightKeeper | None = None,
         on_look: Callable[[], None] = lambda: None,
     ) -> None:
         self._probe = probe
@@ -64,9 +75,7 @@ class HostWatch:
         self._clock = clock
         self._stays = stays
         self._is_reserved = is_reserved
-        self._keeper = keeper
         self._on_look = on_look
-        self.memory = MemoryBaseline()
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
@@ -89,15 +98,11 @@ class HostWatch:
             while True:
                 try:
                     await self.look()
-                    if self._keeper is not None:
-                        await self._keeper.keep(self.sight)
                 except Exception:
                     log.exception("a look at the host failed")
                 await asyncio.sleep(self._settings.probe_interval_s)
         finally:
             await self._end_asking()
-            if self._keeper is not None:
-                await self._keeper.keep_last(self.sight)
 
     async def look(self) -> asyncio.Task[None] | None:
         """Looks once at the facts, by the probe; returns the asking of JAX that is under way, which nobody waits for.
@@ -131,8 +136,6 @@ class HostWatch:
     async def _ask_in_turn(self) -> None:
         try:
             await self.look_at_jax()
-            if self._keeper is not None:
-                await self._keeper.keep(self.sight)
         except Exception:
             log.exception("a look at JAX failed")
         finally:
@@ -150,9 +153,8 @@ class HostWatch:
     def _may_touch(self) -> bool:
         """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
 
-        It is started again after a crash. What an earlier life of the agent learnt is none of this one's looks. With
-        `hold: always` it is kept, and started again after leases; with `never` a bench alone starts it. Not after a
-        release, as on hosts without; also not where it had told no view before that.
+        It is started again after a crash. With `hold: always` it is kept, and started again after leases; with `never`
+        a bench alone starts it. Not after a release, as on hosts without; also not where it had told no view before.
         """
         if self._is_reserved() or not self._may_wake():
             return False
@@ -164,7 +166,7 @@ class HostWatch:
     @property
     def _has_answered(self) -> bool:
         """True once JAX has told its view in this life of the agent."""
-        return self.sight.jax is not None and not self.sight.is_recalled
+        return self.sight.jax is not None
 
     def _tell_untouched(self) -> str:
         """Returns why JAX is not started on accelerators of which it has told nothing; empty where it may be."""
@@ -191,15 +193,9 @@ class HostWatch:
         log_place = {"kernel_log": self._settings.kernel_log, **self._verdicts.log_place}
         return {**read_roots(self._settings), **(log_place if self._settings.kernel_log else {})}
 
-    async def recall(self) -> None:
-        """Takes up what an earlier life of the agent knew of devices and their faults.
-
-        Raises:
-            StoreUnavailableError: the store does not answer.
-        """
+    def recall(self) -> None:
+        """Takes up what an earlier life of the agent knew of devices and their faults."""
         self._verdicts.recall(self._clock.now())
-        if self._keeper is not None:
-            self.sight = await self._keeper.recall() or self.sight
 
     def acknowledge(self, component: str) -> None:
         """Takes an operator's word that a component's faults are dealt with; the last look is judged again."""
@@ -226,11 +222,9 @@ class HostWatch:
             return
         before = self.sight.facts
         facts = parse_host_facts(answer.result)
-        if absent is not None and absent == self._absent_generation():  # and it was not there in between
-            self.memory.note(count_unowned(facts.gpus), generation=absent)
-        else:
+        if absent is None or absent != self._absent_generation():  # the worker was there, or was in between
             facts = doubt_unnamed(facts)
-        self.sight = self.sight.with_facts(facts, now)
+        self.sight = replace(self.sight, facts=facts, facts_at=now)
         self._verdicts.report_facts(facts, before, self.devices(now), now)
         self._on_look()
 
@@ -247,7 +241,7 @@ class HostWatch:
             return
         now = self._clock.now()
         self._failure = None
-        self.sight = self.sight.with_jax(answer.result, now, answer.generation)
+        self.sight = replace(self.sight, jax=answer.result, jax_at=now, jax_generation=answer.generation)
         self.note_worker()
         if answer.result["platform"] == "cpu" and not self.tell_mismatch():
             self._verdicts.report_listed(self.devices(now).devices, now)
@@ -273,9 +267,6 @@ class HostWatch:
         """Returns which worker was there last, where none is there now; else None."""
         return self._device.generation if self._device.state in {"stopped", "backoff", "failed"} else None
 
-    def _tell_missing_memory(self) -> str:
-        return "" if self._absent_generation() is None else self.memory.tell_missing()
-
     def note_worker(self) -> None:
         """Reports the worker's state; not of one that is up and has yet to say on which devices."""
         if not self._has_answered and self._failure is None and self._device.state in {"ready", "busy"}:
@@ -285,7 +276,7 @@ class HostWatch:
             has_started=self._has_answered,
             untouched=self._tell_untouched(),
             failure="" if self._failure is None else _first_line(self._failure),
-            mismatch=self.tell_mismatch() or self._tell_missing_memory(),
+            mismatch=self.tell_mismatch(),
             at=self._clock.now(),
         )
 
@@ -307,7 +298,7 @@ class HostWatch:
             self.sight.facts,
             self.sight.facts_at,
             self._jax_sight(),
-            self.worker(),
+            self._device.view(),
             now=now,
             cpu_devices=self._settings.cpu_devices,
         )
@@ -318,10 +309,6 @@ class HostWatch:
             return None
         alive = self._device.state in {"ready", "busy"} and self._device.generation == sight.jax_generation
         return JaxSight(sight.jax, sight.jax_at, sight.jax_generation, "live" if alive else "cached")
-
-    def worker(self) -> Worker:
-        """Returns the device worker as replies show it."""
-        return self._device.view()
 
     @property
     def failure(self) -> str:

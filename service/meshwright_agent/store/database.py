@@ -20,7 +20,7 @@ from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.packing import unpack
 from meshwright_agent.store import events as event_rows
-from meshwright_agent.store import health_events, idempotency, leases, plans, records, sights, verifications
+from meshwright_agent.store import health_events, idempotency, leases, plans, records, verifications
 from meshwright_agent.store import runs as run_rows
 from meshwright_agent.store.health_events import StoredHealth
 from meshwright_agent.store.idempotency import KeyUse
@@ -274,14 +274,6 @@ class Store:
         """Returns what a compiler said of what this key names as JSON text, None if nothing is kept."""
         unreadable = self._unreadable
         return await self._jobs.read(lambda connection: verifications.get_verification(connection, key, unreadable))
-
-    async def put_sight(self, key: str, body: str) -> None:
-        """Keeps what was seen of the host, as JSON text, in the place of what was kept before."""
-        await self._jobs.write(lambda connection: sights.put_sight(connection, key, body))
-
-    async def read_sight(self, key: str) -> str | None:
-        """Returns what was kept under this key as JSON text, None if something else or nothing was."""
-        return await self._jobs.read(lambda connection: sights.read_sight(connection, key, self._unreadable))
 
     # ---- leases ----------------------------------------------------------------------------------------
 

@@ -82,9 +82,6 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX health_events_by_component ON health_events (component, seq)",
         "CREATE TABLE health_memory (id INTEGER PRIMARY KEY CHECK (id = 1), body TEXT NOT NULL)",
     ),
-    (  # what the agent saw of its host last, so that it is ready as soon as it is started again
-        "CREATE TABLE sight (id INTEGER PRIMARY KEY CHECK (id = 1), key TEXT NOT NULL, body TEXT NOT NULL)",
-    ),
 )
 
 SCHEMA: Final = len(MIGRATIONS)

@@ -31,7 +31,6 @@ def build_devices(
     *,
     now: datetime,
     cpu_devices: int | None = None,
-    host: str | None = None,
 ) -> Devices:
     """Returns the host as a topology.
 
@@ -41,9 +40,8 @@ def build_devices(
         worker: its state, passed on.
         now: to which ages are counted.
         cpu_devices: set when the agent runs on that many CPU devices whatever else is here.
-        host: the name to show; None is the probe's, else the kernel's.
     """
-    name = host or (facts.machine.name if facts else python_platform.node()) or "localhost"
+    name = (facts.machine.name if facts else python_platform.node()) or "localhost"
     known = jax if jax is not None and jax.platform in get_args(Platform) else None
     look = Look(name, now, facts, facts_at, known)
     platform = choose_platform(look, cpu_devices)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from meshwright_agent.facts.model import build_holders_json, build_json
 from meshwright_agent.facts.nvidia import find_nvml
-from meshwright_agent.facts.read import LogPlace, read_held, read_host_facts
+from meshwright_agent.facts.read import LogPlace, read_holders, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
 from meshwright_agent.worker.child import CallContext, serve
 
@@ -52,12 +52,8 @@ def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 
 def holders(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns who holds a device now, as {"holders": […], "memory": bytes in use that no foreign process has}.
-
-    The holders are null where that could not be looked at; the memory is by device, of those whose driver tells it.
-    """
-    held = read_held(parse_roots(arguments), nvml=find_nvml())
-    return {"holders": build_holders_json(held.holders), "memory": held.memory}
+    """Returns who holds a device now, as {"holders": […]}; null where that could not be looked at."""
+    return {"holders": build_holders_json(read_holders(parse_roots(arguments), nvml=find_nvml()))}
 
 
 if __name__ == "__main__":

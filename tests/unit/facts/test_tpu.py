@@ -73,7 +73,6 @@ def test_the_environment_of_a_gke_pod_tells_the_slice(tmp_path: Path) -> None:
         topology=(2, 4, 1),
         chips_per_host=(2, 4, 1),
         hosts=(1, 1, 1),
-        worker_id=0,
         host_count=1,
     )
     assert len(read_chips(machine.roots.sysfs)) == 8
@@ -88,7 +87,7 @@ def test_hosts_are_counted_by_name_else_by_bounds() -> None:
 def test_a_large_slice_tells_its_rings_and_how_its_hosts_stand(tmp_path: Path) -> None:
     found = plant_machine("tpu-v4-256", tmp_path).read().slice
     assert (found.topology, found.hosts, found.host_count) == ((4, 4, 8), (2, 2, 8), 32)
-    assert (found.wrap, found.twisted, found.worker_id) == ((True, True, True), False, 5)
+    assert (found.wrap, found.twisted) == ((True, True, True), False)
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,11 @@ def test_a_failure_of_anything_is_followed_by_looks_that_write_until_one_succeed
         await scene.own.look()
         with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as operator:
             operator.execute("CREATE TRIGGER full BEFORE INSERT ON heartbeat BEGIN SELECT RAISE(ABORT, 'full'); END")
-            operator.execute("CREATE TRIGGER none BEFORE INSERT ON sight BEGIN SELECT RAISE(ABORT, 'full'); END")
+            operator.execute(
+                "CREATE TRIGGER none BEFORE INSERT ON verifications BEGIN SELECT RAISE(ABORT, 'full'); END"
+            )
             with pytest.raises(StoreUnavailableError):
-                await store.put_sight("key", "{}")
+                await store.put_verification("key", "{}")
             for _ in range(2):
                 await scene.own.look()
                 assert scene.states()["store"] == "unhealthy"

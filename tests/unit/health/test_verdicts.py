@@ -222,9 +222,8 @@ def test_after_a_restart_with_a_driver_that_hangs_the_devices_of_before_are_unkn
 
 
 def test_an_operators_word_makes_nothing_healthy_that_was_not_looked_at_since_the_start(scene: Scene) -> None:
-    facts = scene.look(None, hit(79))
+    scene.look(None, hit(79))
     scene.restart()
-    scene.before = facts  # as the watch recalls it
     scene.acknowledge(f"device:{UUID}")
     assert {scene.state(name) for name in scene.board.names()} == {"initializing"}
     scene.verdicts.report_silence("no answer", scene.clock.now())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from meshwright_agent.agent import Agent
-from meshwright_agent.host.sight import Sight
+from meshwright_agent.host.watch import Sight
 from meshwright_agent.leasing.choice import build_leased
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import plant_machine
@@ -37,7 +38,7 @@ def test_a_topology_is_made_once_for_what_is_known_and_anew_after_a_look_or_a_ch
     first = agent.picture.topology()
     assert agent.picture.topology() is first
     assert agent.watch.sight.facts is not None
-    agent.watch.sight = agent.watch.sight.with_facts(agent.watch.sight.facts, EPOCH + timedelta(seconds=5))
+    agent.watch.sight = replace(agent.watch.sight, facts_at=EPOCH + timedelta(seconds=5))
     second = agent.picture.topology()
     assert second is not first
     agent.picture.note_change()

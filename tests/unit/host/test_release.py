@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from meshwright.errors import DeviceBusyError
 from meshwright.wire.devices import Release
 from meshwright.wire.runs import Run
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.host.baseline import MemoryBaseline
 from meshwright_agent.host.release import ANSWER_S, BOUND_S, LOOK_S, make_way, release_devices
 from meshwright_agent.runs.queue import Emit, RunQueue
 from meshwright_agent.settings import Settings
@@ -36,7 +35,6 @@ class Scene:
     spawn: FakeSpawn
     probe: FakeSupervisor
     runs: RunQueue
-    baseline: MemoryBaseline = field(default_factory=MemoryBaseline)
 
     async def release(self) -> Release:
         return await release_devices(
@@ -46,7 +44,6 @@ class Scene:
             settings=Settings(),
             clock=SystemClock(),
             spawn=asyncio.create_task,
-            baseline=self.baseline,
         )
 
     async def begin_run(self) -> Run:
@@ -142,36 +139,37 @@ def test_a_release_says_why_nobody_could_look(
 
 
 @pytest.mark.parametrize("is_cleared", [True, False])
-def test_memory_that_hides_who_holds_a_device_is_looked_at_again_until_it_is_cleared(
+def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_memory_is_cleared(
     tmp_path: Path, is_cleared: bool
 ) -> None:
-    hidden: Reply = {"holders": None, "memory": {}}
-    took_s = []
-
     async def test(scene: Scene) -> None:
-        scene.baseline.note({"GPU-1": 2**20}, generation=0)
+        await scene.worker.start()
         if is_cleared:
-            scene.probe.answers.append({"holders": [], "memory": {"GPU-1": 2**20}})
+            scene.probe.answers.append({"holders": []})
         answer = await scene.release()
-        took_s.append(answer.took_s)
+        assert answer.took_s <= BOUND_S
+        assert len(scene.probe.calls) > 1
         assert (answer.held, answer.unseen) == (((), None) if is_cleared else (None, "hidden"))
-        assert [each.is_back for each in answer.memory or ()] == [True] * is_cleared
 
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        folder.mkdir()
-        run_scene(folder, test, look=hidden)
-    assert min(took_s) <= BOUND_S
+    run_scene(tmp_path, test, look={"holders": None})
+
+
+def test_where_no_worker_was_hidden_holders_are_asked_for_once(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        answer = await scene.release()
+        assert (answer.held, answer.unseen, len(scene.probe.calls)) == (None, "hidden", 1)
+
+    run_scene(tmp_path, test, look={"holders": None})
 
 
 def test_a_second_look_that_nobody_answers_takes_nothing_back_of_the_first(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
-        scene.baseline.note({"GPU-1": 2**20}, generation=0)
+        await scene.worker.start()
         scene.probe.answers.append(CallCancelled("the probe was ended"))
         answer = await scene.release()
-        assert [holder.pid for holder in answer.held or ()] == [4711]
-        assert [(each.used_bytes, each.is_back) for each in answer.memory or ()] == [(2**30, False)]
+        assert (answer.held, answer.unseen, len(scene.probe.calls)) == (None, "hidden", 2)
 
-    run_scene(tmp_path, test, look={"holders": [SEEN], "memory": {"GPU-1": 2**30}})
+    run_scene(tmp_path, test, look={"holders": None})
 
 
 def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_path: Path) -> None:

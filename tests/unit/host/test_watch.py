@@ -19,7 +19,6 @@ from meshwright.wire.health import Component
 from meshwright_agent.facts.model import HolderFacts, Problem, build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
-from meshwright_agent.host.sight import Sight, dump_sight, parse_sight
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import read_roots
@@ -372,10 +371,7 @@ def test_jax_on_accelerators_is_asked_again_after_a_crash_and_not_after_a_releas
 
 
 def test_after_a_restart_nothing_is_healthy_before_jax_has_listed_the_devices_again(cpu: Machine) -> None:
-    earlier = stage_cpu(cpu)
-    earlier.look()
     scene = stage_cpu(cpu)
-    scene.watch.sight = parse_sight(dump_sight(earlier.watch.sight))
     scene.device.state = "ready"
     scene.watch.note_worker()  # as its supervisor does
     scene.watch.note_progress({"done": 1, "total": 2, "message": ""})  # a bench that did not wait for the first look
@@ -434,15 +430,6 @@ def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_
         scene.look()
         assert scene.board.view(scene.clock.now()).state == "healthy"
         assert scene.component("worker").reason == "not started: process 4711 (python) and 1 more hold GPU-0 and 1 more"
-
-
-def test_what_an_earlier_life_learnt_of_jax_on_accelerators_is_asked_again(dgx: Machine) -> None:
-    scene = stage_dgx(dgx)
-    scene.look()
-    scene.watch.sight = parse_sight(dump_sight(scene.watch.sight))
-    scene.device.state = "stopped"
-    scene.look()
-    assert (len(scene.device.calls), scene.state("worker")) == (2, "healthy")
 
 
 def test_jax_is_not_started_where_nobody_could_look_who_holds_the_devices(dgx: Machine) -> None:
@@ -624,44 +611,3 @@ def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog
 
     asyncio.run(asyncio.wait_for(watch_until_seen(), 20))
     assert "a look at the host failed" in caplog.text
-
-
-def test_what_was_seen_last_is_kept_when_the_watch_ends(cpu: Machine) -> None:
-    @dataclass
-    class Keeper:
-        kept: int = 0
-        last: Sight | None = None
-
-        async def keep(self, sight: Sight) -> None:
-            self.kept += 1
-
-        async def keep_last(self, sight: Sight) -> None:
-            await asyncio.sleep(0)
-            self.last = sight
-
-    keeper = Keeper()
-    scene = stage_cpu(cpu)
-    watch = HostWatch(
-        probe=scene.probe,  # type: ignore[arg-type]
-        device=scene.device,  # type: ignore[arg-type]
-        board=scene.board,
-        settings=scene.settings,
-        clock=scene.clock,
-        history=History(clock=scene.clock, keep=100),
-        stays=True,
-        keeper=keeper,  # type: ignore[arg-type]
-    )
-
-    async def watch_until_kept() -> None:
-        watching = asyncio.create_task(watch.run())
-        while not keeper.kept or watch.sight.jax is None:
-            await asyncio.sleep(0)
-            assert not watching.done()
-        assert keeper.last is None
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        assert watching.cancelled()
-
-    asyncio.run(asyncio.wait_for(watch_until_kept(), 20))
-    assert keeper.last == watch.sight
-    assert watch.sight.jax is not None

@@ -139,21 +139,6 @@ def test_a_worker_that_is_held_is_never_idle_for_too_long(hold: str, stays: bool
     assert build_device_spec(settings, {}, stays=stays).idle_release_s == idle_s
 
 
-def test_memory_that_an_idle_worker_left_behind_degrades_it_until_it_is_back(dgx: Machine) -> None:
-    host = Host(dgx)
-    host.change_memory(dgx, 2**20)
-    host.look()
-    host.device.state = "stopped"
-    host.change_memory(dgx, 2**30)
-    host.look()
-    worker = next(part for part in host.board.view(host.clock.now()).components if part.name == "worker")
-    assert worker.state == "degraded"
-    assert f"{2**30} bytes, {2**20} before it" in worker.reason
-    host.change_memory(dgx, 2**21)
-    host.look()
-    assert host.board.state("worker", host.clock.now()) == "healthy"
-
-
 def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(dgx: Machine) -> None:
     host = Host(dgx, "always")
     assert host.look() == 1

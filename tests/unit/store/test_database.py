@@ -32,9 +32,9 @@ def count(store: Store) -> Mapping[str, tuple[int, float]]:
 def test_a_write_counts_with_its_time_and_a_read_does_not(tmp_path: Path) -> None:
     async def write(store: Store) -> list[Mapping[str, tuple[int, float]]]:
         seen = [count(store)]
-        await store.put_sight("key", "{}")
+        await store.put_verification("key", "{}")
         seen.append(count(store))
-        await store.read_sight("key")
+        await store.get_verification("key")
         seen.append(count(store))
         await store.check()
         return [*seen, count(store)]
@@ -46,7 +46,7 @@ def test_a_write_counts_with_its_time_and_a_read_does_not(tmp_path: Path) -> Non
 def test_a_write_that_failed_counts_apart(tmp_path: Path) -> None:
     async def fail(store: Store) -> Mapping[str, tuple[int, float]]:
         with pytest.raises(StoreUnavailableError, match="NOT NULL"):
-            await store.put_sight("key", None)  # type: ignore[arg-type]
+            await store.put_verification("key", None)  # type: ignore[arg-type]
         return count(store)
 
     assert run_with_store(tmp_path / "s", fail, clock=SlowClock()) == {"failed": (1, 3.0)}
@@ -56,9 +56,9 @@ def test_however_many_read_at_once_all_are_answered_and_a_write_is_not_refused_f
     """300 listeners of one run woke together and filled the thread's line: the run's own progress had no place."""
 
     async def main(store: Store) -> tuple[list[object], int]:
-        read = [asyncio.create_task(store.read_sight("key")) for _ in range(WAITING_MAX + 200)]
+        read = [asyncio.create_task(store.get_verification("key")) for _ in range(WAITING_MAX + 200)]
         await asyncio.sleep(0)
-        await store.put_sight("key", "{}")
+        await store.put_verification("key", "{}")
         before = sum(each.done() for each in read)
         return list(await asyncio.gather(*read)), before
 
@@ -73,7 +73,7 @@ def test_a_reader_that_is_cancelled_at_any_moment_ends_as_cancelled(tmp_path: Pa
 
     async def main(store: Store) -> list[bool]:
         ends = []
-        for read in (lambda: store.read_sight("key"), store.latest_bench):
+        for read in (lambda: store.get_verification("key"), store.latest_bench):
             reading = asyncio.ensure_future(read())
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -98,7 +98,7 @@ def test_whoever_wants_one_row_waits_for_one_list_at_most_however_many_are_asked
         lists += [read("list", store.list_runs(limit=10)) for _ in range(10)]
         waiting = [asyncio.create_task(each) for each in lists]
         await asyncio.sleep(0)
-        await read("row", store.put_sight("key", "{}"))
+        await read("row", store.put_verification("key", "{}"))
         await asyncio.gather(*waiting)
 
     run_with_store(tmp_path / "s", main)
@@ -120,10 +120,10 @@ def test_a_write_that_nobody_waits_for_any_more_counts_when_it_ends(tmp_path: Pa
     async def main() -> None:
         async with opened(tmp_path / "s", timeout_s=0.1) as store:
             with held(tmp_path / "s"), pytest.raises(StoreUnavailableError, match=r"within 0\.1 s"):
-                await store.put_sight("key", "{}")
+                await store.put_verification("key", "{}")
             assert count(store) == {}
             await recover(store)
-            assert await store.read_sight("key") == "{}"
+            assert await store.get_verification("key") == "{}"
             assert count(store)["written"][0] >= 2
 
     asyncio.run(main())

@@ -51,7 +51,7 @@ def test_each_step_changes_the_tables_so_that_they_tell_its_number() -> None:
         *((f"PRAGMA user_version = {number}", f"{number}") for number in (0, 3, -1, SCHEMA + 1)),
         *(
             (f"DROP TABLE {table}", table)
-            for table in ("runs", "records", "leases", "health_memory", "sight", "events", "idempotency_keys")
+            for table in ("runs", "records", "leases", "health_memory", "events", "idempotency_keys")
         ),
         ("DROP INDEX leases_by_end", "leases_by_end"),
         ("ALTER TABLE runs RENAME COLUMN body TO text", "runs"),

@@ -62,7 +62,6 @@ def test_a_sound_file_has_no_such_row(sound: Path, tmp_path: Path) -> None:
         ("UPDATE health_events SET body = 'garbage'", f"{EVENTS} in health_events"),
         ("UPDATE health_memory SET body = 'garbage'", "1 in health_memory"),
         ("UPDATE health_memory SET body = x'ff'", "1 in health_memory"),
-        ("UPDATE sight SET body = 'garbage'", "1 in sight"),
         ("UPDATE plans SET body = 'garbage'", "5 in plans"),
         ("UPDATE verifications SET body = x'7b7d'", "5 in verifications"),
         ("UPDATE idempotency_keys SET request_sha256 = x'00'", "in idempotency_keys"),

@@ -68,10 +68,10 @@ def test_links_of_more_devices_than_fit_are_counted() -> None:
 
 
 def test_what_nobody_knows_has_no_column_and_holders_that_could_not_be_seen_are_unknown(tmp_path: Path) -> None:
-    seen = build_devices(None, None, None, WORKER, now=NOW, host="h")
+    seen = build_devices(None, None, None, WORKER, now=NOW)
     assert format_devices(seen).splitlines()[:5] == [
         "        declared: no device of these was looked at",
-        "host    h",
+        f"host    {seen.host.name}",
         "jax     not seen yet · worker ready, generation 1",
         "",
         "[0] cpu",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,8 +33,8 @@ def test_the_same_look_gives_the_same_picture(name: str, tmp_path: Path) -> None
 
 
 def test_nothing_seen_yet_is_a_host_with_one_declared_cpu_device_and_a_warning() -> None:
-    seen = build_devices(None, None, None, WORKER, now=NOW, host="h")
-    assert (seen.host.name, seen.platform, len(seen.devices)) == ("h", "cpu", 1)
+    seen = build_devices(None, None, None, WORKER, now=NOW)
+    assert (seen.host.name, seen.platform, len(seen.devices)) == (platform.node() or "localhost", "cpu", 1)
     assert (seen.cpu.cores, seen.host.boot_id, seen.numa_nodes) == (None, None, ())
     assert [notice.code for notice in seen.warnings] == ["facts_missing"]
     assert seen.software.agent == meshwright_agent.__version__

@@ -17,7 +17,7 @@ from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, plant_machine
 
 
 def build_facts(count: int, kind: str | None = "TPU v5 lite", **slice_fields: Any) -> HostFacts:
-    tpus = tuple(TpuFacts(f"0000:00:{place:02x}.0", "0x0063", kind, processes=()) for place in range(count))
+    tpus = tuple(TpuFacts(f"0000:00:{place:02x}.0", kind, processes=()) for place in range(count))
     return HostFacts(MachineFacts("t"), CpuFacts(), tpus=tpus, slice=SliceFacts(**slice_fields))
 
 

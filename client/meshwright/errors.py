@@ -35,7 +35,6 @@
         │   ├── DeviceLeasedError           device_leased            409
         │   └── IdempotencyConflictError    idempotency_conflict     409
         ├── QueueFullError              queue_full               429   try again after `retry_after_s`
-        ├── RateLimitedError            rate_limited             429   likewise
         ├── UnavailableError            try again, or look at the agent
         │   ├── NotReadyError               not_ready                503
         │   ├── DrainingError               draining                 503
@@ -292,12 +291,8 @@ class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="
     """The run that was waited for was cancelled."""
 
 
-class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue of runs is full"):
-    """Too many runs are waiting."""
-
-
-class RateLimitedError(ProblemError, code="rate_limited", status=429, title="Too many requests of this caller"):
-    """This caller asks for expensive things more often than the agent allows."""
+class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue is full"):
+    """Too many runs, or requests for plans, are waiting."""
 
 
 class NotReadyError(UnavailableError, code="not_ready", status=503, title="The agent is not ready yet"):

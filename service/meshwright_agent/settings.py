@@ -67,9 +67,6 @@ class Settings(BaseSettings):
     header_limit_bytes: int = Field(
         default=1 << 14, ge=1024, le=1 << 20, description="largest request line with headers; longer gets 431"
     )
-    rate_limit_per_minute: int = Field(
-        default=120, ge=0, description="benches, releases, leases and compiles of one caller a minute; 0: no limit"
-    )
     state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
     cpu_devices: int | None = Field(
         default=None,

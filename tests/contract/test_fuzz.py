@@ -46,8 +46,7 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    settings = {"MESHWRIGHT_RATE_LIMIT_PER_MINUTE": "0"}  # else a long run is refused unread
-    with start_agent(cpu_devices=2, **settings) as agent, httpx.Client(base_url=agent.url, timeout=60) as http:
+    with start_agent(cpu_devices=2) as agent, httpx.Client(base_url=agent.url, timeout=60) as http:
         fingerprint = http.get("/mesh/plan?mesh=dp:2").json()["plans"][0]["fingerprint"]
         run_id = http.post("/placement/bench", json=SMALL_BENCH).json()["id"]
         wait_for(lambda: http.get(f"/runs/{run_id}").json()["state"] == "succeeded", agent)

@@ -40,7 +40,6 @@ PUBLIC = {
     "PlanOptions",
     "ProblemError",
     "QueueFullError",
-    "RateLimitedError",
     "Readiness",
     "RequestError",
     "RunCancelledError",

@@ -59,7 +59,6 @@ class Bed:
         """Yields an agent that looks at its host every second."""
         given: dict[str, Any] = {
             "MESHWRIGHT_PROBE_INTERVAL_S": "1",
-            "MESHWRIGHT_RATE_LIMIT_PER_MINUTE": "0",
             **self.settings,
         }
         named = {f"MESHWRIGHT_{name.upper()}": value for name, value in settings.items()}

@@ -7,7 +7,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,8 +30,6 @@ from tests.process.test_verified_plans import await_compiler, build_request, sub
 
 Told = tuple[list[object], list[Exception]]
 """What was answered, and what was raised."""
-
-RATE: dict[str, Any] = {"MESHWRIGHT_RATE_LIMIT_PER_MINUTE": "100000"}
 
 
 @contextlib.contextmanager
@@ -92,7 +89,7 @@ def await_answers(agent: RunningAgent, told: Sequence[Told]) -> None:
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(how: str, tmp_path: Path) -> None:
     uds, state_dir = tmp_path / "agent.sock", tmp_path / "state"
-    start = functools.partial(start_agent, cpu_devices=2, state_dir=state_dir, uds=uds, **RATE)
+    start = functools.partial(start_agent, cpu_devices=2, state_dir=state_dir, uds=uds)
     with contextlib.ExitStack() as askers:
         told = []
         for number in range(3):

@@ -55,7 +55,7 @@ ODD: Final[tuple[Any, ...]] = (
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[RunningAgent]:
-    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="h100:8", MESHWRIGHT_RATE_LIMIT_PER_MINUTE="0") as running:
+    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="h100:8") as running:
         yield running
 
 

@@ -31,7 +31,6 @@ SETTINGS: Final = {
     "MESHWRIGHT_KEEP_RUNS": "100",
     "MESHWRIGHT_KEEP_PLANS": "100",
     "MESHWRIGHT_KEEP_EVENTS": "30",
-    "MESHWRIGHT_RATE_LIMIT_PER_MINUTE": "100000",  # for the first leases, which come one after the other
     "MESHWRIGHT_PROBE_INTERVAL_S": "5",
     "MESHWRIGHT_LOG_LEVEL": "warning",
 }

@@ -28,7 +28,6 @@ EXPECTED: Final = {
     "run_cancelled",
     "not_ready",
     "bench_too_large",
-    "rate_limited",
     "device_leased",
     "device_busy",
     "lease_not_found",

@@ -13,7 +13,7 @@ from meshwright_agent.cli import app
 from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir
 
 NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata and field.annotation is not str]
-ZERO_IS_NONE = {"port", "rate_limit_per_minute"}
+ZERO_IS_NONE = {"port"}
 """A free port, no limit, no least: what 0 says of these."""
 FLAGS = {"host", "port", "uds", "cpu_devices", "simulate", "state_dir"} | {
     "memory_strategy",

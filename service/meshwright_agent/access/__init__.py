@@ -1,1 +1,1 @@
-"""Who may: scopes, tokens, hosts, rates, TLS, the audit. The doorkeeper joins them; nothing here knows a route."""
+"""Who may: scopes, tokens, hosts, TLS, the audit. The doorkeeper joins them; nothing here knows a route."""

@@ -11,17 +11,18 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from meshwright.wire.devices import Worker
-from meshwright_agent.access.rates import Rates
 
 log = logging.getLogger("meshwright.audit")
 log.setLevel(logging.INFO)  # of its own: MESHWRIGHT_LOG_LEVEL=warning does not silence it
 
 LONGEST: Final = 512
 REFUSALS_PER_MINUTE: Final = 10
+MAX_KEYS: Final = 4096
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._:/@{}\[\]+-]+")
 
 
@@ -39,16 +40,24 @@ def quote(value: str | int) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-class Refusals:
-    """Lines about peers that nobody knows, who asked for operations: at most 10 a minute each, so that no log fills."""
+class LineLimit:
+    """Allows ten lines a minute about each key (a peer, a reason), so that refused peers cannot fill the log."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._rates = Rates(REFUSALS_PER_MINUTE, monotonic_s)
+        self._monotonic_s = monotonic_s
+        self._minute = 0
+        self._lines: Counter[str] = Counter()
 
-    def record(self, peer: str, **fields: str | int) -> None:
-        """Writes a line, unless this peer has had its share."""
-        if self._rates.spend(peer) == 0:
-            record(caller=peer, **fields)
+    def allows(self, key: str) -> bool:
+        """Counts one line about the key; returns whether to write it."""
+        minute = int(self._monotonic_s() // 60)
+        if minute != self._minute:
+            self._minute = minute
+            self._lines.clear()
+        if key not in self._lines and len(self._lines) >= MAX_KEYS:
+            return False
+        self._lines[key] += 1
+        return self._lines[key] <= REFUSALS_PER_MINUTE
 
 
 class Openings:

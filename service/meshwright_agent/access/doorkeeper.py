@@ -1,4 +1,4 @@
-"""The doorkeeper: says of each request who sent it, or why it is not answered. Joins hosts, tokens, peers and rates.
+"""The doorkeeper: says of each request who sent it, or why it is not answered. Joins hosts, tokens and peers.
 
 Rule: microseconds a request, nothing that blocks: files are looked at once a second by a thread of its own.
 """
@@ -22,7 +22,6 @@ from meshwright_agent.access.credentials import parse_authorization
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.hosts import HostNames, parse_allowed, parse_host, parse_origin
 from meshwright_agent.access.peers import UNKNOWN, Peer
-from meshwright_agent.access.rates import Rates
 from meshwright_agent.access.scopes import SAFE_METHODS, Scope
 from meshwright_agent.access.tls import TurningContext, watch_tls_files
 from meshwright_agent.access.token_file import read_token_file
@@ -70,7 +69,6 @@ class Doorkeeper:
         self._settings = settings
         self._clock = clock
         self._open = OPEN_PATHS | ({METRICS_PATH} if settings.public_metrics else set())
-        self._rates = Rates(settings.rate_limit_per_minute, clock.monotonic)
         own = (settings.host, socket.gethostname(), socket.gethostname().split(".")[0])
         self._hosts = HostNames([*own, *_read_allowed(settings)])
         self._tokens = _watch_tokens(settings)
@@ -158,7 +156,7 @@ class Doorkeeper:
         if len(self._callers) >= MOST_REMEMBERED:
             self._callers.clear()
         hint = {"how_to_rise": _UDS_HINT} if name.startswith("uid:") else {}
-        return self._callers.setdefault(key, Caller(name, scope, self._rates, **hint))
+        return self._callers.setdefault(key, Caller(name, scope, **hint))
 
     def _check_host(self, scope: Mapping[str, Any], value: bytes | None) -> None:
         local = (scope.get("server") or (None,))[0]
@@ -186,11 +184,6 @@ class Doorkeeper:
     def is_watched(self) -> bool:
         """Whether there are files that may change, and so a component on the health board."""
         return self._tokens is not None or self._tls is not None
-
-    @property
-    def asks_for_tokens(self) -> bool:
-        """Whether callers on TCP need a token."""
-        return self._tokens is not None
 
     def tls_context(self, tell: Callable[[ssl.SSLError], None] = lambda error: None) -> TurningContext | None:
         """Returns the TLS of TCP sockets, always as the files have it; None where the agent speaks plain HTTP.

@@ -1,7 +1,7 @@
 """PlanMaker: plans of this agent: small ones on this host at once, all others in the planner child; each is kept.
 
 Rule: what may take longer than the event loop may wait (a target, a topology, a large host or body) never runs here,
-and comes back as text that nobody parses again; callers take turns at it. Knows no route and no hardware.
+and comes back as text that nobody parses again; one request at a time. Knows no route and no hardware.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from meshwright.errors import (
     BodyTooLargeError,
     DrainingError,
     PlanNotFoundError,
+    QueueFullError,
     StoreUnavailableError,
     UnavailableError,
 )
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest
-from meshwright_agent.access.callers import CALLER_NAME
-from meshwright_agent.access.turns import Turns
 from meshwright_agent.answers.replies import PlanAnswer, frame_stored
 from meshwright_agent.bodies import decode_body, parse_body
 from meshwright_agent.settings import Settings
@@ -36,6 +35,9 @@ SMALL_BODY_BYTES: Final = 1 << 16
 """A body that is parsed on the event loop: 64 KiB take about 3 ms."""
 SMALL_HOST_DEVICES: Final = 64
 """A host that is planned on the event loop, unless a model is priced: that takes numpy, which is the planner's."""
+MAX_WAITING: Final = 32
+"""Requests that may wait for the planner, each with its body in memory."""
+RETRY_AFTER_S: Final = 1.0
 
 
 class PlanMaker:
@@ -63,8 +65,8 @@ class PlanMaker:
         self._store = store
         self._here = here
         self._tell_here = tell_here
-        self._turns = Turns()
-        self._waiting_count = 0
+        self._lock = asyncio.Lock()
+        self._request_count = 0
         self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -134,14 +136,17 @@ class PlanMaker:
     async def _hand_over(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._is_closed:
             raise _build_draining()
-        self._waiting_count += 1
+        if self._request_count > MAX_WAITING:
+            detail = f"{MAX_WAITING} requests wait for the planner, and no more may wait"
+            raise QueueFullError(detail, hint="try again after Retry-After", retry_after_s=RETRY_AFTER_S)
+        self._request_count += 1
         self._idle.clear()
         try:
-            async with self._turns.take(CALLER_NAME.get()):
+            async with self._lock:
                 return await self._call(op, arguments)
         finally:
-            self._waiting_count -= 1
-            if not self._waiting_count:
+            self._request_count -= 1
+            if not self._request_count:
                 self._idle.set()
 
     async def _call(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:

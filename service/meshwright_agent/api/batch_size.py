@@ -10,7 +10,7 @@ from starlette.responses import Response
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchTraining
 from meshwright.wire.runs import Run
 from meshwright_agent.api.dependencies import BODY_REFUSALS, SITE_REFUSAL, AgentHere, IdempotencyKey, needs, problems
-from meshwright_agent.api.gate import JsonRoute, refuse_other_sites, spend
+from meshwright_agent.api.gate import JsonRoute, refuse_other_sites
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 
 router = APIRouter(tags=["batch size"], route_class=JsonRoute)
@@ -38,7 +38,7 @@ _COMPILE_REFUSALS = problems(
     openapi_extra=needs("read"),
 )
 async def advise_by_post(
-    agent: AgentHere, sent: Request, request: BatchSizeRequest = _DETECT, idempotency_key: IdempotencyKey = None
+    agent: AgentHere, request: BatchSizeRequest = _DETECT, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
 
@@ -48,7 +48,6 @@ async def advise_by_post(
     """
     if request.verify == "none":
         return _reply(await agent.batch_sizes.answer(request))
-    spend(sent)
     answer = await agent.batch_sizes.answer_by_compile(request, idempotency_key)
     return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer)
 

@@ -32,8 +32,8 @@ from meshwright.errors import (
     UnauthorizedError,
     UnsupportedMediaTypeError,
 )
-from meshwright_agent.access.audit import Refusals, record
-from meshwright_agent.access.callers import CALLER_NAME, Caller
+from meshwright_agent.access.audit import LineLimit, record
+from meshwright_agent.access.callers import Caller
 from meshwright_agent.access.doorkeeper import CHALLENGE, Doorkeeper, check_site
 from meshwright_agent.access.peers import LATE_KEY
 from meshwright_agent.access.scopes import SAFE_METHODS, read_scope
@@ -85,7 +85,7 @@ class Gate:
         self._observe = observe
         self._observe_refusal = observe_refusal
         self._doorkeeper = doorkeeper
-        self._refusals = Refusals()
+        self._refusal_lines = LineLimit()
         self._plain = {(method, route.path): route for route in plain for method in _list_methods(route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,8 +115,7 @@ class Gate:
     def _admit(self, scope: Scope) -> Response | None:
         """Leaves the caller in the scope; returns the refusal of who may not come in."""
         try:
-            caller = scope[CALLER_KEY] = self._doorkeeper.admit(scope)
-            CALLER_NAME.set(caller.name)
+            scope[CALLER_KEY] = self._doorkeeper.admit(scope)
         except ProblemError as error:
             scope[_REFUSAL_KEY] = error.code
             return _build_refusal(error, scope)
@@ -146,7 +145,9 @@ class Gate:
         if _ROUTE_KEY in scope and caller is not None:
             record(caller=caller.name, scope=caller.scope, **fields)
         elif scope["method"] not in SAFE_METHODS or _COSTS_KEY in scope:
-            self._refusals.record(self._doorkeeper.name_peer(scope), **fields)
+            peer = self._doorkeeper.name_peer(scope)
+            if self._refusal_lines.allows(peer):
+                record(caller=peer, **fields)
 
 
 def _list_methods(route: PlainRoute) -> set[str]:
@@ -161,9 +162,7 @@ def _build_refusal(error: ProblemError, scope: Scope) -> Response:
 
 
 def let_in(route: APIRoute) -> Callable[[Scope], None]:
-    """Returns what checks that a request's caller may use a route: the scope, and the rate of what is expensive.
-
-    Expensive is what needs `operate`, but for DELETE: who ends a run or a lease is not told to wait.
+    """Returns what checks that a request's caller has the scope that a route needs.
 
     Raises:
         ValueError: the route declares no scope (see `read_scope`).
@@ -171,7 +170,6 @@ def let_in(route: APIRoute) -> Callable[[Scope], None]:
     methods = sorted(route.methods or ())
     needed = read_scope(route.openapi_extra, methods, route.path)
     name = f"{'/'.join(methods)} {route.path}"
-    is_rated = needed == "operate" and "DELETE" not in methods
 
     def check(scope: Scope) -> None:
         if needed != "read":
@@ -179,8 +177,6 @@ def let_in(route: APIRoute) -> Callable[[Scope], None]:
         caller: Caller = scope[CALLER_KEY]  # a KeyError where no gate stands before the route: nobody gets by
         try:
             caller.check(needed, name)
-            if is_rated:
-                caller.spend(name)
         except ProblemError as error:
             scope[_REFUSAL_KEY] = error.code
             raise
@@ -206,20 +202,6 @@ def note_operation(request: PlainRequest, devices: Iterable[object] = (), **made
     """Adds to the audit's line of a request what its path does not tell: its devices ("all", or each), what it made."""
     named = {"devices": devices if isinstance(devices, str) else ",".join(map(str, devices))} if devices else {}
     request.scope.setdefault(_NOTED_KEY, {}).update(named | made)
-
-
-def spend(request: PlainRequest) -> None:
-    """Counts an expensive request of a route that is not always expensive.
-
-    Raises:
-        RateLimitedError: its caller sent too many.
-    """
-    caller: Caller = request.scope[CALLER_KEY]
-    try:
-        caller.spend(f"{request.method} {request.url.path} with verify")
-    except ProblemError as error:
-        request.scope[_REFUSAL_KEY] = error.code
-        raise
 
 
 def _read_request_id(scope: Scope) -> bytes:

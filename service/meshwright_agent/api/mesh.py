@@ -30,7 +30,7 @@ from meshwright_agent.api.dependencies import (
     needs,
     problems,
 )
-from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body, refuse_other_sites, spend
+from meshwright_agent.api.gate import JsonRoute, PlainRoute, read_body, refuse_other_sites
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 
 router = APIRouter(tags=["mesh"], route_class=JsonRoute)
@@ -147,14 +147,6 @@ def _read_key(request: Request) -> str | None:
     return key
 
 
-def may_ask_compiler(body: bytes) -> bool:
-    """Returns whether a request may say `verify: "compile"`: never False for one that does.
-
-    The body is parsed elsewhere, in a child where it is large: so the word is looked for, in plain or escaped letters.
-    """
-    return b"compile" in body or b"\\u00" in body
-
-
 async def plan_by_post(request: Request) -> Response:
     """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint.
 
@@ -164,8 +156,6 @@ async def plan_by_post(request: Request) -> Response:
     agent: Agent = request.app.state.agent
     limit_bytes = agent.settings.plan_body_limit_bytes
     body = await read_body(request, limit_bytes, setting="MESHWRIGHT_PLAN_BODY_LIMIT_BYTES")
-    if may_ask_compiler(body):
-        spend(request)
     return _answer(agent, await agent.plan(body, _read_key(request)))
 
 
@@ -176,8 +166,6 @@ async def plan_by_get(agent: AgentHere, sent: Request, query: Annotated[PlanQuer
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
     if query.target is not None or query.model is not None or query.verify != "none":
         refuse_other_sites(sent)
-    if query.verify != "none":
-        spend(sent)
     return _answer(agent, await agent.plan(query.to_request()))
 
 

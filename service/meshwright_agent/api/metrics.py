@@ -31,7 +31,6 @@ from meshwright.errors import (
     ForbiddenError,
     HostNotAllowedError,
     ProblemError,
-    RateLimitedError,
     UnauthorizedError,
 )
 from meshwright.wire.devices import Device, WorkerState
@@ -65,9 +64,7 @@ MOST_LISTED: Final = 1024
 """Devices with series of their own. Only a simulated host has more; a scrape of thousands would hold up the agent."""
 _DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "platform")
 """Source: NVIDIA/dcgm-exporter, internal/pkg: rendermetrics/render_metrics.go, collector/gpu_collector.go."""
-REFUSALS: Final = tuple(
-    sorted(kind.code for kind in (UnauthorizedError, ForbiddenError, HostNotAllowedError, RateLimitedError))
-)
+REFUSALS: Final = tuple(sorted(kind.code for kind in (UnauthorizedError, ForbiddenError, HostNotAllowedError)))
 """Codes of what the gate refuses before any route; they stand there from the start, so that a first one is a rise."""
 
 

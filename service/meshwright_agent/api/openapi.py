@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from meshwright_agent.access.doorkeeper import CHALLENGE, OPEN_PATHS
-from meshwright_agent.access.scopes import BEARER, SECURITY_SCHEMES, declare_scope
+from meshwright_agent.access.scopes import SECURITY_SCHEMES, declare_scope
 from meshwright_agent.api.dependencies import problems
 
 _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
@@ -17,7 +17,6 @@ _UNKNOWN: Final = problems(
     s421="host_not_allowed: the Host header names another host",
 )
 _SMALL: Final = problems(s403="forbidden: the token's scope is too small, or a page of another site sent this")
-_OFTEN: Final = problems(s429="rate_limited: this caller asks too often; try again after Retry-After")
 
 
 def document_access(document: dict[str, Any]) -> None:
@@ -34,11 +33,9 @@ def _document_operation(path: str, method: str, operation: dict[str, Any]) -> No
     if path in OPEN_PATHS:
         operation["security"] = []
         del refusals[401]
-    scope = operation.setdefault("security", declare_scope("read")["security"])
+    operation.setdefault("security", declare_scope("read")["security"])
     if method not in {"get", "head"}:
         refusals |= _SMALL
-    if scope and scope[0][BEARER] == ["operate"] and method != "delete":
-        refusals |= _OFTEN
     for status, refusal in refusals.items():
         _add_response(operation["responses"], str(status), refusal)
     if 401 in refusals:

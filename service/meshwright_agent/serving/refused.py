@@ -7,13 +7,10 @@ fills it. A body that is slow or broken is no such end: its route answers it. Kn
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Final, Literal, TypeAlias, get_args
 
-from meshwright_agent.access.audit import REFUSALS_PER_MINUTE
-from meshwright_agent.access.rates import Rates
+from meshwright_agent.access.audit import LineLimit
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +31,13 @@ RefusedConnections: TypeAlias = "Counter[RefusalReason]"
 class RefusalLines:
     """Lines of the log about such ends: at most 10 a minute for each reason, of all peers together."""
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._rates = Rates(REFUSALS_PER_MINUTE, monotonic_s)
+    def __init__(self) -> None:
+        self._limit = LineLimit()
         self._untold: RefusedConnections = Counter()
 
     def tell(self, reason: RefusalReason, peer: str, why: str = "") -> None:
         """Writes a line, or leaves it out and lets the next one say how many were."""
-        if self._rates.spend(reason) > 0:
+        if not self._limit.allows(reason):
             self._untold[reason] += 1
             return
         untold = self._untold.pop(reason, 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.devices import Worker, WorkerState
-from meshwright_agent.access.audit import REFUSALS_PER_MINUTE, Openings, Refusals, quote, record
+from meshwright_agent.access.audit import MAX_KEYS, REFUSALS_PER_MINUTE, LineLimit, Openings, quote, record
 
 
 def test_a_line_has_each_field_and_the_record_has_them_apart(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,9 +51,18 @@ def test_no_value_can_end_its_line_or_begin_another_field(value: str) -> None:
     assert (" " not in quoted and "=" not in quoted) or (quoted[0] == quoted[-1] == '"')
 
 
-def test_whoever_knocks_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = Refusals(lambda: 0.0)
-    for _ in range(100):
-        refusals.record("addr:10.0.0.7", status=401)
-    refusals.record("addr:10.0.0.8", status=401)
-    assert len(caplog.records) == REFUSALS_PER_MINUTE + 1
+def test_refused_peers_cannot_fill_the_log() -> None:
+    now_s = 0.0
+    limit = LineLimit(lambda: now_s)
+    assert [limit.allows("addr:10.0.0.7") for _ in range(100)].count(True) == REFUSALS_PER_MINUTE
+    assert limit.allows("addr:10.0.0.8")
+    now_s = 59.0
+    assert not limit.allows("addr:10.0.0.7")
+    now_s = 60.0
+    assert limit.allows("addr:10.0.0.7")
+
+
+def test_the_peers_that_a_line_limit_remembers_are_bounded() -> None:
+    limit = LineLimit(lambda: 0.0)
+    assert [limit.allows(f"addr:{number}") for number in range(MAX_KEYS + 5)].count(True) == MAX_KEYS
+    assert limit.allows("addr:0")

@@ -15,10 +15,8 @@ from meshwright.errors import (
     HostNotAllowedError,
     InvalidRequestError,
     ProblemError,
-    RateLimitedError,
     UnauthorizedError,
 )
-from meshwright_agent.access.callers import Caller
 from meshwright_agent.access.doorkeeper import COMPONENT, PEER_KEY, Doorkeeper
 from meshwright_agent.access.errors import AccessSettingsError
 from meshwright_agent.access.exposure import check_exposure, is_loopback
@@ -186,7 +184,7 @@ def test_the_board_hears_of_each_change(clock: Standing, token_file: Path) -> No
     assert [state for state, _ in told] == ["healthy", "degraded"]
 
 
-# ---- scopes and rates -----------------------------------------------------------------------------------------------
+# ---- scopes ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has", SCOPES)
@@ -198,21 +196,6 @@ def test_each_scope_holds_those_before_it(clock: Standing, has: Scope, needed: S
     else:
         with pytest.raises(ForbiddenError, match=f"needs the scope {needed}; uid:1000 has {has}"):
             caller.check(needed, "GET /x")
-
-
-def test_a_caller_that_asks_too_often_is_told_when_to_come_back(clock: Standing) -> None:
-    keeper = Doorkeeper(Settings(rate_limit_per_minute=2), clock)
-
-    def find() -> Caller:
-        return keeper.admit(_scope("POST"))
-
-    find().spend("POST /x")
-    find().spend("POST /x")
-    with pytest.raises(RateLimitedError) as caught:
-        find().spend("POST /x")
-    assert caught.value.retry_after_s == 30
-    clock.at += timedelta(seconds=30)
-    find().spend("POST /x")
 
 
 # ---- hosts and sites -------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from meshwright.errors import (
 )
 from meshwright.topology.assemble import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
-from meshwright_agent.access.turns import EACH_MAX
-from meshwright_agent.answers.plans import SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
+from meshwright_agent.answers.plans import MAX_WAITING, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.planner import Here, write_plans
 from meshwright_agent.worker.protocol import FrameError
@@ -180,7 +179,7 @@ def test_more_requests_than_may_wait_are_told_when_to_come_again() -> None:
 
         planner.call = wait  # type: ignore[method-assign]
         maker = build(planner)
-        waiting = [asyncio.create_task(maker.answer(TARGET)) for _ in range(EACH_MAX + 1)]  # one is asked
+        waiting = [asyncio.create_task(maker.answer(TARGET)) for _ in range(MAX_WAITING + 1)]  # one is asked
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError) as caught:
             await maker.answer(TARGET)

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message
 
 from meshwright_agent.access.callers import Caller
 from meshwright_agent.access.doorkeeper import Doorkeeper
-from meshwright_agent.access.rates import Rates
 from meshwright_agent.api.gate import CALLER_KEY
 from meshwright_agent.api.problem import install_handlers
 from meshwright_agent.clock import SystemClock
@@ -23,7 +22,7 @@ from meshwright_agent.settings import Settings
 LIMIT_BYTES = 1024
 JSON = {"content-type": "application/json"}
 HOST = "agent"
-EVERYBODY = Caller("addr:test", "admin", Rates(0, lambda: 0.0))
+EVERYBODY = Caller("addr:test", "admin")
 """Whom the gate would have let in: for applications that are asked without one."""
 
 

@@ -21,7 +21,7 @@ from meshwright.errors import (
     ForbiddenError,
     HostNotAllowedError,
     ProblemError,
-    RateLimitedError,
+    QueueFullError,
     UnauthorizedError,
 )
 from meshwright.testing import FakeAgent
@@ -107,11 +107,11 @@ def test_a_proxys_refusal_is_the_class_of_its_status_with_what_helps(
 @both
 def test_a_caller_that_asks_too_often_waits_as_long_as_it_is_told_and_gives_up(kind: Kind) -> None:
     fake = FakeAgent()
-    fake.fail_next(429, "rate_limited", retry_after_s=7, times=2)
+    fake.fail_next(429, "queue_full", retry_after_s=7, times=2)
     assert ask(kind, fake, lambda c: c.devices()).platform == "cpu"
     assert fake.pauses_s == [7.0, 7.0]
-    fake.fail_next(429, "rate_limited", retry_after_s=7, times=9)
-    with pytest.raises(RateLimitedError) as caught:
+    fake.fail_next(429, "queue_full", retry_after_s=7, times=9)
+    with pytest.raises(QueueFullError) as caught:
         ask(kind, fake, lambda c: c.devices())
     assert caught.value.retry_after_s == 7
     assert "less often" in caught.value.hint

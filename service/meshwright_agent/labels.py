@@ -23,11 +23,12 @@ from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import Health, select_hardware
 from meshwright_agent.clock import Clock
-from meshwright_agent.label_keys import resolve_keys
 from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
 
+NAMESPACE: Final = "meshwright.feature.node.kubernetes.io"
+"""node-feature-discovery allows labels below feature.node.kubernetes.io without further settings."""
 VALUE_CHARACTERS: Final = 63
 _DIGEST_CHARACTERS: Final = 10
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -83,10 +84,10 @@ def fit_value(value: object) -> str:
     return f"{fitted[: VALUE_CHARACTERS - _DIGEST_CHARACTERS - 1]}-{digest}"
 
 
-def format_labels(keys: Mapping[str, str], labels: Mapping[str, str], expires_at: datetime) -> str:
-    """Returns the text of the file; all its labels end at `expires_at`, and those that have no key are not in it."""
+def format_labels(labels: Mapping[str, str], expires_at: datetime) -> str:
+    """Returns the text of the file; all its labels end at `expires_at`."""
     moment = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    lines = sorted(f"{keys[name]}={value}" for name, value in labels.items() if name in keys)
+    lines = sorted(f"{NAMESPACE}/{name}={value}" for name, value in labels.items())
     return "\n".join([f"# +expiry-time={moment}", *lines, ""])
 
 
@@ -113,7 +114,6 @@ class LabelFile:
 
     def __init__(self, path: Path, settings: Settings, clock: Clock, see: See) -> None:
         self._path = path
-        self._keys = resolve_keys(settings.label_prefix, settings.label_keys)
         self._interval_s = settings.probe_interval_s
         self._lifetime = timedelta(seconds=max(settings.stale_after_s, 2 * settings.probe_interval_s))
         self._clock = clock
@@ -129,7 +129,7 @@ class LabelFile:
             await asyncio.sleep(self._interval_s if sighting else min(FIRST_LOOK_S, self._interval_s))
 
     async def _refresh(self, sighting: Sighting) -> None:
-        text = format_labels(self._keys, build_labels(sighting), self._clock.now() + self._lifetime)
+        text = format_labels(build_labels(sighting), self._clock.now() + self._lifetime)
         try:
             await asyncio.to_thread(write_labels, self._path, text)
             problem = ""

@@ -13,7 +13,6 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshwright.errors import ProblemError
-from meshwright_agent.label_keys import resolve_keys, verify_key
 
 DEFAULT_PORT = 8790
 MOST_SIMULATED = 16384
@@ -140,16 +139,6 @@ class Settings(BaseSettings):
         description="node-feature-discovery's feature file to write, in /etc/kubernetes/node-feature-discovery/"
         "features.d",
     )
-    label_prefix: str = Field(
-        default="meshwright.feature.node.kubernetes.io",
-        max_length=253,
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
-        description="namespace of the node's labels",
-    )
-    label_keys: str = Field(
-        default="",
-        description="labels under other keys: device-count=example.com/gpu-count; name= leaves the label out",
-    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of the agent's log")
     log_format: Literal["text", "json"] = Field(default="text", description="lines of text, or one JSON object a line")
     access_log: bool = Field(default=False, description="log one line a request: route template, status, duration")
@@ -222,19 +211,6 @@ class Settings(BaseSettings):
         if path is not None and info.data.get("simulate") is not None:
             raise ValueError("stands beside simulate, and what is simulated is not on this node; leave one of them out")
         return path
-
-    @field_validator("label_prefix", mode="after")
-    @classmethod
-    def _namespace_that_arrives(cls, prefix: str) -> str:
-        verify_key(f"{prefix}/health")
-        return prefix
-
-    @field_validator("label_keys", mode="after")
-    @classmethod
-    def _labels_that_arrive(cls, text: str, info: ValidationInfo) -> str:
-        if (prefix := info.data.get("label_prefix")) is not None:  # else it is wrong, and said already
-            resolve_keys(prefix, text)
-        return text
 
     @field_validator("state_dir", *_OPTIONAL_PATHS, mode="after")
     @classmethod

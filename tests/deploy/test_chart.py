@@ -1,4 +1,4 @@
-"""The chart and the static manifests: equal, valid for Kubernetes, and no right without the value that asks for it."""
+"""The chart and the files beside it: valid for Kubernetes, and no right without the value that asks for it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from meshwright_agent.settings import Settings
-from tests.deploy.charts import CHART, DEPLOY, MANIFESTS, read_values, render
+from tests.deploy.charts import CHART, DEPLOY, read_values, render
 
 KUBERNETES = ("1.29", "1.37")
 EVERYTHING: dict[str, Any] = {
     "features": {
         "hostPID": {"enabled": True, "ofOthers": True},
-        "nodeLabels": {"enabled": True, "prefix": "example.org", "keys": {"health": "", "device-count": "a.org/gpus"}},
+        "nodeLabels": {"enabled": True},
         "nvidiaRuntime": {"enabled": True},
         "hostPort": {"enabled": True},
         "hostSocket": {"enabled": True},
@@ -53,13 +53,7 @@ def switch_on(feature: str, **more: Any) -> dict[str, Any]:
     return {"features": {feature: {"enabled": True, **more}}}
 
 
-# ---- valid, and equal -------------------------------------------------------------------------------------------
-
-
-def test_the_static_manifests_are_what_the_chart_makes_of_its_defaults() -> None:
-    documents = [document for document in yaml.safe_load_all(MANIFESTS.read_text()) if document]
-    assert {document["kind"]: document for document in documents} == render()
-    assert len(documents) == 3
+# ---- valid ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -69,7 +63,7 @@ def test_what_the_chart_makes_is_valid(values: dict[str, Any], version: str) -> 
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-@pytest.mark.parametrize("name", ["namespace.yaml", "job-example.yaml", "meshwright.yaml"])
+@pytest.mark.parametrize("name", ["namespace.yaml", "job-example.yaml"])
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_static_files_are_valid(name: str, version: str) -> None:
     for document in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()):
@@ -105,7 +99,6 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
         ({"tls": {"clientCertificates": True}}, "secretName"),
         ({"settings": {"PATH": "/x"}}, "PATH"),
         ({"image": {"digest": "latest"}}, "digest"),
-        ({"features": {"nodeLabels": {"keys": {"health": "a,b"}}}}, "health"),
     ],
 )
 def test_a_value_that_is_wrong_is_refused_by_the_schema(values: dict[str, Any], words: str) -> None:

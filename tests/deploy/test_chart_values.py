@@ -13,7 +13,6 @@ from typing import Any
 import helm_python
 import pytest
 
-from meshwright_agent.settings import Settings
 from tests.deploy.charts import render
 from tests.deploy.test_chart import EVERYTHING, read_environment, read_pod, switch_on
 
@@ -43,13 +42,6 @@ def read_endpoint(values: dict[str, Any]) -> dict[str, Any]:
 def test_a_setting_arrives_as_it_was_written(value: object, text: str) -> None:
     found = read_environment({"settings": {"MESHWRIGHT_PLAN_BODY_LIMIT_BYTES": value}})
     assert found["MESHWRIGHT_PLAN_BODY_LIMIT_BYTES"] == text
-
-
-def test_labels_get_the_keys_that_the_agent_takes() -> None:
-    keys = {"device-count": "example.com/gpu-count", "health": ""}
-    text = read_environment(switch_on("nodeLabels", keys=keys))["MESHWRIGHT_LABEL_KEYS"]
-    assert Settings(label_keys=text).label_keys == "device-count=example.com/gpu-count,health="
-    assert "MESHWRIGHT_LABEL_KEYS" not in read_environment(switch_on("nodeLabels"))
 
 
 # ---- who may come in --------------------------------------------------------------------------------------------

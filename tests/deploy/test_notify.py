@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.settings import Settings
+from meshwright_agent.labels import NAMESPACE
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.node_labels import read_feature_file
 from tests.process.living import list_children, worker_pid
@@ -98,9 +98,8 @@ def test_an_agent_tells_systemd_of_its_life_and_a_loop_that_hangs_does_not(
 def test_an_agent_labels_its_node(watched: RunningAgent, tmp_path: Path) -> None:
     wait_for((tmp_path / "labels").exists, watched)
     labels = read_feature_file((tmp_path / "labels").read_text(), now=datetime.now(UTC))
-    prefix = Settings().label_prefix
-    assert labels[f"{prefix}/platform"] == "cpu"
-    assert labels[f"{prefix}/device-count"] == "2"
+    assert labels[f"{NAMESPACE}/platform"] == "cpu"
+    assert labels[f"{NAMESPACE}/device-count"] == "2"
 
 
 def test_no_child_can_speak_to_systemd_in_the_agents_name(watched: RunningAgent) -> None:

@@ -19,7 +19,7 @@ def read_documents(*names: str) -> list[dict[str, Any]]:
     return [document for text in texts for document in yaml.safe_load_all(text)]
 
 
-DOCUMENTS = read_documents("namespace.yaml", "job-example.yaml", "meshwright.yaml")
+DOCUMENTS = [*read_documents("namespace.yaml", "job-example.yaml"), render()["DaemonSet"]]
 PROFILES: dict[str, Profile] = {
     each["metadata"]["name"]: each["metadata"]["labels"][ENFORCE] for each in DOCUMENTS if each["kind"] == "Namespace"
 }

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from meshwright.wire.health import Component, Health, State
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.label_keys import resolve_keys
 from meshwright_agent.labels import (
+    NAMESPACE,
     VALUE_CHARACTERS,
     LabelFile,
     Sighting,
@@ -29,8 +29,6 @@ from tests.fakes.machines import NAMES, NOW, plant_machine
 from tests.fakes.node_labels import FeatureFileError, read_feature_file
 from tests.fakes.stored import build_record
 
-PREFIX = Settings().label_prefix
-KEYS = resolve_keys(PREFIX)
 LATER = NOW + timedelta(seconds=60)
 
 
@@ -45,10 +43,10 @@ def look(folder: Path, name: str, state: State = "healthy") -> Sighting:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_has_labels_that_kubernetes_takes(tmp_path: Path, name: str) -> None:
     sighting = look(tmp_path, name)
-    labels = read_feature_file(format_labels(KEYS, build_labels(sighting), LATER), now=NOW)
-    assert labels[f"{PREFIX}/platform"] == sighting.devices.platform
-    assert labels[f"{PREFIX}/device-count"] == str(len(sighting.devices.devices))
-    assert all(key.startswith(f"{PREFIX}/") for key in labels)
+    labels = read_feature_file(format_labels(build_labels(sighting), LATER), now=NOW)
+    assert labels[f"{NAMESPACE}/platform"] == sighting.devices.platform
+    assert labels[f"{NAMESPACE}/device-count"] == str(len(sighting.devices.devices))
+    assert all(key.startswith(f"{NAMESPACE}/") for key in labels)
 
 
 def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
@@ -116,8 +114,8 @@ def await_file(path: Path) -> None:
 def test_every_value_is_made_legal(text: str) -> None:
     value = fit_value(text)
     if value:
-        labels = read_feature_file(format_labels({"name": f"{PREFIX}/name"}, {"name": value}, LATER), now=NOW)
-        assert labels == {f"{PREFIX}/name": value}
+        labels = read_feature_file(format_labels({"name": value}, LATER), now=NOW)
+        assert labels == {f"{NAMESPACE}/name": value}
 
 
 @given(st.text(alphabet="abcdefghij", min_size=64, max_size=120), st.text(alphabet="abcdefghij", min_size=64))
@@ -135,7 +133,7 @@ def test_a_legal_value_stays_as_it_is(value: str) -> None:
 
 
 def test_labels_vanish_when_nobody_writes_them_any_more() -> None:
-    text = format_labels(KEYS, {"health": "healthy"}, LATER)
+    text = format_labels({"health": "healthy"}, LATER)
     assert read_feature_file(text, now=LATER - timedelta(seconds=1))
     assert read_feature_file(text, now=LATER + timedelta(seconds=1)) == {}
 
@@ -165,42 +163,20 @@ def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
         return None if asked == 1 else sighting
 
     async def live() -> None:
-        settings = Settings(
-            probe_interval_s=0.02, stale_after_s=60, label_keys="device-product=example.com/card, health="
-        )
+        settings = Settings(probe_interval_s=0.02, stale_after_s=60)
         task = asyncio.create_task(LabelFile(path, settings, SystemClock(), see).run())
         await asyncio.wait_for(asyncio.to_thread(await_file, path), 60)
         task.cancel()
 
     asyncio.run(live())
     labels = read_feature_file(path.read_text(), now=datetime.now(UTC) + timedelta(seconds=30))
-    assert labels[f"{PREFIX}/device-count"] == "8"
-    assert labels["example.com/card"] == "NVIDIA-H100-80GB-HBM3"
-    assert not {f"{PREFIX}/device-product", f"{PREFIX}/health"} & set(labels)
+    assert labels[f"{NAMESPACE}/device-count"] == "8"
     assert caplog.text.count("cannot be written") == 1
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "",
-        "Upper.example.org",
-        "-x.example.org",
-        "a b",
-        "example.org/x",
-        "x" * 254,
-        "x" * 64,
-        "kubernetes.io",
-        "a.k8s.io",
-    ],
-)
-def test_a_prefix_that_kubernetes_would_refuse_is_refused_at_start(prefix: str) -> None:
-    with pytest.raises(ValueError, match="label_prefix"):
-        Settings(label_prefix=prefix)
-
-
-def test_the_default_prefix_needs_nobodys_leave() -> None:
-    assert PREFIX.endswith(".feature.node.kubernetes.io")
+def test_what_is_simulated_gets_no_labels_and_the_agent_says_so_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="stands beside simulate"):
+        Settings(simulate="8*h100:8", label_file=tmp_path / "labels")
 
 
 # ---- the validator itself ---------------------------------------------------------------------------------------

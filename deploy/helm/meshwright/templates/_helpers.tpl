@@ -36,14 +36,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
 {{- end }}
 
-{{- define "meshwright.pairs" -}}
-{{- $pairs := list }}
-{{- range $name, $key := . }}
-{{- $pairs = append $pairs (printf "%s=%s" $name $key) }}
-{{- end }}
-{{- join "," $pairs -}}
-{{- end }}
-
 {{- define "meshwright.probe" -}}
 httpGet:
   path: {{ .path }}

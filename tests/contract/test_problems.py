@@ -35,7 +35,6 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, '{"mesh": "dp:2", "devices": [0, 99]}', 422, "plan_infeasible"),
     ("POST", PLAN, '{"mesh": "dp:2", "devices": [0, 0]}', 422, "plan_infeasible"),
     ("POST", PLAN, '{"mesh": "dp:8", "axis_types": "sideways"}', 422, "invalid_mesh"),
-    ("POST", PLAN, '{"mesh": "dp:8", "schema_version": "x"}', 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": "dp:8", "allow_unused": "yes"}', 422, "invalid_request"),
     ("POST", PLAN, "[" * 100_000, 422, "invalid_request"),
     ("POST", PLAN, '{"mesh"', 422, "invalid_request"),
@@ -175,16 +174,9 @@ def test_a_wrong_field_is_named_by_its_path(agent: RunningAgent) -> None:
     body = {"mesh": "dp:2", "devices": {"count": 2, "mood": "blue"}}
     document = check_problem(httpx.post(agent.url + PLAN, json=body), 422, "invalid_request")
     assert any(error["field"] == "devices.mood" for error in document["errors"]), document["errors"]
-
-
-def test_a_newer_client_is_answered_and_told_which_fields_were_ignored(agent: RunningAgent) -> None:
-    body = {"mesh": "dp:8", "schema_version": "1.7", "colour": "red"}
-    reply = httpx.post(agent.url + PLAN, json=body)
-    assert reply.status_code == 200
-    assert [w["code"] for w in reply.json()["warnings"]] == ["fields_ignored"]
-    assert "colour" in reply.json()["warnings"][0]["message"]
-    batch = httpx.post(agent.url + BATCH, json={"hardware": "h100", "schema_version": "2", "mood": 1}).json()
-    assert "fields_ignored" in [w["code"] for w in batch["warnings"]]
+    reply = httpx.post(agent.url + BATCH, json={"hardware": "h100", "mood": 1})
+    document = check_problem(reply, 422, "invalid_request")
+    assert [error["field"] for error in document["errors"]] == ["mood"]
 
 
 def test_a_callers_request_id_comes_back_and_a_wild_one_is_replaced(agent: RunningAgent) -> None:

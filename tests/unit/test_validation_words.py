@@ -70,7 +70,7 @@ def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> N
     ("body", "field", "message"),
     [
         ({"devices": {"count": 0}}, "devices.count", "input should be greater than or equal to 1, got 0"),
-        ({"devices": {"mood": 1}}, "devices.mood", "unknown field; schema_version 1 does not have it"),
+        ({"devices": {"mood": 1}}, "devices.mood", "unknown field"),
         ({"devices": [0, 1.5]}, "devices.1", "it should be an integer or a string, got 1.5"),
         ({"devices": {"exclude": [None]}}, "devices.exclude.0", "it should be an integer or a string, got None"),
         ({"devices": 8}, "devices", "it should be a list or an object, got 8"),
@@ -196,9 +196,6 @@ def test_text_that_is_shown_is_one_line_and_the_hint_has_such_a_line(
 
 
 def test_a_rule_in_words_is_told_with_the_value_and_without_its_class() -> None:
-    error = refuse(PlanRequest, {"mesh": "dp:2", "schema_version": "x"})
-    assert error.detail.startswith("schema_version: schema_version 'x' is not \"major\"")
-    assert error.detail.count("'x'") == 1
     since = {"type": "value_error", "loc": ("query", "since"), "msg": "Value error, a time with its zone", "input": "x"}
     assert translate_validation([since]).detail == "since: a time with its zone, got 'x'"
 

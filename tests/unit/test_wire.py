@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright.topology.links import price_link
-from meshwright.wire.base import SCHEMA_VERSION, parse_version
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import LINK_COUNT_MAX, Link
 from meshwright.wire.health import Health
@@ -16,32 +15,11 @@ from meshwright.wire.mesh import PlanRequest
 LINK = {"a": 0, "b": 1, "kind": "NV18", "basis": "passive", "observed_at": "2026-01-02T00:00:00Z", "age_s": 0}
 
 
-def test_an_unknown_field_of_a_client_of_our_version_is_refused() -> None:
+def test_an_unknown_field_of_a_request_is_refused_at_every_depth() -> None:
     with pytest.raises(ValidationError, match="extra_forbidden"):
         PlanRequest.model_validate({"mesh": "dp:2", "colour": "red"})
-
-
-def test_unknown_fields_of_a_newer_client_are_dropped_and_named_at_every_depth() -> None:
-    body = {"mesh": "dp:2", "schema_version": "1.1", "colour": "red", "devices": {"count": 2, "mood": "blue"}}
-    request = PlanRequest.model_validate(body)
-    assert request.ignored_fields == ("colour", "devices.mood")
-    assert request.devices is not None
-    assert request.model_dump()["devices"]["count"] == 2
-
-
-def test_a_newer_client_is_still_held_to_the_fields_that_we_know() -> None:
-    with pytest.raises(ValidationError):
-        PlanRequest.model_validate({"mesh": 7, "schema_version": "2"})
-
-
-@pytest.mark.parametrize("version", ["", "one", "1.2.3", "-1", "1.", "٣"])
-def test_a_version_that_is_none_is_refused(version: str) -> None:
-    with pytest.raises(ValidationError):
-        PlanRequest.model_validate({"mesh": "dp:2", "schema_version": version})
-
-
-def test_versions_are_compared_as_numbers() -> None:
-    assert parse_version("1.10") > parse_version("1.9") > parse_version(SCHEMA_VERSION)
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        PlanRequest.model_validate({"mesh": "dp:2", "devices": {"count": 2, "mood": "blue"}})
 
 
 def test_a_reply_keeps_what_a_newer_agent_adds() -> None:

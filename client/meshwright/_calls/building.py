@@ -14,7 +14,6 @@ from meshwright._calls.endpoints import Endpoint
 from meshwright._calls.messages import Answer, Request
 from meshwright._calls.outcomes import build_request_model, read_reply
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.base import SCHEMA_VERSION
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -83,9 +82,9 @@ def build_model(
 
 
 def _write_body(request: BaseModel) -> bytes:
-    """Only what differs from the defaults: an older agent is not sent fields that nobody asked for."""
+    """Returns what differs from the defaults."""
     said = request.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({"schema_version": SCHEMA_VERSION, **said}, ensure_ascii=False).encode()
+    return json.dumps(said, ensure_ascii=False).encode()
 
 
 def write_mesh(mesh: MeshLike | MeshSpec) -> object:

@@ -7,7 +7,6 @@ An agent that has answered before, and looks as if it were being started again, 
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from meshwright.errors import (
     MeshwrightError,
     class_for,
 )
-from meshwright.wire.base import SCHEMA_VERSION, parse_version
 from meshwright.wire.problem import Problem, translate_validation
 
 INITIAL_DELAY_S: Final = 0.5
@@ -168,7 +166,7 @@ def read_reply(model: type[M], answer: Answer, request: Request, host: str) -> M
     """Returns the reply as its model.
 
     Raises:
-        AgentConnectionError: what answered is no agent, or speaks a version that cannot be read.
+        AgentConnectionError: what answered is not an agent, or its reply cannot be read.
     """
     try:
         return model.model_validate_json(answer.body)
@@ -178,17 +176,8 @@ def read_reply(model: type[M], answer: Answer, request: Request, host: str) -> M
         raise AgentConnectionError(
             f"{request}: {host} answered no {model.__name__} that can be read: {where}: {first['msg']}",
             host=host,
-            hint=_version_hint(answer.body) or "is the address that of a meshwright agent?",
+            hint="is the address that of a meshwright agent?",
         ) from error
-
-
-def find_newer_major(schema_version: object) -> str | None:
-    """Returns the version that a reply names, where its major number is above ours; else None."""
-    try:
-        newer = isinstance(schema_version, str) and parse_version(schema_version)[0] > parse_version(SCHEMA_VERSION)[0]
-    except ValueError:
-        return None
-    return str(schema_version) if newer else None
 
 
 def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
@@ -233,16 +222,3 @@ def _parse_problem(answer: Answer) -> Problem | None:
         return Problem.model_validate_json(answer.body)
     except ValidationError:
         return None
-
-
-def _version_hint(body: bytes) -> str:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return ""
-    newer = find_newer_major(document.get("schema_version")) if isinstance(document, dict) else None
-    return (
-        f'the agent speaks schema version "{newer}", this client "{SCHEMA_VERSION}": upgrade the client'
-        if newer
-        else ""
-    )

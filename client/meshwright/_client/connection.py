@@ -1,4 +1,4 @@
-"""What Client and AsyncClient share besides the core: where the agent is, which version it speaks.
+"""What Client and AsyncClient share besides the core: where the agent is.
 
 Opens no connection.
 """
@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from meshwright import _http
 from meshwright._calls.flows import Flow, Link, Step
-from meshwright._calls.outcomes import RetryPolicy, find_newer_major
+from meshwright._calls.outcomes import RetryPolicy
 from meshwright._calls.settings import Settings, read_settings
-from meshwright.wire.base import SCHEMA_VERSION
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 
@@ -27,13 +26,12 @@ def advance(flow: Flow[None], outcome: Any) -> Step | None:
 
 
 class Connection:
-    """What both clients hold besides their pool: settings, retry policy, the version that was seen."""
+    """What both clients hold besides their pool: settings and retry policy."""
 
     def __init__(self, base_url: str | None, token: str | None, max_retries: int, given_url: str) -> None:
         settings = read_settings(base_url or given_url or None, token, os.environ)
         self._shared = _http.Shared(settings)
         self._link = Link(settings.address.shown, RetryPolicy(max_retries))
-        self._has_warned = False
 
     @property
     def base_url(self) -> str:
@@ -48,15 +46,3 @@ class Connection:
         """Warns the caller of a context manager, at its end, of each text that is not empty."""
         for text in filter(None, texts):
             warnings.warn(text, UserWarning, stacklevel=4)
-
-    def _check_version(self, reply: object) -> None:
-        newer = find_newer_major(getattr(reply, "schema_version", None))
-        if newer is None or self._has_warned:
-            return
-        self._has_warned = True
-        warnings.warn(
-            f'the agent at {self.base_url} speaks schema version "{newer}", this client "{SCHEMA_VERSION}": '
-            "names may mean other things; upgrade meshwright here",
-            UserWarning,
-            stacklevel=4,
-        )

@@ -23,8 +23,6 @@ from meshwright.errors import (
     NotReadyError,
     ProblemError,
 )
-from meshwright.wire.base import SCHEMA_VERSION, parse_version
-from meshwright.wire.devices import Devices
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 
@@ -54,10 +52,6 @@ def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], N
         devices = yield from exchange(calls.devices(), link, deadline)
     except MeshwrightError as error:
         note(FleetHost(url, _judge(error), detail=_explain(error), took_s=link.clock() - started_s))
-        return
-    strange = _find_strange(devices)
-    if strange:
-        note(FleetHost(url, "error", devices.host.name, strange, link.clock() - started_s))
         return
     with contextlib.suppress(MeshwrightError):
         ready = yield from exchange(calls.ready(), link, deadline)
@@ -90,22 +84,3 @@ def _explain(error: MeshwrightError) -> str:
     detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
     hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
     return f"{detail}; {hint}" if hint else detail
-
-
-def _find_strange(devices: Devices) -> str:
-    """Returns what is wrong with the version that a reply speaks; "" where it can be read."""
-    theirs, ours = _read_major(devices.schema_version), parse_version(SCHEMA_VERSION)[0]
-    if theirs == ours:
-        return ""
-    side = "here" if theirs is None or theirs > ours else "on that host"
-    return (
-        f'it speaks schema version "{devices.schema_version}", this release reads "{SCHEMA_VERSION}"; '
-        f"upgrade meshwright {side}"
-    )
-
-
-def _read_major(version: str) -> int | None:
-    try:
-        return parse_version(version)[0]
-    except ValueError:
-        return None

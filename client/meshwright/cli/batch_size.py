@@ -75,7 +75,7 @@ def _answer(session: Session, call: Call[BatchSize], *, local: bool) -> BatchSiz
     if local:
         with show_progress(session) as on_progress:
             return _answer_here(session, request, on_progress)
-    asked = request.model_dump(exclude_unset=True, exclude={"schema_version"})
+    asked = request.model_dump(exclude_unset=True)
     with follow_compile(session) as on_progress, session.open() as client:
         return client.batch_size(**asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
 

@@ -17,7 +17,6 @@ from rich.text import Text
 from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
 from meshwright.cli.session import FAILED, OK, Session, open_client
 from meshwright.errors import MeshwrightError
-from meshwright.wire.base import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from meshwright._fleet.state import FleetHost, FleetState
@@ -150,9 +149,7 @@ def _dump(state: FleetState) -> str:
         }
         for host in state.hosts
     ]
-    return json.dumps(
-        {"schema_version": SCHEMA_VERSION, "hosts": hosts, "warnings": _list_warnings(state)}, ensure_ascii=False
-    )
+    return json.dumps({"hosts": hosts, "warnings": _list_warnings(state)}, ensure_ascii=False)
 
 
 def _list_warnings(state: FleetState) -> list[dict[str, Any]]:

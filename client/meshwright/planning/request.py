@@ -14,7 +14,7 @@ from meshwright.errors import InvalidRequestError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.request_topology import Here, find_topology
 from meshwright.planning.search.measured import Measurement
-from meshwright.wire.base import Notice, Request
+from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 
 
@@ -44,11 +44,8 @@ def answer_request(
     if request.targets is not None:
         from meshwright.planning.comparison import compare_targets  # here, since few requests compare
 
-        plans = compare_targets(request, answer_request)
-    else:
-        plans = _answer(request, here, health or {}, notices, measured)
-    ignored = tell_ignored(request)
-    return plans.model_copy(update={"warnings": (*plans.warnings, *ignored)}) if ignored else plans
+        return compare_targets(request, answer_request)
+    return _answer(request, here, health or {}, notices, measured)
 
 
 def _answer(
@@ -134,15 +131,6 @@ def _check_alone(request: PlanRequest) -> None:
 
 def _refuse_part(field: str, message: str, hint: str) -> InvalidRequestError:
     return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])
-
-
-def tell_ignored(request: Request) -> tuple[Notice, ...]:
-    """Returns the warning about fields that a newer client sent and this release does not know."""
-    if not request.ignored_fields:
-        return ()
-    names = ", ".join(request.ignored_fields)
-    message = f"the request speaks schema_version {request.schema_version}; these fields were ignored: {names}"
-    return (Notice(code="fields_ignored", message=message, hint="upgrade the agent to have them taken into account"),)
 
 
 def parse_importance(text: str) -> dict[str, float]:

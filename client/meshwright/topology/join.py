@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from meshwright.errors import PlanInfeasibleError
 from meshwright.topology.join_slice import JoinedGranule, Part, Seat, build_link, join_slice, refuse
 from meshwright.topology.model import Topology
-from meshwright.wire.base import SCHEMA_VERSION, Notice, parse_version
+from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Devices, Granule
 
 T = TypeVar("T")
@@ -53,9 +53,10 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
 
     Raises:
         PlanInfeasibleError: there is no reply, or one contradicts itself; a host, a device or a place in a slice
-            is listed twice; platforms or schema versions differ; hosts of a slice contradict each other.
+            is listed twice; platforms differ; hosts of a slice contradict each other.
     """
-    _check_versions(replies)
+    if not replies:
+        raise refuse("a topology of no host was asked for; a plan needs at least one", "give the reply of one agent")
     _check_platforms(replies)
     _check_sound(replies)
     _check_doubled(replies)
@@ -86,27 +87,6 @@ def _rank(digits: str) -> tuple[bool, int, str, str]:
 
 
 # ---- what is refused ----
-
-
-def _check_versions(replies: Sequence[Devices]) -> None:
-    if not replies:
-        raise refuse("a topology of no host was asked for; a plan needs at least one", "give the reply of one agent")
-    ours = parse_version(SCHEMA_VERSION)[0]
-    strange = [reply for reply in replies if _read_major(reply.schema_version) != ours]
-    if strange:
-        said = ", ".join(f'{one.host.name} "{one.schema_version}"' for one in strange[:NAMES_SHOWN])
-        raise refuse(
-            f'{len(replies)} hosts were to be joined; this release reads schema version "{SCHEMA_VERSION}", and '
-            f"others speak another: {said}; all must speak one major version, since names may mean other things",
-            "run one release of meshwright on all hosts, and here",
-        )
-
-
-def _read_major(version: str) -> int | None:
-    try:
-        return parse_version(version)[0]
-    except ValueError:
-        return None
 
 
 def _check_platforms(replies: Sequence[Devices]) -> None:

@@ -1,57 +1,21 @@
 """The base of everything that crosses HTTP: frozen models, strict requests, tolerant replies, evidence on facts.
 
-Rule: a model here is also the domain type. Requests refuse fields they do not know, unless the client's
-`schema_version` is newer than ours; then unknown fields are dropped and named in `ignored_fields`. Replies keep
-fields they do not know, so that an old client survives a new agent.
+Rule: a model here is also the domain type. Requests refuse fields that they do not know; replies keep them, so that a
+client reads the replies of a newer agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    StrictStr,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr
 from pydantic_core import PydanticKnownError
-
-SCHEMA_VERSION: Final = "1"
-"""The version of requests and replies that this release speaks: "major" or "major.minor"."""
 
 Basis = Literal["declared", "passive", "cached", "live", "measured"]
 """How a fact is known: said by a target or label · read from driver, sysfs or environment · JAX's view from an
 earlier worker · JAX's view now · measured by a bench."""
-
-
-def parse_version(text: str) -> tuple[int, int]:
-    """Returns (major, minor) of a schema version such as "1" or "1.2".
-
-    Raises:
-        ValueError: it is neither.
-    """
-    parts = text.split(".")
-    if not 1 <= len(parts) <= 2 or not all(p.isascii() and p.isdigit() and len(p) <= 6 for p in parts):
-        raise ValueError(
-            f'schema_version {text[:40]!r} is not "major" or "major.minor"; this agent speaks "{SCHEMA_VERSION}"'
-        )
-    return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
-
-
-def _check_version(text: str) -> str:
-    parse_version(text)
-    return text
-
-
-SchemaVersion = Annotated[str, AfterValidator(_check_version), Field(description="the version that the sender speaks")]
 
 
 MOST_ENTRIES: Final = 16384
@@ -90,7 +54,7 @@ class Reply(Wire):
 
 
 class RequestPart(Wire):
-    """A piece of a request: unknown fields are refused."""
+    """A request, or a piece of one: unknown fields are refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -100,57 +64,6 @@ def iterate_parts(base: type[RequestPart] = RequestPart) -> Iterator[type[Reques
     for part in base.__subclasses__():
         yield part
         yield from iterate_parts(part)
-
-
-class Request(RequestPart):
-    """What a client asks. `schema_version` decides how unknown fields are taken."""
-
-    schema_version: SchemaVersion = SCHEMA_VERSION
-    _ignored: tuple[str, ...] = PrivateAttr(default=())
-
-    @property
-    def ignored_fields(self) -> tuple[str, ...]:
-        """Dotted names of fields that a newer client sent and that were dropped."""
-        return self._ignored
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _tolerate_newer(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not (isinstance(data, Mapping) and _is_newer(data.get("schema_version"))):
-            return handler(data)
-        ignored: list[str] = []
-        request = handler(_prune(cls, data, ignored.append, prefix=""))
-        request._ignored = tuple(ignored)
-        return request
-
-
-def _is_newer(version: object) -> bool:
-    try:
-        return isinstance(version, str) and parse_version(version) > parse_version(SCHEMA_VERSION)
-    except ValueError:
-        return False
-
-
-def _prune(
-    model: type[BaseModel], data: Mapping[str, Any], drop: Callable[[str], None], *, prefix: str
-) -> dict[str, Any]:
-    kept = {}
-    for name, value in data.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            drop(prefix + name)
-            continue
-        part = next(_parts(field.annotation), None)
-        nested = part is not None and isinstance(value, Mapping)
-        kept[name] = _prune(part, value, drop, prefix=f"{prefix}{name}.") if nested and part else value
-    return kept
-
-
-def _parts(annotation: object) -> Iterator[type[RequestPart]]:
-    if isinstance(annotation, type) and issubclass(annotation, RequestPart):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _parts(argument)
 
 
 class Evidence(Reply):

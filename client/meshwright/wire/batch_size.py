@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Basis, Notice, Reply, Request
+from meshwright.wire.base import Basis, Notice, Reply, RequestPart
 from meshwright.wire.cost import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
@@ -20,7 +20,7 @@ class BatchTraining(TrainingSpec):
     )
 
 
-class BatchSizeRequest(Request):
+class BatchSizeRequest(RequestPart):
     """`POST /batch-size`. Without `hardware`, the host's own."""
 
     hardware: StrictStr | None = Field(
@@ -166,7 +166,6 @@ class ReckonedBatch(Reply):
 class BatchSize(Reply):
     """`POST /batch-size`."""
 
-    schema_version: str = SCHEMA_VERSION
     hardware_type: str = Field(description="a value of meshwright.placement.HardwareType")
     chip: str | None = Field(default=None, description="the row of the chip table that the roofline was taken from")
     basis: Basis = Field(description="declared: named in the request; passive, cached or live: detected")

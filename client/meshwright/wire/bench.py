@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from meshwright.wire.base import COUNTED_FIRST, SCHEMA_VERSION, Evidence, Notice, Reply, Request
+from meshwright.wire.base import COUNTED_FIRST, Evidence, Notice, Reply, RequestPart
 from meshwright.wire.devices import Device, Link
 
 BenchCase = Literal[
@@ -39,7 +39,7 @@ needs the devices idle."""
 MAX_SIZE_BYTES = 2**40
 
 
-class BenchRequest(Request):
+class BenchRequest(RequestPart):
     """`POST /placement/bench`. `{}` is the quick suite on all devices."""
 
     suite: Literal["quick", "full"] = Field(
@@ -134,7 +134,6 @@ class Passive(Reply):
 class BenchResult(Reply):
     """The result of a bench run."""
 
-    schema_version: str = SCHEMA_VERSION
     suite: str
     tier: Tier | None = Field(default=None, description="null: measured by an agent that knew no tiers")
     platform: str
@@ -153,6 +152,5 @@ class BenchResult(Reply):
 class LatestBench(Reply):
     """`GET /placement/bench`: the newest record of each case, axis, size, dtype and set of devices."""
 
-    schema_version: str = SCHEMA_VERSION
     records: tuple[BenchRecord, ...]
     runs: tuple[str, ...] = Field(default=(), description="the runs they come from")

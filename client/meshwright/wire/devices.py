@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, cast
 
 from pydantic import FailFast, Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Evidence, Notice, Reply, Request
+from meshwright.wire.base import Evidence, Notice, Reply, RequestPart
 
 Platform = Literal["cpu", "gpu", "tpu"]
 _PLATFORMS: Final = {"cuda": "gpu", "rocm": "gpu"}
@@ -209,7 +209,6 @@ class Worker(Reply):
 class Devices(Reply):
     """`GET /devices`: this host as a topology."""
 
-    schema_version: str = SCHEMA_VERSION
     host: Host
     cpu: Cpu
     numa_nodes: tuple[NumaNode, ...]
@@ -235,14 +234,13 @@ class Holder(Reply):
     job: str | None = Field(default=None, description='its batch job, where seen: "slurm 4711"')
 
 
-class ReleaseRequest(Request):
+class ReleaseRequest(RequestPart):
     """`POST /devices/release`: nothing to choose, since all devices are given back or none."""
 
 
 class Release(Reply):
     """`POST /devices/release`: what became of it."""
 
-    schema_version: str = SCHEMA_VERSION
     released: bool = Field(description="true: no process of the agent holds a device any more")
     took_s: float
     killed: bool = Field(description="true: the worker did not go by itself and was killed")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Notice, Reply
+from meshwright.wire.base import Notice, Reply
 
 
 class Environment(Reply):
     """`GET /environment`."""
 
-    schema_version: str = SCHEMA_VERSION
     memory_strategy: str
     memory_fraction: float
     variables: dict[str, str]

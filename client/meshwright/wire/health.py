@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictStr
 
-from meshwright.wire.base import SCHEMA_VERSION, Line, Reply, Request
+from meshwright.wire.base import Line, Reply, RequestPart
 
 State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 """`initializing`: not checked yet. `unknown`: the last check is too old, or its source does not answer."""
@@ -60,7 +60,6 @@ class Component(Reply):
 class Health(Reply):
     """`GET /health`."""
 
-    schema_version: str = SCHEMA_VERSION
     state: State = Field(description="the worst state of all components but those that are left alone on purpose")
     components: tuple[Component, ...]
 
@@ -98,12 +97,11 @@ class HealthEvent(Reply):
 class HealthEvents(Reply):
     """`GET /events`: oldest first."""
 
-    schema_version: str = SCHEMA_VERSION
     events: tuple[HealthEvent, ...]
     last_seq: int = Field(description="of the newest event that there is: what `after` continues from")
 
 
-class Acknowledgement(Request):
+class Acknowledgement(RequestPart):
     """`POST /health/acknowledge`: an operator's word that a component's faults are dealt with."""
 
     component: Annotated[StrictStr, Field(min_length=1, max_length=200)]

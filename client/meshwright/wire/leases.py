@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, SCHEMA_VERSION, Line, Reply, Request, RequestPart
+from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, Line, Reply, RequestPart
 
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; one that nobody renews must end some day."""
@@ -26,7 +26,7 @@ class DeviceCount(RequestPart):
     count: Annotated[StrictInt, Field(ge=1)] = Field(description="how many devices")
 
 
-class LeaseRequest(Request):
+class LeaseRequest(RequestPart):
     """`POST /leases`: reserve devices of this host."""
 
     devices: (
@@ -51,7 +51,7 @@ class LeaseRequest(Request):
     )
 
 
-class LeaseRenewal(Request):
+class LeaseRenewal(RequestPart):
     """`POST /leases/{lease_id}/renew`: the lease ends `ttl_s` from now, earlier or later than before."""
 
     ttl_s: TtlS
@@ -68,7 +68,6 @@ class LeasedDevice(Reply):
 class Lease(Reply):
     """A reservation."""
 
-    schema_version: str = SCHEMA_VERSION
     id: str
     devices: tuple[LeasedDevice, ...]
     purpose: str
@@ -84,5 +83,4 @@ class Lease(Reply):
 class Leases(Reply):
     """`GET /leases`: oldest first."""
 
-    schema_version: str = SCHEMA_VERSION
     leases: tuple[Lease, ...]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from meshwright.spec import AxisType
-from meshwright.wire.base import LINE_PATTERN, SCHEMA_VERSION, Notice, Reply, Request, RequestPart
+from meshwright.wire.base import LINE_PATTERN, Notice, Reply, RequestPart
 from meshwright.wire.cost import (
     MeasuredFigure,
     PlanAudit,
@@ -47,7 +47,7 @@ class DeviceSelection(RequestPart):
     )
 
 
-class PlanRequest(Request):
+class PlanRequest(RequestPart):
     """`POST /mesh/plan`."""
 
     mesh: StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...] | None = Field(
@@ -286,7 +286,6 @@ class Fallback(Reply):
 class Plans(Reply):
     """`POST /mesh/plan`: plans, best first."""
 
-    schema_version: str = SCHEMA_VERSION
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...] = ()
     comparison: tuple[ComparedTarget, ...] = Field(default=(), description="with `targets`: each, the best first")

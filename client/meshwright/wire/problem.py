@@ -16,7 +16,7 @@ from pydantic import Field
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemError, RequestError
 from meshwright.spec import MeshSpec
-from meshwright.wire.base import LINE_PATTERN, SCHEMA_VERSION, Reply, RequestPart, iterate_parts
+from meshwright.wire.base import LINE_PATTERN, Reply, RequestPart, iterate_parts
 
 MOST_ERRORS: Final = 100
 """That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
@@ -217,7 +217,7 @@ def _read_mesh(errors: Sequence[Mapping[str, Any]]) -> InvalidMeshError | None:
 def _message_of(error: Mapping[str, Any]) -> str:
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown field; schema_version {SCHEMA_VERSION} does not have it"
+            return "unknown field"
         case "missing":
             return "this field is required"
         case "json_invalid":

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Reply
+from meshwright.wire.base import Reply
 from meshwright.wire.problem import Problem
 
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -27,7 +27,6 @@ class Progress(Reply):
 class Run(Reply):
     """`GET /runs/{id}`."""
 
-    schema_version: str = SCHEMA_VERSION
     id: str
     kind: RunKind
     state: RunState
@@ -46,7 +45,6 @@ class Run(Reply):
 class RunList(Reply):
     """`GET /runs`: newest first."""
 
-    schema_version: str = SCHEMA_VERSION
     runs: tuple[Run, ...]
 
 

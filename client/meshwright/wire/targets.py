@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from meshwright.wire.base import SCHEMA_VERSION, Reply
+from meshwright.wire.base import Reply
 from meshwright.wire.devices import Platform
 
 
@@ -58,7 +58,6 @@ class TargetChip(Reply):
 class Targets(Reply):
     """`GET /targets`: what is known, by platform and generation."""
 
-    schema_version: str = SCHEMA_VERSION
     grammar: str = Field(description="how a target is written")
     chips: tuple[TargetChip, ...]
     slices: tuple[TargetSlice, ...]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.request import tell_ignored
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Basis
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
@@ -60,8 +59,7 @@ class BatchSizes:
         request = name_batch_hardware(request)
         named: tuple[None, None, Basis] = (None, None, "declared")
         platform, kind, basis = self._see_hardware() if request.hardware is None else named
-        answer = answer_batch_size(request, platform=platform, kind=kind, basis=basis)
-        return answer.model_copy(update={"warnings": (*answer.warnings, *tell_ignored(request))})
+        return answer_batch_size(request, platform=platform, kind=kind, basis=basis)
 
     def _see_hardware(self) -> tuple[str, str, Basis]:
         first = self._topology().devices[0]

@@ -80,23 +80,17 @@ class PlanMaker:
         """
         if len(body) > SMALL_BODY_BYTES:
             return await self._settle(await self._ask(decode_body(body), self._tell_anything()))
-        return await self.answer(parse_body(body, PlanRequest), body)
+        return await self.answer(parse_body(body, PlanRequest))
 
-    async def answer(self, request: PlanRequest, body: bytes | None = None) -> PlanAnswer:
-        """Returns the answer to a request; errors as for `answer_body`.
-
-        Args:
-            request: the request.
-            body: its JSON, where it came as such; it may hold fields that only a newer client knows.
-        """
+    async def answer(self, request: PlanRequest) -> PlanAnswer:
+        """Returns the answer to a request; errors as for `answer_body`."""
         told = None
         if request.target is None and request.topology is None and request.targets is None:
             here = self._here()
             if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
                 return await self._settle(PlanAnswer.of(write_plans(request, here)))
             told = self._tell_here(here)
-        text = request.model_dump_json(exclude_unset=True) if body is None else body.decode()
-        return await self._settle(await self._ask(text, told))
+        return await self._settle(await self._ask(request.model_dump_json(exclude_unset=True), told))
 
     async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
         """Returns what is to be compiled for the largest batch.

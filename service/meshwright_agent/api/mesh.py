@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import parse_importance
-from meshwright.wire.base import SCHEMA_VERSION, SchemaVersion
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 from meshwright.wire.model import Remat, TrainingSpec
 from meshwright.wire.runs import Run
@@ -66,7 +65,6 @@ class PlanQuery(BaseModel):
     seq: int | None = Field(default=None, ge=1, le=2**24, description="tokens in a sequence; 4096 unless told")
     remat: Remat | None = Field(default=None, description="what the backward pass computes again; full unless told")
     verify: Literal["none", "compile"] = "none"
-    schema_version: SchemaVersion = SCHEMA_VERSION
 
     def to_request(self) -> PlanRequest:
         """Returns the same question as the POST's body.
@@ -91,7 +89,6 @@ class PlanQuery(BaseModel):
             model=self.model,
             training=self._read_training(),
             verify=self.verify,
-            schema_version=self.schema_version,
         )
 
     def _read_training(self) -> TrainingSpec | None:

@@ -118,13 +118,6 @@ def test_a_large_body_is_handed_over_unread_with_this_host_or_the_reason_why_it_
         assert planner.calls[0][1] == {"request": body.decode(), "here": expected}
 
 
-def test_a_body_is_handed_over_as_it_came_since_the_planner_may_know_what_to_make_of_a_newer_ones_fields() -> None:
-    planner = answering(ANSWER)
-    body = b'{"mesh": "x:8", "target": "v5e:2x4", "schema_version": "9", "colour": "red"}'
-    asyncio.run(build(planner).answer_body(body))
-    assert planner.calls[0][1]["request"] == body.decode()
-
-
 @pytest.mark.parametrize("size", [0, SMALL_BODY_BYTES])
 def test_a_body_that_is_no_text_is_refused_before_anybody_is_asked(size: int) -> None:
     planner = answering(ANSWER)

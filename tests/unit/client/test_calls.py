@@ -37,8 +37,8 @@ def _body(call: Call[Any]) -> dict[str, Any]:
 
 
 def test_what_nobody_asked_for_is_not_sent_so_that_an_older_agent_understands() -> None:
-    assert _body(calls.plans("dp:2", **DEFAULTS)) == {"schema_version": "1", "mesh": "dp:2"}
-    assert _body(calls.batch_size(None, None)) == {"schema_version": "1"}
+    assert _body(calls.plans("dp:2", **DEFAULTS)) == {"mesh": "dp:2"}
+    assert _body(calls.batch_size(None, None)) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_each_bench_has_a_key_of_its_own() -> None:
 
 def test_a_bench_sends_its_mesh_as_text_and_only_what_was_set() -> None:
     call = calls.submit_bench(mesh={"dp": 2, "tp": 4}, cases=["matmul"], samples=5, max_s=None, suite="quick")
-    assert _body(call) == {"schema_version": "1", "mesh": "dp:2,tp:4", "cases": ["matmul"], "samples": 5}
+    assert _body(call) == {"mesh": "dp:2,tp:4", "cases": ["matmul"], "samples": 5}
 
 
 def test_a_bench_that_no_agent_would_take_is_refused_before_anything_is_sent() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from meshwright.errors import (
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
-from meshwright.wire.health import Health
 from meshwright.wire.runs import Progress
 from tests.unit.client.both import Kind, ask
 
@@ -199,26 +197,6 @@ def test_the_token_is_sent_with_every_request(kind: Kind) -> None:
     fake = FakeAgent()
     ask(kind, fake, lambda c: c.bench(cases=["matmul"]), token="secret")
     assert {request.headers["authorization"] for request in fake.requests} == {"Bearer secret"}
-
-
-@both
-def test_a_newer_major_version_is_warned_of_once_a_client(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.answer("GET", "/health", Health(schema_version="2.0", state="healthy", components=()))
-    with pytest.warns(UserWarning, match="upgrade meshwright") as caught:
-        _ask_twice(fake) if kind == "sync" else asyncio.run(_ask_twice_async(fake))
-    assert len(caught) == 1
-    assert Path(caught[0].filename).name == "test_client.py"
-
-
-def _ask_twice(fake: FakeAgent) -> None:
-    with fake.client() as client:
-        assert [client.health().state, client.health().state] == ["healthy"] * 2
-
-
-async def _ask_twice_async(fake: FakeAgent) -> None:
-    async with fake.async_client() as client:
-        assert [(await client.health()).state, (await client.health()).state] == ["healthy"] * 2
 
 
 @both

@@ -44,7 +44,6 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
     assert heard == [Progress(done=1, total=1, message="compiled")]
     assert bodies(fake, "/mesh/plan") == [
         {
-            "schema_version": "1",
             "mesh": "dp:2,tp:4",
             "model": SPEC.model_dump(mode="json", exclude_defaults=True),
             "training": {"global_batch": 8, "sequence_length": 128},

@@ -16,7 +16,6 @@ from meshwright._calls.outcomes import (
     build_error,
     build_request_model,
     decide_retry,
-    find_newer_major,
     parse_retry_after,
     read_reply,
 )
@@ -174,28 +173,15 @@ def test_a_failure_says_what_was_asked_where_and_what_to_do(kind: FailureKind) -
         assert part in str(error)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"schema_version": "1"}', b"\xff\xfe"])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"parts": []}', b"\xff\xfe"])
 def test_an_answer_that_is_no_reply_is_a_connection_error_that_doubts_the_address(body: bytes) -> None:
     with pytest.raises(AgentConnectionError, match="is the address"):
         read_reply(Health, Answer(200, {}, body), GET, HOST)
 
 
-def test_a_reply_of_a_newer_version_that_cannot_be_read_says_to_upgrade() -> None:
-    with pytest.raises(AgentConnectionError, match=r'"9".*upgrade the client'):
-        read_reply(Health, Answer(200, {}, b'{"schema_version": "9", "parts": []}'), GET, HOST)
-
-
 def test_a_reply_keeps_fields_that_this_release_does_not_know() -> None:
-    body = b'{"schema_version": "1.4", "state": "healthy", "components": [], "mood": "fine"}'
+    body = b'{"state": "healthy", "components": [], "mood": "fine"}'
     assert read_reply(Health, Answer(200, {}, body), GET, HOST).model_extra == {"mood": "fine"}
-
-
-@pytest.mark.parametrize(
-    ("version", "newer"),
-    [("1", None), ("1.9", None), ("0", None), ("2", "2"), ("2.1", "2.1"), ("x", None), (3, None), (None, None)],
-)
-def test_only_a_higher_major_version_is_newer(version: object, newer: str | None) -> None:
-    assert find_newer_major(version) == newer
 
 
 def test_a_wrong_argument_is_named_by_its_field_as_the_agent_would() -> None:

@@ -64,10 +64,6 @@ def test_every_host_is_asked_for_its_devices_and_their_health() -> None:
         (lambda fake: fake.fail_next(500, "internal", times=2), "error", "asked for"),
         (lambda fake: fake.fail_next(401, "unauthorized"), "error", "asked for"),
         (lambda fake: fake.answer_next(200, b"<html>"), "error", "is the address that of a meshwright agent?"),
-        (lambda fake: fake.answer_next(200, b'{"schema_version": "2"}'), "error", "upgrade the client"),
-        (lambda fake: speak(fake, "2.1"), "error", 'speaks schema version "2.1", this release reads "1"; upgrade'),
-        (lambda fake: speak(fake, "0"), "error", "upgrade meshwright on that host"),
-        (lambda fake: speak(fake, "new"), "error", 'speaks schema version "new"'),
     ],
 )
 def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, state: str, words: str) -> None:
@@ -84,10 +80,6 @@ def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, st
     assert notice.code == "hosts_missing"
     assert notice.message.startswith("1 of 3 hosts are not in the plan: ")
     assert failed.detail in notice.message
-
-
-def speak(fake: FakeAgent, version: str) -> None:
-    fake.devices = fake.devices.model_copy(update={"schema_version": version})
 
 
 def test_a_host_that_fails_once_is_asked_again() -> None:

@@ -101,12 +101,6 @@ def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone
     assert NOTICE not in there.warnings
 
 
-def test_fields_that_only_a_newer_client_knows_are_told() -> None:
-    plans = answer_request(ask(schema_version="9", colour="red"), HERE)
-    assert [(notice.code, "colour" in notice.message) for notice in plans.warnings] == [("fields_ignored", True)]
-    assert answer_request(ask(), HERE).warnings == ()
-
-
 def test_a_wrong_mesh_is_refused_on_any_hardware() -> None:
     with pytest.raises(InvalidMeshError):
         answer_request(ask(mesh="dp:0", target="h100:8"))

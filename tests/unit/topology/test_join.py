@@ -186,18 +186,12 @@ def test_a_host_without_devices_is_told() -> None:
     assert joined.places == ((0, 1, 2, 3), ())
 
 
-def test_a_minor_version_is_of_the_same_language() -> None:
-    assert len(join_devices([build_host("a"), build_host("b", schema_version="1.4")]).topology.devices) == 8
-
-
 # ---- what is refused ----
 
 A, B = build_host("a"), build_host("b")
 
 REFUSED: dict[str, tuple[list[Devices], str]] = {
     "none": ([], "a plan needs at least one"),
-    "another major version": ([A, change(B, schema_version="2")], 'others speak another: b "2"'),
-    "a version that is none": ([A, change(B, schema_version="new")], 'b "new"'),
     "two platforms": ([A, build_host("c", "cpu:4"), B], "2 platforms: cpu on c, gpu on a, b"),
     "one reply twice": ([A, B, A], "host a stands twice among 3 hosts, at 0 and 2"),
     "one agent, its worker changed": ([A, change(A, worker=build_worker(7))], "host a stands twice"),

@@ -53,16 +53,12 @@ class AsyncDriver(Connection):
             await self._http.aclose()
 
     async def _ask(self, call: Call[T]) -> T:
-        reply = await self._drive(flows.exchange(call, self._link))
-        self._check_version(reply)
-        return reply
+        return await self._drive(flows.exchange(call, self._link))
 
     async def _complete(
         self, call: Call[T], on_progress: Callable[[Progress], object] | None, timeout_s: float | None
     ) -> T:
-        reply = await self._drive(flows.complete(call, self._link, Observer(on_progress), timeout_s))
-        self._check_version(reply)
-        return reply
+        return await self._drive(flows.complete(call, self._link, Observer(on_progress), timeout_s))
 
     async def _drive(self, flow: Flow[T], pause: Callable[[float], Awaitable[None]] | None = None) -> T:
         sender = _http.AsyncSender(self._http, self._shared)

@@ -53,14 +53,10 @@ class Driver(Connection):
             self._http.close()
 
     def _ask(self, call: Call[T]) -> T:
-        reply = self._drive(flows.exchange(call, self._link))
-        self._check_version(reply)
-        return reply
+        return self._drive(flows.exchange(call, self._link))
 
     def _complete(self, call: Call[T], on_progress: Callable[[Progress], object] | None, timeout_s: float | None) -> T:
-        reply = self._drive(flows.complete(call, self._link, Observer(on_progress), timeout_s))
-        self._check_version(reply)
-        return reply
+        return self._drive(flows.complete(call, self._link, Observer(on_progress), timeout_s))
 
     def _drive(self, flow: Flow[T], pause: Callable[[float], None] | None = None) -> T:
         sender = _http.Sender(self._http, self._shared)

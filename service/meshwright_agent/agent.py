@@ -41,8 +41,7 @@ from meshwright_agent.leasing.desk import LeaseDesk
 from meshwright_agent.runs.queue import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
-from meshwright_agent.telemetry.durations import LAG_BOUNDS_S, RELEASE_BOUNDS_S, Durations
-from meshwright_agent.telemetry.lag import watch_lag
+from meshwright_agent.telemetry.durations import RELEASE_BOUNDS_S, Durations
 from meshwright_agent.worker.children import (
     build_compiler_spec,
     build_device_spec,
@@ -117,16 +116,14 @@ class Agent:
             tell_here=self.picture.tell_here,
         )
         self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
-        self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store, clock=self.clock)
+        self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store)
         self._evidence = Evidence(self.compiles, self.plans, lambda: self.runs)
         self.batch_sizes = BatchSizes(self.plans, self._evidence, self.picture.topology)
         self._store: Store | None = None
         self._runs: RunQueue | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.releases = Durations(RELEASE_BOUNDS_S)
-        self.loop_lags = Durations(LAG_BOUNDS_S)
         self.count_connections: Callable[[], int] | None = None
-        self.connection_limit: int | None = None
 
     def _build_host(self, stays: bool) -> HostWatch | SimulatedHost:
         if self.settings.simulate is not None:
@@ -221,7 +218,6 @@ class Agent:
         await self._runs.start()
         await self.benches.recall(self._store)
         await self.leases.start()
-        self._spawn(watch_lag(self.loop_lags))
         self.doorkeeper.start()
         self._spawn(self.doorkeeper.tell(self.board.report))
         self._spawn(self.host.run())

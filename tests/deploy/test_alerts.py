@@ -68,10 +68,10 @@ def test_labels_that_a_text_shows_are_those_of_the_alert() -> None:
     ("expression", "wrong"),
     [
         ("meshwright_ready == 0", []),
-        ("rate(meshwright_run_wait_seconds_bucket[5m])", []),
-        ('sum by (le, kind) (rate(meshwright_run_wait_seconds_bucket{job="a", kind="b"}[5m]))', []),
+        ("rate(meshwright_run_duration_seconds_bucket[5m])", []),
+        ('sum by (le, kind) (rate(meshwright_run_duration_seconds_bucket{job="a", kind="b"}[5m]))', []),
         ("meshwright_redy == 0", ["meshwright_redy"]),
-        ("meshwright_run_wait_seconds", ["meshwright_run_wait_seconds"]),
+        ("meshwright_run_duration_seconds", ["meshwright_run_duration_seconds"]),
         ('meshwright_ready{state="x"}', ["meshwright_ready{state}"]),
         ("sum by (gpu) (meshwright_ready)", ["(gpu)"]),
         ("1 + 1", ["no metric in '1 + 1'"]),

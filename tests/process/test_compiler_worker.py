@@ -61,7 +61,7 @@ def play(
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd())])}
         child = Supervisor(replace(build_compiler_spec(known, environ), module=module), clock=SystemClock())
         store = await Store.open(folder / "s.sqlite3", clock=SystemClock())
-        compiles = Compiles(child, settings=known, store=lambda: store, clock=SystemClock())
+        compiles = Compiles(child, settings=known, store=lambda: store)
         try:
             async with asyncio.timeout(60):
                 await act(Bench(child, compiles, store))
@@ -85,8 +85,7 @@ def test_an_answer_carries_its_key_is_told_of_as_it_comes_and_is_stored(tmp_path
             "reading the program",
         ]
         assert await bench.compile("well") == first.model_copy(update={"stored": True})
-        assert (bench.child.generation, bench.compiles.recalled_count, bench.compiles.counts["verified"]) == (1, 1, 1)
-        assert bench.compiles.total_s > 0
+        assert (bench.child.generation, bench.compiles.counts["verified"]) == (1, 1)
 
     play(tmp_path, act)
 

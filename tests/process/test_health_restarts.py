@@ -7,11 +7,11 @@ looks of each life are past when it is compared.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
@@ -46,13 +46,11 @@ def read_since(agent: RunningAgent) -> dict[str, tuple[str, str | None]]:
 
 
 def await_written(agent: RunningAgent) -> list[dict[str, Any]]:
-    """All events, once none waits for the store."""
-
-    def is_written() -> bool:
-        return "meshwright_health_events_waiting 0" in httpx.get(f"{agent.url}/metrics", timeout=30).text
-
-    wait_for(is_written, agent)
-    return events(agent, after=0, limit=1000)
+    """All events, once no more of them reach the store."""
+    found: list[dict[str, Any]] | None = None
+    while found != (found := events(agent, after=0, limit=1000)):
+        time.sleep(1)
+    return found
 
 
 @pytest.mark.parametrize("end", ENDINGS)

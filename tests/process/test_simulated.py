@@ -104,11 +104,6 @@ def test_what_needs_hardware_is_refused(simulated: RunningAgent) -> None:
     assert "real hardware" in said["hint"]
 
 
-def test_scrapes_can_tell_it_from_hardware(simulated: RunningAgent, agent: RunningAgent) -> None:
-    assert "\nmeshwright_simulated 1.0\n" in httpx.get(f"{simulated.url}/metrics").text
-    assert "\nmeshwright_simulated 0.0\n" in httpx.get(f"{agent.url}/metrics").text
-
-
 def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: RunningAgent) -> None:
     command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url]
     check = subprocess.run([*command, "check"], capture_output=True, text=True, timeout=60, check=False)

@@ -21,7 +21,6 @@ from meshwright.errors import ProblemError, StoreUnavailableError, WorkerCrashed
 from meshwright.planning.compile_request import build_unfitted
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.verification import Verification, VerificationStatus
-from meshwright_agent.clock import Clock
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.verifications import TABLE as VERIFICATIONS
@@ -59,23 +58,17 @@ class Compiles:
         child: the compiler.
         settings: its limits.
         store: the store, once it is open.
-        clock: how long compiles take.
 
     Attributes:
         counts: compiles that ended, by status.
-        total_s: how long they took together.
-        recalled_count: answers that were stored.
     """
 
-    def __init__(self, child: Supervisor, *, settings: Settings, store: Callable[[], Store], clock: Clock) -> None:
+    def __init__(self, child: Supervisor, *, settings: Settings, store: Callable[[], Store]) -> None:
         self._child = child
         self._timeout_s = settings.compile_timeout_s
         self._limit_bytes = settings.compile_memory_bytes or read_default_limit_bytes() or None
         self._store = store
-        self._clock = clock
         self.counts: Counter[VerificationStatus] = Counter()
-        self.total_s = 0.0
-        self.recalled_count = 0
 
     async def recall(self, task: CompileTask) -> str | None:
         """Returns what is known of a task without a compile, JSON; None where the compiler must be asked.
@@ -88,12 +81,10 @@ class Compiles:
         if text is None:
             return None
         try:
-            marked = _mark_stored(task, text)
+            return _mark_stored(task, text)
         except ValidationError as error:
             self._store().note_forgotten(VERIFICATIONS, str(error), name=task.key)
             return None
-        self.recalled_count += 1
-        return marked
 
     async def compile(self, task: CompileTask, tell: Callable[[dict[str, Any]], None]) -> Compiled:
         """Returns what the compiler says of a task, or has said of it meanwhile.
@@ -109,11 +100,9 @@ class Compiles:
         known = await self.recall(task)
         if known is not None:
             return Compiled(known, None)
-        began_s = self._clock.monotonic()
         compiled = await self._ask(task, tell)
         status = _read_verification(task, compiled.text).status
         self.counts[status] += 1
-        self.total_s += self._clock.monotonic() - began_s
         if status in LASTING:
             await self._keep(task, compiled.text)
         return compiled

@@ -1,4 +1,4 @@
-"""What the agent did and how long it took, for /metrics: children, runs, releases, the store, the agent's own process.
+"""What the agent did and how long it took, for /metrics: children, runs, releases, the store, connections.
 
 Rule: reads what the parts have counted and the kernel's own accounts of our processes: no disk, no child, no driver.
 What never happened is absent.
@@ -18,7 +18,6 @@ from meshwright.compiling.limits import read_memory_bytes
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.families import build_counter, build_counters, build_gauge, build_gauges, build_histogram
 from meshwright_agent.telemetry.durations import Labels
-from meshwright_agent.telemetry.logs import count_dropped
 from meshwright_agent.worker.supervisor import Supervisor
 
 _CHILD: Final = ("child",)
@@ -42,7 +41,8 @@ class ActivityCollector(Collector):
         yield from self._collect_work()
         yield from self._collect_history()
         yield from self._collect_store()
-        yield from self._collect_own()
+        if self._agent.count_connections is not None:
+            yield build_gauge("meshwright_http_connections", self._agent.count_connections())
 
     def _collect_children(self) -> Iterator[Metric]:
         agent = self._agent
@@ -52,9 +52,7 @@ class ActivityCollector(Collector):
             "planner": agent.planner,
             "compiler": agent.compiler,
         }
-        starts: dict[Labels, float] = {(name,): float(child.generation) for name, child in children.items()}
         crashes: dict[Labels, float] = {(name,): float(child.crash_count) for name, child in children.items()}
-        yield build_counters("meshwright_child_starts_total", _CHILD, starts)
         yield build_counters("meshwright_child_crashes_total", _CHILD, crashes)
         abandoned = build_gauges("meshwright_child_abandoned", _CHILD)
         for name, child in children.items():
@@ -69,14 +67,12 @@ class ActivityCollector(Collector):
         yield build_gauge("meshwright_leases_active", len(self._agent.book.active()))
         yield build_counters("meshwright_preemptions_total", ("what",), self._agent.leases.preempted)
         yield build_histogram("meshwright_release_duration_seconds", ("outcome",), [((), releases)])
-        yield build_histogram("meshwright_run_wait_seconds", ("kind",), [((), runs.waits)])
         yield build_histogram("meshwright_run_duration_seconds", ("kind", "state"), [((), runs.durations)])
 
     def _collect_history(self) -> Iterator[Metric]:
         history = self._agent.history
         yield build_counters("meshwright_health_events_total", ("component", "kind"), history.counts)
         yield build_counter("meshwright_health_events_lost_total", history.lost_count)
-        yield build_gauge("meshwright_health_events_waiting", history.waiting_count)
 
     def _collect_store(self) -> Iterator[Metric]:
         store = self._agent.store
@@ -86,15 +82,6 @@ class ActivityCollector(Collector):
         if store.size_bytes is not None:
             size.add_metric([], store.size_bytes)
         yield size
-
-    def _collect_own(self) -> Iterator[Metric]:
-        agent = self._agent
-        yield build_histogram("meshwright_event_loop_lag_seconds", (), [((), agent.loop_lags)])
-        yield build_counter("meshwright_log_lines_dropped_total", count_dropped())
-        if agent.count_connections is not None:
-            yield build_gauge("meshwright_http_connections", agent.count_connections())
-        if agent.connection_limit is not None:
-            yield build_gauge("meshwright_http_connection_limit", agent.connection_limit)
 
 
 def _measure_memory(children: Mapping[str, Supervisor]) -> Metric:

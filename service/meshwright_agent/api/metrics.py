@@ -40,7 +40,6 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.api.activity import ActivityCollector
 from meshwright_agent.api.families import (
     METRICS,
-    build_counter,
     build_counters,
     build_gauge,
     build_gauges,
@@ -153,13 +152,12 @@ class AgentCollector(Collector):
         """Yields the families of this moment."""
         agent = self._agent
         yield build_gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
-        yield build_gauge("meshwright_simulated", 1.0 if agent.is_simulated else 0.0)
         yield from self._collect_health()
         yield build_one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
-        yield build_gauge("meshwright_worker_generation", agent.device.generation)
         yield build_gauge("meshwright_runs_queued", agent.runs.queued_count)
         yield build_gauge("meshwright_runs_running", len(agent.runs.running))
-        yield from self._collect_compiles()
+        counts: dict[Labels, float] = {(status,): agent.compiles.counts[status] for status in COMPILE_STATUSES}
+        yield build_counters("meshwright_compiles_total", ("status",), counts)
         yield from self._collect_devices()
         yield from self._collect_bench()
 
@@ -172,21 +170,11 @@ class AgentCollector(Collector):
         components = self._agent.board.view(now).components
         states: dict[Labels, str] = {(part.name,): part.state for part in components}
         yield build_one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
-        seen = build_gauges("meshwright_component_observed_timestamp_seconds", ("component",))
         since = build_gauges("meshwright_component_since_timestamp_seconds", ("component",))
         for part in components:
-            if part.observed_at is not None:
-                seen.add_metric([part.name], part.observed_at.timestamp())
             if part.since is not None:
                 since.add_metric([part.name], part.since.timestamp())
-        yield from (seen, since)
-
-    def _collect_compiles(self) -> Iterator[Metric]:
-        compiles = self._agent.compiles
-        counts: dict[Labels, float] = {(status,): compiles.counts[status] for status in COMPILE_STATUSES}
-        yield build_counters("meshwright_compiles_total", ("status",), counts)
-        yield build_counter("meshwright_compile_seconds_total", compiles.total_s)
-        yield build_counter("meshwright_compiles_recalled_total", compiles.recalled_count)
+        yield since
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:

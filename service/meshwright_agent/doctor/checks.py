@@ -223,8 +223,8 @@ def _check_connections(here: Surroundings) -> Finding | None:
     seen = f"at most {most}, not the {wanted} of MESHWRIGHT_CONNECTION_LIMIT: {may_have}, and the agent keeps {OWN} of "
     seen += "them for its children and files"
     mend = f"raise the hard limit to {wanted + OWN}: LimitNOFILE= (systemd), ulimit -Hn (shell), --ulimit (docker); or "
-    mend += f"set MESHWRIGHT_CONNECTION_LIMIT={most}\na service has limits of its own: what the running agent takes is "
-    mend += "meshwright_http_connection_limit of GET /metrics"
+    mend += f"set MESHWRIGHT_CONNECTION_LIMIT={most}\na service has limits of its own: the log of the running agent "
+    mend += "says what it takes"
     return Finding("note", "connections", seen, mend)
 
 

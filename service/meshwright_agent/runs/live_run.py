@@ -81,11 +81,6 @@ class LiveRun:
         with TRACING.span(f"run {self.run.kind}", meshwright__run_id=self.run.id):
             return await self.execute(self.run, self.emit)
 
-    @property
-    def waited_s(self) -> float:
-        """How long it waited, in seconds, before it was begun; 0 as long as it waits."""
-        return (self.run.started_at - self.run.created_at).total_seconds() if self.run.started_at else 0.0
-
     def stop(self, reason: str) -> None:
         """Asks the work to end; the first reason counts."""
         self.stop_reason = self.stop_reason or reason

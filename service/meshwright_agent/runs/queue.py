@@ -42,7 +42,6 @@ class RunQueue:
     """Runs of one agent: submitted, executed one at a time in each lane, listened to, cancelled.
 
     Attributes:
-        waits: by kind, how long runs waited that were begun.
         durations: by kind and state, how long they took that ended.
     """
 
@@ -78,7 +77,6 @@ class RunQueue:
         self._admission = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: tuple[asyncio.Task[None], ...] = ()
-        self.waits = Durations()
         self.durations = Durations()
 
     @property
@@ -289,7 +287,6 @@ class RunQueue:
 
     async def _run(self, live: LiveRun) -> None:
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
-        self.waits.observe((live.run.kind,), live.waited_s)
         live.note_state(live.run)
         work = asyncio.create_task(live.do(), context=live.context)
         live.begin(work)

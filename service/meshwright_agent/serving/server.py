@@ -261,7 +261,6 @@ def serve(
     )
     server = AgentServer(config, agent, lambda: on_listening(addresses), room.lines)
     agent.count_connections = lambda: len(server.server_state.connections)
-    agent.connection_limit = limits.connections
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
     try:

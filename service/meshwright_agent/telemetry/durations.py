@@ -17,8 +17,6 @@ RELEASE_BOUNDS_S: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 5
 """Fine up to the bound of a release, 2 s."""
 WRITE_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """From a page into a log in memory to a disk that hangs; at 2 s a lease comes too late, after 10 s nobody waits."""
-LAG_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-"""About the millisecond that nothing on the event loop should take."""
 
 Labels = tuple[str, ...]
 

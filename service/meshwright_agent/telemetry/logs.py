@@ -185,11 +185,6 @@ def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[LineLog]:
         log.close()
 
 
-def count_dropped() -> int:
-    """Returns how many lines of the log of this process were dropped."""
-    return sum(each.dropped_count for each in logging.getLogger().handlers if isinstance(each, LineLog))
-
-
 def log_access(route: str, method: str, status: int, seconds: float) -> None:
     """Logs one answered request: of its address the route's template alone, so that no caller's text comes in."""
     fields = {"route": route, "method": method, "status": status, "duration_s": round(seconds, 6)}

@@ -79,7 +79,7 @@ def play(folder: Path, compiler: FakeSupervisor, act: Callable[[Desk], Awaitable
     async def main() -> None:
         async with opened(folder / "s.sqlite3") as store:
             settings, clock = Settings(), ManualClock()
-            compiles = Compiles(compiler, settings=settings, store=lambda: store, clock=clock)  # type: ignore[arg-type]
+            compiles = Compiles(compiler, settings=settings, store=lambda: store)  # type: ignore[arg-type]
             plans = PlanMaker(
                 answering({}),  # type: ignore[arg-type]
                 settings=settings,

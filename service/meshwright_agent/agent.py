@@ -55,6 +55,8 @@ from meshwright_agent.worker.upkeep import tend_workers
 log = logging.getLogger(__name__)
 
 STOP_WAIT_S: Final = 1.5
+DRAIN_TIMEOUT_S: Final = 5.0
+"""How long a shutdown waits for answers under way."""
 """How long a cancel waits for a run to stop: within a release's bound."""
 
 
@@ -110,7 +112,6 @@ class Agent:
         self.leases = self._build_leases()
         self.plans = PlanMaker(
             self.planner,
-            settings=settings,
             store=lambda: self.store,
             here=self.picture.here,
             tell_here=self.picture.tell_here,
@@ -201,7 +202,6 @@ class Agent:
             self.settings.state_dir / ("meshwright.sqlite3" if self.settings.simulate is None else "simulated.sqlite3"),
             clock=self.clock,
             keep_runs=self.settings.keep_runs,
-            keep_plans=self.settings.keep_plans,
         )
         await self.history.open(self._store)
         if isinstance(self.host, HostWatch):
@@ -211,7 +211,6 @@ class Agent:
             self._store,
             self.benches.execute,
             clock=self.clock,
-            queue_limit=self.settings.queue_limit,
             cancelled_by=(CallCancelled,),
             stop_wait_s=STOP_WAIT_S,
         )
@@ -247,7 +246,7 @@ class Agent:
         self.draining = True
         self.history.end_following()
         self.picture.note_change()
-        ending: list[Coroutine[Any, Any, Any]] = [self.plans.close(self.settings.drain_timeout_s / 4)]
+        ending: list[Coroutine[Any, Any, Any]] = [self.plans.close(DRAIN_TIMEOUT_S / 4)]
         if self._runs:
             ending.append(self._runs.close("the agent is shutting down"))
         await asyncio.gather(*ending)

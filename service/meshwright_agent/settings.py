@@ -63,9 +63,6 @@ class Settings(BaseSettings):
         le=3600,
         description="how long a request's body may take, and an answer stand still that nobody reads",
     )
-    header_limit_bytes: int = Field(
-        default=1 << 14, ge=1024, le=1 << 20, description="largest request line with headers; longer gets 431"
-    )
     state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
     cpu_devices: int | None = Field(
         default=None,
@@ -98,8 +95,6 @@ class Settings(BaseSettings):
     )
     start_timeout_s: float = Field(default=120.0, gt=0, description="how long JAX may take to start")
     probe_timeout_s: float = Field(default=10.0, gt=0, description="how long a driver may take to answer")
-    describe_timeout_s: float = Field(default=30.0, gt=0, description="how long JAX may take to list its devices")
-    plan_timeout_s: float = Field(default=60.0, gt=0, description="how long one plan may take in the planner")
     compile_timeout_s: float = Field(
         default=600.0, gt=0, description="how long one compile may take, then it is killed"
     )
@@ -116,7 +111,6 @@ class Settings(BaseSettings):
     crash_budget: int = Field(
         default=5, ge=1, description="crashes of the worker within 5 minutes before it stays down"
     )
-    queue_limit: int = Field(default=8, ge=1, le=1024, description="runs that may wait; more are refused with 429")
     body_limit_bytes: int = Field(default=1 << 20, ge=1024, description="largest request body")
     plan_body_limit_bytes: int = Field(
         default=1 << 24,
@@ -125,7 +119,6 @@ class Settings(BaseSettings):
         description="the same for POST /mesh/plan, whose topology may be many hosts",
     )
     keep_runs: int = Field(default=1000, ge=1, description="finished runs to keep")
-    keep_plans: int = Field(default=10000, ge=1, description="plans to keep")
     keep_events: int = Field(default=10000, ge=1, description="events of health to keep")
     expect: str = Field(
         default="",
@@ -133,7 +126,6 @@ class Settings(BaseSettings):
         "that chip, divided or not; empty: those that were seen, once confirmed",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
-    drain_timeout_s: float = Field(default=5.0, gt=0, description="how long a shutdown waits for answers under way")
     label_file: Path | None = Field(
         default=None,
         description="node-feature-discovery's feature file to write, in /etc/kubernetes/node-feature-discovery/"

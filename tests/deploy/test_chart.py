@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from meshwright_agent.agent import DRAIN_TIMEOUT_S
 from meshwright_agent.settings import Settings
 from tests.deploy.charts import CHART, DEPLOY, read_values, render
 
@@ -224,7 +225,7 @@ def test_there_is_one_agent_a_node_on_every_node_with_accelerators() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
     taints = {toleration["key"] for toleration in pod["tolerations"]}
     assert taints == {"nvidia.com/gpu", "google.com/tpu", "amd.com/gpu"}
-    assert pod["terminationGracePeriodSeconds"] > Settings().drain_timeout_s
+    assert pod["terminationGracePeriodSeconds"] > DRAIN_TIMEOUT_S
 
 
 def test_the_agent_is_bound_to_the_pods_address_with_a_token() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright_agent.agent import DRAIN_TIMEOUT_S
 from meshwright_agent.settings import Settings
 from tests.deploy.charts import DEPLOY
 
@@ -97,7 +98,7 @@ def test_the_manager_hears_from_the_agent_and_stops_it_gently() -> None:
     assert unit["KillMode"] == "mixed"
     assert unit["OOMPolicy"] == "continue"
     assert float(unit["WatchdogSec"]) > 0
-    assert float(unit["TimeoutStopSec"]) > 2 * Settings().drain_timeout_s
+    assert float(unit["TimeoutStopSec"]) > 2 * DRAIN_TIMEOUT_S
     assert unit["StateDirectory"] == unit["RuntimeDirectory"] == "meshwright"
 
 

@@ -23,10 +23,10 @@ from meshwright_agent.access.doorkeeper import CHALLENGE
 from meshwright_agent.access.scopes import SCOPES, Scope
 from meshwright_agent.access.token_file import add_token, remove_token
 from meshwright_agent.access.tokens import make_token
+from meshwright_agent.serving.connections import MAX_HEADER_BYTES
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import list_children
 
-HEADER_LIMIT_BYTES = 4096
 CONNECTIONS = 20
 
 
@@ -79,7 +79,6 @@ def limited() -> Iterator[RunningAgent]:
         cpu_devices=2,
         MESHWRIGHT_HEADER_TIMEOUT_S="1",
         MESHWRIGHT_BODY_TIMEOUT_S="1",
-        MESHWRIGHT_HEADER_LIMIT_BYTES=str(HEADER_LIMIT_BYTES),
         MESHWRIGHT_CONNECTION_LIMIT=str(CONNECTIONS),
     ) as agent:
         yield agent
@@ -407,19 +406,19 @@ def test_dripping_does_not_prolong_a_connection(limited: RunningAgent, drip: byt
 
 
 def test_a_request_of_the_limit_is_taken_and_a_larger_one_is_refused(limited: RunningAgent) -> None:
-    room = HEADER_LIMIT_BYTES - 300
+    room = MAX_HEADER_BYTES - 300
     assert httpx.get(f"{limited.url}/healthz", headers={"X-Long": "x" * room}).status_code == 200
-    for headers, path in [({"X-Long": "x" * HEADER_LIMIT_BYTES}, ""), ({}, f"?{'x' * HEADER_LIMIT_BYTES}")]:
+    for headers, path in [({"X-Long": "x" * MAX_HEADER_BYTES}, ""), ({}, f"?{'x' * MAX_HEADER_BYTES}")]:
         refused = httpx.get(f"{limited.url}/healthz{path}", headers=headers)
         assert refused.status_code == 431
-        assert "MESHWRIGHT_HEADER_LIMIT_BYTES" in refused.json()["hint"]
+        assert "POST" in refused.json()["hint"]
     many = httpx.get(f"{limited.url}/healthz", headers={f"X-{number}": "" for number in range(120)})
     assert many.status_code == 431
 
 
 def test_headers_without_an_end_are_cut_off_at_the_limit_not_at_the_time(limited: RunningAgent) -> None:
     with _connect(limited) as raw, contextlib.suppress(ConnectionError):
-        raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * (2 * HEADER_LIMIT_BYTES))
+        raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * (2 * MAX_HEADER_BYTES))
         status, problem = _parse(_read_all(raw))
         assert (status, problem["code"]) == (431, "invalid_request")
 
@@ -451,7 +450,7 @@ def test_connections_beyond_the_limit_get_503_and_the_others_go_on(limited: Runn
     [
         (b"", "silent"),
         (b"GET /healthz HTTP/1.1\r\n", "slow_headers"),
-        (b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * 2 * HEADER_LIMIT_BYTES, "headers_too_large"),
+        (b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * 2 * MAX_HEADER_BYTES, "headers_too_large"),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", "not_http"),
     ],
 )

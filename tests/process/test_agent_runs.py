@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from meshwright_agent.runs.queue import QUEUE_LIMIT
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import (
     LONG,
@@ -28,13 +29,11 @@ from tests.process.living import (
     worker_pid,
 )
 
-ONE_THAT_WAITS = "1"
-
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[RunningAgent]:
-    """An agent in whose queue one run may wait."""
-    with start_agent(cpu_devices=4, MESHWRIGHT_QUEUE_LIMIT=ONE_THAT_WAITS) as agent:
+    """An agent of four devices."""
+    with start_agent(cpu_devices=4) as agent:
         yield agent
 
 
@@ -79,7 +78,7 @@ def test_a_bench_leaves_a_core_free_while_it_runs_and_says_so(narrow: RunningAge
 
 def test_a_run_too_many_is_refused_until_there_is_room(narrow: RunningAgent) -> None:
     running = start_long_bench(narrow)
-    waiting = submit(narrow, LONG)
+    waiting, *others = [submit(narrow, LONG) for _ in range(QUEUE_LIMIT)]
     refused = post_bench(narrow, QUICK)
     assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
     assert int(refused.headers["Retry-After"]) >= 1
@@ -87,9 +86,10 @@ def test_a_run_too_many_is_refused_until_there_is_room(narrow: RunningAgent) -> 
     assert [read_run(narrow, run_id)["state"] for run_id in (running, waiting)] == ["running", "queued"]
     gone = cancel(narrow, waiting)
     assert (gone.status_code, gone.json()["state"]) == (200, "cancelled")
-    third = submit(narrow, QUICK)
-    cancel(narrow, running)
-    assert await_end(narrow, third)["state"] == "succeeded"
+    last = submit(narrow, QUICK)
+    for run_id in (*others, running):
+        cancel(narrow, run_id)
+    assert await_end(narrow, last)["state"] == "succeeded"
     assert read_run(narrow, waiting)["started_at"] is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -18,10 +19,12 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright.errors import ProblemError
+from meshwright.errors import ProblemError, WorkerTimeoutError
 from meshwright.planning.request import answer_request
 from meshwright.testing.hardware import build_devices
 from meshwright.wire.mesh import PlanRequest
+from meshwright_agent.agent import Agent
+from meshwright_agent.settings import Settings
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import is_alive, list_children, list_mapped_files, stopped, worker_pid
 from tests.process.polling import polling
@@ -224,15 +227,26 @@ def test_a_planner_that_is_killed_at_work_is_told_and_the_next_request_is_answer
     assert not is_alive(planner)
 
 
-def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered() -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_PLAN_TIMEOUT_S="2") as agent:
-        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
-        planner = find_planner(agent)
-        with stopped(planner):
-            reply = ask(agent, mesh="dp:8", target="v5e:2x4")
-        assert (reply.status_code, reply.json()["code"]) == (503, "worker_timeout")
-        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
-        assert not is_alive(planner)
+def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright_agent.answers.plans.PLAN_TIMEOUT_S", 2.0)
+    request = PlanRequest(mesh="dp:8", target="v5e:2x4")
+
+    async def main() -> None:
+        agent = Agent(Settings(state_dir=tmp_path, cpu_devices=2))
+        try:
+            assert (await agent.plans.answer(request)).shown
+            planner = agent.planner.pid
+            assert planner is not None
+            with stopped(planner), pytest.raises(WorkerTimeoutError):
+                await agent.plans.answer(request)
+            assert (await agent.plans.answer(request)).shown
+            assert not is_alive(planner)
+        finally:
+            await agent.planner.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_an_agent_that_is_stopped_while_it_plans_leaves_and_takes_the_planner_with_it() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from meshwright_agent.runs.queue import QUEUE_LIMIT
 from meshwright_agent.worker.planner import OF_THE_TRAINING
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import TRIES, ask, await_end, is_alive, list_children, parse_events, read_run, stopped
@@ -285,17 +286,19 @@ def test_a_compile_that_takes_too_much_memory_is_ended_and_said_so() -> None:
 
 
 def test_a_compile_too_many_is_refused_and_a_bench_goes_beside() -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_QUEUE_LIMIT="1") as agent:
+    with start_agent(cpu_devices=2) as agent:
         running = submit(agent, build_request(2))
         with stopped(await_compiler(agent, running)):
-            waiting = submit(agent, build_request(4))
-            refused = post(agent, build_request(6))
+            waiting, *others = [submit(agent, build_request(4 + 2 * number)) for number in range(QUEUE_LIMIT)]
+            refused = post(agent, build_request(4 + 2 * QUEUE_LIMIT))
             assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
             assert int(refused.headers["Retry-After"]) >= 1
             bench = submit(agent, {"cases": ["host_to_device"], "samples": 3}, "/placement/bench")
             assert await_end(agent, bench)["state"] == "succeeded"
             assert post(agent, {}, "/devices/release").json()["cancelled_runs"] == []
             assert [read_run(agent, each)["state"] for each in (running, waiting)] == ["running", "queued"]
+            for each in others:
+                assert httpx.delete(f"{agent.url}/runs/{each}", timeout=30).json()["state"] == "cancelled"
         for each in (running, waiting):
             assert verification_of(await_end(agent, each))["status"] == "verified"
 

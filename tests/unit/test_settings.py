@@ -56,7 +56,7 @@ def test_without_anything_said_the_agent_is_on_loopback_only() -> None:
         ("SIMULATE", "64*H100:8", "64*h100:8"),
         ("SIMULATE", "v5p-8", "v5p:2x2x1"),
         ("SIMULATE", "", None),
-        ("PLAN_TIMEOUT_S", "2.5", 2.5),
+        ("COMPILE_TIMEOUT_S", "2.5", 2.5),
         ("PLAN_BODY_LIMIT_BYTES", "2048", 2048),
     ],
 )
@@ -142,7 +142,7 @@ def test_zero_is_too_little_for_what_has_no_such_meaning(monkeypatch: pytest.Mon
         Settings()
 
 
-@pytest.mark.parametrize(("name", "most"), [("port", 65535), ("cpu_devices", 1024), ("queue_limit", 1024)])
+@pytest.mark.parametrize(("name", "most"), [("port", 65535), ("cpu_devices", 1024), ("connection_limit", 65536)])
 def test_an_upper_bound_is_taken_and_one_more_is_not(name: str, most: int) -> None:
     assert getattr(Settings(**{name: most}), name) == most
     with pytest.raises(ValidationError):
@@ -199,10 +199,10 @@ def test_a_value_out_of_bounds_is_a_usage_error_of_one_line(flags: list[str], sa
 
 
 def test_a_variable_without_a_flag_is_named_alone() -> None:
-    result = CliRunner().invoke(app, ["serve"], env={"MESHWRIGHT_STALE_AFTER_S": "0", "MESHWRIGHT_QUEUE_LIMIT": "x"})
+    result = CliRunner().invoke(app, ["serve"], env={"MESHWRIGHT_STALE_AFTER_S": "0", "MESHWRIGHT_CRASH_BUDGET": "x"})
     assert result.exit_code == 2
     lines = result.stderr.splitlines()
-    assert [re.split(":| ", line)[0] for line in lines] == ["MESHWRIGHT_STALE_AFTER_S", "MESHWRIGHT_QUEUE_LIMIT"]
+    assert [re.split(":| ", line)[0] for line in lines] == ["MESHWRIGHT_STALE_AFTER_S", "MESHWRIGHT_CRASH_BUDGET"]
 
 
 @pytest.mark.parametrize("arguments", [["serve", "--colour"], ["serve", "--port", "many"], ["dance"], ["doctor", "x"]])

@@ -24,7 +24,6 @@ from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.answers.replies import PlanAnswer, frame_stored
 from meshwright_agent.bodies import decode_body, parse_body
-from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.planner import Here, write_plans
@@ -38,6 +37,8 @@ SMALL_HOST_DEVICES: Final = 64
 MAX_WAITING: Final = 32
 """Requests that may wait for the planner, each with its body in memory."""
 RETRY_AFTER_S: Final = 1.0
+PLAN_TIMEOUT_S: Final = 60.0
+"""How long one plan may take in the planner."""
 
 
 class PlanMaker:
@@ -45,7 +46,6 @@ class PlanMaker:
 
     Args:
         planner: the child.
-        settings: the planner's time limit.
         store: the store, once it is open.
         here: this host; raises UnavailableError while it is not known.
         tell_here: this host as the planner takes it (`worker.planner.parse_here`).
@@ -55,13 +55,11 @@ class PlanMaker:
         self,
         planner: Supervisor,
         *,
-        settings: Settings,
         store: Callable[[], Store],
         here: Callable[[], Here],
         tell_here: Callable[[Here], dict[str, Any]],
     ) -> None:
         self._planner = planner
-        self._settings = settings
         self._store = store
         self._here = here
         self._tell_here = tell_here
@@ -149,7 +147,7 @@ class PlanMaker:
         if self._planner.state == "failed":
             self._planner.reset()  # each request is a new chance: what crashed it may have been the one before
         try:
-            answer = await self._planner.call(op, arguments, deadline_s=self._settings.plan_timeout_s)
+            answer = await self._planner.call(op, arguments, deadline_s=PLAN_TIMEOUT_S)
         except CallCancelled as error:
             raise _build_draining() from error
         except FrameError as error:

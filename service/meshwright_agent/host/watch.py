@@ -30,6 +30,8 @@ from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 log = logging.getLogger(__name__)
 
 LOG_LINES: Final = 60
+DESCRIBE_TIMEOUT_S: Final = 30.0
+"""How long JAX may take to list its devices."""
 """Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
 
 
@@ -231,7 +233,7 @@ class HostWatch:
     async def look_at_jax(self) -> None:
         """Asks the device worker for JAX's devices, starting it if need be; what failed stands on the board."""
         try:
-            answer = await self._device.call("describe", {}, deadline_s=self._settings.describe_timeout_s)
+            answer = await self._device.call("describe", {}, deadline_s=DESCRIBE_TIMEOUT_S)
         except CallCancelled:
             self.note_worker()
             return

@@ -34,6 +34,8 @@ from meshwright_agent.telemetry.durations import Durations
 __all__ = ["Emit", "Execute", "RunQueue"]
 
 STOP_WAIT_S: Final = 5.0
+QUEUE_LIMIT: Final = 8
+"""Runs that may wait in a lane; more are refused with 429."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class RunQueue:
         execute: Execute,
         *,
         clock: Clock,
-        queue_limit: int = 8,
+        queue_limit: int = QUEUE_LIMIT,
         cancelled_by: tuple[type[Exception], ...] = (),
         stop_wait_s: float = STOP_WAIT_S,
     ) -> None:
@@ -196,7 +198,7 @@ class RunQueue:
             raise DrainingError(detail, hint="try again after its restart")
         if len(lane.waiting) >= self._queue_limit:
             detail = f"{len(lane.waiting)} runs wait; at most {self._queue_limit} may, and one runs at a time"
-            hint = "try again after Retry-After, cancel a run, or raise MESHWRIGHT_QUEUE_LIMIT"
+            hint = "try again after Retry-After, or cancel a run"
             raise QueueFullError(detail, hint=hint, retry_after_s=lane.estimate_wait_s(self._clock.now()))
 
     def _build_run(self, kind: RunKind, request: dict[str, Any]) -> Run:

@@ -29,6 +29,8 @@ from meshwright_agent.serving.accepting import Room
 from meshwright_agent.serving.refused import RefusalReason
 from meshwright_agent.settings import Settings
 
+MAX_HEADER_BYTES: Final = 1 << 14
+"""Of the request line with the headers; longer gets 431."""
 MOST_HEADERS: Final = 100
 MOST_PIPELINED: Final = 100
 """Requests of one connection that may wait for the answer before theirs. Nobody has asked yet who sends them."""
@@ -55,17 +57,11 @@ class Limits:
     connections: int
     header_timeout_s: float
     body_timeout_s: float
-    header_bytes: int
 
     @classmethod
     def of(cls, settings: Settings, *, connections: int) -> Limits:
         """Returns those that the settings say, with so many connections as there is room for."""
-        return cls(
-            connections,
-            settings.header_timeout_s,
-            settings.body_timeout_s,
-            settings.header_limit_bytes,
-        )
+        return cls(connections, settings.header_timeout_s, settings.body_timeout_s)
 
 
 _NOT_HTTP_HINT: Final = "send HTTP/1.1; https:// needs an agent with MESHWRIGHT_TLS_CERT_FILE"
@@ -134,7 +130,7 @@ class Connection(HttpToolsProtocol):
             return  # a request that came whole: nearly all
         if self.transport.is_closing():
             return
-        if self._phase is not None and self._read_bytes > self._limits.header_bytes:
+        if self._phase is not None and self._read_bytes > MAX_HEADER_BYTES:
             self._refuse_next(self._too_large(), "headers_too_large")
             return
         if self._phase is None and self.timeout_keep_alive_task is None and not self._is_answering():
@@ -195,7 +191,7 @@ class Connection(HttpToolsProtocol):
         if self._phase == BODY:
             return
         if len(self.headers) > MOST_HEADERS or (
-            self._read_bytes > self._limits.header_bytes and self._measure_headers() > self._limits.header_bytes
+            self._read_bytes > MAX_HEADER_BYTES and self._measure_headers() > MAX_HEADER_BYTES
         ):
             self._refusal = self._too_large(), "headers_too_large"
             raise _RefusedError
@@ -233,11 +229,11 @@ class Connection(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _too_large(self) -> ProblemError:
-        limit = self._limits.header_bytes
-        hint = "send a long query as a body (POST), or raise MESHWRIGHT_HEADER_LIMIT_BYTES on the agent"
-        detail = f"the request line and headers have more than {limit} bytes, or more than {MOST_HEADERS} headers"
+        hint = "send a long query as a body (POST)"
+        most = f"more than {MAX_HEADER_BYTES} bytes"
+        detail = f"the request line and headers have {most}, or more than {MOST_HEADERS} headers"
         if self._phase == BODY:
-            detail = f"the body has more than {limit} bytes of trailers or chunk extensions, which nobody reads"
+            detail = f"the body has {most} of trailers or chunk extensions, which nobody reads"
             hint = "send the body without them"
         return InvalidRequestError(detail, status=431, hint=hint)
 

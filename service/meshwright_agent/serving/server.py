@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 from meshwright.errors import MeshwrightError
 from meshwright_agent.access.exposure import check_exposure
 from meshwright_agent.access.tls import say_failure
-from meshwright_agent.agent import Agent
+from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
 from meshwright_agent.descriptors import OWN, fit_connections, raise_descriptor_limit
 from meshwright_agent.serving.accepting import ACCEPTED_FROM, REFUSING, Listener, Room
 from meshwright_agent.serving.ahead import read_ahead, spare_collector
@@ -210,11 +210,10 @@ class AgentServer(uvicorn.Server):
             self._notifier.begin_stopping()
 
     async def _drain(self) -> None:
-        limit_s = self._agent.settings.drain_timeout_s
         try:
-            await asyncio.wait_for(self._agent.drain(), limit_s)
+            await asyncio.wait_for(self._agent.drain(), DRAIN_TIMEOUT_S)
         except Exception:
-            log.exception("draining did not end within %s s", limit_s)
+            log.exception("draining did not end within %s s", DRAIN_TIMEOUT_S)
         finally:
             self.should_exit = True
 
@@ -257,7 +256,7 @@ def serve(
         server_header=False,
         backlog=ACCEPTS_A_TURN,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
+        timeout_graceful_shutdown=math.ceil(DRAIN_TIMEOUT_S),
     )
     server = AgentServer(config, agent, lambda: on_listening(addresses), room.lines)
     agent.count_connections = lambda: len(server.server_state.connections)

@@ -22,8 +22,7 @@ from meshwright.errors import (
 )
 from meshwright.topology.assemble import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
-from meshwright_agent.answers.plans import MAX_WAITING, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
-from meshwright_agent.settings import Settings
+from meshwright_agent.answers.plans import MAX_WAITING, PLAN_TIMEOUT_S, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
 from meshwright_agent.worker.planner import Here, write_plans
 from meshwright_agent.worker.protocol import FrameError
 from meshwright_agent.worker.supervisor import CallCancelled
@@ -66,7 +65,6 @@ def build(
 
     return PlanMaker(
         planner,  # type: ignore[arg-type]
-        settings=Settings(plan_timeout_s=7),
         store=open_store,
         here=look or (lambda: Here(build_target(here))),
         tell_here=lambda known: {"target": here, "health": known.health, "notices": []},
@@ -91,7 +89,7 @@ def test_a_target_is_handed_over_and_this_host_need_not_be_known() -> None:
     planner = answering(ANSWER)
     assert read(build(planner, look=hide), TARGET).plans[0].target == "v5e:2x4"
     ((op, arguments, deadline_s),) = planner.calls
-    assert (op, arguments["here"], deadline_s) == ("plan", None, 7)
+    assert (op, arguments["here"], deadline_s) == ("plan", None, PLAN_TIMEOUT_S)
     assert json.loads(arguments["request"]) == {"mesh": "dp:2,tp:-1", "target": "v5e:2x4"}
 
 

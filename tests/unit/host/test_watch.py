@@ -19,7 +19,7 @@ from meshwright.wire.health import Component
 from meshwright_agent.facts.model import HolderFacts, Problem, build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
-from meshwright_agent.host.watch import HostWatch
+from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import read_roots
 from meshwright_agent.worker.supervisor import Answer, CallCancelled, Supervisor
@@ -157,7 +157,7 @@ def test_the_probe_and_the_worker_are_asked_within_the_settings_limits(cpu: Mach
     log = {"kernel_log": "/dev/kmsg", "kernel_log_after": None, "boot_id": None}
     asked = {**read_roots(scene.settings), **log}
     assert scene.probe.calls == [("facts", asked, scene.settings.probe_timeout_s)]
-    assert scene.device.calls == [("describe", {}, scene.settings.describe_timeout_s)]
+    assert scene.device.calls == [("describe", {}, DESCRIBE_TIMEOUT_S)]
 
 
 def test_a_worker_that_is_busy_is_not_asked_and_its_progress_is_its_sign_of_life(cpu: Machine) -> None:

@@ -27,6 +27,11 @@ LARGE = GET + b"X-Long: " + b"x" * (2 * LIMIT_BYTES)
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]]
 
 
+@pytest.fixture(autouse=True)
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright_agent.serving.connections.MAX_HEADER_BYTES", LIMIT_BYTES)
+
+
 async def answer(scope: Any, receive: Any, send: Any) -> None:
     """An application that answers when it has the whole body."""
     more = True
@@ -51,7 +56,7 @@ def converse(
         config=config,
         server_state=ServerState(),
         app_state={},
-        limits=Limits(connections, limit_s, limit_s, LIMIT_BYTES),
+        limits=Limits(connections, limit_s, limit_s),
         room=room,
     )
 

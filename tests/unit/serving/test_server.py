@@ -233,8 +233,7 @@ def test_what_is_there_when_the_agent_has_started_is_walked_by_the_collector_no_
 class _DrainingAgent:
     """An agent whose drain does what the test says."""
 
-    def __init__(self, drain: Any, limit_s: float = 5.0) -> None:
-        self.settings = SimpleNamespace(drain_timeout_s=limit_s)
+    def __init__(self, drain: Any) -> None:
         self.drains = 0
         self._drain = drain
 
@@ -279,14 +278,17 @@ def test_a_signal_drains_the_agent_first_and_stops_then() -> None:
 
 
 @pytest.mark.parametrize("drain", [_hang, _break])
-def test_a_drain_that_hangs_or_fails_does_not_keep_the_server(drain: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drain_that_hangs_or_fails_does_not_keep_the_server(
+    drain: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright_agent.serving.server.DRAIN_TIMEOUT_S", 0.05)
     with caplog.at_level(logging.ERROR):
-        server = _signal_and_wait(_DrainingAgent(drain, limit_s=0.05))
+        server = _signal_and_wait(_DrainingAgent(drain))
     assert server.should_exit
     assert "draining did not end" in caplog.text
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    agent = _DrainingAgent(_hang, limit_s=15)
+    agent = _DrainingAgent(_hang)
     server = _signal_and_wait(agent, signals=2)
     assert (agent.drains, server.should_exit) == (1, True)

@@ -32,7 +32,6 @@ class Watched(Generic[T]):
     Attributes:
         value: of the last version that could be used.
         failure: why the version that is there now cannot be used; None if it is the one in use.
-        reads: how often a version was taken; raised with each new value.
 
     Raises:
         AccessSettingsError: at the first read, from `load`.
@@ -45,7 +44,6 @@ class Watched(Generic[T]):
         self._marks = self._read_marks()
         self.value: T = load()
         self.failure: str | None = None
-        self.reads = 1
 
     def refresh(self) -> None:
         """Reads the files again if one has changed, or could not be used: also for what is not in the file, and passes.
@@ -62,7 +60,6 @@ class Watched(Generic[T]):
             self._note_failure(str(error))
             return
         self.value, self.failure = value, None
-        self.reads += 1
         log.info("%s read again: %s", self._what, ", ".join(map(str, self._paths)))
 
     def _note_failure(self, reason: str) -> None:

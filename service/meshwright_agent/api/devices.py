@@ -20,7 +20,6 @@ from meshwright_agent.api.dependencies import (
     STORE_REFUSALS,
     TEXT,
     AgentHere,
-    IdempotencyKey,
     needs,
     problems,
 )
@@ -119,9 +118,7 @@ def _matches(asked: str, etag: str) -> bool:
     responses=STORE_REFUSALS | BODY_REFUSALS,
     openapi_extra=needs("operate"),
 )
-async def release_devices(
-    agent: AgentHere, request: ReleaseRequest | None = None, idempotency_key: IdempotencyKey = None
-) -> Release:
+async def release_devices(agent: AgentHere, request: ReleaseRequest | None = None) -> Release:
     """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device.
 
     All devices or none: JAX lets go of what it opened only with its process. So the body, if there is one, is `{}`.

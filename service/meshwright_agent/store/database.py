@@ -53,20 +53,12 @@ class Store:
         *,
         clock: Clock,
         keep_runs: int,
-        keep_plans: int,
-        keep_records: int,
-        keep_plan_chars: int,
-        keep_verifications: int,
     ) -> None:
         self.path = jobs.path
         self._jobs = jobs
         self._clock = clock
         self._keep_runs = keep_runs
-        self._keep_plans = keep_plans
-        self._keep_records = keep_records
-        self._keep_plan_chars = keep_plan_chars
-        self._keep_verifications = keep_verifications
-        self._plan_cache = PlanCache(keep_plans)
+        self._plan_cache = PlanCache(KEEP_PLANS)
         self._unreadable = UnreadableRows()
 
     @classmethod
@@ -76,12 +68,7 @@ class Store:
         *,
         clock: Clock,
         keep_runs: int = KEEP_RUNS,
-        keep_plans: int = KEEP_PLANS,
-        keep_records: int = KEEP_RECORDS,
-        keep_plan_chars: int = plans.KEPT_CHARS,
-        keep_verifications: int = KEEP_VERIFICATIONS,
         timeout_s: float = TIMEOUT_S,
-        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> Store:
         """Returns the store in `path`, made or brought to the newest schema; a damaged file is set aside.
 
@@ -89,27 +76,14 @@ class Store:
             path: the file; its directory is made (mode 0700) if it is not there.
             clock: dates what is set aside, and ages records.
             keep_runs: finished runs that are kept.
-            keep_plans: plans that are kept.
-            keep_records: newest bench records that are kept.
-            keep_plan_chars: of JSON that all plans together may have.
-            keep_verifications: answers of compilers that are kept.
             timeout_s: how long each verb may wait for the disk.
-            open_timeout_s: how long the opening may, which checks the whole file.
 
         Raises:
             StoreUnavailableError: another agent owns the file, a newer one wrote it, or it cannot be written.
         """
         jobs = Jobs(path, clock=clock, timeout_s=timeout_s)
-        store = cls(
-            jobs,
-            clock=clock,
-            keep_runs=keep_runs,
-            keep_plans=keep_plans,
-            keep_records=keep_records,
-            keep_plan_chars=keep_plan_chars,
-            keep_verifications=keep_verifications,
-        )
-        await jobs.open(timeout_s=open_timeout_s)
+        store = cls(jobs, clock=clock, keep_runs=keep_runs)
+        await jobs.open(timeout_s=OPEN_TIMEOUT_S)
         return store
 
     @property
@@ -176,7 +150,7 @@ class Store:
                 idempotency.remember_key(connection, key, run.id)
             if run.state in FINAL_STATES:
                 run_rows.prune_runs(connection, self._keep_runs)
-                records.prune_records(connection, self._keep_records)
+                records.prune_records(connection, KEEP_RECORDS)
 
         await self._jobs.write(job)
 
@@ -251,8 +225,7 @@ class Store:
             return
 
         def job(connection: sqlite3.Connection) -> int:
-            text = unpack(body)
-            return plans.put_plan(connection, fingerprint, text, self._keep_plans, keep_chars=self._keep_plan_chars)
+            return plans.put_plan(connection, fingerprint, unpack(body), KEEP_PLANS, keep_chars=plans.KEPT_CHARS)
 
         if await self._jobs.write(job):
             self._plan_cache.clear()
@@ -267,8 +240,9 @@ class Store:
 
     async def put_verification(self, key: str, body: str) -> None:
         """Keeps what a compiler said, as JSON text, under the key of what was compiled."""
-        keep = self._keep_verifications
-        await self._jobs.write(lambda connection: verifications.put_verification(connection, key, body, keep))
+        await self._jobs.write(
+            lambda connection: verifications.put_verification(connection, key, body, KEEP_VERIFICATIONS)
+        )
 
     async def get_verification(self, key: str) -> str | None:
         """Returns what a compiler said of what this key names as JSON text, None if nothing is kept."""

@@ -36,13 +36,19 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(path: Path) -> None:
-    watched = _watch(path)
+    loaded: list[str] = []
+
+    def load() -> str:
+        loaded.append(path.read_text())
+        return loaded[-1]
+
+    watched = Watched("text", [path], load)
     watched.refresh()
-    assert (watched.value, watched.reads) == ("one", 1)
+    assert (watched.value, loaded) == ("one", ["one"])
     _replace(path, "two")
     watched.refresh()
     watched.refresh()
-    assert (watched.value, watched.reads) == ("two", 2)
+    assert (watched.value, loaded) == ("two", ["one", "two"])
 
 
 def test_a_file_of_the_same_size_and_time_is_another_by_its_identity(path: Path) -> None:

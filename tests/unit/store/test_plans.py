@@ -142,8 +142,11 @@ def test_a_size_that_was_damaged_counts_for_nothing(size: object) -> None:
         assert {2, 3} <= there <= {1, 2, 3}
 
 
-def test_a_plan_that_gave_way_to_larger_ones_is_written_again_when_it_is_made_again(tmp_path: Path) -> None:
+def test_a_plan_that_gave_way_to_larger_ones_is_written_again_when_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = write(1, LARGE), write(2, LARGE)
+    monkeypatch.setattr("meshwright_agent.store.plans.KEPT_CHARS", len(first[1]) + 10)
 
     async def main(store: Store) -> None:
         for fingerprint, body in (first, second, first):
@@ -151,7 +154,7 @@ def test_a_plan_that_gave_way_to_larger_ones_is_written_again_when_it_is_made_ag
         assert await store.get_plan(first[0]) == first[1]
         assert await store.get_plan(second[0]) is None
 
-    run_with_store(tmp_path / "s.sqlite3", main, keep_plan_chars=len(first[1]) + 10)
+    run_with_store(tmp_path / "s.sqlite3", main)
 
 
 @settings(max_examples=15, deadline=None)
@@ -172,4 +175,6 @@ def test_what_memory_answers_is_what_the_file_holds(
     async def read(store: Store) -> list[object]:
         return [await store.get_plan(fingerprint) for fingerprint in fingerprints]
 
-    assert run_with_store(path, keep, keep_plans=3) == run_with_store(path, read, keep_plans=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwright_agent.store.database.KEEP_PLANS", 3)
+        assert run_with_store(path, keep) == run_with_store(path, read)

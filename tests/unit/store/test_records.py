@@ -84,7 +84,9 @@ def test_the_newest_counts_by_writing_also_when_the_clock_was_set_back(tmp_path:
     run_with_store(tmp_path / "s.sqlite3", main)
 
 
-def test_records_outlive_their_run_but_not_their_number(tmp_path: Path) -> None:
+def test_records_outlive_their_run_but_not_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright_agent.store.database.KEEP_RECORDS", 3)
+
     async def main(store: Store) -> None:
         for number in range(1, 6):
             await _save(store, number, build_record_json(size_bytes=4 * number), state="succeeded")
@@ -92,7 +94,7 @@ def test_records_outlive_their_run_but_not_their_number(tmp_path: Path) -> None:
         latest = await store.latest_bench()
         assert [record.size_bytes for record in latest.records] == [12, 16, 20]
 
-    run_with_store(tmp_path / "s.sqlite3", main, keep_runs=1, keep_records=3)
+    run_with_store(tmp_path / "s.sqlite3", main, keep_runs=1)
 
 
 def test_without_any_bench_the_answer_is_empty(tmp_path: Path) -> None:

@@ -50,7 +50,6 @@ from meshwright_agent.worker.children import (
     has_accelerators,
 )
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
-from meshwright_agent.worker.upkeep import tend_workers
 
 log = logging.getLogger(__name__)
 
@@ -225,13 +224,6 @@ class Agent:
         self._spawn(self.own_health.run())
         self._spawn(self.history.run())
         self._spawn(self._forget_gone())
-        self._spawn(
-            tend_workers(
-                (self.device, self.planner),
-                most_bytes=self.settings.worker_memory_bytes,
-                interval_s=self.settings.probe_interval_s,
-            )
-        )
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -103,11 +103,6 @@ class Settings(BaseSettings):
         ge=1 << 26,
         description="host memory that a compile may take, else it is ended; unset: 3/4 of the host's or cgroup's",
     )
-    worker_memory_bytes: int = Field(
-        default=4 << 30,
-        ge=1 << 26,
-        description="host memory that a worker may hold at rest; one that holds more is ended, and started when needed",
-    )
     crash_budget: int = Field(
         default=5, ge=1, description="crashes of the worker within 5 minutes before it stays down"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from tests.process.living import (
     read_worker,
     start_long_bench,
     submit,
-    worker_pid,
 )
 
 
@@ -56,24 +54,6 @@ def test_a_run_that_is_deleted_is_cancelled_and_the_worker_lives_on(narrow: Runn
     again = cancel(narrow, run_id)
     assert (again.status_code, again.json()) == (200, run)
     assert do_bench(narrow)["generation"] == generation
-
-
-def read_cores(pid: int) -> set[frozenset[int]]:
-    """Returns the cores that a process may use; more than one set where its threads differ."""
-    threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
-    return {frozenset(os.sched_getaffinity(thread)) for thread in threads}
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a machine with one core has none to leave")
-def test_a_bench_leaves_a_core_free_while_it_runs_and_says_so(narrow: RunningAgent) -> None:
-    cores = frozenset(os.sched_getaffinity(0))
-    run_id = start_long_bench(narrow)
-    assert read_cores(worker_pid(narrow)) == {cores - {min(cores)}}
-    cancel(narrow, run_id)
-    await_end(narrow, run_id)
-    warnings = {notice["code"]: notice["message"] for notice in do_bench(narrow)["result"]["warnings"]}
-    assert f"{len(cores) - 1} of {len(cores)} cores" in warnings["core_left_free"]
-    assert read_cores(worker_pid(narrow)) == {cores}
 
 
 def test_a_run_too_many_is_refused_until_there_is_room(narrow: RunningAgent) -> None:

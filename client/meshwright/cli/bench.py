@@ -155,10 +155,5 @@ COLUMNS: Final[tuple[Column[BenchRecord], ...]] = (
     Column("algbw", lambda record: format_rate(record.algbw_bytes_per_s, "B/s"), "right"),
     Column("busbw", lambda record: format_rate(record.busbw_bytes_per_s, "B/s"), "right"),
     Column("compute", lambda record: format_rate(record.flops_per_s, "FLOP/s"), "right"),
-    Column(
-        "overlap",
-        lambda record: "" if record.overlap_ratio is None else f"{record.overlap_ratio:.2f}×",
-        "right",
-    ),
     Column("result", _describe_result),
 )

@@ -21,7 +21,6 @@ BenchCase = Literal[
     "device_to_device",
     "replicate",
     "shard_batch",
-    "prefetch",
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -108,9 +107,6 @@ class BenchRecord(Evidence):
     busbw_factor: float | None = None
     busbw_bytes_per_s: float | None = None
     flops_per_s: float | None = None
-    overlap_ratio: float | None = Field(
-        default=None, description="prefetch: time without overlap ÷ time with it; 1 is no gain"
-    )
     nwrong: int = Field(description="elements that differ from what they should be; as nccl-tests checks")
     correct: bool
     collective: Collective | None = None

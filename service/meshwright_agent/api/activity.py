@@ -6,23 +6,18 @@ What never happened is absent.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from meshwright.compiling.limits import read_memory_bytes
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.families import build_counter, build_counters, build_gauge, build_gauges, build_histogram
 from meshwright_agent.telemetry.durations import Labels
 from meshwright_agent.worker.supervisor import Supervisor
 
 _CHILD: Final = ("child",)
-_PROC: Final = Path("/proc")
-"""Ours, not the setting's, which may be another namespace's."""
 
 
 class ActivityCollector(Collector):
@@ -58,7 +53,6 @@ class ActivityCollector(Collector):
         for name, child in children.items():
             abandoned.add_metric([name], len(child.abandoned_pids))
         yield abandoned
-        yield _measure_memory(children)
         calls = [((name,), child.durations) for name, child in children.items()]
         yield build_histogram("meshwright_child_call_duration_seconds", (*_CHILD, "op", "outcome"), calls)
 
@@ -82,13 +76,3 @@ class ActivityCollector(Collector):
         if store.size_bytes is not None:
             size.add_metric([], store.size_bytes)
         yield size
-
-
-def _measure_memory(children: Mapping[str, Supervisor]) -> Metric:
-    """Returns what each child that runs holds; of one that has gone meanwhile, nothing."""
-    family = build_gauges("meshwright_child_memory_bytes", _CHILD)
-    for name, child in children.items():
-        if child.pid is not None:
-            with contextlib.suppress(OSError, ValueError):
-                family.add_metric([name], read_memory_bytes(_PROC / str(child.pid) / "statm"))
-    return family

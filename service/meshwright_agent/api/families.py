@@ -30,7 +30,6 @@ METRICS: Final = {
     "meshwright_worker_state": "1 for the state that the device worker is in, 0 for the others",
     "meshwright_child_crashes_total": "processes that ended as they should not, by kind of child",
     "meshwright_child_abandoned": "processes that not even SIGKILL ended and that are there still",
-    "meshwright_child_memory_bytes": "resident memory of a child that runs, without the pages of files",
     "meshwright_child_call_duration_seconds": "time that calls took in a child, by operation and outcome",
     "meshwright_release_duration_seconds": "time until the devices were given back, by outcome",
     "meshwright_leases_active": "leases that hold",

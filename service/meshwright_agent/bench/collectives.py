@@ -174,13 +174,7 @@ def list_collective(case: BenchCase, scope: Scope, stage: Stage) -> Iterator[Tri
                 axis_size=sizes[axis],
                 busbw_factor=kind.factor(sizes[axis]),
                 prepare=partial(CollectiveRun, kind, axis, scope, stage, size),
-                at_size=partial(_build_run, kind, axis, scope, stage),
             )
-
-
-def _build_run(kind: Kind, axis: str, scope: Scope, stage: Stage, size_bytes: int) -> CollectiveRun:
-    [size] = round_sizes((size_bytes,), dict(scope.mesh.axes)[axis] * stage.item_bytes)
-    return CollectiveRun(kind, axis, scope, stage, size)
 
 
 @dataclass

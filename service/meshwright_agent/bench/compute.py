@@ -6,7 +6,6 @@ Rule: plain `jit` with default precision, one call a sample, dispatch included, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +44,6 @@ def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
                 size_bytes=3 * n * n * stage.item_bytes,
                 flops=2.0 * n**3,
                 prepare=partial(Matmul, stage, n, stage.devices[index]),
-                at_size=partial(_build_matmul, stage, stage.devices[index]),
             )
 
 
@@ -61,16 +59,7 @@ def list_memory_bandwidth(scope: Scope, stage: Stage) -> Iterator[Trial]:
                 dtype=stage.dtype,
                 size_bytes=size,
                 prepare=partial(Negation, stage, size, stage.devices[index]),
-                at_size=partial(_build_negation, stage, stage.devices[index]),
             )
-
-
-def _build_matmul(stage: Stage, device: jax.Device, size_bytes: int) -> Matmul:
-    return Matmul(stage, max(8, math.isqrt(size_bytes // (3 * stage.item_bytes))), device)
-
-
-def _build_negation(stage: Stage, device: jax.Device, size_bytes: int) -> Negation:
-    return Negation(stage, round_sizes((size_bytes,), 2 * stage.item_bytes)[0], device)
 
 
 def build_matrix(n: int, seed: int, dtype: np.dtype[np.generic]) -> Array:

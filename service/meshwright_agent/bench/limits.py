@@ -52,17 +52,12 @@ class Appetite:
     host: float
 
 
-def _split(count: int) -> float:
-    return 1 / count
-
-
 APPETITES: Final[dict[BenchCase, Callable[[int], Appetite]]] = {
     "host_to_device": lambda n: Appetite(2, 2),
     "device_to_host": lambda n: Appetite(2, 3),
     "device_to_device": lambda n: Appetite(2, 2),
     "replicate": lambda n: Appetite(2, 2),
-    "shard_batch": lambda n: Appetite(2 * _split(n), 2),
-    "prefetch": lambda n: Appetite(3 * _split(n), 2),
+    "shard_batch": lambda n: Appetite(2 / n, 2),
     **dict.fromkeys(sorted(COLLECTIVE_CASES), lambda n: Appetite(3, 3)),
     "matmul": lambda n: Appetite(4 / 3, 4 / 3),
     "memory_bandwidth": lambda n: Appetite(1, 1.5),

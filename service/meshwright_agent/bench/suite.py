@@ -21,9 +21,7 @@ from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchRes
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.collectives import KINDS, list_collective
 from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
-from meshwright_agent.bench.forecast import check_forecast
 from meshwright_agent.bench.limits import resolve_tier
-from meshwright_agent.bench.prefetch import list_prefetch
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
 from meshwright_agent.bench.stage import Stage, follow_plan, read_devices
 from meshwright_agent.bench.timing import OutOfTime, Timetable, measure_samples
@@ -47,7 +45,6 @@ LISTERS: Final[Mapping[BenchCase, Lister]] = {
     "device_to_device": list_device_to_device,
     "replicate": list_replicate,
     "shard_batch": list_shard_batch,
-    "prefetch": list_prefetch,
     **{case: partial(list_collective, case) for case in KINDS},
     "matmul": list_matmul,
     "memory_bandwidth": list_memory_bandwidth,
@@ -144,9 +141,8 @@ class Bench:
             self.omissions.append((trial.case, text, trial.label))
 
     def measure(self, trial: Trial, until_s: float) -> BenchRecord:
-        """Prepares, warms up, samples and verifies one trial; a large one is forecast first."""
+        """Prepares, warms up, samples and verifies one trial."""
         clock = self.stage.clock
-        check_forecast(trial, self.stage.platform, self.timetable, self.check)
         subject = trial.prepare()
         self.check()
         summary = measure_samples(

@@ -6,7 +6,7 @@ and the record's detail says how. algbw is S/t with S the bytes of the one array
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -46,7 +46,6 @@ def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Put, stage, size, stage.devices[index]),
-            at_size=partial(_build_resized, Put, stage, (stage.devices[index],), 1),
         )
 
 
@@ -61,7 +60,6 @@ def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Fetch, stage, size, stage.devices[index]),
-            at_size=partial(_build_resized, Fetch, stage, (stage.devices[index],), 1),
         )
 
 
@@ -76,7 +74,6 @@ def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Move, stage, size, stage.devices[pair[0]], stage.devices[pair[1]]),
-            at_size=partial(_build_resized, Move, stage, tuple(stage.devices[index] for index in pair), 1),
         )
 
 
@@ -95,7 +92,8 @@ def list_shard_batch(scope: Scope, stage: Stage) -> Iterator[Trial]:
 def _list_spread(
     case: BenchCase, description: str, spec: PartitionSpec, scope: Scope, stage: Stage, *, parts: int
 ) -> Iterator[Trial]:
-    sharding = NamedSharding(build_batch_mesh(scope, stage), spec)
+    chosen = np.array([stage.devices[index] for index in scope.devices])
+    sharding = NamedSharding(Mesh(chosen, (BATCH_AXIS,), axis_types=(AxisType.Auto,)), spec)
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes, parts=parts):
         yield Trial(
             case=case,
@@ -105,20 +103,7 @@ def _list_spread(
             dtype=stage.dtype,
             size_bytes=size,
             prepare=partial(Put, stage, size, sharding),
-            at_size=partial(_build_resized, Put, stage, (sharding,), parts),
         )
-
-
-def _build_resized(
-    kind: Callable[..., Subject], stage: Stage, places: tuple[object, ...], parts: int, size_bytes: int
-) -> Subject:
-    return kind(stage, round_sizes((size_bytes,), stage.item_bytes, parts=parts)[0], *places)
-
-
-def build_batch_mesh(scope: Scope, stage: Stage) -> Mesh:
-    """Returns the mesh of one axis over all devices that take part."""
-    chosen = np.array([stage.devices[index] for index in scope.devices])
-    return Mesh(chosen, (BATCH_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def round_sizes(sizes_bytes: tuple[int, ...], item_bytes: int, *, parts: int = 1) -> tuple[int, ...]:
@@ -139,9 +124,9 @@ def _sizes_and(scope: Scope, stage: Stage, places: tuple[Place, ...]) -> Iterato
             yield size, place
 
 
-def build_host_array(stage: Stage, size_bytes: int, *, seed: int = SEED) -> Array:
+def build_host_array(stage: Stage, size_bytes: int) -> Array:
     """Returns the array `[elements]` that transfers send; JAX cannot take its memory as it is."""
-    tile = build_tile(seed, choose_modulus(stage.dtype, 1))
+    tile = build_tile(SEED, choose_modulus(stage.dtype, 1))
     return move_off_alignment(expand_tile(tile, size_bytes // stage.item_bytes, stage.numpy_dtype))
 
 
@@ -171,16 +156,12 @@ class Put(Subject):
         assert self.last is not None
         shards = self.last.addressable_shards
         wrong = sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards)
-        return Outcome(wrong, describe_put(self.last, self.host))
-
-
-def describe_put(array: jax.Array, host: Array) -> dict[str, object]:
-    """Returns what is worth saying of an array that was sent from the host."""
-    return {
-        "host_memory": "pageable, not aligned to 64 bytes: JAX on CPU would otherwise take it as it is",
-        "landed_bytes": sum(shard.data.nbytes for shard in array.addressable_shards),
-        "shared_parts": count_shared(array, host),
-    }
+        detail = {
+            "host_memory": "pageable, not aligned to 64 bytes: JAX on CPU would otherwise take it as it is",
+            "landed_bytes": sum(shard.data.nbytes for shard in shards),
+            "shared_parts": count_shared(self.last, self.host),
+        }
+        return Outcome(wrong, detail)
 
 
 @dataclass

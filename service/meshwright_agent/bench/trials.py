@@ -28,7 +28,6 @@ class Outcome:
     nwrong: int
     detail: Mapping[str, Any] = field(default_factory=dict)
     collective: Collective | None = None
-    overlap_ratio: float | None = None
 
     @property
     def correct(self) -> bool:
@@ -57,7 +56,6 @@ class Trial:
             what is read and written.
         flops: floating-point operations of one sample; then no bandwidth is stated.
         busbw_factor: busbw ÷ algbw; None for what is not a collective.
-        at_size: prepares the same at another S, rounded as it must be; None: it cannot be forecast.
     """
 
     case: BenchCase
@@ -71,12 +69,6 @@ class Trial:
     axis_size: int | None = None
     busbw_factor: float | None = None
     flops: float | None = None
-    at_size: Callable[[int], Subject] | None = None
-
-    @property
-    def power(self) -> float:
-        """The power of S that a call's work grows with: n³ is S to the 3/2 where S is n²."""
-        return 1.5 if self.flops else 1.0
 
     @property
     def label(self) -> str:
@@ -109,7 +101,6 @@ def build_record(
         busbw_factor=trial.busbw_factor,
         busbw_bytes_per_s=busbw,
         flops_per_s=trial.flops / summary.median_s if trial.flops else None,
-        overlap_ratio=outcome.overlap_ratio,
         nwrong=outcome.nwrong,
         correct=outcome.correct,
         collective=outcome.collective,

@@ -109,9 +109,8 @@ class HostWatch:
     async def look(self) -> asyncio.Task[None] | None:
         """Looks once at the facts, by the probe; returns the asking of JAX that is under way, which nobody waits for.
 
-        JAX is asked if the worker is there or may be started for it. A worker that is busy is not: it would answer
-        after its bench, and the next look with it. Its progress is its sign of life (`note_progress`), and its call
-        has a deadline.
+        JAX is asked if the worker is there or may be started for it. A busy worker is not asked: it would answer after
+        its bench. Its call has a deadline, until which it counts as healthy.
         """
         if self._stays and not self._has_answered:
             self._ask_jax()
@@ -119,6 +118,7 @@ class HostWatch:
             return self._asking
         await self.look_at_facts()
         if self._device.state == "busy":
+            self.note_worker()
             return self._asking
         if self._is_left_over():
             await self._device.release(reason="a device is reserved, and the worker had nothing to do")
@@ -254,11 +254,9 @@ class HostWatch:
         self.note_worker()
 
     def note_progress(self, value: Mapping[str, Any]) -> None:
-        """Takes what a bench tells as a sign of life: of the worker, and of the devices that it has measured."""
+        """Reports the devices that a bench has measured; the bench has started the worker, if that was released."""
         now = self._clock.now()
         self.released = False
-        if self._has_answered or not self._stays:  # on CPUs only JAX lists the devices, and a bench tells of some
-            self._verdicts.report_working(self._device.generation, now)
         record = value.get("record")
         if record and not self.tell_mismatch():
             devices = self.devices(now).devices

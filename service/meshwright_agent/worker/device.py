@@ -8,21 +8,16 @@ of this room that knows jax.
 from __future__ import annotations
 
 import importlib.metadata
-import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from meshwright.compiling.limits import give_way
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.worker.child import CallContext, serve
-from meshwright_agent.worker.cores import leave_a_core, tell_cores
 
 KIND: Final = "device"
 
 NICENESS: Final = 5
 """So that where cores are few, the agent answers, and jobs run, before a bench goes on."""
-PULSE_S: Final = 10.0
-"""Well below the age at which the agent calls a health check stale."""
 
 
 def read_hello() -> dict[str, Any]:
@@ -79,40 +74,7 @@ def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     from meshwright_agent.bench.suite import run_suite
 
     request = BenchRequest.model_validate(arguments)
-    pulse = Pulse(context.progress, context.check)
-    with leave_a_core() as left:
-        result = run_suite(request, progress=pulse.progress, check=pulse.check)
-    notices = tell_cores(left, parse_platform(result.platform))
-    return result.model_copy(update={"warnings": result.warnings + notices}).model_dump(mode="json")
-
-
-class Pulse:
-    """Repeats the last progress every `PULSE_S` of a long case, between two samples: the worker's sign of life."""
-
-    def __init__(
-        self,
-        progress: Callable[[dict[str, Any]], None],
-        check: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._progress = progress
-        self._check = check
-        self._clock = clock
-        self._last: dict[str, Any] = {}
-        self._told_s = clock()
-
-    def progress(self, value: dict[str, Any]) -> None:
-        """Tells something new."""
-        self._progress(value)
-        self._told_s = self._clock()
-        if "record" not in value:
-            self._last = value
-
-    def check(self) -> None:
-        """Ends the bench if it was cancelled; tells again what is under way if it was silent for long."""
-        self._check()
-        if self._last and self._clock() - self._told_s >= PULSE_S:
-            self.progress(self._last)
+    return run_suite(request, progress=context.progress, check=context.check).model_dump(mode="json")
 
 
 if __name__ == "__main__":

@@ -424,11 +424,3 @@ def test_a_scrape_lets_others_go_first_and_leaves_nothing_out(dgx: Devices) -> N
     assert turns >= 2
     names = {family.name for family in text_string_to_metric_families(text.decode())}
     assert names == {family.name for family in text_string_to_metric_families(_scrape(agent, meters))}
-
-
-def test_a_child_that_has_gone_since_has_no_memory_and_one_that_runs_has_its_own(dgx: Devices) -> None:
-    agent, meters = _build_busy(dgx)
-    agent.probe.pid = 2**22 + 1  # above the kernel's largest pid: proc(5), pid_max
-    ((labels, held),) = _samples(_scrape(agent, meters), "meshwright_child_memory_bytes")
-    assert labels == {"child": "device"}
-    assert 1 << 20 < held < 1 << 40

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.bench.compute import CHECK_FLOPS, build_matrix, choose_rows, count_off, multiply
-from meshwright_agent.bench.prefetch import MOST_STEPS, PROBE_STEPS, choose_step_count
 from meshwright_agent.bench.transfers import round_sizes
 
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -62,18 +61,6 @@ def test_a_product_of_the_wrong_matrices_is_wrong_nearly_everywhere(dtype: str) 
     left, right = (build_matrix(n, seed, jnp.dtype(dtype)) for seed in (1, 2))
     got = multiply(right, left).astype(jnp.dtype(dtype))
     assert count_off(got, multiply(left, right), dtype) > 0.9 * n * n
-
-
-@given(st.floats(0, 10), st.floats(0, 10))
-def test_the_number_of_steps_is_even_and_bounded(put_s: float, probe_s: float) -> None:
-    count = choose_step_count(put_s, probe_s)
-    assert count % 2 == 0
-    assert 2 <= count <= MOST_STEPS
-
-
-def test_the_steps_take_about_as_long_as_a_transfer() -> None:
-    assert choose_step_count(put_s=0.5, probe_s=0.1) == 5 * PROBE_STEPS
-    assert choose_step_count(put_s=1e-9, probe_s=0.1) == 2
 
 
 @given(

@@ -21,7 +21,7 @@ def test_an_empty_request_is_the_quick_suite_of_all_cases_on_all_devices() -> No
     found = scope()
     assert (found.suite, found.cases, found.devices) == ("quick", CASES, tuple(range(8)))
     assert (str(found.mesh), found.axes, found.limit_s) == ("x:8", ("x",), 20.0)
-    assert len(CASES) == 13
+    assert len(CASES) == 12
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")])

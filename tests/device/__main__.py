@@ -28,8 +28,8 @@ from tests.device.owning import (
     check_idle,
     check_kill,
     check_lease,
-    check_light,
     check_owners,
+    check_quick,
     check_release,
     check_release_from_gil,
     check_rest,
@@ -52,7 +52,7 @@ class Check:
 CHECKS: Final = {
     "facts": Check(check_facts),
     "rest": Check(check_rest),
-    "light": Check(check_light),
+    "quick": Check(check_quick),
     "release": Check(check_release, 240.0),
     "release from the GIL": Check(check_release_from_gil, 150.0),
     "owners": Check(check_owners, on_cpu=False),

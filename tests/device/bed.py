@@ -33,7 +33,6 @@ _LONG_ON_CARDS: Final[dict[str, Any]] = {
     "sizes_bytes": [1 << 30],
     "samples": 1000,
     "max_s": 600,
-    "tier": "full",
 }
 
 

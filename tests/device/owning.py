@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import httpx
 
-from meshwright_agent.bench.limits import CONTEXT_BYTES, LIGHT_BYTES
 from tests.agents import RunningAgent, wait_for
 from tests.device.bed import (
     IDLE_S,
@@ -50,7 +49,11 @@ from tests.process.living import (
 FEW_BYTES: Final = 2 << 20
 """In which nvidia-smi rounds."""
 GONE_S: Final = 5.0
-_LIGHT: Final[dict[str, Any]] = {"tier": "light", "cases": ["matmul", "memory_bandwidth", "host_to_device"]}
+QUICK_BYTES: Final = 512 << 20
+"""Arrays of the quick suite on one device, at most."""
+CONTEXT_BYTES: Final = 400 << 20
+"""What a CUDA context takes of a card, beside its arrays: 300 to 400 MB."""
+_QUICK: Final[dict[str, Any]] = {"cases": ["matmul", "memory_bandwidth", "host_to_device"]}
 _SMALL: Final[dict[str, Any]] = {"sizes_bytes": [1 << 20], "matmul_size": 128, "samples": 3}
 
 
@@ -75,8 +78,8 @@ def check_rest(bed: Bed) -> Iterator[Finding]:
             yield Finding("memory of the card, against before the agent", more, abs(more) <= FEW_BYTES, "B", rule)
 
 
-def check_light(bed: Bed) -> Iterator[Finding]:
-    """A worker on demand for a light bench, and what that takes of the card."""
+def check_quick(bed: Bed) -> Iterator[Finding]:
+    """A worker on demand for a quick bench, and what that takes of the card."""
     before = bed.read_cards()
     with bed.start_agent(idle_release_s="60") as agent:
         release(agent)
@@ -84,20 +87,20 @@ def check_light(bed: Bed) -> Iterator[Finding]:
         do_bench(agent)
         yield Finding("first bench, with the worker's start", time.monotonic() - began_s, unit="s")
         with PeakOfCards(bed) as peak:
-            body = _LIGHT if bed.is_gpu else {**_LIGHT, **_SMALL}
+            body = _QUICK if bed.is_gpu else {**_QUICK, **_SMALL}
             run = await_end(agent, submit(agent, body), limit_s=90)
         yield Finding(
-            "light bench", run["state"], run["state"] == "succeeded", rule="succeeded", note=str(run["error"] or "")
+            "quick bench", run["state"], run["state"] == "succeeded", rule="succeeded", note=str(run["error"] or "")
         )
         if bed.is_gpu:
             time.sleep(2.0)  # the next look has JAX's figures
         stats = (ask(agent, "/devices")["devices"][0]["jax"] or {}).get("memory_stats") or {}
         arrays = stats.get("peak_bytes_in_use")
         if bed.is_gpu:
-            near = arrays is not None and arrays <= LIGHT_BYTES
+            near = arrays is not None and arrays <= QUICK_BYTES
             yield Finding("arrays at most", arrays, near, "B", "512 MiB", "JAX's peak_bytes_in_use")
             more, rule = peak.bytes - count_used(before), "512 MiB and a context's 400 MiB"
-            yield Finding("memory of the card at most", more, more <= LIGHT_BYTES + CONTEXT_BYTES, "B", rule, "by NVML")
+            yield Finding("memory of the card at most", more, more <= QUICK_BYTES + CONTEXT_BYTES, "B", rule, "by NVML")
 
 
 def check_release(bed: Bed) -> Iterator[Finding]:
@@ -145,16 +148,16 @@ def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool
 
 
 def check_owners(bed: Bed) -> Iterator[Finding]:
-    """A foreign process with a context is named, keeps full benches off, and not light ones."""
+    """A foreign process with a context is named, and keeps benches off."""
     with bed.start_agent() as agent:
         await_looked(agent)
         release(agent)
         with hold_card() as (pid, command):
-            reply = post_bench(agent, {"tier": "full", "suite": "full"})
+            reply = post_bench(agent, {})
             problem = reply.json()
             rule = "409 device_busy"
             found = f"{reply.status_code} {problem.get('code')}"
-            yield Finding("full bench beside it", found, found == rule, rule=rule, note=str(problem.get("detail")))
+            yield Finding("bench beside it", found, found == rule, rule=rule, note=str(problem.get("detail")))
             named = str(pid) in str(problem.get("detail")) and command in str(problem.get("detail"))
             yield Finding("… names process and command", named, named, rule="True")
             time.sleep(2.0)
@@ -172,16 +175,6 @@ def check_owners(bed: Bed) -> Iterator[Finding]:
             answer, took_s = release(agent)
             held = any(each["pid"] == pid for each in answer["held"] or ())
             yield Finding("a release names it", held, held, rule="True", note=f"{took_s:.2f} s")
-            run = await_end(
-                agent, submit(agent, {"tier": "light", "cases": ["memory_bandwidth"], "samples": 3}), limit_s=90
-            )
-            yield Finding(
-                "light bench beside it",
-                run["state"],
-                run["state"] == "succeeded",
-                rule="succeeded",
-                note=str(run["error"] or ""),
-            )
 
 
 def check_lease(bed: Bed) -> Iterator[Finding]:

@@ -19,7 +19,6 @@ SPREAD_RATIO: Final = 0.1
 
 _FULL: Final[dict[str, Any]] = {
     "suite": "full",
-    "tier": "full",
     "cases": ["matmul", "memory_bandwidth", "host_to_device", "device_to_host"],
     "max_s": 45,
 }

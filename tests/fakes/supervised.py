@@ -62,8 +62,8 @@ class FakeSupervisor:
 
     async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
         self.releases.append(reason)
-        was_running, self.state = self.state in ("ready", "busy"), "stopped"
-        return ReleaseOutcome(0.0, killed=False, was_running=was_running)
+        self.state = "stopped"
+        return ReleaseOutcome(0.0, killed=False)
 
     def reset(self) -> None:
         self.resets += 1

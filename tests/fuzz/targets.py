@@ -137,7 +137,7 @@ FRAMES: Final = tuple(
             Hello(1, "device", 7, 1, {"jax": "0.10.2", "device_count": 8}),
             Refusal(1, "RuntimeError", "no device", "Traceback"),
             Call(1, "bench", {"suite": "quick", "sizes_bytes": [4096]}),
-            Cancel(1, "released"),
+            Cancel(1),
             Progress(1, 1, {"done": 0, "total": 1, "message": "all_reduce"}),
             Result(1, 1, {"records": [{"case": "all_reduce", "samples_s": [1e-3]}]}),
             Failure(1, 1, "run_failed", 500, "it failed", "try again", [{"field": "mesh"}], ["line"], 1.0),

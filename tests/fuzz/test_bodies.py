@@ -39,7 +39,7 @@ SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"sequence_length": 64}},
     ),
     ("/batch-size", {"model": MODEL, "target": "h100:8", "mesh": {"fsdp": 8}}),
-    ("/placement/bench", {"suite": "quick", "cases": ["host_to_device"], "sizes_bytes": [4096], "tier": "light"}),
+    ("/placement/bench", {"suite": "quick", "cases": ["host_to_device"], "sizes_bytes": [4096]}),
     ("/leases", {"devices": [0, 1], "purpose": "job 7", "ttl_s": 30.0, "preemptible": True}),
     ("/devices/release", {}),
     ("/health/acknowledge", {"component": "device:0", "reason": "seen"}),

@@ -148,22 +148,6 @@ def test_a_bench_waits_for_the_end_of_a_lease_unless_it_is_its_own_or_elsewhere(
     assert made["id"] not in refused.json()["detail"]
 
 
-def test_a_passive_bench_opens_nothing_and_waits_for_nobody(host: RunningAgent) -> None:
-    run_id = start_long_bench(host)
-    passive = await_end(host, post_bench(host, {"tier": "passive"}).json()["id"], limit_s=30)
-    assert read_run(host, run_id)["state"] == "running"
-    made = lease(host)
-    leased = await_end(host, post_bench(host, {"tier": "passive", "devices": [1]}).json()["id"], limit_s=30)
-    for run, count in ((passive, 8), (leased, 1)):
-        assert run["state"] == "succeeded", run["error"]
-        result = run["result"]
-        assert (result["tier"], result["records"]) == ("passive", [])
-        assert len(result["skipped"]) == 13
-        assert "opens no device" in result["skipped"][0]["reason"]
-        assert len(result["passive"]["devices"]) == count
-    assert leased["result"]["passive"]["devices"][0]["lease"]["id"] == made["id"]
-
-
 def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(host: RunningAgent) -> None:
     etag = httpx.get(f"{host.url}/devices").headers["etag"]
     made = lease(host, [0, 1, 2], purpose="slurm job 7")

@@ -109,7 +109,7 @@ _Timeout = Annotated[
         metavar="S",
         callback=check_timeout,
         help="Seconds that an answer may keep silent, and a compile take; of check and fleets the whole command, "
-        "of a bench not: it has --max-s.",
+        "of a bench not: its request has max_s.",
     ),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the agent's JSON, and nothing else.")]

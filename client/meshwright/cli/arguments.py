@@ -1,4 +1,4 @@
-"""Arguments: the small languages of the command line, sizes and lists, as values.
+"""Arguments: the small languages of the command line, such as lists, as values.
 
 Rule: a text that is none is a usage error that names the option and a value that works. Meshes are not read
 here: the agent reads them, so that there is one grammar. Quantities with units stand in `quantities`.
@@ -7,9 +7,7 @@ here: the agent reads them, so that there is one grammar. Quantities with units 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, Final, get_args
 
 import typer
@@ -17,38 +15,6 @@ import typer
 from meshwright.wire.bench import BenchCase
 
 MAX_TIMEOUT_S: Final = 86400.0
-_UNITS: Final = {
-    "": 1,
-    "B": 1,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
-_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
-
-
-def parse_size(text: str, option: str = "--size") -> int:
-    """Returns the bytes that "1MiB", "64KiB", "0.5GiB", "4MB" or "1048576" say.
-
-    Raises:
-        typer.BadParameter: it is none of that, or no whole number of bytes.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise typer.BadParameter(
-            f"{text!r} is no size; write 1MiB (1048576 bytes), 1MB (1000000 bytes) or a number of bytes",
-            param_hint=option,
-        )
-    size = Fraction(match[1]) * unit
-    if size.denominator != 1:
-        raise typer.BadParameter(f"{text!r} is no whole number of bytes", param_hint=option)
-    return int(size)
 
 
 def parse_devices(text: str, option: str = "--devices") -> tuple[int | str, ...]:

@@ -1,14 +1,16 @@
-"""`meshwright bench`: measures, with a progress bar on stderr; shows the records, or another tool's JSON."""
+"""`meshwright bench`: measures, with a progress bar on stderr; shows the records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.text import Text
 
-from meshwright.cli.arguments import parse_case, parse_indices, parse_size
+from meshwright._calls.outcomes import build_request_model
+from meshwright.cli.arguments import parse_case, parse_indices
+from meshwright.cli.files import read_request
 from meshwright.cli.output import (
     Column,
     build_table,
@@ -22,7 +24,7 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.wire.bench import BenchRecord, BenchResult, Dtype, LatestBench, Skipped, Tier
+from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench, Skipped
 
 if TYPE_CHECKING:
     from meshwright._client import Client
@@ -30,33 +32,27 @@ if TYPE_CHECKING:
 
 def run_bench(
     session: Session,
-    suite: Annotated[Literal["quick", "full"], typer.Option(help="quick is within 20 s.")] = "quick",
+    suite: Annotated[
+        Literal["quick", "full"] | None, typer.Option(help="quick is within 20 s; it is what you get without.")
+    ] = None,
     case: Annotated[
         list[str] | None,
         typer.Option(metavar="CASE", help="Only this, as in all_reduce; may stand several times."),
     ] = None,
     devices: Annotated[str | None, typer.Option(metavar="0,1", help="Local indices; without: all.")] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="MESH", help='Mesh of the collectives, "dp:2,tp:4".')] = None,
-    axis: Annotated[str | None, typer.Option(metavar="NAME", help="Only over this axis of it.")] = None,
-    size: Annotated[
-        list[str] | None, typer.Option(metavar="SIZE", help="1MiB, 64KiB, …; may stand several times.")
-    ] = None,
-    matmul_size: Annotated[int | None, typer.Option(metavar="N", help="n of the n×n×n matmul.")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Without: float32 on CPU, bfloat16 elsewhere.")] = None,
-    samples: Annotated[int | None, typer.Option(metavar="N", help="Samples of each, at least 3.")] = None,
-    max_s: Annotated[float | None, typer.Option("--max-s", metavar="S", help="Limit of the whole run.")] = None,
-    tier: Annotated[
-        Tier | None, typer.Option(help="passive: opens no device; light: seconds and 512 MiB; full: idle devices only.")
-    ] = None,
     lease: Annotated[
         str | None,
         typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="The caller's own: no obstacle."),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSON of POST /placement/bench, - for stdin; other options win."),
     ] = None,
     latest: Annotated[bool, typer.Option("--latest", help="Measure nothing; show the newest records.")] = False,
 ) -> int:
     """Measure transfers, collectives, matmul and memory.
 
-    Runs on the host's devices, one run at a time; an interrupt cancels it.
+    Runs on the host's devices, which must be idle, one run at a time; an interrupt cancels it.
 
     Exit codes: 0 measured, and every result was right · 1 failed, cancelled, a wrong result, or nothing could
     be measured · 2 usage, queue full, or no answer.
@@ -66,20 +62,14 @@ def run_bench(
         if latest:
             answer = client.latest_bench()
         else:
-            asked = {
+            options = {
                 "suite": suite,
                 "cases": [parse_case(text) for text in case] if case else None,
                 "devices": None if devices is None else parse_indices(devices),
-                "mesh": mesh,
-                "axis": axis,
-                "sizes_bytes": [parse_size(text) for text in size] if size else None,
-                "matmul_size": matmul_size,
-                "dtype": dtype,
-                "samples": samples,
-                "max_s": max_s,
-                "tier": tier,
                 "lease": lease,
             }
+            named = {name: value for name, value in options.items() if value is not None}
+            asked = build_request_model(BenchRequest, (read_request(request) if request else {}) | named)
             answer = _measure(session, client, asked)
         if session.as_json:
             session.print_json(answer)
@@ -94,9 +84,9 @@ def judge(records: Iterable[BenchRecord]) -> int:
     return OK if verdicts and all(verdicts) else FAILED
 
 
-def _measure(session: Session, client: Client, asked: dict[str, Any]) -> BenchResult:
+def _measure(session: Session, client: Client, asked: BenchRequest) -> BenchResult:
     with show_progress(session) as on_progress:
-        return client.bench(**asked, on_progress=on_progress)
+        return client.bench(**asked.model_dump(exclude={"schema_version"}), on_progress=on_progress)
 
 
 def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:

@@ -6,6 +6,7 @@ Rule: what cannot be read, or is something else, is refused with the option, the
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,25 @@ def read_object(path: Path, option: str) -> dict[str, Any]:
         raise SettingsError(
             f"{option} {path}: its JSON is a {type(found).__name__}; it holds one object, such as {{…}}"
         )
+    return found
+
+
+def read_request(path: str) -> dict[str, Any]:
+    """Returns the JSON object of a request, which `--request` names; "-" is stdin.
+
+    Raises:
+        SettingsError: it cannot be read, or is not a JSON object.
+    """
+    try:
+        found = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            f"--request {path}: cannot be read: {error.strerror}; name a file that exists, or - for stdin"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"--request {path}: is not JSON: {error}; write one object, such as {{…}}") from None
+    if not isinstance(found, dict):
+        raise SettingsError(f"--request {path}: is a JSON {type(found).__name__}; write one object, such as {{…}}")
     return found
 
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr
 
 from meshwright.wire.base import COUNTED_FIRST, Evidence, Notice, Reply, RequestPart
-from meshwright.wire.devices import Device, Link
 
 BenchCase = Literal[
     "host_to_device",
@@ -31,15 +30,11 @@ BenchCase = Literal[
 ]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-Tier = Literal["passive", "light", "full"]
-"""`passive` opens no device. `light` takes seconds and at most 512 MiB a device, beside others that share it. `full`
-needs the devices idle."""
-
 MAX_SIZE_BYTES = 2**40
 
 
 class BenchRequest(RequestPart):
-    """`POST /placement/bench`. `{}` is the quick suite on all devices."""
+    """`POST /placement/bench`. `{}` is the quick suite on all devices. Devices must be idle."""
 
     suite: Literal["quick", "full"] = Field(
         default="quick", description="quick: within 20 s; full: more sizes and samples"
@@ -69,11 +64,6 @@ class BenchRequest(RequestPart):
     samples: Annotated[StrictInt, Field(ge=3, le=1000)] | None = Field(default=None, description="null: the suite's")
     max_s: Annotated[float, Field(strict=True, gt=0, le=3600)] | None = Field(
         default=None, description="time limit of the whole run; null: 20 for quick, 300 for full"
-    )
-    tier: Tier | None = Field(
-        default=None,
-        description="passive: opens no device; light: up to 60 s and 512 MiB a device, also on shared GPUs; full: idle "
-        "devices only; null: light where the request keeps to that, else full",
     )
     lease: Annotated[StrictStr, Field(max_length=128)] | None = Field(
         default=None, description="id of the caller's lease, whose devices may be measured all the same"
@@ -120,18 +110,10 @@ class Skipped(Reply):
     reason: str
 
 
-class Passive(Reply):
-    """What is known of the devices without opening one; each part says how it is known and how old it is."""
-
-    devices: tuple[Device, ...] = Field(description="memory in use, who holds them, PCI address, compute mode")
-    links: tuple[Link, ...] = Field(description="kinds and rates as the driver tells them; a and b are local indices")
-
-
 class BenchResult(Reply):
     """The result of a bench run."""
 
     suite: str
-    tier: Tier | None = Field(default=None, description="null: measured by an agent that knew no tiers")
     platform: str
     device_kind: str
     device_count: int
@@ -142,7 +124,6 @@ class BenchResult(Reply):
     records: tuple[BenchRecord, ...]
     skipped: tuple[Skipped, ...] = ()
     warnings: tuple[Notice, ...] = ()
-    passive: Passive | None = Field(default=None, description="of the passive tier")
 
 
 class LatestBench(Reply):

@@ -1,7 +1,7 @@
 """Benches of this host: taken after a fresh look at who has the devices, done by the device worker, kept for scrapes.
 
-Rule: no device is opened that somebody else has reserved or has to himself, or may have, since nobody could look. That
-is looked at when a bench is asked for and again before the worker is called. Knows no route.
+Rule: a bench opens idle devices only, and none that somebody else has reserved. That is looked at when a bench is asked
+for and again before the worker is called. Knows no route.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from meshwright.errors import (
     ProblemError,
     WorkerFailedError,
 )
-from meshwright.wire.bench import BenchRecord, BenchRequest, LatestBench
+from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, Skipped
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.runs import Run
-from meshwright_agent.bench.limits import check_bench, check_holders, find_closed, is_hidden, list_opened
+from meshwright_agent.bench.limits import check_bench, check_idle, find_closed, list_opened
 from meshwright_agent.bench.measurements import BENCHES_MOST, HostMeasurements
 from meshwright_agent.bench.scope import DEFAULTS, build_host_scope
-from meshwright_agent.bench.unopened import build_passive, build_skipped
 from meshwright_agent.clock import Clock
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import LOG_LINES, HostWatch
@@ -40,8 +39,6 @@ FRESH_S: Final = 2.0
 """A look at the owners of devices that a bench may begin with."""
 SCRAPED_MOST: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
-ALONE_LOOKS: Final = 3
-"""Looks after the worker has gone, each some 0.3 s, before memory that stays in use counts as somebody's."""
 
 Done = tuple[dict[str, Any], int | None]
 
@@ -99,10 +96,6 @@ class Benches:
             self.remember(record)
         self.measurements.recall(await store.list_succeeded("bench", limit=BENCHES_MOST))
 
-    async def latest(self, store: Store) -> LatestBench:
-        """Returns the newest record of each case."""
-        return await store.latest_bench()
-
     def remember(self, record: BenchRecord) -> None:
         """Keeps a record for scrapes, without its samples, in the place of the older one of its case."""
         place = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices)
@@ -126,8 +119,7 @@ class Benches:
         Raises:
             RequestError: it cannot be done on this host.
             DeviceLeasedError: a lease covers a device that it would open; LeaseNotFoundError: its own has ended.
-            DeviceBusyError: another process has such a device to itself, or the bench needs idle devices; or who has
-                it could not be looked at.
+            DeviceBusyError: such a device is in use by another process, or may be.
             NotReadyError: who has the devices could not be looked at.
         """
         said = request.model_dump(mode="json")
@@ -135,11 +127,6 @@ class Benches:
         if earlier is not None:
             return earlier
         self._host.require_hardware("a bench")
-        if request.tier == "passive":
-            self._host.require_facts()
-            build_host_scope(request, self._devices())
-            run, _ = await self._runs().submit("bench", said, key=key, execute=self._tell_passive, lane="passive")
-            return run
         self._host.require_topology()
         self._require_unreserved(request)
         await self._look_at_owners()
@@ -202,18 +189,6 @@ class Benches:
                 raise NotReadyError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
             self._looked_s = self._clock.monotonic()
 
-    async def _look_alone(self) -> None:
-        """Lets the agent's own worker go, and looks anew: whose memory is in use beside its own, nobody could tell.
-
-        A driver takes a moment to clear a context, so the look is repeated while memory is still in use.
-        """
-        await self._device.release(reason="a bench needs idle devices, and who else is there is seen only without it")
-        for _ in range(ALONE_LOOKS):
-            self._looked_s = None
-            await self._look_at_owners()
-            if all(device.processes is not None for device in self._devices().devices):
-                return
-
     def _require_platform(self) -> None:
         """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
         if mismatch := self._watch.tell_mismatch():
@@ -232,15 +207,13 @@ class Benches:
         request = BenchRequest.model_validate(run.request)
         self._give_way(request)
         await self._look_at_owners()
-        if is_hidden(request, self._devices()):
-            await self._look_alone()
         devices = self._devices()
         if closed := find_closed(request, devices):
-            return self._write(build_skipped(request, devices, closed, self._clock.now())), None
+            return self._skip(request, devices, closed)
         try:
-            check_holders(request, devices)
+            check_idle(request, devices)
         except DeviceBusyError as error:  # since it was taken: it is not the bench that failed
-            return self._write(build_skipped(request, devices, error.detail, self._clock.now())), None
+            return self._skip(request, devices, error.detail)
         if self._watch.sight.jax is None:
             await self._watch.look_at_jax()
         self._require_platform()
@@ -270,12 +243,11 @@ class Benches:
         return answer.result, answer.generation
 
     def note_look(self) -> None:
-        """Ends the bench that measures if somebody has come to hold what it must have to itself: a job has begun."""
+        """Ends the bench that measures if a device is no longer idle: a job has begun."""
         if self._measuring is None:
             return
         try:
-            request = BenchRequest.model_validate(self._measuring.request)
-            check_holders(request, self._devices(), minds_unseen=False)  # what hides them now is our own worker
+            check_idle(BenchRequest.model_validate(self._measuring.request), self._devices())
         except DeviceBusyError as error:
             self._spawn(self._runs().cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
 
@@ -289,13 +261,20 @@ class Benches:
             lease = in_the_way[0].lease
             raise CallCancelled(f"pre-empted by lease {lease.id} ({lease.purpose})")
 
-    async def _tell_passive(self, run: Run, _emit: Emit) -> Done:
-        """Answers without opening a device: what a fresh look shows, or the last where the driver does not answer."""
-        await self._watch.look_at_facts()
-        request = BenchRequest.model_validate(run.request)
-        return self._write(build_passive(request, self._devices(), self._clock.now())), None
-
-    @staticmethod
-    def _write(result: Any) -> dict[str, Any]:
-        written: dict[str, Any] = result.model_dump(mode="json")
-        return written
+    def _skip(self, request: BenchRequest, devices: Devices, reason: str) -> Done:
+        """Returns a result that skips every case for the same reason; no device was opened."""
+        scope = build_host_scope(request, devices)
+        first = next(device for device in devices.devices if device.local_index == scope.devices[0])
+        result = BenchResult(
+            suite=scope.suite,
+            platform=devices.platform,
+            device_kind=first.kind,
+            device_count=len(scope.devices),
+            jax=devices.software.jax,
+            jaxlib=devices.software.jaxlib,
+            started_at=self._clock.now(),
+            took_s=0.0,
+            records=(),
+            skipped=tuple(Skipped(case=case, reason=reason) for case in scope.cases),
+        )
+        return result.model_dump(mode="json"), None

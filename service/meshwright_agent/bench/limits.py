@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.errors import BenchTooLargeError, DeviceBusyError, InvalidRequestError
+from meshwright.errors import BenchTooLargeError, DeviceBusyError
 from meshwright.topology.text import name_place
-from meshwright.wire.bench import BenchCase, BenchRequest, Tier
+from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, build_host_scope
 
@@ -23,22 +23,14 @@ USABLE_RATIO: Final = 0.9
 UNTOLD_BYTES: Final = 512 * 2**20
 """What a bench may take in all where the memory is not known."""
 
-LIGHT_BYTES: Final = 512 * 2**20
-LIGHT_S: Final = 60.0
-"""What a bench of the light tier takes at most: of each device, and of time."""
+IDLE_BYTES: Final = 32 * 2**20
+"""Less memory than any CUDA context takes: a GPU with less in use is idle. `facts.unlisted` has the figures."""
 
-CONTEXT_BYTES: Final = 400 * 2**20
-"""What a CUDA context takes of a card, beside its arrays: 300 to 400 MB."""
-
-
-_ALL_ARE_OPENED: Final = "; JAX opens all devices of a host that it sees, also those that are not measured"
-_LET_IT_LOOK: Final = (
-    "let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers for TPUs)"
-    ', or use "tier": "passive"'
+_ALL_ARE_OPENED: Final = (
+    "JAX opens every device of the host that it sees; CUDA_VISIBLE_DEVICES of the agent hides a GPU from it"
 )
-_OPEN: Final = frozenset({"ready", "busy"})
-_THERE: Final = _OPEN | {"starting", "stopping"}
-"""States of the agent's worker in which it has its devices open; in which it may have."""
+_WITH_WORKER: Final = frozenset({"starting", "ready", "busy", "stopping"})
+"""States in which the agent's own worker may have the devices open."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +85,13 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
         InvalidMeshError: the mesh is no mesh.
         InvalidRequestError: a device, an axis or a mesh size that is not there.
         BenchTooLargeError: it needs more memory than a device or the host has.
-        DeviceBusyError: another process holds a device that it would need for itself, or fills one that it would open,
-            or nobody could look whether one does; not while the agent's own worker is what hides that (`is_hidden`).
+        DeviceBusyError: as `check_idle`.
     """
     scope = build_host_scope(request, devices)
-    if request.tier == "light":
-        _check_light(scope)
+    check_idle(request, devices)
     chosen = _list_chosen(scope, devices)
     for demand in list_demands(scope):
         _check_memory(demand, devices, chosen)
-    check_holders(request, devices, minds_unseen=devices.worker.state not in _THERE)
-    _check_contexts(request, devices)
-
-
-def resolve_tier(request: BenchRequest, scope: Scope) -> Tier:
-    """Returns the tier that was asked for; else light where the bench keeps to its bounds, else full."""
-    if request.tier is not None:
-        return request.tier
-    most = max((demand.device_bytes for demand in list_demands(scope)), default=0)
-    return "light" if scope.suite == "quick" and most <= LIGHT_BYTES and scope.limit_s <= LIGHT_S else "full"
 
 
 def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
@@ -119,8 +99,6 @@ def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
 
     A device that JAX did not show, though it showed others, is hidden from it (CUDA_VISIBLE_DEVICES) and not opened.
     """
-    if request.tier == "passive":
-        return ()
     if devices.platform == "cpu":
         return tuple(_list_chosen(build_host_scope(request, devices), devices))
     shown = tuple(device for device in devices.devices if device.jax is not None)
@@ -189,49 +167,9 @@ def _device_room(device: Device) -> int | None:
         return None
     if memory.capacity_bytes is None:
         return memory.limit_bytes
-    left = max(0, memory.capacity_bytes - _count_others(device, memory.used_bytes or 0))
-    return left if memory.limit_bytes is None else min(left, memory.limit_bytes)
-
-
-def _count_others(device: Device, used_bytes: int) -> int:
-    """Returns what of the memory in use is not the agent's own; beside others, our context is to be added."""
     own_bytes = sum(process.used_bytes or 0 for process in device.processes or () if process.own)
-    return max(0, used_bytes - own_bytes) + (CONTEXT_BYTES if _needs_context(device) else 0)
-
-
-def _needs_context(device: Device) -> bool:
-    """Tells whether a bench would add a context to somebody else's, or to what may be somebody's."""
-    if device.processes is None:
-        return device.platform == "gpu"
-    return bool(device.processes) and not any(process.own for process in device.processes)
-
-
-def _check_contexts(request: BenchRequest, devices: Devices) -> None:
-    """Refuses a bench whose context does not fit on a GPU that JAX opens, measured or not."""
-    if _is_open(devices):
-        return  # the contexts are there
-    for device in list_opened(request, devices):
-        memory = device.memory
-        if device.platform != "gpu" or memory is None or memory.capacity_bytes is None or memory.used_bytes is None:
-            continue
-        left = max(0, memory.capacity_bytes - memory.used_bytes)
-        if _needs_context(device) and left < CONTEXT_BYTES:
-            raise _refuse_full(device, left)
-
-
-def _refuse_full(device: Device, left_bytes: int) -> DeviceBusyError:
-    others = _list_others(device)
-    who = _name(others) if others else "others, who could not be looked at,"
-    until = f"wait for process {others[0].pid} to end" if others else "wait until there is room"
-    return DeviceBusyError(
-        f"a bench would open device {device.local_index} ({device.kind}) too, of which {who} "
-        f"{'leaves' if len(others) == 1 else 'leave'} {left_bytes} bytes; a CUDA context takes up to {CONTEXT_BYTES}",
-        hint=f"{until}, or hide the device from the agent (CUDA_VISIBLE_DEVICES){_ALL_ARE_OPENED}",
-    )
-
-
-def _is_open(devices: Devices) -> bool:
-    return devices.worker.state in _OPEN
+    left = memory.capacity_bytes - max(0, (memory.used_bytes or 0) - own_bytes)
+    return left if memory.limit_bytes is None else min(left, memory.limit_bytes)
 
 
 def _check_room(demand: Demand, where: str, need_bytes: int, multiple: float, room_bytes: int | None) -> None:
@@ -263,107 +201,55 @@ def _suggest(demand: Demand, fits_bytes: float) -> str:
     return f'use "sizes_bytes": [{2 ** int(math.log2(fits_bytes))}]'
 
 
-def check_holders(request: BenchRequest, devices: Devices, *, minds_unseen: bool = True) -> None:
-    """Does nothing if nobody else is in the way of the bench.
+def check_idle(request: BenchRequest, devices: Devices) -> None:
+    """Raises DeviceBusyError unless every device that the bench would open is idle.
 
-    Holders that could not be looked at may be anybody. Only of a device that one process at a time can use, and that
-    the agent's own worker has open, it is known all the same that nobody else is there.
-
-    Args:
-        minds_unseen: False where only a holder that is seen counts.
-
-    Raises:
-        DeviceBusyError: a process has a device to itself that JAX would open, or the tier needs the devices idle; or
-            there may be one, since nobody could look.
+    A device is busy while a process that is not the agent's own computes on it. Where the list of processes is not
+    known, a GPU is idle with less than `IDLE_BYTES` in use. While the agent's own worker is there, it is what hides the
+    list: it was started on idle devices.
     """
-    tier = resolve_tier(request, build_host_scope(request, devices))
-    for device in _list_needed(request, devices, tier):
-        others = _list_others(device)
+    has_worker = devices.worker.state in _WITH_WORKER
+    for device in list_opened(request, devices):
+        others = [process for process in device.processes or () if not process.own]
         if others:
-            raise _refuse_busy(tier, device, others, exclusive=is_exclusive(device))
-        if minds_unseen and _is_unseen(device, devices):
-            raise _refuse_unseen(tier, device)
+            raise _refuse_held(device, others)
+        if device.processes is None and not has_worker and not _has_little_in_use(device):
+            raise _refuse_unseen(device)
 
 
-def is_hidden(request: BenchRequest, devices: Devices) -> bool:
-    """Tells whether the agent's own worker may be why nobody can tell who else has a device that must be idle."""
-    needed = _list_needed(request, devices, resolve_tier(request, build_host_scope(request, devices)))
-    return devices.worker.state in _THERE and any(_is_unseen(device, devices) for device in needed)
-
-
-def _is_unseen(device: Device, devices: Devices) -> bool:
-    return device.processes is None and not (is_exclusive(device) and _is_open(devices))
-
-
-def _list_needed(request: BenchRequest, devices: Devices, tier: Tier) -> list[Device]:
-    """Returns the devices that a bench needs for itself."""
-    exclusive = [device for device in list_opened(request, devices) if is_exclusive(device)]
-    if tier != "full":
-        return exclusive
-    chosen = _list_chosen(build_host_scope(request, devices), devices)
-    return [*exclusive, *(device for device in chosen if device not in exclusive and device.platform != "cpu")]
-
-
-def is_exclusive(device: Device) -> bool:
-    """Tells whether one process at a time can use a device."""
-    return device.platform == "tpu" or device.compute_mode == "exclusive_process"
-
-
-def _list_others(device: Device) -> list[DeviceProcess]:
-    """Returns the processes that are seen to hold a device and are not the agent's; `_is_unseen`: there may be more."""
-    return [process for process in device.processes or () if not process.own]
+def _has_little_in_use(device: Device) -> bool:
+    """Tells whether the driver says so; what JAX says is of its own arrays."""
+    memory = device.memory
+    if device.platform != "gpu" or memory is None or memory.basis != "passive" or memory.used_bytes is None:
+        return False
+    return memory.used_bytes < IDLE_BYTES
 
 
 def _list_chosen(scope: Scope, devices: Devices) -> list[Device]:
     return [one for one in devices.devices if one.local_index in scope.devices]
 
 
-def describe_process(process: DeviceProcess) -> str:
+def _describe_process(process: DeviceProcess) -> str:
     """Returns a process as a refusal names it: "process 7 (python train.py) in slurm 4711"."""
     place = name_place(process)
     name = process.command or process.name or "name not known"
     return f"process {process.pid} ({name})" + (f" in {place}" if place else "")
 
 
-def _name(processes: Sequence[DeviceProcess]) -> str:
-    more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
-    return ", ".join(map(describe_process, processes[:3])) + more
-
-
-def _describe_need(*, exclusive: bool) -> str:
-    return "one process at a time can use it" if exclusive else "the full tier needs idle devices"
-
-
-def _refuse_busy(tier: Tier, device: Device, others: Sequence[DeviceProcess], *, exclusive: bool) -> DeviceBusyError:
+def _refuse_held(device: Device, others: Sequence[DeviceProcess]) -> DeviceBusyError:
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
     hold = "holds" if len(others) == 1 else "hold"
     return DeviceBusyError(
-        f"a bench of the {tier} tier would open device {device.local_index} ({device.kind}), which {_name(others)} "
-        f"{hold}; {_describe_need(exclusive=exclusive)}",
-        hint=f"wait for process {others[0].pid} to end"
-        + (_ALL_ARE_OPENED if exclusive else ', or name other devices: "devices": […], or use "tier": "light"'),
+        f"a bench would open device {device.local_index} ({device.kind}), which "
+        f"{', '.join(map(_describe_process, others[:3]))}{more} {hold}; a bench opens idle devices only",
+        hint=f"wait for process {others[0].pid} to end; {_ALL_ARE_OPENED}",
     )
 
 
-def _refuse_unseen(tier: Tier, device: Device) -> DeviceBusyError:
-    exclusive = is_exclusive(device)
+def _refuse_unseen(device: Device) -> DeviceBusyError:
     return DeviceBusyError(
-        f"who holds device {device.local_index} ({device.kind}) could not be looked at, and a bench of the {tier} tier "
-        f"would open it; {_describe_need(exclusive=exclusive)}, and a bench opens none unseen",
-        hint=_LET_IT_LOOK + (_ALL_ARE_OPENED if exclusive else ', or "tier": "light", which shares a GPU'),
+        f"cannot tell whether device {device.local_index} ({device.kind}) is in use: not every process can be seen "
+        "from here; a bench opens idle devices only",
+        hint="let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers "
+        f"for TPUs); {_ALL_ARE_OPENED}",
     )
-
-
-def _check_light(scope: Scope) -> None:
-    for demand in list_demands(scope):
-        if demand.device_bytes > LIGHT_BYTES:
-            detail = (
-                f"{demand.case} with S = {demand.size_bytes} bytes takes {demand.device_bytes} bytes of a device; the "
-                f"light tier takes at most {LIGHT_BYTES}"
-            )
-            field = "matmul_size" if demand.case == "matmul" else "sizes_bytes"
-            hint = f'{_suggest(demand, LIGHT_BYTES / demand.appetite.device)}, or "tier": "full"'
-            raise BenchTooLargeError(detail, hint=hint, errors=[{"field": field, "message": detail}])
-    if scope.limit_s > LIGHT_S:
-        detail = f"max_s is {scope.limit_s:g}; the light tier takes at most {LIGHT_S:g} s"
-        hint = f'use "max_s": {LIGHT_S:g}, or "tier": "full"'
-        raise InvalidRequestError(detail, hint=hint, errors=[{"field": "max_s", "message": detail}])

@@ -21,7 +21,6 @@ from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchRes
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.collectives import KINDS, list_collective
 from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
-from meshwright_agent.bench.limits import resolve_tier
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
 from meshwright_agent.bench.stage import Stage, follow_plan, read_devices
 from meshwright_agent.bench.timing import OutOfTime, Timetable, measure_samples
@@ -83,7 +82,6 @@ def run_suite(
     bench.check_anything()
     return BenchResult(
         suite=scope.suite,
-        tier=resolve_tier(request, scope),
         platform=platform,
         device_kind=devices[scope.devices[0]].device_kind,
         device_count=len(scope.devices),

@@ -15,11 +15,10 @@ from typing import Final, Literal
 from meshwright.wire.runs import RunKind
 from meshwright_agent.runs.live_run import LiveRun
 
-LaneName = Literal["device", "compiler", "passive"]
+LaneName = Literal["device", "compiler"]
 
 LANE_OF: Final[Mapping[RunKind, LaneName]] = {"bench": "device", "plan": "compiler", "batch_size": "compiler"}
-"""A bench has the devices, a compile has none: they go beside each other. What only tells what is known (`passive`)
-waits for neither."""
+"""A bench has the devices, a compile has none: they go beside each other."""
 
 USUAL_RUN_S: Final = 20.0
 """What a run is taken to need as long as none has succeeded: the time limit of the quick suite."""

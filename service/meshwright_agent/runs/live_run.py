@@ -45,7 +45,6 @@ class LiveRun:
     Attributes:
         run: its newest state, told to whoever asks.
         execute: how it is done.
-        lane: where it waits.
         share: what it has in common with submissions that may be given it instead of a run of their own; None: nothing.
         context: of its submission: what is logged and traced of its work names the request that asked for it.
         work: its execution, None while it waits.
@@ -55,10 +54,9 @@ class LiveRun:
         ended: set when the final state is written and told.
     """
 
-    def __init__(self, run: Run, execute: Execute, clock: Clock, *, lane: str = "", share: str | None = None) -> None:
+    def __init__(self, run: Run, execute: Execute, clock: Clock, *, share: str | None = None) -> None:
         self.run = run
         self.execute = execute
-        self.lane = lane
         self.share = share
         self.context = copy_context()
         self.work: Work | None = None

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 from meshwright.errors import (
     DrainingError,
@@ -121,7 +121,6 @@ class RunQueue:
         key: str | None = None,
         execute: Execute | None = None,
         share: str | None = None,
-        lane: LaneName | None = None,
     ) -> tuple[Run, bool]:
         """Returns a queued run and True, or one that was there and False: of this key, or one that is shared.
 
@@ -134,7 +133,6 @@ class RunQueue:
             execute: how this run is done; None: as the queue does runs.
             share: without a key, a run that waits or runs and was submitted with the same text is returned instead,
                 also of submissions at once; None: each submission is a run of its own.
-            lane: where it waits; None: where its kind does.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
@@ -143,9 +141,7 @@ class RunQueue:
             StoreUnavailableError: the run cannot be stored, so it is not run.
         """
         use = None if key is None else KeyUse.of(key, kind, request)
-        return await asyncio.shield(
-            self._spawn(self._admit(kind, request, use, execute or self._execute, share, lane or LANE_OF[kind]))
-        )
+        return await asyncio.shield(self._spawn(self._admit(kind, request, use, execute or self._execute, share)))
 
     async def recall(self, kind: RunKind, request: dict[str, Any], *, key: str) -> Run | None:
         """Returns the run that this key made; None for a new key.
@@ -163,15 +159,14 @@ class RunQueue:
         use: KeyUse | None,
         execute: Execute,
         share: str | None,
-        lane_name: LaneName,
     ) -> tuple[Run, bool]:
         async with self._admission:
             earlier = self._find_shared(kind, share) if use is None else await self._ledger.recall(use)
             if earlier is not None:
                 return earlier, False
-            lane = self._lanes[lane_name]
+            lane = self._lanes[LANE_OF[kind]]
             self._require_room(lane)
-            live = LiveRun(self._build_run(kind, request), execute, self._clock, lane=lane_name, share=share)
+            live = LiveRun(self._build_run(kind, request), execute, self._clock, share=share)
             await self._save_first(live, use)
             self._ledger.add(live)
             lane.add(live)
@@ -246,7 +241,7 @@ class RunQueue:
 
     def list_live(self, lane: LaneName) -> tuple[Run, ...]:
         """Returns the runs of a lane that wait or run, oldest first."""
-        return tuple(live.run for live in self._ledger.live() if live.lane == lane)
+        return tuple(live.run for live in self._ledger.live() if LANE_OF[live.run.kind] == lane)
 
     async def cancel_all(
         self, reason: str, *, lane: LaneName | None = None, only: Collection[str] | None = None
@@ -255,7 +250,7 @@ class RunQueue:
 
         Those that do not stop in time are among them, and are cancelled when they stop.
         """
-        found = (live for live in self._ledger.live() if lane in (None, live.lane))
+        found = (live for live in self._ledger.live() if lane in (None, LANE_OF[live.run.kind]))
         stopping = tuple(live for live in found if only is None or live.run.id in only)
         for live in stopping:
             self._stop(live, reason)
@@ -268,7 +263,7 @@ class RunQueue:
             self._spawn(self._end(live, build_cancelled(live.run, reason, self._clock.now())))
 
     def _lane_of(self, live: LiveRun) -> Lane:
-        return self._lanes[cast(LaneName, live.lane)]
+        return self._lanes[LANE_OF[live.run.kind]]
 
     async def _wait_for_end(self, stopping: tuple[LiveRun, ...]) -> None:
         with contextlib.suppress(TimeoutError):

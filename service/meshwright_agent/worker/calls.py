@@ -80,7 +80,7 @@ class Calls:
     def build_cancel(self) -> Cancel:
         """Returns the frame that asks the child to stop its work on the current call."""
         job = self._require_current()
-        return Cancel(job.id, job.cancel_reason or "cancelled")
+        return Cancel(job.id)
 
     def is_current(self, frame: Progress | Result | Failure | Stopped, generation: int) -> bool:
         """Tells whether the process of this generation speaks of the current call."""
@@ -106,7 +106,7 @@ class Calls:
         if isinstance(frame, Result):
             job.succeed(Answer(frame.result, frame.generation))
         else:
-            job.fail(error or CallCancelled(job.cancel_reason or "stopped by the child itself"))
+            job.fail(error or CallCancelled("cancelled" if job.is_cancelled else "stopped by the child itself"))
 
     def fail_current(self, error: MeshwrightError, outcome: str) -> None:
         """Answers the current call, if there is one, with an error."""

@@ -49,7 +49,7 @@ class Job:
     Attributes:
         id: the number of the call on the wire, given when it is sent.
         sent_s: when that was, monotonic seconds.
-        cancel_reason: why it is no longer wanted, once it is not.
+        is_cancelled: it is no longer wanted.
     """
 
     op: str | None = None
@@ -58,13 +58,8 @@ class Job:
     on_progress: OnProgress | None = None
     id: int = 0
     sent_s: float = 0.0
-    cancel_reason: str | None = None
+    is_cancelled: bool = False
     future: asyncio.Future[Answer] = field(default_factory=_build_future)
-
-    @property
-    def is_answered(self) -> bool:
-        """True once it has its answer."""
-        return self.future.done()
 
     def succeed(self, answer: Answer) -> None:
         """Answers, unless answered."""

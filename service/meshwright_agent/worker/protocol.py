@@ -64,7 +64,6 @@ class Cancel:
     """Stop working on the call `id`; answer with `stopped`, or with what is ready."""
 
     id: int
-    reason: str
 
 
 @dataclass(frozen=True)

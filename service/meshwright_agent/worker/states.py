@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from meshwright.wire.devices import WorkerState
 
@@ -55,11 +55,6 @@ Action = Literal[
     "forget",  # forget the crashes
 ]
 
-STATES: Final[tuple[State, ...]] = get_args(State)
-EVENTS: Final[tuple[Event, ...]] = get_args(Event)
-ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
-
-WITH_PROCESS: Final[frozenset[State]] = frozenset({"starting", "ready", "busy", "stopping"})
 LIVE: Final[frozenset[State]] = frozenset({"starting", "ready", "busy"})
 
 

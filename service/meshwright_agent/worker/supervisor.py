@@ -50,14 +50,12 @@ class ReleaseOutcome:
     Attributes:
         took_s: seconds until the process was gone (or abandoned), or the time was up.
         killed: it did not go by itself: a signal was needed.
-        was_running: there was a process.
         abandoned_pids: processes that even SIGKILL did not end, now or earlier, or not in time: they may still hold
             devices; `Supervisor.holding_pids` tells which of them are there still.
     """
 
     took_s: float
     killed: bool
-    was_running: bool
     abandoned_pids: tuple[int, ...] = ()
 
 
@@ -224,15 +222,6 @@ class Supervisor:
             span.note(meshwright__generation=answer.generation)
             return answer
 
-    async def cancel_current(self, reason: str) -> bool:
-        """Cancels the call under way, returns when it has ended (grace, then kill); False: there was none."""
-        job = self._calls.current
-        if job is None:
-            return False
-        self._cancel(job, reason)
-        await asyncio.wait({job.future})
-        return True
-
     async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
         """Ends the process, whatever it does, in bounded time; who waits gets `CallCancelled(reason)`.
 
@@ -244,11 +233,11 @@ class Supervisor:
         self._calls.give_up(CallCancelled(reason))
         self._end(reason, "released")
         if tenure is None or tenure.teardown is None:
-            return ReleaseOutcome(0.0, killed=False, was_running=False, abandoned_pids=self.abandoned_pids)
+            return ReleaseOutcome(0.0, killed=False, abandoned_pids=self.abandoned_pids)
         done, _ = await asyncio.wait({tenure.teardown}, timeout=within_s)
         killed = not done or (tenure.ending is not None and tenure.ending.killed)
         return ReleaseOutcome(
-            self._clock.monotonic() - began_s, killed, True, self.abandoned_pids if done else self.holding_pids
+            self._clock.monotonic() - began_s, killed, self.abandoned_pids if done else self.holding_pids
         )
 
     def reset(self) -> None:
@@ -283,13 +272,9 @@ class Supervisor:
         """Takes the job of a caller who has left out of the queue, or stops the child's work on it."""
         self._calls.remove(job)
         if job is self._calls.current:
-            self._cancel(job, "cancelled")
-            await asyncio.wait({job.future})
-
-    def _cancel(self, job: Job, reason: str) -> None:
-        if job.cancel_reason is None:
-            job.cancel_reason = reason
+            job.is_cancelled = True
             self._machine.apply("cancelled")
+            await asyncio.wait({job.future})
 
     # actions of the table
 
@@ -360,10 +345,10 @@ class Supervisor:
         match self._machine.state, self._calls.current:
             case "starting", _:
                 self._end(Fault("start_timeout"), "timeout")
-            case "busy", Job(cancel_reason=None):
+            case "busy", Job(is_cancelled=False):
                 self._end(Fault("call_timeout"), "timeout")
-            case "busy", Job(cancel_reason=str(reason)):
-                self._end(reason, "timeout")
+            case "busy", _:
+                self._end("cancelled", "timeout")
             case _:
                 self._end("idle", "timeout")
 

@@ -15,15 +15,13 @@ from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
 from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory, WorkerState
 from meshwright_agent.bench.limits import (
     APPETITES,
-    CONTEXT_BYTES,
+    IDLE_BYTES,
     check_bench,
-    check_holders,
     find_closed,
-    is_hidden,
     list_demands,
-    resolve_tier,
 )
-from meshwright_agent.bench.scope import CASES, build_host_scope, build_scope
+from meshwright_agent.bench.scope import CASES, build_scope
+from meshwright_agent.facts import unlisted
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import GIB, build_host
 
@@ -126,44 +124,35 @@ def hold(*, own: bool = False) -> dict[str, Any]:
     return {"processes": (DeviceProcess(pid=4321, name="train.py", own=own),)}
 
 
-@pytest.mark.parametrize(
-    ("platform", "mode", "suite"),
-    [("tpu", None, "quick"), ("gpu", "exclusive_process", "quick"), ("gpu", "default", "full")],
-)
-def test_a_device_that_another_process_needs_for_itself_is_refused_with_its_name(
+@pytest.mark.parametrize("suite", ["quick", "full"])
+@pytest.mark.parametrize(("platform", "mode"), [("tpu", None), ("gpu", "exclusive_process"), ("gpu", "default")])
+def test_a_device_that_another_process_holds_is_refused_with_its_name(
     platform: Any, mode: str | None, suite: str
 ) -> None:
     changes = {1: {**hold(), "compute_mode": mode}}
-    with pytest.raises(DeviceBusyError, match=r"device 1 .* process 4321 \(train.py\) holds") as caught:
+    with pytest.raises(DeviceBusyError, match=r"device 1 .* process 4321 \(train.py\) holds; .* idle") as caught:
         check(build_host(4, platform, changes=changes), suite=suite)
-    assert "4321" in caught.value.hint
+    assert "wait for process 4321" in caught.value.hint
     check(build_host(4, platform, changes={1: {**hold(own=True), "compute_mode": mode}}), suite=suite)
 
 
-def test_a_shared_gpu_may_be_measured_by_the_quick_suite() -> None:
-    check(build_host(2, "gpu", changes={0: {**hold(), "compute_mode": "default"}}))
+def test_jax_opens_every_device_that_it_sees_so_naming_others_does_not_help() -> None:
+    with pytest.raises(DeviceBusyError, match=r"device 1 ") as caught:
+        check(build_host(4, "gpu", changes={1: hold()}), devices=[0, 2])
+    assert "JAX opens every device" in caught.value.hint
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
 
 
-@pytest.mark.parametrize(("platform", "mode"), [("tpu", None), ("gpu", "exclusive_process")])
-def test_jax_opens_every_device_that_it_sees_so_naming_others_does_not_help(platform: Any, mode: str | None) -> None:
-    changes = {1: {**hold(), "compute_mode": mode}}
-    with pytest.raises(DeviceBusyError, match=r"device 1 .* one process at a time") as caught:
-        check(build_host(4, platform, changes=changes), devices=[0, 2])
-    assert "JAX opens all devices" in caught.value.hint
+def test_who_holds_a_device_is_told_before_there_is_too_little_memory() -> None:
+    memory = Memory(capacity_bytes=16 * GIB, used_bytes=16 * GIB, **EVIDENCE)
+    with pytest.raises(DeviceBusyError, match="process 4321"):
+        check(build_host(1, "gpu", changes={0: {**hold(), "memory": memory}}), cases=["replicate"])
 
 
 def test_a_device_that_is_hidden_from_jax_is_not_opened() -> None:
     seen = {"jax": JaxView(id=0, kind="H100", platform="gpu", generation=1, **EVIDENCE)}
     changes = {0: seen, 1: {**hold(), "compute_mode": "exclusive_process"}}
     check(build_host(2, "gpu", changes=changes), devices=[0])
-
-
-def test_the_full_tier_needs_only_the_devices_idle_that_it_measures() -> None:
-    host = build_host(4, "gpu", changes={1: {**hold(), "compute_mode": "default"}})
-    check(host, suite="full", devices=[0, 2])
-    with pytest.raises(DeviceBusyError, match=r"full tier .* device 1 .* idle") as caught:
-        check(host, tier="full", devices=[1])
-    assert '"tier": "light"' in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -182,145 +171,64 @@ def test_who_is_in_the_way_is_named_with_command_and_place(where: dict[str, str]
     assert "process 6 (python train6.py)" in caught.value.detail
 
 
-# ---- tiers ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "tier"),
-    [
-        ({}, "light"),
-        ({"suite": "full"}, "full"),
-        ({"sizes_bytes": [2**20]}, "light"),
-        ({"sizes_bytes": [256 * 2**20]}, "full"),
-        ({"max_s": 600}, "full"),
-        ({"suite": "full", "tier": "light"}, "light"),
-        ({"tier": "full"}, "full"),
-        ({"tier": "passive"}, "passive"),
-    ],
-)
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_without_a_tier_a_bench_is_light_as_long_as_it_keeps_to_the_bounds(
-    platform: Any, fields: dict[str, Any], tier: str
-) -> None:
-    request = BenchRequest.model_validate(fields)
-    assert resolve_tier(request, build_host_scope(request, build_host(4, platform))) == tier
-
-
-def test_a_light_bench_that_is_too_large_is_told_what_is_not() -> None:
-    host = build_host(2, "gpu")
-    with pytest.raises(BenchTooLargeError, match="light tier takes at most 536870912") as caught:
-        check(host, tier="light", cases=["all_reduce"], sizes_bytes=[GIB])
-    found = re.match(r'use "sizes_bytes": \[(\d+)\], or "tier": "full"', caught.value.hint)
-    assert found
-    check(host, tier="light", cases=["all_reduce"], sizes_bytes=[int(found[1])])
-    with pytest.raises(InvalidRequestError, match="max_s is 100; the light tier"):
-        check(host, tier="light", max_s=100)
-
-
 def test_a_device_in_prohibited_mode_is_no_refusal_but_a_reason_to_skip() -> None:
     host = build_host(2, "gpu", changes={1: {"compute_mode": "prohibited"}})
     assert "device 1 " in find_closed(BenchRequest(), host)
-    assert find_closed(BenchRequest(tier="passive"), host) == ""
     assert find_closed(BenchRequest(), build_host(2, "gpu")) == ""
 
 
-def test_beside_another_process_a_cuda_context_is_reserved_and_our_own_memory_is_ours() -> None:
-    size = {"cases": ["replicate"], "sizes_bytes": [64 * 2**20], "devices": [0]}
+def test_memory_of_our_own_worker_is_ours_and_that_of_a_display_is_not_there() -> None:
+    size = {"cases": ["replicate"], "sizes_bytes": [GIB], "devices": [0]}
 
-    def host(used: int, **process: Any) -> Devices:
-        memory = Memory(capacity_bytes=16 * GIB, used_bytes=used, **EVIDENCE)
-        holder = DeviceProcess(pid=7, used_bytes=used, **process)
-        return build_host(1, "gpu", changes={0: {"memory": memory, "processes": (holder,), "compute_mode": "default"}})
+    def host(*processes: DeviceProcess) -> Devices:
+        memory = Memory(capacity_bytes=16 * GIB, used_bytes=15 * GIB, **EVIDENCE)
+        return build_host(1, "gpu", changes={0: {"memory": memory, "processes": processes}})
 
-    check(host(16 * GIB, own=True), **size)
-    with pytest.raises(BenchTooLargeError):
-        check(host(16 * GIB - 500 * 2**20), **size)
-    check(host(16 * GIB - 600 * 2**20), **size)
-
-
-# ---- holders that could not be looked at -----------------------------------------------------------------------------
-
-UNSEEN: dict[str, Any] = {"processes": None}
+    check(host(DeviceProcess(pid=7, used_bytes=15 * GIB, own=True)), **size)
+    with pytest.raises(BenchTooLargeError, match=f"it has {GIB} bytes"):
+        check(host(), **size)
+    check(host(), **{**size, "sizes_bytes": [2**20]})  # which makes the device no less idle
 
 
-def with_worker(host: Devices, state: WorkerState) -> Devices:
+# ---- processes that cannot be seen -----------------------------------------------------------------------------------
+
+
+def build_unseen(
+    platform: Any = "gpu", used_bytes: int | None = GIB, basis: Any = "passive", state: WorkerState = "stopped"
+) -> Devices:
+    """Returns a host whose device 1 has holders that cannot be seen."""
+    memory = Memory(capacity_bytes=80 * GIB, used_bytes=used_bytes, **{**EVIDENCE, "basis": basis})
+    host = build_host(2, platform, changes={1: {"processes": None, "memory": memory}})
     return host.model_copy(update={"worker": host.worker.model_copy(update={"state": state})})
 
 
-@pytest.mark.parametrize(
-    ("platform", "mode", "tier"),
-    [
-        ("tpu", None, "light"),
-        ("tpu", None, "full"),
-        ("gpu", "exclusive_process", "light"),
-        ("gpu", "exclusive_process", "full"),
-        ("gpu", "default", "full"),
-    ],
-)
-def test_who_could_not_be_looked_at_may_be_in_the_way(platform: Any, mode: str | None, tier: str) -> None:
-    host = build_host(2, platform, changes={1: {**UNSEEN, "compute_mode": mode}})
-    with pytest.raises(DeviceBusyError, match=r"who holds device 1 \(.*\) could not be looked at") as caught:
-        check(host, tier=tier, cases=["matmul"], devices=[1])
-    for word in ("owners.conf", "features.hostPID", '"tier": "passive"'):
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_device_whose_processes_cannot_be_seen_may_be_in_use(platform: Any) -> None:
+    with pytest.raises(DeviceBusyError, match=r"cannot tell whether device 1 \(.*\) is in use") as caught:
+        check(build_unseen(platform), cases=["matmul"], devices=[0])
+    for word in ("owners.conf", "features.hostPID", "JAX opens every device"):
         assert word in caught.value.hint
-    assert ('"tier": "light"' in caught.value.hint) is (mode == "default")
-    check(host, tier="passive")
 
 
-def test_a_shared_gpu_has_room_for_a_light_bench_beside_whoever_may_be_there() -> None:
-    check(build_host(2, "gpu", changes={1: {**UNSEEN, "compute_mode": "default"}}), tier="light")
+def test_a_gpu_with_less_memory_in_use_than_any_context_takes_is_idle() -> None:
+    check(build_unseen(used_bytes=IDLE_BYTES - 1))
+    assert IDLE_BYTES == unlisted.IDLE_BYTES
+    for busy in (
+        build_unseen(used_bytes=IDLE_BYTES),
+        build_unseen(used_bytes=None),
+        build_unseen(used_bytes=0, basis="live"),  # JAX tells of its own arrays only
+        build_unseen("tpu", used_bytes=0),
+    ):
+        with pytest.raises(DeviceBusyError):
+            check(busy)
 
 
-@pytest.mark.parametrize(("platform", "mode"), [("tpu", None), ("gpu", "exclusive_process")])
-def test_nobody_else_is_on_a_device_for_one_process_that_our_own_has_open(platform: Any, mode: str | None) -> None:
-    host = build_host(2, platform, changes={0: {**UNSEEN, "compute_mode": mode}})
-    for state in ("ready", "busy"):
-        check_holders(BenchRequest(), with_worker(host, state))  # type: ignore[arg-type]
-        assert not is_hidden(BenchRequest(), with_worker(host, state))  # type: ignore[arg-type]
-    with pytest.raises(DeviceBusyError):
-        check_holders(BenchRequest(), with_worker(host, "starting"))
-
-
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
 @pytest.mark.parametrize("state", ["stopped", "starting", "ready", "busy", "stopping", "backoff", "failed"])
-def test_our_own_worker_hides_who_else_is_on_a_shared_gpu_and_is_no_reason_to_refuse(state: Any) -> None:
-    request = BenchRequest(tier="full")
-    host = with_worker(build_host(2, "gpu", changes={1: {**UNSEEN, "compute_mode": "default"}}), state)
-    is_there = state in {"starting", "ready", "busy", "stopping"}
-    assert is_hidden(request, host) is is_there
-    assert not is_hidden(BenchRequest(tier="light"), host)
-    if is_there:
-        check_bench(request, host)
+def test_our_own_worker_was_started_on_idle_devices_and_hides_their_processes(platform: Any, state: Any) -> None:
+    host = build_unseen(platform, state=state)
+    if state in {"starting", "ready", "busy", "stopping"}:
+        check(host)
     else:
         with pytest.raises(DeviceBusyError):
-            check_bench(request, host)
-    with pytest.raises(DeviceBusyError):  # before it begins: the worker is let go first
-        check_holders(request, host)
-    check_holders(request, host, minds_unseen=False)
-
-
-# ---- room for a context ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("processes", [None, (DeviceProcess(pid=7, name="train.py"),)])
-def test_every_gpu_that_jax_opens_beside_others_has_room_for_a_context(processes: Any) -> None:
-    def host(left_bytes: int, **more: Any) -> Devices:
-        memory = Memory(capacity_bytes=16 * GIB, used_bytes=16 * GIB - left_bytes, **EVIDENCE)
-        return build_host(
-            2, "gpu", changes={1: {"memory": memory, "processes": processes, "compute_mode": "default", **more}}
-        )
-
-    asked: dict[str, Any] = {"tier": "light", "devices": [0], "cases": ["matmul"]}
-    check(host(CONTEXT_BYTES), **asked)
-    with pytest.raises(DeviceBusyError, match=rf"device 1 .* too.*{CONTEXT_BYTES - 1} bytes") as caught:
-        check(host(CONTEXT_BYTES - 1), **asked)
-    assert ("process 7 (train.py) leaves" in caught.value.detail) is bool(processes)
-    assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
-    check_bench(BenchRequest.model_validate(asked), with_worker(host(0), "ready"))  # its context is there
-    check(host(0, processes=()), **asked)  # memory that nobody's context takes: JAX says what it thinks of it
-
-
-def test_beside_who_could_not_be_looked_at_a_context_is_reserved_too() -> None:
-    memory = Memory(capacity_bytes=16 * GIB, used_bytes=16 * GIB - 500 * 2**20, **EVIDENCE)
-    host = build_host(1, "gpu", changes={0: {"memory": memory, "compute_mode": "default", **UNSEEN}})
-    with pytest.raises(BenchTooLargeError):
-        check(host, cases=["replicate"], sizes_bytes=[64 * 2**20], devices=[0])
+            check(host)

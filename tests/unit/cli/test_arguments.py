@@ -15,40 +15,8 @@ from meshwright.cli.arguments import (
     parse_case,
     parse_devices,
     parse_indices,
-    parse_size,
 )
-from meshwright.cli.output import format_bytes
 from meshwright.wire.bench import BenchCase
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [
-        ("4", 4),
-        ("4B", 4),
-        ("64KiB", 65536),
-        ("1MiB", 2**20),
-        ("0.5GiB", 2**29),
-        (" 1 mib ", 2**20),
-        ("1kB", 1000),
-        ("4MB", 4 * 10**6),
-        ("1TB", 10**12),
-    ],
-)
-def test_a_size_is_bytes_binary_with_an_i_and_decimal_without(text: str, size_bytes: int) -> None:
-    assert parse_size(text) == size_bytes
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "1M", "-1MiB", "1e6", "1.MiB", "nan", "inf", "1 MiB 2", "٣", "0.3B"])
-def test_what_is_no_size_is_refused_with_the_option_named(text: str) -> None:
-    with pytest.raises(typer.BadParameter) as refused:
-        parse_size(text)
-    assert refused.value.param_hint == "--size"
-
-
-@given(st.integers(1, 1023), st.integers(0, 4))
-def test_a_size_that_was_printed_can_be_read(count: int, power: int) -> None:
-    assert parse_size(format_bytes(count * 1024**power)) == count * 1024**power
 
 
 def test_numbers_are_local_indices_and_other_words_are_names() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from meshwright import errors
 from meshwright.cli.bench import judge
 from meshwright.testing.runs import build_record
 from meshwright.wire.base import Notice
-from meshwright.wire.bench import BenchRecord, BenchResult, Skipped
+from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, Skipped
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -70,13 +72,6 @@ def test_each_row_says_which_devices_it_is_of(
         (("--suite", "full"), "suite", "full"),
         (("--case", "matmul"), "cases", ["matmul"]),
         (("--devices", "0,1"), "devices", [0, 1]),
-        (("--mesh", "dp:2,tp:4", "--axis", "tp"), "mesh", "dp:2,tp:4"),
-        (("--mesh", "dp:2,tp:4", "--axis", "tp"), "axis", "tp"),
-        (("--size", "1MiB", "--size", "64KiB"), "sizes_bytes", [2**20, 2**16]),
-        (("--matmul-size", "256"), "matmul_size", 256),
-        (("--dtype", "bfloat16"), "dtype", "bfloat16"),
-        (("--samples", "5"), "samples", 5),
-        (("--max-s", "3.5"), "max_s", 3.5),
     ],
 )
 def test_every_option_reaches_the_agent(
@@ -86,9 +81,87 @@ def test_every_option_reaches_the_agent(
     assert meshwright.body(0)[field] == value
 
 
+REQUEST: dict[str, Any] = {
+    "suite": "full",
+    "cases": ["matmul"],
+    "devices": [0, 1],
+    "mesh": "dp:2",
+    "axis": "dp",
+    "sizes_bytes": [2**20],
+    "matmul_size": 256,
+    "dtype": "bfloat16",
+    "samples": 5,
+    "max_s": 3.5,
+}
+
+
+def test_a_request_is_sent_as_the_file_has_it(meshwright: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(REQUEST))
+    assert meshwright("bench", "--request", str(file)).code == 0
+    assert REQUEST.keys() | {"lease", "schema_version"} == BenchRequest.model_fields.keys()
+    assert meshwright.body(0) == {**REQUEST, "schema_version": "1"}
+
+
+def test_options_win_over_the_request(meshwright: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(REQUEST))
+    meshwright("bench", "--request", str(file), "--suite", "quick", "--case", "permute", "--devices", "3")
+    assert meshwright.body(0) == {
+        **{name: value for name, value in REQUEST.items() if name != "suite"},
+        "cases": ["permute"],
+        "devices": [3],
+        "schema_version": "1",
+    }
+
+
+def test_a_request_may_come_from_stdin(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"samples": 7}'))
+    assert meshwright("bench", "--request", "-").code == 0
+    assert meshwright.body(0)["samples"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1]", "is a JSON list"),
+        ("7", "is a JSON int"),
+        ('"quick"', "is a JSON str"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_not_a_json_object_is_2_and_names_the_file(
+    meshwright: CommandLine, tmp_path: Path, text: str | None, words: str
+) -> None:
+    file = tmp_path / "bench.json"
+    if text is not None:
+        file.write_text(text)
+    printed = meshwright("bench", "--request", str(file))
+    assert printed.code == 2
+    assert f"--request {file}: {words}" in printed.err
+    assert meshwright.fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [({"samples": 1}, "samples"), ({"tier": "full"}, "tier"), ({"on_progress": 1}, "on_progress")],
+)
+def test_a_wrong_field_of_a_request_is_2_and_named(
+    meshwright: CommandLine, tmp_path: Path, request_: dict[str, Any], words: str
+) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(request_))
+    printed = meshwright("bench", "--request", str(file))
+    assert printed.code == 2
+    assert words in printed.err
+    assert meshwright.fake.requests == []
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [("--case", "sums"), ("--size", "1M"), ("--samples", "1"), ("--devices", "a"), ("--max-s", "nan")],
+    [("--case", "sums"), ("--suite", "small"), ("--devices", "a")],
 )
 def test_a_wrong_value_is_2_and_starts_nothing(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     assert meshwright("bench", *arguments).code == 2
@@ -197,8 +270,8 @@ def test_the_lease_of_a_held_command_is_no_obstacle_to_its_bench(
     with meshwright.fake.client() as other:
         lease = other.lease(purpose="job 7")
     assert meshwright("bench", "--case", "matmul").code == 1
-    assert meshwright("bench", "--case", "matmul", "--lease", lease.id, "--tier", "light").code == 0
+    assert meshwright("bench", "--case", "matmul", "--lease", lease.id).code == 0
     sent = [json.loads(request.body or b"{}") for request in meshwright.fake.requests if request.method == "POST"]
-    assert (sent[-1]["tier"], sent[-1]["lease"]) == ("light", lease.id)
+    assert sent[-1]["lease"] == lease.id
     monkeypatch.setenv("MESHWRIGHT_LEASE", lease.id)
     assert meshwright("bench", "--case", "matmul").code == 0

@@ -386,7 +386,7 @@ def test_a_bench_of_leased_devices_is_refused_except_to_the_lease(kind: Kind) ->
     with pytest.raises(DeviceLeasedError):
         ask(kind, fake, lambda c: c.bench(devices=[1, 2]))
     assert ask(kind, fake, lambda c: c.bench(devices=[0], lease=lease)).records
-    assert ask(kind, fake, lambda c: c.bench(devices=[0], lease=lease.id, tier="light")).records
+    assert ask(kind, fake, lambda c: c.bench(devices=[0], lease=lease.id)).records
 
 
 @both

@@ -46,7 +46,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Hello, number, text, number, number, content),
     st.builds(Refusal, number, text, text, text),
     st.builds(Call, number, text, content),
-    st.builds(Cancel, number, text),
+    st.builds(Cancel, number),
     st.builds(Progress, number, number, content),
     st.builds(Result, number, number, content),
     st.builds(

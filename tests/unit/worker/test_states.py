@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.worker.states import (
-    ACTIONS,
-    EVENTS,
     LIVE,
-    STATES,
     TABLE,
+    Action,
     CrashHistory,
     CrashRule,
     Event,
@@ -22,6 +21,8 @@ from meshwright_agent.worker.states import (
     step,
 )
 
+STATES: tuple[State, ...] = get_args(State)
+EVENTS: tuple[Event, ...] = get_args(Event)
 PAIRS = list(itertools.product(STATES, EVENTS))
 
 EXPECTED: dict[tuple[State, Event], State] = {
@@ -78,7 +79,7 @@ def test_the_table_uses_every_state_event_and_action() -> None:
     steps = [(event, found) for row in TABLE.values() for event, found in row.items()]
     assert set(TABLE) == set(STATES)
     assert {event for event, _ in steps} == set(EVENTS)
-    assert {action for _, found in steps for action in found.actions} == set(ACTIONS)
+    assert {action for _, found in steps for action in found.actions} == set(get_args(Action))
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -10,7 +10,7 @@ from meshwright._calls import calls, flows
 from meshwright._calls.flows import Observer
 from meshwright._client.blocking.driving import Driver
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.bench import BenchCase, BenchRecord, BenchResult, Dtype, LatestBench, Tier
+from meshwright.wire.bench import BenchCase, BenchRecord, BenchResult, Dtype, LatestBench
 from meshwright.wire.leases import Lease
 from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
 
@@ -31,7 +31,6 @@ class RunCalls(Driver):
         dtype: Dtype | None = None,
         samples: int | None = None,
         max_s: float | None = None,
-        tier: Tier | None = None,
         lease: Lease | str | None = None,
         on_progress: Callable[[Progress], object] | None = None,
         on_record: Callable[[BenchRecord], object] | None = None,
@@ -52,8 +51,6 @@ class RunCalls(Driver):
             dtype: None: float32 on CPU, bfloat16 elsewhere.
             samples: how many per measurement, at least 3; None: the suite's.
             max_s: the time limit of the run on the agent.
-            tier: "passive" opens no device, "light" keeps to seconds and 512 MiB, "full" needs idle devices; None:
-                as the rest of the request has it.
             lease: the caller's own, whose devices may be measured all the same.
             on_progress: called with each progress, at once.
             on_record: called with each record as soon as it is measured.
@@ -78,7 +75,6 @@ class RunCalls(Driver):
             dtype=dtype,
             samples=samples,
             max_s=max_s,
-            tier=tier,
             lease=lease,
         )
         return self._drive(flows.bench(submit, self._link, Observer(on_progress, on_record), timeout_s))
@@ -96,7 +92,6 @@ class RunCalls(Driver):
         dtype: Dtype | None = None,
         samples: int | None = None,
         max_s: float | None = None,
-        tier: Tier | None = None,
         lease: Lease | str | None = None,
     ) -> Run:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
@@ -112,7 +107,6 @@ class RunCalls(Driver):
                 dtype=dtype,
                 samples=samples,
                 max_s=max_s,
-                tier=tier,
                 lease=lease,
             )
         )

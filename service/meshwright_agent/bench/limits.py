@@ -106,10 +106,7 @@ def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
 
 
 def find_closed(request: BenchRequest, devices: Devices) -> str:
-    """Returns why no bench can open the devices, which is nobody's fault: cases are skipped then; "" if one can.
-
-    A device in prohibited mode takes no context at all, and one in exclusive mode none beside its holder's.
-    """
+    """Returns why no process can open the devices: cases are skipped then; "" if a bench can."""
     for device in list_opened(request, devices):
         if device.compute_mode == "prohibited":
             return f"device {device.local_index} ({device.kind}) is in compute mode prohibited: no process may open it"

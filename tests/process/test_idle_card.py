@@ -71,5 +71,5 @@ def test_a_bench_is_refused_beside_a_job_with_the_job_named_and_jax_is_not_start
         wait_for(lambda: httpx.get(f"{agent.url}/devices").json().get("devices"), agent)
         reply = ask_for_bench(agent)
         assert (reply.status_code, reply.json()["code"]) == (409, "device_busy")
-        assert f"device 0 (NVIDIA H100 80GB HBM3), which process {JOB_PID} (" in reply.json()["detail"]
+        assert f"device 0 (NVIDIA H100 80GB HBM3), which is held by process {JOB_PID} (" in reply.json()["detail"]
         assert (read_worker(agent)["state"], read_worker(agent)["generation"]) == ("stopped", 0)

@@ -24,6 +24,6 @@ def test_a_bench_is_refused_where_devices_may_be_in_use_and_jax_is_not_started(t
         worker = httpx.get(f"{agent.url}/devices").json()["worker"]
     assert {device["processes"] for device in devices} == {None}
     assert (refused.status_code, refused.json()["code"]) == (409, "device_busy")
-    assert "cannot tell whether device 0 (TPU v5 lite) is in use" in refused.json()["detail"]
+    assert "device 0 (TPU v5 lite), which may be in use" in refused.json()["detail"]
     assert "owners.conf" in refused.json()["hint"]
     assert (worker["state"], worker["generation"]) == ("stopped", 0)

@@ -105,7 +105,7 @@ def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:
 def _describe_run(result: BenchResult) -> Text:
     where = f"{result.device_count} × {result.device_kind} ({result.platform})"
     return Text(
-        clean(f"{result.suite} suite on {where}, jax {result.jax or 'not opened'}, {format_time(result.took_s)}"),
+        clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.took_s)}"),
         "bold",
     )
 

@@ -117,8 +117,8 @@ class BenchResult(Reply):
     platform: str
     device_kind: str
     device_count: int
-    jax: str | None = Field(description="version; null: no device was opened, and no JAX seen before")
-    jaxlib: str | None = Field(description="likewise")
+    jax: str
+    jaxlib: str
     started_at: datetime
     took_s: float
     records: tuple[BenchRecord, ...]

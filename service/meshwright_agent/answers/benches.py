@@ -17,12 +17,12 @@ from meshwright.errors import (
     ProblemError,
     WorkerFailedError,
 )
-from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, Skipped
+from meshwright.wire.bench import BenchRecord, BenchRequest
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.runs import Run
-from meshwright_agent.bench.limits import check_bench, check_idle, find_closed, list_opened
+from meshwright_agent.bench.limits import check_bench, check_idle, list_opened
 from meshwright_agent.bench.measurements import BENCHES_MOST, HostMeasurements
-from meshwright_agent.bench.scope import DEFAULTS, build_host_scope
+from meshwright_agent.bench.scope import DEFAULTS
 from meshwright_agent.clock import Clock
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import LOG_LINES, HostWatch
@@ -130,10 +130,8 @@ class Benches:
         self._host.require_topology()
         self._require_unreserved(request)
         await self._look_at_owners()
-        devices = self._devices()
-        if not find_closed(request, devices):  # else its cases are skipped, with the reason
-            check_bench(request, devices)
-            self._require_platform()
+        check_bench(request, self._devices())
+        self._require_platform()
         self._require_unreserved(request)  # one may have come while the owners were looked at
         run, _ = await self._runs().submit("bench", said, key=key)
         return run
@@ -207,13 +205,7 @@ class Benches:
         request = BenchRequest.model_validate(run.request)
         self._give_way(request)
         await self._look_at_owners()
-        devices = self._devices()
-        if closed := find_closed(request, devices):
-            return self._skip(request, devices, closed)
-        try:
-            check_idle(request, devices)
-        except DeviceBusyError as error:  # since it was taken: it is not the bench that failed
-            return self._skip(request, devices, error.detail)
+        check_idle(request, self._devices())
         if self._watch.sight.jax is None:
             await self._watch.look_at_jax()
         self._require_platform()
@@ -260,21 +252,3 @@ class Benches:
         if in_the_way := self._list_in_the_way(request, list_opened(request, self._devices())):
             lease = in_the_way[0].lease
             raise CallCancelled(f"pre-empted by lease {lease.id} ({lease.purpose})")
-
-    def _skip(self, request: BenchRequest, devices: Devices, reason: str) -> Done:
-        """Returns a result that skips every case for the same reason; no device was opened."""
-        scope = build_host_scope(request, devices)
-        first = next(device for device in devices.devices if device.local_index == scope.devices[0])
-        result = BenchResult(
-            suite=scope.suite,
-            platform=devices.platform,
-            device_kind=first.kind,
-            device_count=len(scope.devices),
-            jax=devices.software.jax,
-            jaxlib=devices.software.jaxlib,
-            started_at=self._clock.now(),
-            took_s=0.0,
-            records=(),
-            skipped=tuple(Skipped(case=case, reason=reason) for case in scope.cases),
-        )
-        return result.model_dump(mode="json"), None

@@ -26,8 +26,8 @@ UNTOLD_BYTES: Final = 512 * 2**20
 IDLE_BYTES: Final = 32 * 2**20
 """Less memory than any CUDA context takes: a GPU with less in use is idle. `facts.unlisted` has the figures."""
 
-_ALL_ARE_OPENED: Final = (
-    "JAX opens every device of the host that it sees; CUDA_VISIBLE_DEVICES of the agent hides a GPU from it"
+_LET_IT_LOOK: Final = (
+    "let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers for TPUs)"
 )
 _WITH_WORKER: Final = frozenset({"starting", "ready", "busy", "stopping"})
 """States in which the agent's own worker may have the devices open."""
@@ -103,14 +103,6 @@ def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
         return tuple(_list_chosen(build_host_scope(request, devices), devices))
     shown = tuple(device for device in devices.devices if device.jax is not None)
     return shown or devices.devices
-
-
-def find_closed(request: BenchRequest, devices: Devices) -> str:
-    """Returns why no process can open the devices: cases are skipped then; "" if a bench can."""
-    for device in list_opened(request, devices):
-        if device.compute_mode == "prohibited":
-            return f"device {device.local_index} ({device.kind}) is in compute mode prohibited: no process may open it"
-    return ""
 
 
 def list_demands(scope: Scope) -> Iterator[Demand]:
@@ -201,17 +193,20 @@ def _suggest(demand: Demand, fits_bytes: float) -> str:
 def check_idle(request: BenchRequest, devices: Devices) -> None:
     """Raises DeviceBusyError unless every device that the bench would open is idle.
 
-    A device is busy while a process that is not the agent's own computes on it. Where the list of processes is not
-    known, a GPU is idle with less than `IDLE_BYTES` in use. While the agent's own worker is there, it is what hides the
-    list: it was started on idle devices.
+    A device is busy while a process that is not the agent's own computes on it, and where no process may open it. Where
+    the processes cannot be seen, a GPU is idle with less than `IDLE_BYTES` in use. The agent's own worker hides other
+    processes; while it is there, its devices count as idle, since it was started on idle ones.
     """
     has_worker = devices.worker.state in _WITH_WORKER
     for device in list_opened(request, devices):
         others = [process for process in device.processes or () if not process.own]
+        if device.compute_mode == "prohibited":
+            remedy = f"`nvidia-smi -i {device.pci_bus_id} -c DEFAULT` opens it"
+            raise _refuse_busy(device, "is in compute mode prohibited", remedy)
         if others:
-            raise _refuse_held(device, others)
+            raise _refuse_busy(device, f"is held by {_name(others)}", f"wait for process {others[0].pid} to end")
         if device.processes is None and not has_worker and not _has_little_in_use(device):
-            raise _refuse_unseen(device)
+            raise _refuse_busy(device, "may be in use: not every process can be seen from here", _LET_IT_LOOK)
 
 
 def _has_little_in_use(device: Device) -> bool:
@@ -226,27 +221,19 @@ def _list_chosen(scope: Scope, devices: Devices) -> list[Device]:
     return [one for one in devices.devices if one.local_index in scope.devices]
 
 
-def _describe_process(process: DeviceProcess) -> str:
-    """Returns a process as a refusal names it: "process 7 (python train.py) in slurm 4711"."""
-    place = name_place(process)
-    name = process.command or process.name or "name not known"
-    return f"process {process.pid} ({name})" + (f" in {place}" if place else "")
+def _name(processes: Sequence[DeviceProcess]) -> str:
+    """Returns processes as a refusal names them: "process 7 (python train.py) in slurm 4711"."""
+    named = []
+    for process in processes[:3]:
+        place = name_place(process)
+        command = process.command or process.name or "name not known"
+        named.append(f"process {process.pid} ({command})" + (f" in {place}" if place else ""))
+    return ", ".join(named) + (f" and {len(processes) - 3} more" if len(processes) > 3 else "")
 
 
-def _refuse_held(device: Device, others: Sequence[DeviceProcess]) -> DeviceBusyError:
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    hold = "holds" if len(others) == 1 else "hold"
+def _refuse_busy(device: Device, why: str, remedy: str) -> DeviceBusyError:
     return DeviceBusyError(
-        f"a bench would open device {device.local_index} ({device.kind}), which "
-        f"{', '.join(map(_describe_process, others[:3]))}{more} {hold}; a bench opens idle devices only",
-        hint=f"wait for process {others[0].pid} to end; {_ALL_ARE_OPENED}",
-    )
-
-
-def _refuse_unseen(device: Device) -> DeviceBusyError:
-    return DeviceBusyError(
-        f"cannot tell whether device {device.local_index} ({device.kind}) is in use: not every process can be seen "
-        "from here; a bench opens idle devices only",
-        hint="let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers "
-        f"for TPUs); {_ALL_ARE_OPENED}",
+        f"a bench would open device {device.local_index} ({device.kind}), which {why}; a bench opens idle devices only",
+        hint=f"{remedy}; JAX opens every device of the host that it sees, and CUDA_VISIBLE_DEVICES of the agent hides "
+        "GPUs from it",
     )

@@ -17,7 +17,6 @@ from meshwright_agent.bench.limits import (
     APPETITES,
     IDLE_BYTES,
     check_bench,
-    find_closed,
     list_demands,
 )
 from meshwright_agent.bench.scope import CASES, build_scope
@@ -130,7 +129,7 @@ def test_a_device_that_another_process_holds_is_refused_with_its_name(
     platform: Any, mode: str | None, suite: str
 ) -> None:
     changes = {1: {**hold(), "compute_mode": mode}}
-    with pytest.raises(DeviceBusyError, match=r"device 1 .* process 4321 \(train.py\) holds; .* idle") as caught:
+    with pytest.raises(DeviceBusyError, match=r"device 1 .* is held by process 4321 \(train.py\); .* idle") as caught:
         check(build_host(4, platform, changes=changes), suite=suite)
     assert "wait for process 4321" in caught.value.hint
     check(build_host(4, platform, changes={1: {**hold(own=True), "compute_mode": mode}}), suite=suite)
@@ -171,10 +170,10 @@ def test_who_is_in_the_way_is_named_with_command_and_place(where: dict[str, str]
     assert "process 6 (python train6.py)" in caught.value.detail
 
 
-def test_a_device_in_prohibited_mode_is_no_refusal_but_a_reason_to_skip() -> None:
-    host = build_host(2, "gpu", changes={1: {"compute_mode": "prohibited"}})
-    assert "device 1 " in find_closed(BenchRequest(), host)
-    assert find_closed(BenchRequest(), build_host(2, "gpu")) == ""
+def test_a_device_in_prohibited_mode_is_refused() -> None:
+    with pytest.raises(DeviceBusyError, match=r"device 1 .* compute mode prohibited") as caught:
+        check(build_host(2, "gpu", changes={1: {"compute_mode": "prohibited", "pci_bus_id": "0000:1b:00.0"}}))
+    assert "nvidia-smi -i 0000:1b:00.0 -c DEFAULT" in caught.value.hint
 
 
 def test_memory_of_our_own_worker_is_ours_and_that_of_a_display_is_not_there() -> None:
@@ -204,7 +203,7 @@ def build_unseen(
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_a_device_whose_processes_cannot_be_seen_may_be_in_use(platform: Any) -> None:
-    with pytest.raises(DeviceBusyError, match=r"cannot tell whether device 1 \(.*\) is in use") as caught:
+    with pytest.raises(DeviceBusyError, match=r"device 1 \(.*\), which may be in use") as caught:
         check(build_unseen(platform), cases=["matmul"], devices=[0])
     for word in ("owners.conf", "features.hostPID", "JAX opens every device"):
         assert word in caught.value.hint

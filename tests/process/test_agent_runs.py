@@ -43,7 +43,8 @@ def cancel(agent: RunningAgent, run_id: str) -> httpx.Response:
 
 
 def test_a_run_that_is_deleted_is_cancelled_and_the_worker_lives_on(narrow: RunningAgent) -> None:
-    run_id = start_long_bench(narrow)
+    sizes = [(1 << 20) + (number << 12) for number in range(32)]  # each is prepared within the grace of a cancel
+    run_id = start_long_bench(narrow, sizes_bytes=sizes)
     generation = read_worker(narrow)["generation"]
     reply = cancel(narrow, run_id)
     assert reply.status_code in {200, 202}

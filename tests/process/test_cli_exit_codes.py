@@ -104,15 +104,6 @@ def _hold_plain_file(host: RunningAgent) -> int:
     return _run(host, "hold", "--purpose", "x", "--", str(Path(__file__))).returncode
 
 
-def _plan_away(host: RunningAgent) -> int:
-    lease_id = _lease_away(host, 0)
-    done = _run(host, "plan", "dp:2", "--devices", "0,1", "--lease", "x")
-    assert lease_id in done.stderr
-    assert "job 9" in done.stderr
-    assert done.stdout == ""
-    return done.returncode
-
-
 def _lease_twice(host: RunningAgent) -> int:
     _lease_away(host, 0)
     return _run(host, "lease", "0", "--purpose", "x").returncode
@@ -124,18 +115,16 @@ def _code(*arguments: str) -> Callable[[RunningAgent], int]:
 
 CAUSES: dict[str, dict[str, list[Callable[[RunningAgent], int]]]] = {
     "plan": {
-        "0": [_code("plan", "dp:8"), _code("plan", "dp:2,tp:2", "--count", "4", "--lease", "x")],
+        "0": [_code("plan", "dp:8"), _code("plan", "dp:2,tp:2", "--count", "4")],
         "1": [
             _code("plan", "dp:9"),
             _code("plan", "dp:3"),
-            _code("plan", "tp:8", *INDIVISIBLE_MODEL, "--lease", "x"),
-            _plan_away,
-            _code("plan", "dp:8", "--in-lease", "lease-0123456789abcdef"),
+            _code("plan", "tp:8", *INDIVISIBLE_MODEL),
         ],
         "2": [
             _code("plan"),
             _code("plan", "dp:x"),
-            _code("plan", "dp:8", "--target", "cpu:8", "--lease", "x"),
+            _code("plan", "dp:8", "--request", "/no/such/file"),
             _code("plan", "dp:8", *FAR),
         ],
     },
@@ -203,22 +192,6 @@ def test_help_names_the_exit_codes_that_happen(host: RunningAgent, command: str)
         assert re.search(rf"(?<!\d){re.escape(code)}\b", said), (command, code)
 
 
-def test_where_a_plan_is_refused_or_infeasible_nothing_is_reserved(host: RunningAgent) -> None:
-    for asked in (("dp:9",), ("tp:8", *INDIVISIBLE_MODEL), ("dp:8", "--target", "cpu:8")):
-        assert _run(host, "plan", *asked, "--lease", "x").returncode in (1, 2)
-    assert json.loads(_run(host, "leases", "--json").stdout)["leases"] == []
-
-
-def test_a_plan_asked_again_with_its_key_has_its_lease_and_its_fingerprint(host: RunningAgent) -> None:
-    asked = ("--json", "plan", "dp:2,tp:2", "--count", "4", "--exclude", "0", "--lease", "job 7", "--key", "job-7")
-    first, again = (json.loads(_run(host, *asked).stdout) for _ in range(2))
-    assert first["lease"]["id"] == again["lease"]["id"]
-    assert [device["local_index"] for device in first["lease"]["devices"]] == [1, 2, 3, 4]
-    assert first["plans"][0]["fingerprint"] == again["plans"][0]["fingerprint"]
-    with Client(host.url) as client:
-        assert len(client.leases().leases) == 1
-
-
 def test_under_a_held_lease_a_plan_is_made_on_its_devices(host: RunningAgent) -> None:
     inner = (*COMMAND, "--json", "plan", "dp:2")
     done = _run(host, "hold", "--purpose", "x", "--devices", "5,6", "--", *inner)
@@ -237,7 +210,7 @@ def test_who_shows_no_token_is_2_and_no_verdict(tmp_path: Path) -> None:
     secret = subprocess.run(made, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
     with start_agent(ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as guarded:
         wait_for(lambda: _run(guarded, "check", "--exit-style", "nagios").stdout, guarded)
-        for command in (("leases",), ("events",), ("check",), ("plan", "dp:8", "--lease", "x")):
+        for command in (("leases",), ("events",), ("check",), ("plan", "dp:8")):
             assert _run(guarded, *command).returncode == 2
         assert _run(guarded, "check", "--exit-style", "nagios").stdout.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
         with Client(guarded.url, token=secret) as client:

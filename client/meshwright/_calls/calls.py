@@ -31,13 +31,13 @@ from meshwright._calls.options import (
 )
 from meshwright.errors import PlanInfeasibleError
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+from meshwright.wire.batch_size import BatchSize
 from meshwright.wire.bench import LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Component, Health, HealthEvents
 from meshwright.wire.leases import Lease
-from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
+from meshwright.wire.mesh import Plan, Plans, Rejected
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
 
@@ -104,11 +104,6 @@ _MODELS: Final = ("model", "training", "search")
 """Options that may be a wire model."""
 
 
-def parse_plan_request(call: Call[Plans]) -> PlanRequest:
-    """Returns the request that such a call sends, as its receiver reads it: for a plan in this process."""
-    return PlanRequest.model_validate_json(call.request.body or b"")
-
-
 def stored_plan(fingerprint: str) -> Call[Plans]:
     """`GET /mesh/plan/{fingerprint}`."""
     return build_model(endpoints.STORED_PLAN, parts={"fingerprint": fingerprint})
@@ -172,11 +167,6 @@ def batch_size(
         "verify": verify,
     }
     return build_model(endpoints.BATCH_SIZE, fields=fields, is_keyed=verify != "none")
-
-
-def parse_batch_size_request(call: Call[BatchSize]) -> BatchSizeRequest:
-    """Returns the request that such a call sends, as its receiver reads it: for an answer in this process."""
-    return BatchSizeRequest.model_validate_json(call.request.body or b"")
 
 
 def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[Run]:

@@ -113,12 +113,10 @@ _Timeout = Annotated[
     ),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the agent's JSON, and nothing else.")]
-_NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR does the same.")]
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "url": (_Url, None),
     "timeout_s": (_Timeout, None),
     "as_json": (_AsJson, False),
-    "no_color": (_NoColor, False),
 }
 """The options that stand before or after a command's name: annotation and default."""
 
@@ -163,13 +161,12 @@ def _begin(
     url: _Url = None,
     timeout_s: _Timeout = None,
     as_json: _AsJson = False,
-    no_color: _NoColor = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         typer.echo(f"meshwright {metadata.version('meshwright')}")
         raise typer.Exit
-    context.obj.options = Options(url, timeout_s, as_json, no_color)
+    context.obj.options = Options(url, timeout_s, as_json)
 
 
 def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> int:
@@ -237,7 +234,7 @@ class _Entry:
 
 _COMMANDS: Final[dict[str, _Entry]] = {
     "devices": _Entry(devices.show_devices, "What is here: memory, place, who holds it; --fleet: many hosts."),
-    "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target; find the best; reserve it."),
+    "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target; find the best."),
     "batch-size": _Entry(batch_size.show_batch_size, "How large a batch should be, and why."),
     "verify": _Entry(verify.verify_step, "Compile a step of your own for a kept plan's hardware."),
     "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),

@@ -7,8 +7,7 @@ here: the agent reads them, so that there is one grammar. Quantities with units 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import typer
 
@@ -27,6 +26,21 @@ def parse_devices(text: str, option: str = "--devices") -> tuple[int | str, ...]
     if not all(entries):
         raise typer.BadParameter(f"{text!r} has an empty entry; write 0,1 or uuids", param_hint=option)
     return tuple(_parse_device(entry) for entry in entries)
+
+
+def choose_devices(text: str | None, count: int | None, option: str) -> tuple[int | str, ...] | dict[str, int] | None:
+    """Returns the devices that a text names, as `parse_devices`, or how many are wanted; None where neither is said.
+
+    Raises:
+        typer.BadParameter: an entry is empty, or devices are named and also counted.
+    """
+    if count is None:
+        return None if text is None else parse_devices(text, option)
+    if text is not None:
+        raise typer.BadParameter(
+            f"it chooses devices, and {text!r} names them; write `--count {count}` or `{text}`", param_hint="--count"
+        )
+    return {"count": count}
 
 
 def _parse_device(entry: str) -> int | str:
@@ -72,63 +86,3 @@ def check_timeout(timeout_s: float | None) -> float | None:
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise typer.BadParameter(f"{timeout_s} is not above 0 and up to {MAX_TIMEOUT_S:.0f}; write 30")
     return timeout_s
-
-
-def parse_axis_types(text: str) -> str | tuple[str, ...] | dict[str, str]:
-    """Returns the axis types that a text says: for all, one an axis, or by name.
-
-    As in "explicit", "auto,explicit" and "dp:auto,tp:explicit".
-
-    Raises:
-        typer.BadParameter: an entry is empty, or only some name their axis.
-    """
-    entries = [entry.strip() for entry in text.split(",")]
-    named = [entry.partition(":")[::2] for entry in entries if ":" in entry]
-    if not all(entries) or len(named) not in {0, len(entries)} or not all(map(all, named)):
-        raise typer.BadParameter(
-            f"{text!r} mixes forms; write explicit, auto,explicit or dp:auto,tp:explicit",
-            param_hint="--axis-types",
-        )
-    if named:
-        return {name.strip(): word.strip() for name, word in named}
-    return entries[0] if len(entries) == 1 else tuple(entries)
-
-
-def build_selection(
-    devices: str | None, count: int | None, exclude: str | None
-) -> tuple[int | str, ...] | Mapping[str, Any] | None:
-    """Returns what `Client.plan` takes as `devices`: names, a selection, or None for all.
-
-    Raises:
-        typer.BadParameter: devices are named and also counted.
-    """
-    selection: dict[str, Any] = {"count": count}
-    selection["exclude"] = None if exclude is None else parse_devices(exclude, "--exclude")
-    selection = {name: value for name, value in selection.items() if value is not None}
-    if devices is None:
-        return selection or None
-    if selection:
-        raise typer.BadParameter(
-            f"it names the devices, so --{next(iter(selection))} has nothing to choose; give one of them",
-            param_hint="--devices",
-        )
-    return parse_devices(devices)
-
-
-def take_mesh(argument: str | None, option: str | None, *, is_searched: bool) -> str | None:
-    """Returns the mesh, which stands as an argument or behind --mesh; None where one is searched for.
-
-    Args:
-        argument, option: where it may stand.
-        is_searched: a model is given, so that a mesh may be found.
-
-    Raises:
-        typer.BadParameter: it stands in neither place and there is no model, or in both.
-    """
-    given = [text for text in (argument, option) if text is not None]
-    if is_searched and not given:
-        return None
-    if len(given) != 1:
-        said = "it stands as an argument too" if given else "a plan needs a mesh, or a model to find one for"
-        raise typer.BadParameter(f"{said}; write --mesh dp:2,tp:-1", param_hint="--mesh")
-    return given[0]

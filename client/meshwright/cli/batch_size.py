@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
-from meshwright._calls import calls
-from meshwright._calls.building import Call
-from meshwright.cli.option_groups import spread_options
 from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
-from meshwright.cli.plan_options import MemoryStrategyOption, MeshOption, TargetOption
 from meshwright.cli.progress import follow_compile, show_progress
 from meshwright.cli.reckoning import print_reckoned
+from meshwright.cli.request_options import (
+    ModelOption,
+    RequestOption,
+    SeqOption,
+    TargetOption,
+    TrainingOption,
+    VerifyOption,
+    build_request,
+    list_fields,
+)
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.cli.step_options import AskedStep
 from meshwright.cli.verification import judge, print_batch
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
-from meshwright.wire.runs import Progress
 
 LEVEL_STYLES: Final = {"ok": "green", "below_critical": "yellow", "below_minimum": "bold red"}
 
 
-@spread_options
 def show_batch_size(
     session: Session,
     hardware: Annotated[
@@ -32,17 +34,16 @@ def show_batch_size(
         typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own."),
     ] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Judge this batch size (per device).")] = None,
-    max_batch: Annotated[
-        int | None, typer.Option(metavar="N", help="The greatest batch of a step to look at, in sequences.")
-    ] = None,
-    *,
-    step: AskedStep,
-    mesh: MeshOption = None,
+    model: ModelOption = None,
+    seq: SeqOption = None,
+    training: TrainingOption = None,
+    verify: VerifyOption = None,
+    mesh: Annotated[str | None, typer.Option(metavar="MESH", help='The axes, outermost first: "dp:2,tp:-1".')] = None,
     target: TargetOption = None,
     plan: Annotated[
         str | None, typer.Option(metavar="FINGERPRINT", help="Of a kept plan, in the place of --mesh and --target.")
     ] = None,
-    memory_strategy: MemoryStrategyOption = "balanced",
+    request: RequestOption = None,
     local: Annotated[
         bool, typer.Option("--local", help="Answer, and compile, here for --target; ask no agent.")
     ] = False,
@@ -53,41 +54,50 @@ def show_batch_size(
     --mesh on the fastest mesh that fits. With --verify compile the compiler is asked instead, a few times, for the
     largest batch that fits. --timeout bounds the wait for it; an agent's compile goes on.
 
+    --request takes the JSON of POST /batch-size, which has more fields than there are options.
+
     Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, none fits, or no step can be
     reckoned or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
     """
-    asked = step.build_arguments(max_batch)
-    where: dict[str, Any] = {"mesh": mesh, "target": target, "plan": plan, "memory_strategy": memory_strategy}
-    reply = _answer(session, calls.batch_size(hardware, batch, **asked, **where), local=local)
+    asked = build_request(
+        BatchSizeRequest,
+        request,
+        model=model,
+        training=training,
+        trained={"sequence_length": seq},
+        hardware=hardware,
+        batch=batch,
+        verify=verify,
+        mesh=mesh,
+        target=target,
+        plan=plan,
+    )
+    reply = _answer_here(session, asked) if local else _ask(session, asked)
     if session.as_json:
         session.print_json(reply)
     else:
         _print_sizes(session, reply)
-    if step.verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
+    if asked.verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
         return FAILED
     if reply.reckoned and reply.reckoned.recommended is None:
         return FAILED
     return FAILED if reply.validation and not reply.validation.valid else OK
 
 
-def _answer(session: Session, call: Call[BatchSize], *, local: bool) -> BatchSize:
-    request = calls.parse_batch_size_request(call)
-    if local:
-        with show_progress(session) as on_progress:
-            return _answer_here(session, request, on_progress)
-    asked = request.model_dump(exclude_unset=True)
+def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
     with follow_compile(session) as on_progress, session.open() as client:
-        return client.batch_size(**asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
+        return client.batch_size(**list_fields(request), on_progress=on_progress, timeout_s=session.options.timeout_s)
 
 
-def _answer_here(session: Session, request: BatchSizeRequest, on_progress: Callable[[Progress], None]) -> BatchSize:
+def _answer_here(session: Session, request: BatchSizeRequest) -> BatchSize:
     from meshwright.compiling.child import LIMIT_S  # here, so that other commands do not wait for the planner
     from meshwright.compiling.request import Limits, answer_batch
 
     if session.options.url is not None:
         raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
     limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
-    return answer_batch(request, limits=limits, on_progress=on_progress)
+    with show_progress(session) as on_progress:
+        return answer_batch(request, limits=limits, on_progress=on_progress)
 
 
 def _print_sizes(session: Session, reply: BatchSize) -> None:

@@ -1,4 +1,4 @@
-"""Files that options name: JSON objects, and kept replies of `GET /devices`.
+"""Files that options name: each holds a JSON object.
 
 Rule: what cannot be read, or is something else, is refused with the option, the file and what it should hold.
 """
@@ -6,23 +6,36 @@ Rule: what cannot be read, or is something else, is refused with the option, the
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import Any, Final
 
 from meshwright.errors import SettingsError
-from meshwright.wire.devices import Devices
+
+STDIN: Final = "-"
 
 
-def read_object(path: Path, option: str) -> dict[str, Any]:
-    """Returns the JSON object that a file holds.
+def read_request(path: str) -> dict[str, Any]:
+    """Returns the JSON object that the file of --request holds, or that stdin gives where the path is "-".
+
+    Raises:
+        SettingsError: it cannot be read, or is no JSON object.
+    """
+    return read_object(path, "--request")
+
+
+def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
+    """Returns the JSON object that a file holds, or that stdin gives where the path is "-".
 
     Raises:
         SettingsError: it cannot be read, or holds none.
     """
-    found = _read_json(path, option, "it holds one object, such as {…}")
+    try:
+        found = json.loads(_read(path))
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{option} {path}: no JSON: {error}; it holds one object, such as {{…}}") from None
     if not isinstance(found, dict):
         raise SettingsError(
             f"{option} {path}: its JSON is a {type(found).__name__}; it holds one object, such as {{…}}"
@@ -30,55 +43,8 @@ def read_object(path: Path, option: str) -> dict[str, Any]:
     return found
 
 
-def read_request(path: str) -> dict[str, Any]:
-    """Returns the JSON object of a request, which `--request` names; "-" is stdin.
-
-    Raises:
-        SettingsError: it cannot be read, or is not a JSON object.
-    """
-    try:
-        found = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(
-            f"--request {path}: cannot be read: {error.strerror}; name a file that exists, or - for stdin"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"--request {path}: is not JSON: {error}; write one object, such as {{…}}") from None
-    if not isinstance(found, dict):
-        raise SettingsError(f"--request {path}: is a JSON {type(found).__name__}; write one object, such as {{…}}")
-    return found
-
-
-def _read_json(path: Path, option: str, remedy: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
-    except ValueError as error:
-        raise SettingsError(f"{option} {path}: no JSON: {error}; {remedy}") from None
-
-
-def read_topology(paths: list[Path]) -> tuple[dict[str, Any], ...]:
-    """Returns the replies of `GET /devices` that files hold: one each, or a list of them.
-
-    Raises:
-        SettingsError: a file cannot be read, or holds neither.
-    """
-    return tuple(reply for path in paths for reply in _read_replies(path))
-
-
-def _read_replies(path: Path) -> list[dict[str, Any]]:
-    found = _read_json(path, "--topology", f"keep one with `curl …/devices > {path}`")
-    replies = found if isinstance(found, list) else [found]
-    try:
-        for reply in replies:
-            Devices.model_validate(reply)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        wrong = f"{where}: {first['msg']}" if where else first["msg"]
-        raise SettingsError(
-            f"--topology {path}: no reply of GET /devices, nor a list of them ({wrong}); keep what `curl …/devices` "
-            f"prints"
-        ) from None
-    return replies
+def _read(path: str | os.PathLike[str]) -> bytes:
+    if path != STDIN:
+        return Path(path).read_bytes()
+    with open(0, "rb", closefd=False) as stdin:
+        return stdin.read()

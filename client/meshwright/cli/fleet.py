@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
+from meshwright.cli.request_options import list_fields
 from meshwright.cli.session import FAILED, OK, Session, open_client
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright._fleet.state import FleetHost, FleetState
     from meshwright.fleet import Fleet
-    from meshwright.wire.mesh import Plans
+    from meshwright.wire.mesh import PlanRequest, Plans
 
 FleetOption = Annotated[
     bool, typer.Option("--fleet", help="All hosts of MESHWRIGHT_FLEET (or --hosts), as one topology.")
@@ -34,6 +34,13 @@ HostsOption = Annotated[
         help='These hosts, as --fleet: "a,b:8790", "@file", "dns:name:port".',
     ),
 ]
+
+PLANNED: Final = {"mesh", "devices", "device_order", "axis_types", "allow_unused", "include_devices"} | {
+    "memory_strategy",
+    "dcn",
+    "importance",
+}
+"""What a request may say of a plan on a fleet: what `Fleet.plans` takes."""
 
 _STATE_STYLES: Final = {"ok": "green", "not_ready": "yellow", "error": "bold red", "unreachable": "bold red"}
 
@@ -70,19 +77,22 @@ def show_fleet(session: Session, hosts: str | None) -> int:
     return FAILED if state.failed else OK
 
 
-def plan_on_fleet(session: Session, mesh: str, arguments: Mapping[str, Any], hosts: str | None) -> Plans:
+def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> Plans:
     """Returns the plans on the hosts that answer.
 
     Raises:
-        typer.BadParameter: the arguments name other hardware as well.
+        typer.BadParameter: the request is about other hardware, or a model.
         MeshwrightError: as `Fleet.plans`.
     """
-    given = dict(arguments)
-    for name in ("target", "topology", "local"):
-        if given.pop(name, None) not in (None, False):
-            raise typer.BadParameter(f"it asks the agents of many hosts, --{name} does not", param_hint="--fleet")
+    fields = list_fields(request)
+    if other := sorted(fields.keys() - PLANNED):
+        raise typer.BadParameter(
+            f"it plans a mesh on the hosts that answer, and {other[0]} is not of that; plan on a target, as in "
+            "--target 64*h100:8",
+            param_hint="--fleet",
+        )
     with open_fleet(session, hosts) as fleet:
-        plans: Plans = fleet.plans(mesh, timeout_s=read_limit(session), **given)
+        plans: Plans = fleet.plans(**fields, timeout_s=read_limit(session))
     return plans
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from meshwright.cli.arguments import parse_devices
+from meshwright.cli.arguments import choose_devices
 from meshwright.cli.output import Column, build_table, clean, format_time, print_error
 from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import FAILED, OK, Session
@@ -45,13 +45,8 @@ def parse_leased(text: str | None, count: int | None) -> Literal["all"] | tuple[
     Raises:
         typer.BadParameter: an entry is empty, or devices are named and also counted.
     """
-    if count is None:
-        return "all" if text is None or text.strip() == ALL else parse_devices(text, "DEVICES")
-    if text is not None:
-        raise typer.BadParameter(
-            f"it chooses devices, and {text!r} names them; write `--count {count}` or `{text}`", param_hint="--count"
-        )
-    return {"count": count}
+    is_all = count is None and text is not None and text.strip() == ALL
+    return (None if is_all else choose_devices(text, count, "DEVICES")) or "all"
 
 
 def make_lease(
@@ -63,6 +58,10 @@ def make_lease(
     count: CountOption = None,
     ttl: TtlOption = "1h",
     preemptible: PreemptibleOption = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Of a plan that `meshwright plan -o FILE` kept, or of a fingerprint."),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Asked again with this key, the lease is the same.")
     ] = None,
@@ -73,12 +72,19 @@ def make_lease(
     It keeps away whoever asks the agent, not a process that never does. Benches and preemptible leases give way, unless
     this lease is preemptible itself.
 
+    --plan reserves the devices of a plan. If another client reserved one of them since, the exit code is 1.
+
     Exit codes: 0 reserved · 1 somebody else has one of the devices · 2 usage, or no answer.
     """
+    from meshwright._reference import load_plan  # here, so that --help need not wait for the HTTP library
+
     ttl_s = parse_duration(ttl, "--ttl")
     named = parse_leased(devices, count)
+    if plan is not None and (devices, count) != (None, None):
+        raise typer.BadParameter("a plan names its devices; leave DEVICES and --count out", param_hint="--plan")
     with session.open() as client:
-        lease = client.lease(named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key)
+        chosen = named if plan is None else load_plan(plan, client=client)
+        lease = client.lease(chosen, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key)
         with ending_untold(client, lease):
             if id_only:
                 session.print_lines(lease.id)

@@ -2,44 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from meshwright._calls import calls
-from meshwright.cli.arguments import take_mesh
+from meshwright.cli.arguments import choose_devices
 from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
-from meshwright.cli.option_groups import spread_options
-from meshwright.cli.output import print_warning
-from meshwright.cli.plan_options import AskedPlan
-from meshwright.cli.plan_output import PlanOutput, check_output, judge_plans, print_plans
+from meshwright.cli.leases import LEASE_VARIABLE
+from meshwright.cli.plan_output import PlanOutput, print_plans
 from meshwright.cli.progress import follow_compile, show_progress
-from meshwright.cli.reserving import AskedLease, find_again, reserving
-from meshwright.cli.session import OK, Session
-from meshwright.wire.base import Notice
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.cli.request_options import (
+    ModelOption,
+    RequestOption,
+    SeqOption,
+    TargetOption,
+    TrainingOption,
+    VerifyOption,
+    build_request,
+    list_fields,
+)
+from meshwright.cli.session import Session
+from meshwright.wire.mesh import ExportName, PlanRequest, Plans
 
-if TYPE_CHECKING:
-    from meshwright.planning.request_topology import Here
 
-
-@spread_options
 def show_plan(
     session: Session,
-    asked: AskedPlan,
-    leased: AskedLease,
     mesh: Annotated[
         str | None, typer.Argument(help='The axes, outermost first: "dp:2,tp:-1"; one may be -1, the rest.')
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(metavar="N", help="Any N of them.")] = None,
+    target: TargetOption = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", help="Sequences in one optimizer step.")] = None,
+    model: ModelOption = None,
+    seq: SeqOption = None,
+    training: TrainingOption = None,
+    verify: VerifyOption = None,
+    top: Annotated[int | None, typer.Option(min=1, max=32, help="Without a mesh: so many plans are shown; 3.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Without a mesh: say why other families lost.")] = False,
+    targets: Annotated[
+        str | None,
+        typer.Option(metavar="T,T", help="Compare hardware: the best plan on each of 2*v6e:16x16,v5p:8x8x8."),
+    ] = None,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="With a mesh and a model: also the best mesh of these devices."),
+    ] = False,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="Without a mesh: also plan for what is left when a device fails.")
+    ] = False,
+    export: Annotated[
+        ExportName | None, typer.Option(help="Print only this: JAX's mesh and PartitionSpecs, or MaxText's flags.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
+    ] = None,
+    code: Annotated[bool, typer.Option("--code", help="Print only the Python that makes the mesh.")] = False,
+    request: RequestOption = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Plan, and compile, here on --target or --topology; ask no agent.")
+        bool, typer.Option("--local", help="Plan, and compile, here on a target or a topology; ask no agent.")
     ] = False,
     fleet: FleetOption = False,
     hosts: HostsOption = None,
 ) -> int:
-    """Lay a mesh on the host's devices, on a target or on kept topologies, and draw it; or find the best for a model.
+    """Lay a mesh on the host's devices or on a target, and draw it; or find the best for a model.
 
     Without a mesh, --model and --batch find the fastest meshes that fit, with how long a step takes and what it needs;
     --explain says why other families of meshes lost.
@@ -48,85 +79,59 @@ def show_plan(
     and --verify compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
     --timeout bounds the wait for it; an agent's compile goes on.
 
-    With --lease the devices of the best plan are reserved in the same step: all of them, or nothing. Who was quicker
-    has them, and is named.
+    --request takes the JSON of POST /mesh/plan, which has more fields than there are options. `meshwright lease --plan`
+    reserves the devices of a plan that -o kept.
 
-    Exit codes: 0 a plan that fits, and is reserved where that was asked for · 1 infeasible, it does not fit, one of
-    --targets does not exist, --verify compile gave no word that it fits, or somebody else has the devices: nothing is
-    reserved · 2 usage, or no answer.
+    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, one of --targets does not exist, or --verify compile
+    gave no word that it fits · 2 usage, or no answer.
     """
-    check_output(session, asked)
-    reservation = leased.parse(elsewhere=_find_elsewhere(asked, local=local, fleet=fleet or hosts is not None))
-    wanted = take_mesh(mesh, asked.mesh_option, is_searched=asked.step.model is not None)
-    arguments = asked.build_arguments(wanted)
+    if code and (session.as_json or export is not None):
+        raise typer.BadParameter("it prints the mesh alone; leave --json and --export out", param_hint="--code")
+    asked = build_request(
+        PlanRequest,
+        request,
+        model=model,
+        training=training,
+        trained={"global_batch": batch, "sequence_length": seq},
+        mesh=mesh,
+        devices=choose_devices(devices, count, "--devices"),
+        target=target,
+        verify=verify,
+        top=top,
+        targets=None if targets is None else [entry.strip() for entry in targets.split(",")],
+        audit=audit or None,
+        fallback=fallback or None,
+        exports=None if export is None else [export],
+    )
+    if asked.mesh is None and asked.model is None:
+        raise typer.BadParameter("a plan needs a mesh, or a model to find one for; write dp:2,tp:-1", param_hint="MESH")
+    say = PlanOutput(asked, export, output, is_explained=explain, is_code=code)
     if is_asked(session, fleet, hosts):
-        _check_fleet(asked)
-        plans = plan_on_fleet(session, wanted or "", {**_leave_step_out(arguments), "local": local}, hosts)
-        return print_plans(session, plans, PlanOutput(wanted, asked))
+        if local:
+            raise typer.BadParameter("it asks the agents of many hosts, --local does not", param_hint="--fleet")
+        return print_plans(session, plan_on_fleet(session, asked, hosts), say)
     if local:
-        return print_plans(session, _plan_here(session, wanted, arguments), PlanOutput(wanted, asked))
-    if not asked.is_elsewhere:
-        arguments["lease"] = leased.find_own()
+        return print_plans(session, _plan_here(session, asked), say)
+    fields = list_fields(asked)
+    if not (asked.target or asked.targets or asked.topology) and (own := os.environ.get(LEASE_VARIABLE)):
+        fields.setdefault("lease", own)
     with session.open() as client:
-        earlier = None if reservation is None else find_again(client, reservation)
-        if earlier is not None:
-            arguments["lease"] = earlier
         with follow_compile(session) as on_progress:
-            plans = client.plans(wanted, **arguments, on_progress=on_progress, timeout_s=session.options.timeout_s)
-        say = PlanOutput(wanted, asked, url=client.base_url)
-        if reservation is None:
-            return print_plans(session, plans, say)
-        if judge_plans(plans, asked) != OK:
-            code = print_plans(session, plans, say)
-            print_warning(session, "nothing is reserved: there is no plan that fits")
-            return code
-        with reserving(client, plans.plans[0], reservation, earlier) as lease:
-            return print_plans(session, plans, replace(say, lease=lease))
+            plans = client.plans(**fields, on_progress=on_progress, timeout_s=session.options.timeout_s)
+        return print_plans(session, plans, replace(say, url=client.base_url))
 
 
-def _find_elsewhere(asked: AskedPlan, *, local: bool, fleet: bool) -> str | None:
-    """Returns the option that plans on other hardware than the agent's host; None: there is none."""
-    said = {
-        "--target": asked.target,
-        "--targets": asked.targets,
-        "--topology": asked.topology,
-        "--fleet": fleet,
-        "--local": local,
-    }
-    return next((option for option, value in said.items() if value), None)
-
-
-def _check_fleet(asked: AskedPlan) -> None:
-    """Passes if nothing is asked about a model: so that a mesh is there, too."""
-    if asked.step.model is not None:
-        raise typer.BadParameter(
-            "plans of a fleet know no model; plan on a target, as in --target 64*h100:8", param_hint="--model"
-        )
-
-
-def _leave_step_out(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in ("model", "training", "verify")}
-
-
-def _plan_here(session: Session, mesh: str | None, arguments: dict[str, Any]) -> Plans:
+def _plan_here(session: Session, request: PlanRequest) -> Plans:
+    """Returns what an agent would answer, planned in this process and compiled in a child of it."""
     if session.options.url is not None:
         raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
-    return answer_here(session, calls.parse_plan_request(calls.plans(mesh, **arguments)))
-
-
-def answer_here(session: Session, request: PlanRequest, here: Here = None, notices: tuple[Notice, ...] = ()) -> Plans:
-    """Returns what an agent would answer, planned in this process and compiled in a child of it.
-
-    Raises:
-        MeshwrightError: as `Client.plans`.
-    """
     if request.verify == "none":
         from meshwright.planning.request import answer_request  # here, so that other commands do not wait for it
 
-        return answer_request(request, here, notices=notices)
+        return answer_request(request)
     from meshwright.compiling.child import LIMIT_S
     from meshwright.compiling.request import Limits, answer_plans
 
     limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
     with show_progress(session) as on_progress:
-        return answer_plans(request, here, notices=notices, limits=limits, on_progress=on_progress)
+        return answer_plans(request, limits=limits, on_progress=on_progress)

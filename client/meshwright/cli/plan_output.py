@@ -5,27 +5,22 @@ Rule: figures are the plan's own; the exit code is 0 only for a plan that nothin
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import typer
 from rich.text import Text
 
 from meshwright._calls.calls import take_best
 from meshwright._calls.settings import DEFAULT_URL
 from meshwright.cli.drawing import draw_mesh
-from meshwright.cli.leases import LEASE_VARIABLE, write_new_lease
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
-from meshwright.cli.plan_options import AskedPlan
 from meshwright.cli.search import print_ranking, print_unknown_targets, write_costs, write_fallback
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
-from meshwright.wire.leases import Lease
-from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, Plans, PlanScore
+from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, PlanRequest, Plans, PlanScore
 
 MAX_DRAWN: Final = 256
 """Devices beyond which a drawing helps nobody."""
@@ -36,30 +31,20 @@ class PlanOutput:
     """How plans are printed.
 
     Attributes:
-        mesh: as it was asked for; None: the best for a model.
-        asked: the options.
+        asked: the request.
+        export: print this export and nothing else; None: all of a plan.
+        output: the file that keeps the plan; None: none.
+        is_explained: say why other families of meshes lost.
+        is_code: print the Python that makes the mesh, and nothing else.
         url: the agent that answered; None: the plan was made in this process, and no agent knows it.
-        lease: which the best plan's devices have got; None: none was asked for.
     """
 
-    mesh: str | None
-    asked: AskedPlan
+    asked: PlanRequest
+    export: ExportName | None
+    output: Path | None
+    is_explained: bool
+    is_code: bool
     url: str | None = None
-    lease: Lease | None = None
-
-
-def check_output(session: Session, asked: AskedPlan) -> None:
-    """Passes if what shall be printed is one thing.
-
-    Raises:
-        typer.BadParameter: --code stands beside --json or --export.
-    """
-    if asked.code and session.as_json:
-        raise typer.BadParameter("it prints Python, --json prints JSON; give one of them", param_hint="--code")
-    if asked.code and asked.export is not None:
-        raise typer.BadParameter(
-            f"it prints the mesh alone, --export {asked.export} more; give one", param_hint="--code"
-        )
 
 
 def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
@@ -73,47 +58,35 @@ def _print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
     is_sent = say.url is not None
     text = plans.model_dump_json(exclude_unset=is_sent)  # what an agent sent: no field more, no field less
     if session.as_json:
-        session.print_lines(text if say.lease is None else _add_lease(text, say.lease))
+        session.print_lines(text)
         return _keep(plans, text, say)
-    if (say.mesh is None or plans.comparison) and not say.asked.code and say.asked.export is None:
-        print_ranking(session, plans, is_explained=say.asked.explain)
+    is_whole = not say.is_code and say.export is None
+    if is_whole and (say.asked.mesh is None or plans.comparison):
+        print_ranking(session, plans, is_explained=say.is_explained)
         if not plans.plans:
             print_notices(session, plans.warnings)
             return FAILED
-    best = take_best(plans, asked=f"mesh {say.mesh}" if say.mesh else "the search", host=say.url or "")
-    if say.asked.code or say.asked.export is not None:
-        session.print_lines((best.exports[say.asked.export] if say.asked.export else best.code).rstrip("\n"))
-        if best.verification is not None:
-            print_refusal(session, best.verification)
-        if say.lease is not None:
-            session.err.print("\n".join(write_new_lease(say.lease)), soft_wrap=True)
-    else:
+    best = take_best(plans, asked=f"mesh {say.asked.mesh}" if say.asked.mesh else "the search", host=say.url or "")
+    if is_whole:
         _print_plan(session, best, say)
         if plans.fallback is not None:
             session.print_lines("", *write_fallback(plans.fallback))
+    else:
+        session.print_lines((best.exports[say.export] if say.export else best.code).rstrip("\n"))
+        if best.verification is not None:
+            print_refusal(session, best.verification)
     print_notices(session, best.warnings)
     return _keep(plans, text, say)
 
 
-def _add_lease(text: str, lease: Lease) -> str:
-    """Returns the agent's answer with the lease beside it."""
-    told = {**json.loads(text), "lease": json.loads(lease.model_dump_json(exclude_unset=True))}
-    return json.dumps(told, ensure_ascii=False)
-
-
 def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
-    """Writes the plan where one is wanted and there, and returns the exit code."""
-    if plans.plans and say.asked.output is not None:
-        _write(text, say.asked.output)
-    return judge_plans(plans, say.asked)
-
-
-def judge_plans(plans: Plans, asked: AskedPlan) -> int:
-    """Returns the exit code: whether there is a plan that fits, and where a compile was asked for that it said yes."""
+    """Writes the best plan where that is wanted, and returns the exit code: whether it fits, and was compiled."""
     if not plans.plans:
         return FAILED
+    if say.output is not None:
+        _write(text, say.output)
     best = plans.plans[0]
-    if asked.step.verify != "none" and judge([best.verification]) != OK:
+    if say.asked.verify != "none" and judge([best.verification]) != OK:
         return FAILED
     return OK if _fits(best) else FAILED
 
@@ -151,11 +124,9 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
         session.print_lines(told, "")
     if plan.devices is not None:
         session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
-    if say.lease is not None:
-        session.print_lines(*write_new_lease(say.lease), "")
-    exports = build_exports(plan, say.asked.output, say.url, say.lease)
+    exports = _build_exports(plan, say.output, say.url)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports), "")
-    if say.asked.output is None and say.url is None:
+    if say.output is None and say.url is None:
         session.print_lines("no agent knows this plan: keep it with -o FILE, and set MESHWRIGHT_PLAN to it", "")
     session.print_lines("and in it", "  from meshwright import load_plan", "  from meshwright.mesh import build_mesh")
     session.print_lines("  mesh = build_mesh(load_plan())")
@@ -203,10 +174,10 @@ def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:
 def _draw(plan: Plan, devices: tuple[DeviceRef, ...], width: int) -> tuple[str, ...]:
     if len(devices) > MAX_DRAWN:
         return (f"{len(devices)} devices: too many to draw; --json lists them",)
-    return draw_mesh({clean(name): size for name, size in plan.mesh_shape.items()}, build_labels(devices), width=width)
+    return draw_mesh({clean(name): size for name, size in plan.mesh_shape.items()}, _build_labels(devices), width=width)
 
 
-def build_labels(devices: tuple[DeviceRef, ...]) -> list[str]:
+def _build_labels(devices: tuple[DeviceRef, ...]) -> list[str]:
     """Returns a short name for each device: its local index; where there are several hosts with its host, or as a chip
     of a slice by its coordinates."""
     if len({device.host for device in devices}) == 1:
@@ -224,18 +195,17 @@ def _name_chip(device: DeviceRef, *, slices: bool, cores: bool) -> str:
     return (f"s{device.granule}:" if slices else "") + place + (f".{device.core_on_chip or 0}" if cores else "")
 
 
-def build_exports(plan: Plan, output: Path | None, url: str | None, lease: Lease | None = None) -> tuple[str, ...]:
+def _build_exports(plan: Plan, output: Path | None, url: str | None) -> tuple[str, ...]:
     """Returns the lines that a job is started with: the plan's environment, and where to find the plan.
 
     Args:
         plan: the plan.
         output: the file that keeps it; None: the job asks the agent for it.
         url: the agent's address; left out where the job would ask there anyway; None: no agent knows the plan.
-        lease: the one that its devices have; None: none.
     """
     found = dict(plan.environment)
     if output is not None:
         found["MESHWRIGHT_PLAN"] = str(output.absolute())
     elif url is not None:
         found |= ({} if url == DEFAULT_URL else {"MESHWRIGHT_URL": url}) | {"MESHWRIGHT_PLAN": plan.fingerprint}
-    return format_exports(found if lease is None else {**found, LEASE_VARIABLE: lease.id})
+    return format_exports(found)

@@ -1,4 +1,4 @@
-"""A search for the best mesh, on the command line: its options, the ranked table, and what a plan costs as bars.
+"""What a search for the best mesh found, on the command line: the ranked table, and what a plan costs as bars.
 
 Rule: figures are the plan's, in its order; nothing is reckoned here.
 """
@@ -6,149 +6,21 @@ Rule: figures are the plan's, in its order; nothing is reckoned here.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, get_args
+from typing import Any, Final
 
-import typer
 from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_error
 from meshwright.cli.session import Session
 from meshwright.errors import PlanInfeasibleError
-from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, ExportName, Fallback, Plan, Plans, Rejected
-from meshwright.wire.model import Remat, WeightDtype
+from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, Fallback, Plan, Plans, Rejected
 
 BAR_WIDTH: Final = 40
 """Characters of a bar that is the whole."""
 
-SearchOption = Annotated[
-    str | None,
-    typer.Option(
-        "--search",
-        metavar="RULES",
-        help="Without a mesh, what may be chosen: tp=8, 'tp<=8', remat=full+minimal, moments=float32+bfloat16.",
-    ),
-]
-TopOption = Annotated[int, typer.Option("--top", min=1, max=32, help="Without a mesh: plans to show.")]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Without a mesh: say why other families lost.")]
-TargetsOption = Annotated[
-    str | None,
-    typer.Option("--targets", metavar="T,T", help="Compare hardware: the best plan on each of 2*v6e:16x16,v5p:8x8x8."),
-]
-PriceOption = Annotated[
-    str | None,
-    typer.Option("--price", metavar="P", help="Of a device and hour: 4.2, or by target v5p:8x8x8=4.2,h100:8=2.5."),
-]
-AuditOption = Annotated[
-    bool, typer.Option("--audit", help="With a mesh and a model: also the best mesh of these devices.")
-]
-FallbackOption = Annotated[
-    bool, typer.Option("--fallback", help="Without a mesh: also plan for what is left when a device fails.")
-]
-ExportOption = Annotated[
-    ExportName | None,
-    typer.Option("--export", help="Print only this: JAX's mesh and PartitionSpecs, or MaxText's flags."),
-]
-
-_PRICE: Final = re.compile(r"(?:(?P<target>[^=,]+)=)?(?P<price>\d{1,7}(?:\.\d{1,9})?)", re.ASCII)
-_RULE: Final = re.compile(r"(dp|fsdp|tp|cp|ep|pp)\s*(=|<=)\s*([1-9]\d{0,11})", re.ASCII)
-
-
 Compared = tuple[ComparedTarget, Plan | None]
 """A target, and its plan."""
-
-
-def read_search(text: str | None) -> dict[str, Any] | None:
-    """Returns what a search may choose, as "tp=8,pp<=2,remat=full" says it; None where nothing is said.
-
-    Raises:
-        typer.BadParameter: an entry is neither a size of an axis nor a choice, or stands twice.
-    """
-    if text is None:
-        return None
-    found: dict[str, Any] = {"axes": {}, "at_most": {}}
-    for entry in map(str.strip, text.split(",")):
-        name, kind, value = _read_rule(entry)
-        place = found if kind is None else found[kind]
-        if name in place:
-            raise typer.BadParameter(f"{entry!r} says again what stands before it; say it once", param_hint="--search")
-        place[name] = value
-    return found
-
-
-def _read_rule(entry: str) -> tuple[str, str | None, int | tuple[str, ...]]:
-    """Returns what a rule is about, in which part of `SearchSpec` it stands (None: in its own), and its value."""
-    if match := _RULE.fullmatch(entry):
-        name, sign, size = match.groups()
-        return name, "axes" if sign == "=" else "at_most", int(size)
-    name, _, said = entry.partition("=")
-    choices = tuple(said.split("+"))
-    if name.strip() in _CHOICES and set(choices) <= set(_CHOICES[name.strip()][1]):
-        return _CHOICES[name.strip()][0], None, choices
-    rule = "axes are dp, fsdp, tp, cp, ep and pp; remat is none, minimal or full; moments float32 or bfloat16"
-    raise typer.BadParameter(f"{entry!r} is no rule: {rule}; write tp=8, 'tp<=8' or remat=full", param_hint="--search")
-
-
-_CHOICES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "remat": ("remat", get_args(Remat)),
-    "moments": ("moment_dtypes", get_args(WeightDtype)),
-}
-"""What --search calls a choice → the field of `SearchSpec`, and what it may be."""
-
-
-def read_price(text: str | None) -> float | dict[str, float] | None:
-    """Returns the price of one device and hour, as "4.2" says it, or by target, as "v5p:8x8x8=4.2,h100:8=2.5" does.
-
-    Raises:
-        typer.BadParameter: an entry is neither, both forms stand beside each other, or a target stands twice.
-    """
-    if text is None:
-        return None
-    found: dict[str, float] = {}
-    for entry in text.split(","):
-        match = _PRICE.fullmatch(entry.strip())
-        target = (match["target"] or "").strip() if match else ""
-        if match is None or float(match["price"]) <= 0 or target in found or (not target and "," in text):
-            said = f"{entry.strip()!r} in {text[:80]!r} is no price of one device and hour"
-            raise typer.BadParameter(f"{said}; write 4.2, or v5p:8x8x8=4.2,h100:8=2.5", param_hint="--price")
-        found[target] = float(match["price"])
-    return found.get("", found) if "" in found else found
-
-
-def build_search_arguments(
-    *,
-    search: str | None,
-    top: int,
-    targets: str | None,
-    price: str | None,
-    audit: bool,
-    fallback: bool,
-    export: ExportName | None,
-    is_searched: bool,
-) -> dict[str, Any]:
-    """Returns the arguments of `Client.plans` that these options say; none that nobody asked for.
-
-    Args:
-        search, top, targets, price, audit, fallback, export: the options.
-        is_searched: no mesh is given.
-
-    Raises:
-        typer.BadParameter: an option is none of its language.
-    """
-    chosen = read_search(search)
-    priced = read_price(price)
-    if priced is not None:
-        chosen = {**(chosen or {}), "price_per_device_hour": priced}
-    said: dict[str, Any] = {
-        "search": chosen,
-        "targets": None if targets is None else tuple(entry.strip() for entry in targets.split(",")),
-        "audit": audit or None,
-        "fallback": fallback or None,
-        "exports": None if export is None else (export,),
-        "top": top if is_searched else None,
-    }
-    return {name: value for name, value in said.items() if value is not None}
 
 
 def print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> None:

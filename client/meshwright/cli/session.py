@@ -38,7 +38,6 @@ class Options:
     url: str | None = None
     timeout_s: float | None = None
     as_json: bool = False
-    no_color: bool = False
 
     def merge(self, nearer: Options) -> Options:
         """Returns these options with those that stand nearer to the command's end put over them."""
@@ -46,7 +45,6 @@ class Options:
             url=nearer.url if nearer.url is not None else self.url,
             timeout_s=nearer.timeout_s if nearer.timeout_s is not None else self.timeout_s,
             as_json=nearer.as_json or self.as_json,
-            no_color=nearer.no_color or self.no_color,
         )
 
 
@@ -93,12 +91,12 @@ class Session:
     @cached_property
     def out(self) -> Console:
         """The answer."""
-        return _build_console(stderr=False, no_color=self.options.no_color)
+        return _build_console(stderr=False)
 
     @cached_property
     def err(self) -> Console:
         """What is said about the answer."""
-        return _build_console(stderr=True, no_color=self.options.no_color)
+        return _build_console(stderr=True)
 
     def print_json(self, reply: BaseModel) -> None:
         """Prints a reply as the agent sent it: no field more, no field less."""
@@ -167,9 +165,9 @@ class _Console(Console):
         _drop(2 if self.stderr else 1)
 
 
-def _build_console(*, stderr: bool, no_color: bool) -> Console:
+def _build_console(*, stderr: bool) -> Console:
     """Text from the agent is never read as markup. NO_COLOR and COLUMNS are rich's to heed."""
-    console = _Console(stderr=stderr, no_color=no_color or None, markup=False, emoji=False, highlight=False)
+    console = _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cli.arguments import (
-    build_selection,
     check_timeout,
-    parse_axis_types,
+    choose_devices,
     parse_case,
     parse_devices,
     parse_indices,
@@ -44,25 +43,6 @@ def test_a_bench_takes_local_indices_only(text: str) -> None:
         parse_indices(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "types"),
-    [
-        ("explicit", "explicit"),
-        ("auto,explicit", ("auto", "explicit")),
-        ("dp:auto, tp:explicit", {"dp": "auto", "tp": "explicit"}),
-        ("dp:auto", {"dp": "auto"}),
-    ],
-)
-def test_axis_types_are_for_all_or_by_place_or_by_name(text: str, types: object) -> None:
-    assert parse_axis_types(text) == types
-
-
-@pytest.mark.parametrize("text", ["", "auto,", "dp:auto,explicit", "dp:", ":auto"])
-def test_axis_types_in_mixed_forms_are_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        parse_axis_types(text)
-
-
 @given(st.sampled_from(get_args(BenchCase)))
 def test_a_case_may_be_written_with_hyphens_or_in_capitals(case: str) -> None:
     assert parse_case(case.replace("_", "-").upper()) == case
@@ -78,19 +58,12 @@ def test_a_case_like_no_other_gets_the_list_and_no_guess() -> None:
         parse_case("qqq")
 
 
-def test_without_a_selection_all_devices_are_meant() -> None:
-    assert build_selection(None, None, None) is None
-
-
-def test_a_selection_says_only_what_was_asked() -> None:
-    assert build_selection(None, 4, None) == {"count": 4}
-    assert build_selection(None, None, "0,GPU-1") == {"exclude": (0, "GPU-1")}
-
-
-@pytest.mark.parametrize("others", [(1, None), (None, "3")])
-def test_devices_are_named_or_chosen_not_both(others: tuple[int | None, str | None]) -> None:
-    with pytest.raises(typer.BadParameter, match="nothing to choose"):
-        build_selection("0,1", *others)
+def test_devices_are_named_or_counted_not_both() -> None:
+    assert choose_devices(None, None, "--devices") is None
+    assert choose_devices("0,GPU-1", None, "--devices") == (0, "GPU-1")
+    assert choose_devices(None, 4, "--devices") == {"count": 4}
+    with pytest.raises(typer.BadParameter, match="it chooses devices"):
+        choose_devices("0,1", 2, "--devices")
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.inf, math.nan, 1e9])

@@ -128,11 +128,19 @@ def test_a_plan_over_the_fleet_is_drawn_with_hosts(fleet: FleetLine) -> None:
 
 def test_a_kept_plan_is_loaded_by_the_job(fleet: FleetLine, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    printed = fleet("plan", "dp:2", "--fleet", "--devices", "n2/1,n10/3", "--order", "given", "-o", str(path))
+    printed = fleet("plan", "dp:2", "--fleet", "--devices", "n2/1,n10/3", "-o", str(path))
     (plan,) = Plans.model_validate_json(path.read_text()).plans
     assert [(ref.host, ref.local_index) for ref in plan.devices or ()] == [("n2", 1), ("n10", 3)]
     assert f"export MESHWRIGHT_PLAN={path}" in printed.out
     assert "MESHWRIGHT_URL" not in printed.out
+
+
+def test_a_request_is_planned_on_the_fleet(fleet: FleetLine, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"devices": ["n10/3", "n2/1"], "device_order": "given"}))
+    printed = fleet("plan", "dp:2", "--fleet", "--request", str(path), "--json")
+    devices = printed.json["plans"][0]["devices"]
+    assert [(device["host"], device["local_index"]) for device in devices] == [("n10", 3), ("n2", 1)]
 
 
 def test_a_plan_without_a_host_that_failed_says_so_on_stderr(fleet: FleetLine) -> None:
@@ -158,8 +166,9 @@ def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: Fleet
     [
         (["devices", "--fleet", "--url", "http://n1:8790"], "--url names one"),
         (["devices", "--fleet", "--links"], "it is of one host"),
-        (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "--target does not"),
+        (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "target is not of that"),
         (["plan", "--hosts", "n1", "--local", "dp:4"], "--local does not"),
+        (["plan", "--fleet", "--model", "gpt2", "--batch", "8"], "model is not of that"),
         (["plan", "--hosts", "n[1-2]", "dp:4"], "scontrol show hostnames"),
         (["plan", "--hosts", "", "dp:4"], "no address is given"),
     ],

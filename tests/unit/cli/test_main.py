@@ -131,7 +131,7 @@ def test_help_names_every_command_and_every_exit_code(meshwright: CommandLine) -
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_the_shared_options(meshwright: CommandLine, command: str) -> None:
     text = meshwright(command, "--help").out
-    assert all(option in text for option in ("--url", "--timeout", "--json", "--no-color"))
+    assert all(option in text for option in ("--url", "--timeout", "--json"))
 
 
 def test_the_version_is_that_of_the_distribution(meshwright: CommandLine) -> None:
@@ -146,7 +146,6 @@ def test_colours_are_for_terminals_only_and_can_be_switched_off(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[32m" in meshwright("check").out
-    assert "\x1b[32m" not in meshwright("check", "--no-color").out
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[32m" not in meshwright("check").out
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from meshwright.testing import FakeAgent
-from meshwright.testing.hardware import build_devices
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import PlanMemory
 from meshwright.wire.mesh import Plan, Plans, Rejected
@@ -19,7 +17,7 @@ def _plan(meshwright: CommandLine, mesh: str = "dp:2,tp:4") -> Plan:
 
 
 def test_a_plan_is_drawn_with_each_device_in_its_place(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "dp:2,tp:-1", "--order", "given")
+    printed = meshwright("plan", "dp:2,tp:-1")
     grid = "      tp=0  tp=1  tp=2  tp=3\ndp=0     0     1     2     3\ndp=1     4     5     6     7\n"
     assert grid in printed.out
     assert (printed.code, printed.err) == (0, "")
@@ -27,10 +25,10 @@ def test_a_plan_is_drawn_with_each_device_in_its_place(meshwright: CommandLine) 
 
 def test_a_plan_shows_its_fingerprint_and_what_each_axis_runs_over(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("h100:8")
-    out = meshwright("plan", "dp:2,tp:4", "--axis-types", "dp:explicit").out
+    out = meshwright("plan", "dp:2,tp:4").out
     assert out.startswith("dp:2 × tp:4  gpu  mw1-")
     rows = [line.split() for line in out.splitlines() if line.startswith(("dp ", "tp "))]
-    assert [row[:4] for row in rows] == [["dp", "2", "explicit", "nvlink"], ["tp", "4", "auto", "nvlink"]]
+    assert [row[:4] for row in rows] == [["dp", "2", "auto", "nvlink"], ["tp", "4", "auto", "nvlink"]]
     assert "450 GB/s" in out
 
 
@@ -85,15 +83,7 @@ def test_json_is_all_the_plans(meshwright: CommandLine) -> None:
     [
         (("--devices", "1,0"), "devices", [1, 0]),
         (("--count", "4"), "devices", {"count": 4}),
-        (("--count", "4", "--exclude", "0,1"), "devices", {"count": 4, "exclude": [0, 1]}),
-        (("--axis-types", "explicit"), "axis_types", "explicit"),
-        (("--axis-types", "x:manual"), "axis_types", {"x": "manual"}),
-        (("--allow-unused",), "allow_unused", True),
-        (("--order", "given"), "device_order", "given"),
-        (("--memory-strategy", "aggressive"), "memory_strategy", "aggressive"),
         (("--target", "h100:8"), "target", "h100:8"),
-        (("--dcn", "x:2"), "dcn", "x:2"),
-        (("--importance", "x:8"), "importance", {"x": 8.0}),
     ],
 )
 def test_every_option_reaches_the_agent(
@@ -104,8 +94,8 @@ def test_every_option_reaches_the_agent(
 
 
 def test_a_subset_draws_the_devices_that_were_named(meshwright: CommandLine) -> None:
-    out = meshwright("plan", "x:2", "--devices", "5,3", "--order", "given").out
-    assert "  x=0  x=1\n    5    3\n" in out
+    out = meshwright("plan", "x:2", "--devices", "5,3").out
+    assert "  x=0  x=1\n    3    5\n" in out
 
 
 @pytest.mark.parametrize(("mesh", "code"), [("x:9", 1), ("x:2", 1), ("x:0", 2), ("x", 2), ("x:-1,y:-1", 2)])
@@ -174,33 +164,13 @@ def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine)
     assert "x=0" not in out
 
 
-# ---- targets and topologies -----------------------------------------------------------------------------------------
-
-
-def keep(path: Path, *names: str) -> str:
-    """Writes the reply of /devices of hosts of 8 GPUs, one or a list."""
-    hosts = []
-    for number, name in enumerate(names):
-        devices = build_devices("h100:8").model_dump(mode="json")
-        devices["host"] |= {"name": name, "boot_id": name}
-        for device in devices["devices"]:
-            device |= {"host": name, "uuid": f"GPU-{path.stem}-{number}-{device['local_index']}"}
-        hosts.append(devices)
-    path.write_text(json.dumps(hosts[0] if len(hosts) == 1 else hosts))
-    return str(path)
+# ---- targets --------------------------------------------------------------------------------------------------------
 
 
 def test_a_target_is_planned_by_the_agent(meshwright: CommandLine) -> None:
     printed = meshwright("plan", "dp:2,tp:-1", "--target", "2*h100:8", "--json")
     assert printed.json["plans"][0]["target"] == "2*h100:8"
     assert meshwright.asked
-
-
-def test_kept_topologies_are_sent_to_the_agent(meshwright: CommandLine, tmp_path: Path) -> None:
-    files = [keep(tmp_path / "a.json", "a"), keep(tmp_path / "bc.json", "b", "c")]
-    printed = meshwright("plan", "dp:3,tp:8", "--topology", files[0], "--topology", files[1], "--json")
-    assert [host["host"]["name"] for host in meshwright.body()["topology"]] == ["a", "b", "c"]
-    assert {device["host"] for device in printed.json["plans"][0]["devices"]} == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("options", [("--json",), (), ("--code",)])
@@ -220,13 +190,6 @@ def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
         assert kept in asked.out
         assert "MESHWRIGHT_PLAN=" not in local.out
         assert "keep it with -o FILE" in local.out
-
-
-def test_a_local_plan_on_kept_topologies_asks_nobody(meshwright: CommandLine, tmp_path: Path) -> None:
-    file = keep(tmp_path / "ab.json", "a", "b")
-    printed = meshwright("plan", "dp:2,tp:8", "--local", "--topology", file, "--json")
-    assert {device["host"] for device in printed.json["plans"][0]["devices"]} == {"a", "b"}
-    assert meshwright.asked == []
 
 
 def test_a_local_plan_is_kept_as_it_is_printed_and_the_job_is_pointed_at_the_file(
@@ -249,9 +212,6 @@ def test_a_local_plan_is_kept_as_it_is_printed_and_the_job_is_pointed_at_the_fil
         (("x:9", "--local", "--target", "h100:8"), 1, "needs 9 devices"),
         (("x:4", "--local", "--target", "h100:8"), 1, "stay idle"),
         (("x:0", "--local", "--target", "h100:8"), 2, "size"),
-        (("x:8", "--local", "--target", "h100:8", "--importance", "x"), 2, "write tp:8,dp:1"),
-        (("x:8", "--local", "--target", "h100:8", "--dcn", "y:2"), 2, "y"),
-        (("x:8", "--local", "--topology", "nowhere.json"), 2, "cannot be read"),
         (("x:8", "--local", "--target", "h100:8", "--url", "http://a:1"), 2, "asks no agent"),
     ],
 )
@@ -262,23 +222,6 @@ def test_a_local_plan_that_is_infeasible_is_1_and_a_wrong_question_is_2(
     assert (printed.code, printed.out) == (code, "")
     assert said in " ".join(printed.err.split())
     assert meshwright.asked == []
-
-
-@pytest.mark.parametrize("text", ["{", "8", "[8]", '"a"'])
-def test_a_file_that_holds_no_reply_of_an_agent_is_2(meshwright: CommandLine, tmp_path: Path, text: str) -> None:
-    (tmp_path / "wrong.json").write_text(text)
-    printed = meshwright("plan", "x:8", "--local", "--topology", str(tmp_path / "wrong.json"))
-    assert printed.code == 2
-    assert "wrong.json" in printed.err
-
-
-def test_a_file_of_something_else_is_2_with_the_field_that_it_lacks(meshwright: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "wrong.json").write_text('{"plans": []}')
-    printed = meshwright("plan", "x:8", "--local", "--topology", str(tmp_path / "wrong.json"))
-    assert printed.code == 2
-    assert "wrong.json: no reply of GET /devices, nor a list of them (host: Field required)" in " ".join(
-        printed.err.split()
-    )
 
 
 @pytest.mark.parametrize(
@@ -326,20 +269,6 @@ def test_where_nothing_fits_the_reasons_are_shown_and_the_code_is_1(meshwright: 
     assert printed.code == 1
     assert "memory" in printed.out
     assert "no mesh of 4 devices holds this training step" in printed.err
-
-
-def test_a_search_keeps_to_what_is_given(meshwright: CommandLine) -> None:
-    printed = meshwright(*SEARCH, "--search", "tp=2,fsdp<=4", "--json")
-    shapes = [plan["mesh_shape"] for plan in json.loads(printed.out)["plans"]]
-    assert shapes
-    assert all(shape["tp"] == 2 and shape.get("fsdp", 1) <= 4 for shape in shapes)
-
-
-@pytest.mark.parametrize("rules", ["tp", "tp=0", "x=2", "tp=2,tp=4", ""])
-def test_a_search_rule_that_is_none_is_a_usage_error(meshwright: CommandLine, rules: str) -> None:
-    printed = meshwright(*SEARCH, "--search", rules)
-    assert printed.code == 2
-    assert "--search" in printed.err
 
 
 SEARCH = ("plan", "--local", "--target", "v5e:4x4", "--model", "llama3-8b", "--batch", "64", "--seq", "2048")

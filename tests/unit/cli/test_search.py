@@ -1,50 +1,16 @@
-"""Searches on the command line: what may be chosen, comparisons, prices, and the plan for when a device fails."""
+"""Searches on the command line: comparisons, prices, and the plan for when a device fails."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-import typer
 
-from meshwright.cli.search import read_price, read_search
 from tests.unit.cli.conftest import CommandLine
 
 MODEL = ("--model", "llama3-8b", "--batch", "64", "--seq", "4096")
 COMPARED = ("plan", "--local", "--targets", "v5e:4x8,v5p:4x4x4,v5e:2x2", *MODEL)
-
-
-def test_rules_are_sizes_bounds_and_choices() -> None:
-    assert read_search(None) is None
-    assert read_search("tp=8, pp<=2 ,remat=full+minimal,moments=float32+bfloat16") == {
-        "axes": {"tp": 8},
-        "at_most": {"pp": 2},
-        "remat": ("full", "minimal"),
-        "moment_dtypes": ("float32", "bfloat16"),
-    }
-    assert read_search("tp<=8,tp=4") == {"axes": {"tp": 4}, "at_most": {"tp": 8}}
-
-
-@pytest.mark.parametrize(
-    "rules", ["", "tp", "xp=2", "tp=0", "tp>=2", "remat=half", "moments=int8", "remat=", "tp=2,tp=4"]
-)
-def test_a_rule_that_is_none_names_the_option_and_one_that_works(rules: str) -> None:
-    with pytest.raises(typer.BadParameter) as refused:
-        read_search(rules)
-    assert refused.value.param_hint == "--search"
-
-
-def test_a_price_is_one_for_all_or_one_a_target() -> None:
-    assert read_price(None) is None
-    assert read_price("4.2") == 4.2
-    assert read_price("2*v6e:16x16=2.7, v5p:8x8x8=4.2") == {"2*v6e:16x16": 2.7, "v5p:8x8x8": 4.2}
-
-
-@pytest.mark.parametrize("text", ["", "free", "-1", "0", "4.2,2.1", "v5p:8x8x8=4,v5p:8x8x8=5", "v5p:8x8x8=", "1e9"])
-def test_a_price_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter) as refused:
-        read_price(text)
-    assert refused.value.param_hint == "--price"
 
 
 def test_targets_are_compared_in_a_table_with_what_is_said_of_each(meshwright: CommandLine) -> None:
@@ -74,8 +40,11 @@ def test_a_target_that_does_not_exist_is_1_and_named_with_what_comes_near(
         assert rows == [["v5p:4x4x4", "64"], ["h1oo:8", "unknown_target"]]
 
 
-def test_prices_turn_the_order_round(meshwright: CommandLine) -> None:
-    out = json.loads(meshwright(*COMPARED, "--price", "v5p:4x4x4=9,v5e:4x8=0.1,v5e:2x2=0.1", "--json").out)
+def test_prices_turn_the_order_round(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    prices = {"v5p:4x4x4": 9, "v5e:4x8": 0.1, "v5e:2x2": 0.1}
+    path.write_text(json.dumps({"search": {"price_per_device_hour": prices}}))
+    out = meshwright(*COMPARED, "--request", str(path), "--json").json
     assert [each["target"] for each in out["comparison"]] == ["v5e:4x8", "v5p:4x4x4", "v5e:2x2"]
     assert out["plans"][0]["target"] == "v5e:4x8"
 
@@ -104,14 +73,16 @@ def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: Command
 def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
     meshwright: CommandLine, model: str, mesh: str, target: str, said: str
 ) -> None:
-    asked = ("plan", "--local", "--model", model, "--batch", "64", "--mesh", mesh, "--target", target)
+    asked = ("plan", mesh, "--local", "--model", model, "--batch", "64", "--target", target)
     (line,) = [line for line in meshwright(*asked, "--audit").out.splitlines() if line.startswith("the best of these")]
     assert line.endswith(said)
     assert "the best of these" not in meshwright(*asked).out
 
 
-def test_a_price_of_tokens_stands_in_the_table(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL, "--price", "1.2")
+def test_a_price_of_tokens_stands_in_the_table(meshwright: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"search": {"price_per_device_hour": 1.2}}))
+    printed = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL, "--request", str(path))
     assert "per 1M tokens" in printed.out.splitlines()[0]
 
 

@@ -163,27 +163,16 @@ def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
     assert "error: the compiler's child has a bug" in printed.err
 
 
-def test_the_mesh_is_an_argument_or_an_option_and_stands_once(meshwright: CommandLine) -> None:
-    assert meshwright("plan", "--mesh", "dp:2,tp:4", "--json").json == meshwright("plan", "dp:2,tp:4", "--json").json
-    for wrong in (("plan",), ("plan", "dp:8", "--mesh", "dp:8")):
-        printed = meshwright(*wrong)
-        assert printed.code == 2
-        assert "--mesh dp:2,tp:-1" in printed.err
-
-
 def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "training.json"
     path.write_text(json.dumps({"global_batch": 4, "remat": "none", "compute_dtype": "float16"}))
-    options = ("--remat", "minimal", "--attention", "xla", "--weight-dtype", "bfloat16", "--optimizer", "sgd")
-    meshwright("plan", "dp:8", "--model", "llama3-8b", "--batch", "16", "--training", str(path), *options)
+    meshwright("plan", "dp:8", "--model", "llama3-8b", "--batch", "16", "--seq", "64", "--training", str(path))
     body = meshwright.body()
     assert body["model"] == "llama3-8b"
     assert body["training"] == {
         "global_batch": 16,
-        "remat": "minimal",
-        "attention": "xla",
-        "weight_dtype": "bfloat16",
-        "optimizer": "sgd",
+        "remat": "none",
+        "sequence_length": 64,
         "compute_dtype": "float16",
     }
     assert "verify" not in body
@@ -206,7 +195,7 @@ def test_a_model_may_be_a_file_or_inline_json_or_a_preset(meshwright: CommandLin
         (("--verify", "compile"), "--model llama3-8b"),
         (("--model", "llama3-8b", "--training", "nowhere.json"), "--training nowhere.json: cannot be read"),
         (("--model", "llama3-8b", "--batch", "0"), "global_batch"),
-        (("--model", "llama3-8b", "--fleet"), "plans of a fleet know no model"),
+        (("--model", "llama3-8b", "--fleet"), "model is not of that"),
         ((*STEP, "--local"), "target"),
     ],
 )
@@ -222,7 +211,7 @@ BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq", "128", "--
 
 
 def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> None:
-    printed = meshwright(*BATCH, "--max-batch", "512", "--target", "v5e:4x2")
+    printed = meshwright(*BATCH, "--target", "v5e:4x2")
     assert printed.code == 0
     assert (
         "largest batch 8 × 8 = 64 sequences a step (one more does not fit, 5 GiB to spare)\n3 compiles\n" in printed.out
@@ -231,7 +220,7 @@ def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> N
     assert (body["target"], body["mesh"], body["training"]) == (
         "v5e:4x2",
         "fsdp:8",
-        {"global_batch": 512, "sequence_length": 128},
+        {"sequence_length": 128},
     )
 
 

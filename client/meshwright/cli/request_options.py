@@ -1,0 +1,109 @@
+"""The request of `meshwright plan` and `meshwright batch-size`: the fields of --request, and of options over them.
+
+Rule: an option is the field of the request that it names; what is not said is left to the agent's defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from pydantic import ValidationError
+
+from meshwright.cli.files import read_object, read_request
+from meshwright.wire.base import Request
+from meshwright.wire.problem import translate_validation
+
+R = TypeVar("R", bound=Request)
+
+RequestOption = Annotated[
+    str | None,
+    typer.Option(
+        "--request", metavar="FILE", help='The request as JSON; options win over its fields. "-": from stdin.'
+    ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--target", metavar="TARGET", help="On hardware that need not be here: v5p:4x4x28, 64*h100:8."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
+]
+SeqOption = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")]
+TrainingOption = Annotated[
+    Path | None,
+    typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; other options win over its fields."),
+]
+VerifyOption = Annotated[
+    Literal["none", "compile"] | None,
+    typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
+]
+
+
+def build_request(
+    kind: type[R],
+    request: str | None,
+    *,
+    model: str | None,
+    training: Path | None,
+    trained: Mapping[str, object],
+    **options: object,
+) -> R:
+    """Returns the request that --request and the options say.
+
+    Args:
+        kind: its model.
+        request: what --request names.
+        model: what --model says.
+        training: the file of --training.
+        trained: fields of `training` that options of their own say.
+        options: fields that options say, by their names. None, here and above: it is not said.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds no JSON object.
+        InvalidRequestError, InvalidMeshError: a field is unknown or has a wrong value.
+        typer.BadParameter: it says how something is trained, and no model.
+    """
+    fields = {} if request is None else read_request(request)
+    fields |= _drop_unsaid({**options, "model": None if model is None else parse_model(model)})
+    said = {**({} if training is None else read_object(training, "--training")), **_drop_unsaid(trained)}
+    if said:
+        below = fields.get("training")
+        fields["training"] = {**(below if isinstance(below, dict) else {}), **said}
+    if fields.get("model") is None and (fields.get("training") or fields.get("verify") == "compile"):
+        raise typer.BadParameter("the rest says how it is trained; write --model llama3-8b", param_hint="--model")
+    try:
+        return kind.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        raise translate_validation(error.errors()) from None
+
+
+def list_fields(request: Request) -> dict[str, Any]:
+    """Returns the fields that a request says, as a method of `Client` takes them."""
+    return {name: getattr(request, name) for name in request.model_fields_set - {"schema_version"}}
+
+
+def parse_model(text: str) -> str | dict[str, Any]:
+    """Returns the model of --model: the content of a file or of inline JSON; else the text, which names a preset.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds no JSON object.
+        typer.BadParameter: the inline JSON is none.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"no JSON: {error}; name a preset such as llama3-8b", param_hint="--model"
+            ) from None
+        return found
+    return read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text
+
+
+def _drop_unsaid(fields: Mapping[str, object]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

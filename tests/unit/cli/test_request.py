@@ -1,0 +1,153 @@
+"""`--request` of `plan` and `batch-size`: a request as JSON, with the options over its fields."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.testing.hardware import build_devices
+from tests.unit.cli.conftest import CommandLine
+
+MODEL = {"model": "llama3-8b", "training": {"global_batch": 64, "sequence_length": 2048}}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "request.json"
+
+
+@pytest.fixture
+def stdin(tmp_path: Path) -> Iterator[Path]:
+    """A file that stands at descriptor 0."""
+    path = tmp_path / "stdin"
+    path.touch()
+    before = os.dup(0)
+    given = os.open(path, os.O_RDONLY)
+    os.dup2(given, 0)
+    yield path
+    os.dup2(before, 0)
+    os.close(before)
+    os.close(given)
+
+
+def keep(path: Path, **fields: object) -> str:
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+def build_hosts(*names: str) -> list[dict[str, Any]]:
+    """Returns the replies of /devices of hosts of 8 GPUs."""
+    hosts = []
+    for name in names:
+        devices = build_devices("h100:8").model_dump(mode="json")
+        devices["host"] |= {"name": name, "boot_id": name}
+        for device in devices["devices"]:
+            device |= {"host": name, "uuid": f"GPU-{name}-{device['local_index']}"}
+        hosts.append(devices)
+    return hosts
+
+
+def test_the_fields_of_a_request_reach_the_agent(meshwright: CommandLine, file: Path) -> None:
+    fields = {
+        "mesh": [["x", -1]],
+        "devices": {"count": 4, "policy": "spread", "exclude": [0, 1]},
+        "axis_types": {"x": "manual"},
+        "allow_unused": True,
+        "memory_strategy": "aggressive",
+        "importance": {"x": 8.0},
+    }
+    printed = meshwright("plan", "--request", keep(file, **fields))
+    assert printed.code == 0, printed.err
+    assert {**meshwright.body(), **fields} == meshwright.body()
+
+
+def test_options_win_over_the_fields_and_files_over_fields_below_them(
+    meshwright: CommandLine, file: Path, tmp_path: Path
+) -> None:
+    keep(file, mesh="dp:8", model="llama3-8b", training={"global_batch": 8, "remat": "none", "sequence_length": 64})
+    training = keep(tmp_path / "training.json", remat="minimal", sequence_length=128)
+    meshwright("plan", "dp:2,tp:4", "--request", str(file), "--seq", "256", "--training", training, "--model", "gpt2")
+    body = meshwright.body()
+    assert (body["mesh"], body["model"]) == ("dp:2,tp:4", "gpt2")
+    assert body["training"] == {"global_batch": 8, "remat": "minimal", "sequence_length": 256}
+
+
+def test_a_request_comes_from_stdin(meshwright: CommandLine, stdin: Path) -> None:
+    keep(stdin, mesh="dp:2,tp:4")
+    assert meshwright("plan", "--request", "-").code == 0
+    assert meshwright.body()["mesh"] == "dp:2,tp:4"
+
+
+def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, file: Path) -> None:
+    searched = {**MODEL, "target": "v5e:4x4", "search": {"axes": {"tp": 2}, "at_most": {"fsdp": 4}}}
+    asked = meshwright("plan", "--request", keep(file, **searched), "--json")
+    assert len(meshwright.asked) == 1
+    assert meshwright("plan", "--request", str(file), "--local", "--json").out == asked.out
+    assert len(meshwright.asked) == 1
+    shapes = [plan["mesh_shape"] for plan in asked.json["plans"]]
+    assert shapes
+    assert all(shape["tp"] == 2 and shape.get("fsdp", 1) <= 4 for shape in shapes)
+
+
+@pytest.mark.parametrize("where", [(), ("--local",)])
+def test_kept_topologies_are_planned_on(meshwright: CommandLine, file: Path, where: tuple[str, ...]) -> None:
+    request = keep(file, mesh="dp:3,tp:8", topology=build_hosts("a", "b", "c"))
+    printed = meshwright("plan", "--request", request, "--json", *where)
+    assert {device["host"] for device in printed.json["plans"][0]["devices"]} == {"a", "b", "c"}
+    assert len(meshwright.asked) == (0 if where else 1)
+
+
+def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: CommandLine, file: Path) -> None:
+    request = keep(file, model="llama3-8b", target="v5e:4x4", mesh="fsdp:16", training={"sequence_length": 512})
+    asked = meshwright("batch-size", "--request", request, "--json")
+    assert (asked.json["reckoned"]["recommended"], meshwright.body()["mesh"]) == (80, "fsdp:16")
+    here = meshwright("batch-size", "--request", request, "--local", "--json")
+    assert here.json["reckoned"] == asked.json["reckoned"]
+    assert meshwright("batch-size", "--request", request, "--batch", "1").code == 1
+
+
+@pytest.mark.parametrize("command", [("plan", "dp:8"), ("batch-size",)])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON"),
+        ("[8]", "its JSON is a list; it holds one object"),
+        ("\xff", "no JSON"),
+        ('{"mehs": "dp:8"}', "mehs: unknown field"),
+        ('{"model": "gpt2", "training": {"global_batch": 8, "rematt": "full"}}', "training.rematt: unknown field"),
+        ('{"model": "gpt2", "training": 8}', "training: "),
+        ('{"training": {"global_batch": 8}}', "write --model llama3-8b"),
+    ],
+)
+def test_a_request_that_is_none_is_2_with_what_is_wrong(
+    meshwright: CommandLine, file: Path, command: tuple[str, ...], text: str, said: str
+) -> None:
+    file.write_text(text, encoding="latin-1")
+    printed = meshwright(*command, "--request", str(file))
+    assert (printed.code, printed.out, meshwright.fake.requests) == (2, "", [])
+    assert said in " ".join(printed.err.split())
+
+
+def test_a_reply_in_a_topology_that_is_none_is_2_with_the_field_that_it_lacks(
+    meshwright: CommandLine, file: Path
+) -> None:
+    printed = meshwright("plan", "x:8", "--request", keep(file, topology=[{"plans": []}]), "--local")
+    assert printed.code == 2
+    assert "topology.0.host: this field is required" in printed.err
+
+
+def test_a_file_that_is_not_there_is_2(meshwright: CommandLine) -> None:
+    printed = meshwright("plan", "x:8", "--request", "nowhere.json")
+    assert printed.code == 2
+    assert "--request nowhere.json: cannot be read: No such file or directory" in printed.err
+
+
+def test_a_plan_needs_a_mesh_or_a_model(meshwright: CommandLine) -> None:
+    printed = meshwright("plan")
+    assert printed.code == 2
+    assert "write dp:2,tp:-1" in printed.err

@@ -384,7 +384,7 @@ def test_the_parts_of_accelerators_are_those_that_a_look_can_make() -> None:
 
 
 def test_the_components_that_take_a_node_out_of_service_are_those_that_are_looked_at() -> None:
-    (listed,) = re.findall(r"look at the components (.*?) \(`HARDWARE`", CLIENT.text, re.DOTALL)
+    (listed,) = re.findall(r"looks at the components (.*?) \(`HARDWARE`", CLIENT.text, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == HARDWARE
 
 

@@ -78,7 +78,7 @@ def _running(host: RunningAgent, *arguments: str) -> Iterator[subprocess.Popen[s
 
 
 def _interrupt_follow(host: RunningAgent) -> int:
-    with _running(host, "events", "--follow", "--after", "0") as process:
+    with _running(host, "events", "--follow", "--since", "1h") as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -269,16 +269,8 @@ def test_only_a_component_that_there_is_can_be_acknowledged(host: RunningAgent, 
 # ---- requirements
 
 
-def test_requirements_are_held_against_what_was_seen_and_measured(host: RunningAgent) -> None:
+def test_requirements_are_held_against_what_was_seen(host: RunningAgent) -> None:
     assert _run(host, "check", "--require", "8*cpu").returncode == 0
     assert _run(host, "check", "--require", "9*cpu").returncode == 1
     assert _run(host, "check", "--require", "8*h100").returncode == 1
-    assert _run(host, "check", "--min-hbm", "1MiB").returncode == 0  # a virtual CPU device: its part of the host's
-    assert _run(host, "check", "--min-hbm", "900TiB").returncode == 1
-    asked = ("check", "--min-busbw", "all-gather=1kB/s", "--max-age", "1h")
-    assert _run(host, *asked).returncode == 1
-    with Client(host.url, timeout=LIMIT_S) as client:
-        client.bench(cases=["all_gather"], sizes_bytes=[1 << 20], samples=3)
-    met = _run(host, *asked)
-    assert met.returncode == 0, met.stdout + met.stderr
-    assert _run(host, "check", "--min-busbw", "all-gather=900TB/s", "--exit-style", "nagios").returncode == 2
+    assert _run(host, "check", "--require", "8*h100", "--exit-style", "nagios").returncode == 2

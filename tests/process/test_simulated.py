@@ -114,19 +114,17 @@ def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: Run
     assert f"warning: this agent simulates {TARGET}" in plan.stderr
 
 
-def test_a_simulated_h100_has_the_memory_that_its_driver_reports_and_its_host_stays_unknown(
-    simulated: RunningAgent,
-) -> None:
-    def check(least: str) -> tuple[int, str, str, str]:
+def test_a_simulated_h100_meets_a_requirement_and_its_host_stays_unknown(simulated: RunningAgent) -> None:
+    def check(wanted: str) -> tuple[int, str, str, str]:
         command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url, "--json", "check"]
-        done = subprocess.run([*command, "--min-hbm", least], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*command, "--require", wanted], capture_output=True, text=True, timeout=60, check=False)
         reply = json.loads(done.stdout)
         (found,) = reply["requirements"]
         return done.returncode, reply["verdict"], found["state"], found["found"]
 
-    met = "79.6 GiB (device 0, the least of 8), declared"
-    assert check("79GiB") == (1, "unknown", "healthy", met)
-    assert check("80GiB") == (1, "unhealthy", "unhealthy", met)
+    there = "512 (NVIDIA H100 80GB HBM3), declared"
+    assert check("512*h100") == (1, "unknown", "healthy", there)
+    assert check("513*h100") == (1, "unhealthy", "unhealthy", there)
 
 
 def test_the_lists_of_9000_simulated_chips_are_not_written_while_others_wait() -> None:

@@ -1,19 +1,69 @@
-"""Arguments: the small languages of the command line, such as lists, as values.
+"""Arguments: the small languages of the command line, times and lists, as values.
 
 Rule: a text that is none is a usage error that names the option and a value that works. Meshes are not read
-here: the agent reads them, so that there is one grammar. Quantities with units stand in `quantities`.
+here: the agent reads them, so that there is one grammar.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
 
 import typer
 
+from meshwright.topology.counted import ChipCount, parse_chip_count
 from meshwright.wire.bench import BenchCase
 
 MAX_TIMEOUT_S: Final = 86400.0
+_UNITS_S: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_TIME: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]+)", re.ASCII)
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Returns the seconds of "90s", "30min", "24h" or "7d".
+
+    Raises:
+        typer.BadParameter: a number without a unit, or with one that is none, or 0.
+    """
+    match = _TIME.fullmatch(text.strip())
+    found = float(match[1]) * _UNITS_S.get(match[2], 0) if match else 0.0
+    if not found:
+        raise typer.BadParameter(
+            f"{text!r} is no time above 0 with its unit; write 90s, 30min, 24h or 7d", param_hint=option
+        )
+    return found
+
+
+def parse_moment(text: str, option: str, *, now: datetime) -> datetime:
+    """Returns the moment of "1h" (ago) or of "2026-11-22T10:00:00Z"; without a zone it is UTC.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return now - timedelta(seconds=parse_duration(text, option))
+        except (typer.BadParameter, OverflowError):
+            raise typer.BadParameter(
+                f"{text!r} is no time; write 1h, 30min, 7d (ago) or 2026-11-22T10:00:00Z", param_hint=option
+            ) from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def parse_chips(text: str, option: str) -> ChipCount:
+    """Returns what "8*h100" or "8" says.
+
+    Raises:
+        typer.BadParameter: it is no count, or names a chip that no table knows.
+    """
+    try:
+        return parse_chip_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def parse_devices(text: str, option: str = "--devices") -> tuple[int | str, ...]:

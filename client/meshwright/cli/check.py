@@ -1,8 +1,10 @@
 """`meshwright check`: the host's health as an exit code, in the manner of whoever runs the check.
 
 Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
-required of it (`requirements`) has a state as its parts have. Slurm drains for a card that its driver was asked about
-and that did not answer, and is told to keep no node of which a card was not looked at.
+required of it has a state as its parts have: met only by what was seen. The declared devices of a simulated host are
+judged, and marked as declared: that host is never more than unknown, by its component `simulated`.
+Slurm drains for a card that its driver was asked about and that did not answer, and is told to keep no node of which a
+card was not looked at. It looks at devices and driver alone, never at the agent's own store, disk or worker.
 Asks once and briefly, since node checks have a time limit, and says it briefly: parts that share a cause are told once,
 and a line is as long as who reads it keeps.
 """
@@ -13,7 +15,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, cast, get_args
 
@@ -21,20 +23,19 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand
 
+from meshwright._fleet.threads import run_all
+from meshwright.cli.arguments import parse_chips
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
-from meshwright.cli.requirements import Finding, HealthLimit, find_worst, judge, parse_required, take_one
 from meshwright.cli.session import Session
-from meshwright.cli.time_limit import TimeLimit
-from meshwright.errors import MeshwrightError
-from meshwright.wire.health import Component, Health, State, select_hardware
+from meshwright.errors import AgentTimeoutError, MeshwrightError
+from meshwright.topology.counted import ChipCount
+from meshwright.wire.devices import Devices
+from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
 
-ExitStyle = Literal["verdict", "nagios", "npd", "slurm"]
+ExitStyle = Literal["verdict", "nagios", "slurm"]
 Outcome = State | Literal["no_answer"]
 
 TIMEOUT_S: Final = 10.0
-NPD_BYTES: Final = 80
-"""What the node problem detector keeps of a plugin's output. Source: kubernetes/node-problem-detector,
-pkg/custompluginmonitor/types/config.go, defaultMaxOutputLength."""
 NAGIOS_BYTES: Final = 1023
 """What a packet of NRPE 2 holds, figures and all. Source: NagiosEnterprises/nrpe, include/common.h,
 MAX_PACKETBUFFER_LENGTH 1024."""
@@ -46,81 +47,66 @@ EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     "verdict": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 1, "no_answer": 2},
     # OK · WARNING · CRITICAL · UNKNOWN: the monitoring plugins' guidelines
     "nagios": {"healthy": 0, "degraded": 1, "unhealthy": 2, "unknown": 3, "initializing": 3, "no_answer": 3},
-    # OK · problem · unknown
-    "npd": {"healthy": 0, "degraded": 1, "unhealthy": 1, "unknown": 2, "initializing": 2, "no_answer": 2},
     # keep · drain · nothing is known, as of an agent that restarts: neither a pass nor a ground to take the node out
     "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 2, "no_answer": 2},
 }
 SLURM_WORDS: Final = ("keep", "drain", "unknown")
 OF_A_CARD: Final = frozenset({"device", "thermal", "power", "memory", "link"})
 """The kinds of components that a card has."""
-DRAINING: Final[frozenset[ExitStyle]] = frozenset({"npd", "slurm"})
-"""The styles on whose word a node is taken out of service: they look at devices and driver alone, never at the agent's
-own store, disk or worker."""
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "npd": 2, "slurm": 2}
+USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "slurm": 2}
 """A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
 guidelines, "UNKNOWN: invalid command line arguments"; Slurm's script drains for 1 alone."""
+_VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", "unknown": "unknown"}
+"""The states of a requirement, in words."""
 _ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x", "·": "-", "µ": "u", "…": "..."})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One requirement: what was asked, what there is, and its state: healthy is met, unhealthy is not met."""
+
+    name: str
+    asked: str
+    found: str
+    state: State
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.asked}: {self.found}"
 
 
 def check_health(
     session: Session,
     exit_style: Annotated[ExitStyle, typer.Option(help="Whose exit codes and output to use.")] = "verdict",
     require: Annotated[
-        list[str] | None, typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any.")
-    ] = None,
-    min_hbm: Annotated[
         list[str] | None,
-        typer.Option(metavar="79GiB", help="Memory that each device has at least; GiB is 2^30, GB 1e9."),
-    ] = None,
-    min_busbw: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="all-reduce=300GB/s",
-            help="Bus bandwidth (nccl-tests' busbw) that was measured over all devices; once each collective.",
-        ),
-    ] = None,
-    max_age: Annotated[list[str] | None, typer.Option(metavar="24h", help="How old those measurements may be.")] = None,
-    max_health: Annotated[
-        HealthLimit | None, typer.Option(help="The worst health that passes; without: what the exit style says.")
+        typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any. May be repeated."),
     ] = None,
 ) -> int:
     """Check the host's health, part by part, and what a job requires of it, for a person or a script.
 
     Nothing is healthy before it was checked, nor when its check is too old. A requirement that is not met counts as
-    unhealthy; one that could not be looked at, or was measured too long ago, as unknown.
+    unhealthy; one that could not be looked at, as unknown.
 
     \b
     Exit codes by --exit-style:
       verdict  0 healthy or degraded · 1 unhealthy, unknown or initializing · 2 no answer
       nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
-      npd      0 OK · 1 problem (degraded, unhealthy) · 2 unknown; at most 80 bytes
       slurm    0 keep · 1 drain: unhealthy, or a card does not answer · 2 not checked, no answer; one line
-    npd and slurm look at the devices and their driver alone: the agent's own store, disk or worker drains no node.
+    slurm looks at the devices and their driver alone: the agent's own store, disk or worker drains no node.
     Usage errors are 2, of nagios 3.
 
     Asks once. All of it takes at most 10 s (--timeout): what the host's health does not say by then is no answer, what
     a requirement must know is unknown.
     """
-    codes = EXIT_CODES[exit_style]
-    required = parse_required(
-        take_one(require, "--require"),
-        take_one(min_hbm, "--min-hbm"),
-        min_busbw or (),
-        take_one(max_age, "--max-age"),
-        max_health,
-    )
-    limit_s = TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
+    required = [parse_chips(text, "--require") for text in require or ()]
     try:
-        with session.open(timeout_s=limit_s, max_retries=0) as client:
-            limit = TimeLimit(limit_s, client.base_url)
-            health = limit.ask(client.health)
-            seen = select_hardware(health) if exit_style in DRAINING else health
-            findings = judge(required, seen, client, limit)
+        health, devices = _ask(session, wants_devices=bool(required))
     except MeshwrightError as error:
         _print_no_answer(session, exit_style, error)
-        return codes["no_answer"]
+        return EXIT_CODES[exit_style]["no_answer"]
+    seen = select_hardware(health) if exit_style == "slurm" else health
+    findings = [judge_devices(wanted, devices) for wanted in required]
     worst = find_worst(seen, findings)
     outcome = find_outcome(exit_style, seen, findings)
     if session.as_json:
@@ -130,14 +116,67 @@ def check_health(
     else:
         counts = Counter([*(part.state for part in seen.components), *(each.state for each in findings)])
         session.print_lines(format_line(exit_style, outcome, summarize(seen, findings), counts))
-    return codes[outcome]
+    return EXIT_CODES[exit_style][outcome]
+
+
+def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | str]:
+    """Returns the host's health, and where they are wanted its devices, or why there are none.
+
+    The time limit is of both together, and kept from outside: the HTTP library limits each read, which an answer of a
+    byte a second never reaches.
+
+    Raises:
+        MeshwrightError: there is no answer about its health.
+    """
+    limit_s = TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
+    health: list[Health] = []
+    devices: list[Devices | str] = []
+    with session.open(timeout_s=limit_s, max_retries=0) as client:
+
+        def ask() -> None:
+            health.append(client.health())
+            if wants_devices:
+                try:
+                    devices.append(client.devices())
+                except MeshwrightError as error:
+                    devices.append(str(error).partition("\n")[0])
+
+        run_all([ask], limit_s=limit_s, at_once=1)
+        late = f"no answer from {client.base_url} within {limit_s:g} s"
+        if not health:
+            hint = "give it longer (--timeout), or look at the agent's log"
+            raise AgentTimeoutError(late, host=client.base_url, hint=hint)
+    return health[0], devices[0] if devices else late
+
+
+def judge_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
+    """Returns whether so many devices are there; a part of a card is none of the chips that are named.
+
+    Args:
+        wanted: how many, of which chip.
+        seen: the devices, or why they could not be looked at.
+    """
+    if isinstance(seen, str):
+        return Finding("devices", str(wanted), f"could not be looked at: {seen}", "unknown")
+    there = [each for each in seen.devices if wanted.chip is None or (each.mig is None and wanted.is_of(each.kind))]
+    kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
+    count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
+    declared = ", declared" if any(device.basis == "declared" for device in there) else ""
+    is_met = len(there) >= wanted.count
+    return Finding("devices", str(wanted), f"{count} ({kinds}){declared}", "healthy" if is_met else "unhealthy")
+
+
+def find_worst(health: Health, findings: Sequence[Finding]) -> State:
+    """Returns the worst state of the host and of what is required of it."""
+    states = {health.state, *(finding.state for finding in findings)}
+    return next(state for state in WORST_FIRST if state in states)
 
 
 def find_outcome(style: ExitStyle, health: Health, findings: Sequence[Finding]) -> Outcome:
     """Returns what the exit code is of: the worst state.
 
     For Slurm, there are three kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
-    not answer: drain. An unchecked card counts as no answer. A requirement that was not measured keeps the node.
+    not answer: drain. An unchecked card counts as no answer. A requirement that could not be looked at keeps the node.
     """
     worst = find_worst(health, findings)
     if style != "slurm" or worst != "unknown":
@@ -241,16 +280,10 @@ def format_line(style: ExitStyle, outcome: Outcome, summary: str, counts: Mappin
             figures = f" | {named}" if counts else ""
             line = f"MESHWRIGHT {NAGIOS_WORDS[code]} - {summary.replace('|', '/')}"
             return f"{_cut(line, NAGIOS_BYTES - len(figures))}{figures}"
-        case "npd":
-            return _cut(_write_ascii(summary), NPD_BYTES)
         case "slurm":
-            return _cut(_write_ascii(f"{SLURM_WORDS[code]}: {summary}"), SLURM_BYTES)
+            line = f"{SLURM_WORDS[code]}: {summary}".translate(_ASCII)  # other signs are "?" in healthcheck.sh, too
+            return _cut(line.encode("ascii", "replace").decode(), SLURM_BYTES)
     return summary
-
-
-def _write_ascii(text: str) -> str:
-    """Returns the text for who keeps no other signs: the script for Slurm writes "?" for them."""
-    return text.translate(_ASCII).encode("ascii", "replace").decode()
 
 
 def _flatten(text: str) -> str:
@@ -274,15 +307,11 @@ def _print_components(session: Session, health: Health, findings: Sequence[Findi
     session.out.print(Text("host ") + style_state(worst))
 
 
-_VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", "unknown": "unknown"}
-"""The states of a requirement, in words."""
-
 REQUIREMENT_COLUMNS: Final[tuple[Column[Finding], ...]] = (
     Column("requirement", lambda finding: finding.name),
     Column("asked", lambda finding: finding.asked),
-    Column("found", lambda finding: finding.told),
+    Column("found", lambda finding: finding.found),
     Column("verdict", lambda finding: Text(_VERDICTS[finding.state], STATE_STYLES[finding.state])),
-    Column("action", lambda finding: finding.action),
 )
 
 

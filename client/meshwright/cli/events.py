@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.text import Text
 
+from meshwright.cli.arguments import parse_moment
 from meshwright.cli.components import find_component, list_components, tell_components
 from meshwright.cli.output import Column, build_table, clean, style_state
-from meshwright.cli.quantities import parse_moment
 from meshwright.cli.session import OK, Session
 from meshwright.errors import ComponentNotFoundError
 from meshwright.wire.health import HealthEvent, HealthEvents
@@ -37,9 +37,6 @@ def show_events(
     since: Annotated[
         str | None, typer.Option(metavar="1h", help="Not older than this: 30min, 24h, or 2026-11-22T10:00:00Z.")
     ] = None,
-    after: Annotated[
-        int | None, typer.Option(metavar="SEQ", min=0, help="Only after the event of this number.")
-    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with those to come, one a line; from now on, unless told.")
@@ -47,7 +44,7 @@ def show_events(
 ) -> int:
     """Show what happened to the host's health, oldest first.
 
-    All that there is --since a time or --after an event; without these, the newest 100. With --json as the agent
+    All that there is --since a time; without it, the newest 100. With --json as the agent
     replies; with --follow too, one event a line.
 
     Exit codes: 0 done · 2 usage, or no answer · 130 interrupted.
@@ -58,22 +55,22 @@ def show_events(
             "--follow has no end, so there is nothing to limit; leave one out", param_hint="--limit"
         )
     if follow:
-        return _follow(session, component, at, after)
+        return _follow(session, component, at)
     with session.open() as client:
         if component is not None:
             component = find_component(client, component)
-        if limit is None and (at, after) != (None, None):
-            reply = _join(_read_pages(client, component, at, after))
+        if limit is None and at is not None:
+            reply = _join(_read_pages(client, component, at))
         else:
-            reply = client.events(component, after=after, limit=limit or SHOWN, since=at)
+            reply = client.events(component, limit=limit or SHOWN, since=at)
         if session.as_json:
             session.print_json(reply)
         elif reply.events:
             session.out.print(build_table(COLUMNS, reply.events))
         else:
             session.print_lines("no events" if component is None else _tell_none(component, list_components(client)))
-    if (at, after, limit) == (None, None, None) and len(reply.events) == SHOWN:
-        told = f"these are the newest {SHOWN}; --since 24h or --after 0 shows all from there on"
+    if (at, limit) == (None, None) and len(reply.events) == SHOWN:
+        told = f"these are the newest {SHOWN}; --since 24h shows all from there on"
         session.err.print(told, soft_wrap=True)
     return OK
 
@@ -83,11 +80,9 @@ def _tell_none(component: str, names: Collection[str]) -> str:
     return f"no events of {clean(component)}{known}"
 
 
-def _read_pages(
-    client: Client, component: str | None, since: datetime | None, after: int | None
-) -> Iterator[HealthEvents]:
+def _read_pages(client: Client, component: str | None, since: datetime) -> Iterator[HealthEvents]:
     """Yields all that the agent has, oldest first, in replies of `MOST` events; at least one reply."""
-    seen = after or 0
+    seen = 0
     while True:
         reply = client.events(component, after=seen, limit=MOST, since=since)
         yield reply
@@ -103,12 +98,13 @@ def _join(pages: Iterable[HealthEvents]) -> HealthEvents:
     return last.model_copy(update={"events": (*events, *last.events)})
 
 
-def _follow(session: Session, component: str | None, since: datetime | None, after: int | None) -> int:
+def _follow(session: Session, component: str | None, since: datetime | None) -> int:
+    after = None
     with session.open() as client:
         if component is not None:
             component = find_component(client, component)
         if since is not None:
-            for page in _read_pages(client, component, since, after):
+            for page in _read_pages(client, component, since):
                 if not _tell(session, page.events, component):
                     return OK
                 after = page.events[-1].seq if page.events else page.last_seq

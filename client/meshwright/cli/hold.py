@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from meshwright.cli.arguments import parse_duration
 from meshwright.cli.leases import LEASE_VARIABLE, CountOption, PreemptibleOption, PurposeOption, parse_leased
 from meshwright.cli.output import print_warning
-from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import Session
 from meshwright.errors import MeshwrightError
 
@@ -48,9 +48,6 @@ def hold_lease(
         str, typer.Option(metavar="10min", help="The devices are free so long after a crash of this command.")
     ] = "10min",
     preemptible: PreemptibleOption = False,
-    wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wait so long for devices that somebody else has: 30s, 5min.")
-    ] = None,
     if_lost: Annotated[
         Literal["stop", "warn"] | None,
         typer.Option(
@@ -67,7 +64,6 @@ def hold_lease(
     there.
     """
     ttl_s = parse_duration(ttl, "--ttl")
-    wait_s = 0.0 if wait is None else parse_duration(wait, "--wait")
     is_stopped = preemptible if if_lost is None else if_lost == "stop"
     named = parse_leased(devices, count)
     job = _Job(session, is_stopped=is_stopped)
@@ -75,9 +71,7 @@ def hold_lease(
         try:
             with (
                 session.open() as client,
-                client.hold(
-                    named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, wait_s=wait_s, on_lost=job.lose
-                ) as held,
+                client.hold(named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, on_lost=job.lose) as held,
             ):
                 code = job.run(command, held)
             return job.tell_loss(code) if job.lost else code

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from meshwright.cli.arguments import choose_devices
+from meshwright.cli.arguments import choose_devices, parse_duration
 from meshwright.cli.output import Column, build_table, clean, format_time, print_error
-from meshwright.cli.quantities import parse_duration
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import ForbiddenError, LeaseNotFoundError, MeshwrightError
 from meshwright.wire.leases import Lease

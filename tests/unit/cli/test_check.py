@@ -15,17 +15,19 @@ from meshwright.cli import main
 from meshwright.cli.check import (
     EXIT_CODES,
     NAGIOS_BYTES,
-    NPD_BYTES,
     SLURM_BYTES,
     ExitStyle,
+    Finding,
     Outcome,
+    find_worst,
     format_line,
+    judge_devices,
     summarize,
 )
-from meshwright.cli.time_limit import TimeLimit
-from meshwright.errors import AgentTimeoutError
-from meshwright.testing import FakeAgent
-from meshwright.wire.health import HARDWARE, Component, Health, State
+from meshwright.testing import FakeAgent, build_devices
+from meshwright.topology.counted import ChipCount
+from meshwright.wire.devices import Mig
+from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.own import COMPONENTS as OF_ITSELF
 from meshwright_agent.health.verdicts import COMPONENTS as OF_HOST
 from meshwright_agent.host.simulation import SIMULATED
@@ -69,7 +71,7 @@ def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, 
     )
 
 
-def test_the_table_is_what_the_four_worlds_expect() -> None:
+def test_the_table_is_what_the_three_worlds_expect() -> None:
     wanted: dict[ExitStyle, dict[int, set[Outcome]]] = {
         "verdict": {
             0: {"healthy", "degraded"},
@@ -82,7 +84,6 @@ def test_the_table_is_what_the_four_worlds_expect() -> None:
             2: {"unhealthy"},
             3: {"unknown", "initializing", "no_answer"},
         },
-        "npd": {0: {"healthy"}, 1: {"degraded", "unhealthy"}, 2: {"unknown", "initializing", "no_answer"}},
         "slurm": {0: {"healthy", "degraded"}, 1: {"unhealthy", "unknown"}, 2: {"initializing", "no_answer"}},
     }
     for style, codes in wanted.items():
@@ -150,10 +151,8 @@ def test_nothing_of_the_agents_own_takes_a_node_out_of_service(
 ) -> None:
     meshwright.fake.health = _build_health("healthy")
     meshwright.fake.change_health(name, state, "it broke")
-    for required in ((), ("--max-health", "healthy")):
-        slurm = meshwright("check", *required, "--exit-style", "slurm")
-        assert (slurm.code, slurm.out[:27]) == (0, "keep: 2 components, healthy")
-        assert meshwright("check", *required, "--exit-style", "npd").code == 0
+    slurm = meshwright("check", "--exit-style", "slurm")
+    assert (slurm.code, slurm.out) == (0, "keep: 2 components, healthy\n")
     assert meshwright("check", "--exit-style", "nagios").code == EXIT_CODES["nagios"][state] != 0
     meshwright.fake.change_health("device:0", "unhealthy", "XID 79")
     assert meshwright("check", "--exit-style", "slurm").out == "drain: device:0 unhealthy: XID 79\n"
@@ -161,7 +160,6 @@ def test_nothing_of_the_agents_own_takes_a_node_out_of_service(
 
 def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLine) -> None:
     meshwright.fake.health = Health(state="healthy", components=(Component(name="store", state="healthy"),))
-    assert meshwright("check", "--exit-style", "npd").code == EXIT_CODES["npd"]["unknown"]
     assert meshwright("check", "--exit-style", "slurm").out == "unknown: 0 components, initializing\n"
 
 
@@ -171,17 +169,11 @@ def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
 
 
 @given(st.sampled_from(STATES), st.text(max_size=200))
-def test_one_line_stays_one_line_and_npd_gets_at_most_80_bytes(state: State, reason: str) -> None:
+def test_one_line_stays_one_line(state: State, reason: str) -> None:
     summary = summarize(_build_health(state, reason))
     for style in STYLES:
         line = format_line(style, state, summary, {})
         assert len(line.splitlines()) == 1
-        assert style != "npd" or len(line.encode()) <= NPD_BYTES
-
-
-def test_npd_gets_a_long_reason_cut_and_in_ascii() -> None:
-    line = format_line("npd", "unhealthy", "worker unhealthy: " + "é" * 200, {})
-    assert line == "worker unhealthy: " + "?" * 59 + "..."
 
 
 def test_a_healthy_host_says_how_many_parts_were_looked_at() -> None:
@@ -229,34 +221,19 @@ def test_a_refusal_is_no_verdict_and_says_why_first(meshwright: CommandLine) -> 
     assert printed.out.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
 
 
-def test_npd_gets_signs_that_ascii_has_not_in_letters_that_it_has() -> None:
-    assert format_line("npd", "unknown", "all_reduce ≥ 300 GB/s: 5 µs", {}) == "all_reduce >= 300 GB/s: 5 us"
+def test_slurm_gets_signs_that_ascii_has_not_in_letters_that_it_has() -> None:
+    assert format_line("slurm", "unhealthy", "≥ 300 GB/s: 5 µs é", {}) == "drain: >= 300 GB/s: 5 us ?"
 
 
-@pytest.mark.parametrize("wrong", [("--nope",), ("--min-hbm", "79"), ("--require", "1", "--require", "9"), ("x",)])
-@pytest.mark.parametrize(("style", "code"), [("verdict", 2), ("nagios", 3), ("npd", 2), ("slurm", 2)])
+@pytest.mark.parametrize("wrong", [("--nope",), ("--require", "h100"), ("x",)])
+@pytest.mark.parametrize(("style", "code"), [("verdict", 2), ("nagios", 3), ("slurm", 2)])
 def test_a_wrong_argument_is_no_verdict_on_the_host_in_any_style(
     meshwright: CommandLine, style: ExitStyle, code: int, wrong: tuple[str, ...]
 ) -> None:
-    """Nagios' 2 is CRITICAL, npd's and slurm's 1 a broken node."""
+    """Nagios' 2 is CRITICAL, slurm's 1 a broken node."""
     assert meshwright("check", f"--exit-style={style}", *wrong).code == code
     assert meshwright("check", *wrong, "--exit-style", style).code == code
     assert meshwright.fake.requests == []
-
-
-@pytest.mark.parametrize(
-    "twice",
-    [
-        ("--require", "8*cpu", "--require", "9"),
-        ("--min-hbm", "1GiB", "--min-hbm", "2GiB"),
-        ("--min-busbw", "all-reduce=1GB/s", "--max-age", "1h", "--max-age", "24h"),
-        ("--min-busbw", "all-reduce=300GB/s", "--min-busbw", "all_reduce=1GB/s"),
-    ],
-)
-def test_no_requirement_is_dropped_in_silence(meshwright: CommandLine, twice: tuple[str, ...]) -> None:
-    printed = meshwright("check", *twice)
-    assert (printed.code, meshwright.fake.requests) == (2, [])
-    assert twice[-2] in printed.err
 
 
 # ---- one time limit
@@ -314,21 +291,10 @@ def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_un
     meshwright: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     meshwright.fake = FakeAgent("h100:8")
-    wanted = ("--require", "8*h100", "--min-hbm", "1GiB", "--min-busbw", "all-reduce=300GB/s")
     with _drip(meshwright, "/devices") as url:
-        assert _check_within(0.6, "--url", url, "--exit-style", "slurm", *wanted) == 0
+        assert _check_within(0.6, "--url", url, "--exit-style", "slurm", "--require", "8*h100") == 0
         said = capsys.readouterr().out
         assert said.startswith("keep: unknown: devices 8*h100: could not be looked at: no answer from ")
-
-
-def test_when_the_time_is_over_nothing_more_is_asked() -> None:
-    moments = iter((0.0, 3.0, 4.0))
-    limit = TimeLimit(4.0, "http://a", clock=lambda: next(moments))
-    asked: list[int] = []
-    assert limit.ask(lambda: asked.append(1)) is None
-    with pytest.raises(AgentTimeoutError, match="no answer from http://a within 4 s"):
-        limit.ask(lambda: asked.append(2))
-    assert asked == [1]
 
 
 # ---- one line that stays short
@@ -366,3 +332,119 @@ def test_a_line_is_as_long_as_who_reads_it_keeps_and_figures_are_kept_whole(reas
     assert len(nagios.encode()) <= NAGIOS_BYTES
     assert nagios.endswith(f" | initializing=0 healthy=0 degraded=0 unhealthy={len(parts)} unknown=0")
     assert len(format_line("slurm", "unhealthy", summarize(health), counts).encode()) <= SLURM_BYTES
+
+
+# ---- requirements
+
+EIGHT = build_devices("h100:8")
+
+
+@pytest.mark.parametrize(("count", "state"), [(7, "healthy"), (8, "healthy"), (9, "unhealthy")])
+def test_so_many_devices_or_more_are_there(count: int, state: State) -> None:
+    finding = judge_devices(ChipCount(count, "h100"), EIGHT)
+    assert (finding.state, finding.asked) == (state, f"{count}*h100")
+    assert "8 (NVIDIA H100 80GB HBM3)" in finding.found
+
+
+def test_devices_of_another_chip_do_not_count_and_are_named() -> None:
+    finding = judge_devices(ChipCount(8, "a100"), EIGHT)
+    assert (finding.state, finding.found) == ("unhealthy", "0 of 8 (NVIDIA H100 80GB HBM3)")
+
+
+def test_a_part_of_a_card_is_none_of_the_chips_that_are_asked_for() -> None:
+    card, *others = EIGHT.devices
+    part = card.model_copy(update={"kind": f"{card.kind} MIG 1g.10gb", "mig": Mig(parent_uuid="GPU-1")})
+    divided = EIGHT.model_copy(update={"devices": (part, *others)})
+    assert judge_devices(ChipCount(8, "h100"), divided).state == "unhealthy"
+    assert judge_devices(ChipCount(8), divided).state == "healthy"
+
+
+def test_what_is_declared_is_judged_and_said_to_be_declared() -> None:
+    declared = tuple(each.model_copy(update={"basis": "declared"}) for each in EIGHT.devices)
+    found = judge_devices(ChipCount(8), EIGHT.model_copy(update={"devices": declared}))
+    assert (found.state, found.found.endswith(", declared")) == ("healthy", True)
+
+
+@given(st.sampled_from(STATES), st.lists(st.sampled_from(["healthy", "unhealthy", "unknown"]), max_size=4))
+def test_the_whole_is_healthy_only_when_every_part_is(state: State, found: list[Any]) -> None:
+    findings = [Finding("devices", "8", "", each) for each in found]
+    worst = find_worst(Health(state=state, components=()), findings)
+    assert (worst == "healthy") == ({state, *found} == {"healthy"})
+    assert WORST_FIRST.index(worst) <= WORST_FIRST.index(state)
+
+
+def test_every_state_has_a_rank() -> None:
+    assert sorted(WORST_FIRST) == sorted(STATES)
+
+
+@pytest.fixture
+def h100(meshwright: CommandLine) -> CommandLine:
+    meshwright.fake = FakeAgent("h100:8")
+    return meshwright
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_is_met_passes_in_every_style(h100: CommandLine, style: ExitStyle) -> None:
+    printed = h100("check", "--require", "8*h100", "--require", "1", "--exit-style", style)
+    assert printed.code == 0
+    if style != "verdict":
+        count = 8 if style == "slurm" else 10  # store and worker are the agent's own
+        assert f"{count} components, healthy, 2 requirements met" in printed.out
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("wanted", [("9*h100",), ("8*a100",), ("8*h100", "--require", "9")])
+def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: ExitStyle, wanted: tuple[str, ...]) -> None:
+    printed = h100("check", "--require", *wanted, "--exit-style", style)
+    assert printed.code == EXIT_CODES[style]["unhealthy"]
+    assert style != "nagios" or "unhealthy=1" in printed.out
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(
+    h100: CommandLine, style: ExitStyle
+) -> None:
+    h100.fake.fail_next(503, "not_ready", path="/devices", detail="the agent is starting")
+    printed = h100("check", "--require", "8*h100", "--exit-style", style)
+    assert printed.code == (0 if style == "slurm" else EXIT_CODES[style]["unknown"])
+    assert "could not be looked at: the agent is starting" in " ".join(printed.out.split())
+    assert style != "slurm" or printed.out.startswith("keep: unknown: devices 8*h100: ")
+
+
+def test_slurm_drains_what_is_missing(h100: CommandLine) -> None:
+    missing = h100("check", "--exit-style", "slurm", "--require", "9*h100")
+    assert (missing.code, missing.out) == (1, "drain: not met: devices 9*h100: 8 (NVIDIA H100 80GB HBM3)\n")
+
+
+def test_the_table_has_each_requirement_with_what_was_asked_and_found(h100: CommandLine) -> None:
+    lines = h100("check", "--require", "8*h100").out.splitlines()
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.strip()}
+    assert rows["devices"] == "8*h100 8 (NVIDIA H100 80GB HBM3) met"
+    assert rows["host"] == "healthy"
+
+
+def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
+    printed = h100("check", "--json", "--require", "9*h100")
+    assert (printed.json["state"], printed.json["verdict"], len(printed.json["components"])) == (
+        "healthy",
+        "unhealthy",
+        10,
+    )
+    assert [(each["name"], each["state"]) for each in printed.json["requirements"]] == [("devices", "unhealthy")]
+
+
+def test_a_sick_host_is_not_healed_by_what_is_met(h100: CommandLine) -> None:
+    h100.fake.change_health("device:2", "unhealthy", "XID 79")
+    assert h100("check", "--require", "8*h100").code == 1
+
+
+@pytest.mark.parametrize(("arguments", "paths"), [((), ["/health"]), (("--require", "8"), ["/health", "/devices"])])
+def test_only_what_is_needed_is_asked(h100: CommandLine, arguments: tuple[str, ...], paths: list[str]) -> None:
+    h100("check", *arguments)
+    assert [request.path for request in h100.fake.requests] == paths
+
+
+def test_a_requirement_that_is_none_is_a_usage_error_with_one_that_works(h100: CommandLine) -> None:
+    printed = h100("check", "--require", "h100")
+    assert (printed.code, h100.fake.requests) == (2, [])
+    assert "8*h100" in printed.err

@@ -50,9 +50,8 @@ def test_events_are_listed_with_what_changed_and_why(line: CommandLine) -> None:
     ]
 
 
-def test_events_can_be_asked_by_component_number_count_and_time(line: CommandLine) -> None:
+def test_events_can_be_asked_by_component_count_and_time(line: CommandLine) -> None:
     assert [row[0] for row in _rows(line("events", "--component", "device:0").out)] == ["2"]
-    assert [row[0] for row in _rows(line("events", "--after", "1").out)] == ["2"]
     assert [row[0] for row in _rows(line("events", "--limit", "1").out)] == ["2"]
     assert len(_rows(line("events", "--since", "1h").out)) == 2
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
@@ -76,18 +75,13 @@ def _follow(line: CommandLine, *arguments: str) -> list[str]:
     return printed.out.splitlines()
 
 
-def test_following_goes_on_after_what_is_known_one_event_a_line(line: CommandLine) -> None:
-    assert [text.split("  ")[1:] for text in _follow(line, "--after", "0")] == [
+def test_following_since_a_time_tells_each_event_once_one_a_line_and_without_one_only_news(line: CommandLine) -> None:
+    assert [text.split("  ")[1:] for text in _follow(line, "--since", "1h")] == [
         ["device:1", "healthy → unhealthy", "XID 79: fell off the bus"],
         ["device:0", "healthy → degraded", "hot"],
     ]
-    assert [json.loads(text)["seq"] for text in _follow(line, "--after", "1", "--json")] == [2]
-    assert len(_follow(line, "--after", "0", "--component", "device:0")) == 1
-
-
-def test_following_since_a_time_tells_each_event_once_and_without_one_only_news(line: CommandLine) -> None:
-    assert len(_follow(line, "--since", "1h")) == 2
-    assert len(_follow(line, "--since", "1h", "--after", "0")) == 2
+    assert [json.loads(text)["seq"] for text in _follow(line, "--since", "1h", "--json")] == [1, 2]
+    assert len(_follow(line, "--since", "1h", "--component", "device:0")) == 1
     assert _follow(line) == []
 
 
@@ -97,8 +91,14 @@ def test_following_ends_when_nobody_reads_any_more(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(Session, "tell", lambda _, text: told.append(text))
-    line.pause = lambda _: pytest.fail("waits for more events, and nobody reads them")
-    assert (line("events", "--follow", "--after", "0", *since).code, len(told)) == (0, 1)
+
+    def wait(_: float) -> None:
+        if told:
+            pytest.fail("waits for more events, and nobody reads them")
+        line.fake.change_health("device:0", "unhealthy", "hotter")
+
+    line.pause = wait
+    assert (line("events", "--follow", *since).code, len(told)) == (0, 1)
 
 
 def _make(line: CommandLine, count: int) -> None:
@@ -108,12 +108,9 @@ def _make(line: CommandLine, count: int) -> None:
         line.fake.change_health("device:0", "healthy" if number % 2 else "degraded", "hot")
 
 
-@pytest.mark.parametrize("arguments", [("--since", "1h"), ("--after", "0"), ("--since", "1h", "--after", "0")])
-def test_all_events_since_a_time_or_after_one_are_shown_however_many(
-    line: CommandLine, arguments: tuple[str, ...]
-) -> None:
+def test_all_events_since_a_time_are_shown_however_many(line: CommandLine) -> None:
     _make(line, 104)
-    printed = line("events", *arguments)
+    printed = line("events", "--since", "1h")
     assert [int(row[0]) for row in _rows(printed.out)] == [*range(1, 105)]
     assert printed.err == ""
 

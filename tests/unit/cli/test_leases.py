@@ -165,7 +165,7 @@ def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: 
         (("leases", "list", "lease-1"), "list"),
         (("leases", "drop", "lease-1"), "renew"),
         (("hold", "--purpose", "x"), "COMMAND"),
-        (("hold", "--purpose", "x", "--wait", "5", "--", "true"), "30min"),
+        (("hold", "--purpose", "x", "--ttl", "5", "--", "true"), "30min"),
     ],
 )
 def test_a_wrong_argument_is_2_with_what_works_and_asks_nobody(
@@ -250,11 +250,6 @@ def test_without_the_lease_the_command_does_not_run(h100: CommandLine, tmp_path:
     h100.fake.drop_next(kind="refused", times=9)
     assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 2
     assert not (tmp_path / "ran").exists()
-
-
-def test_devices_are_waited_for(h100: CommandLine) -> None:
-    _lease_away(h100, ttl_s=0.3)
-    assert _hold(h100, "", "--wait", "30s") == 0
 
 
 def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.cli.check import DRAINING, EXIT_CODES, find_outcome
+from meshwright.cli.check import EXIT_CODES, find_outcome
 from meshwright.wire.health import select_hardware
 from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.model import HostFacts, ProcessFacts
@@ -116,7 +116,7 @@ def _find_green(host: Host, fail: Mapping[str, int], places: Collection[int]) ->
         if gpu.index in places and host.scene.state(f"device:{gpu.key}") == "healthy":
             yield f"device:{gpu.key}"
     for style in EXIT_CODES:
-        seen = select_hardware(health) if style in DRAINING else health
+        seen = select_hardware(health) if style == "slurm" else health
         if EXIT_CODES[style][find_outcome(style, seen, ())] == 0:
             yield f"check --exit-style {style}"
 

@@ -1,4 +1,4 @@
-"""The one module that knows the HTTP library: sends the core's requests, and turns its errors into values.
+"""The one module of the client that knows the HTTP library: sends requests, and turns its errors into values.
 
 No exception of the library leaves it. Knows nothing of endpoints, retries or models.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from importlib import metadata
@@ -160,20 +160,14 @@ class Sender:
         self._shared = shared
         self._stream = ExitStack()
         self._chunks: Iterator[bytes] = iter(())
-        self._sent: str | None = None
-
-    def refresh_token(self) -> bool:
-        """Returns whether there is another token by now than the one that was sent last."""
-        return self._shared.refresh(self._sent)
 
     def send(self, request: Request, timeout_s: float | None) -> Outcome:
         """Returns the whole reply, or how it failed."""
         if self._client.is_closed:
             return _CLOSED
-        settings = self._shared.settings
-        self._sent = settings.token
         try:
-            response = self._client.send(_build(self._client, settings, request, timeout_s))
+            prepared = _build(self._client, self._shared, request, timeout_s)
+            response = self._client.send(prepared, auth=self._shared.auth)
         except _ERRORS as error:
             return _translate(error, was_answered=self._shared.was_answered)
         self._shared.was_answered = True
@@ -184,11 +178,9 @@ class Sender:
         self.close()
         if self._client.is_closed:
             return _CLOSED
-        settings = self._shared.settings
-        self._sent = settings.token
         try:
-            prepared = _build(self._client, settings, request, silence_s)
-            response = self._client.send(prepared, stream=True)
+            prepared = _build(self._client, self._shared, request, silence_s)
+            response = self._client.send(prepared, auth=self._shared.auth, stream=True)
             self._stream.callback(response.close)
             body = b"" if response.status_code == 200 else response.read()
         except _ERRORS as error:
@@ -217,20 +209,14 @@ class AsyncSender:
         self._shared = shared
         self._stream = AsyncExitStack()
         self._chunks: AsyncGenerator[bytes, None] | None = None
-        self._sent: str | None = None
-
-    def refresh_token(self) -> bool:
-        """Returns whether there is another token by now than the one that was sent last."""
-        return self._shared.refresh(self._sent)
 
     async def send(self, request: Request, timeout_s: float | None) -> Outcome:
         """Returns the whole reply, or how it failed."""
         if self._client.is_closed:
             return _CLOSED
-        settings = self._shared.settings
-        self._sent = settings.token
         try:
-            response = await self._client.send(_build(self._client, settings, request, timeout_s))
+            prepared = _build(self._client, self._shared, request, timeout_s)
+            response = await self._client.send(prepared, auth=self._shared.auth)
         except _ERRORS as error:
             return _translate(error, was_answered=self._shared.was_answered)
         self._shared.was_answered = True
@@ -241,11 +227,9 @@ class AsyncSender:
         await self.close()
         if self._client.is_closed:
             return _CLOSED
-        settings = self._shared.settings
-        self._sent = settings.token
         try:
-            prepared = _build(self._client, settings, request, silence_s)
-            response = await self._client.send(prepared, stream=True)
+            prepared = _build(self._client, self._shared, request, silence_s)
+            response = await self._client.send(prepared, auth=self._shared.auth, stream=True)
             self._stream.push_async_callback(response.aclose)
             body = b"" if response.status_code == 200 else await response.aread()
         except _ERRORS as error:
@@ -280,19 +264,38 @@ class Shared:
     settings: Settings
     was_answered: bool = False
 
-    def refresh(self, sent: str | None) -> bool:
-        """Returns whether there is another token than the one that was sent, as the token file says now."""
-        self.settings = self.settings.read_token_again()
-        return self.settings.token != sent
+    @property
+    def auth(self) -> Any:
+        """What shows the token; without one, what a caller's own HTTP client has."""
+        has_token = self.settings.token or self.settings.token_file
+        return _TokenAuth(self) if has_token else httpx.USE_CLIENT_DEFAULT
+
+
+class _TokenAuth(httpx.Auth):
+    """Shows the token, and where it is refused, once more the one that its file has by now."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Yields the request, as httpx asks it to."""
+        sent = self._shared.settings
+        request.headers.update(sent.headers)
+        response = yield request
+        if response.status_code == 401:
+            self._shared.settings = self._shared.settings.read_token_again()
+            if self._shared.settings.token != sent.token:
+                request.headers.update(self._shared.settings.headers)
+                yield request
 
 
 def _build(
-    client: httpx.Client | httpx.AsyncClient, settings: Settings, request: Request, timeout_s: float | None
+    client: httpx.Client | httpx.AsyncClient, shared: Shared, request: Request, timeout_s: float | None
 ) -> httpx.Request:
     return client.build_request(
         request.method,
-        settings.address.url + request.path,
-        headers={**settings.headers, **request.headers},
+        shared.settings.address.url + request.path,
+        headers=request.headers,
         content=request.body,
         timeout=httpx.USE_CLIENT_DEFAULT if timeout_s is None else _build_timeout(timeout_s),
     )
@@ -300,96 +303,3 @@ def _build(
 
 def _headers(response: httpx.Response) -> dict[str, str]:
     return {name.lower(): value for name, value in response.headers.items()}
-
-
-class BrokenError(Exception):
-    """What a fake agent raises for a connection that breaks; `kind` as in Failure."""
-
-    def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-class FakeTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """A transport without a network: `handle` answers each request, with the chunks of its body."""
-
-    def __init__(self, handle: Callable[[Request], tuple[Answer, Iterator[bytes]]]) -> None:
-        self._handle = handle
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answers a request of a sync client."""
-        return self._respond(request, request.read())
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answers a request of an asyncio client."""
-        return self._respond(request, await request.aread())
-
-    def _respond(self, request: httpx.Request, body: bytes) -> httpx.Response:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        asked = Request(request.method, request.url.raw_path.decode("ascii"), headers, body)
-        try:
-            answer, chunks = self._handle(asked)
-        except BrokenError as broken:
-            raise _build_exception(broken, request) from broken
-        return httpx.Response(answer.status, headers=dict(answer.headers), stream=_Chunks(chunks, request))
-
-
-class _Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
-    def __init__(self, chunks: Iterator[bytes], request: httpx.Request) -> None:
-        self._chunks = chunks
-        self._request = request
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            yield from self._chunks
-        except BrokenError as broken:
-            raise _build_exception(broken, self._request) from broken
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self:
-            yield chunk
-
-
-def _build_refusal() -> ssl.SSLError:
-    error = ssl.SSLError(1, "the other side does not take the certificate")
-    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
-    return error
-
-
-def _build_expired() -> ssl.SSLError:
-    error = ssl.SSLCertVerificationError(1, "the certificate has expired")
-    error.verify_code = max(_NOT_NOW)
-    return error
-
-
-_TLS_ERRORS: Final[dict[FailureKind, Callable[[], ssl.SSLError]]] = {
-    "untrusted": lambda: ssl.SSLCertVerificationError(1, "the certificate is not trusted"),
-    "expired": _build_expired,
-    "handshake": _build_refusal,
-}
-
-
-def _build_exception(broken: BrokenError, request: httpx.Request) -> httpx.TransportError:
-    kinds: dict[FailureKind, type[httpx.TransportError]] = {
-        "refused": httpx.ConnectError,
-        "timeout": httpx.ReadTimeout,
-        "stale": httpx.ReadError,
-        "lost": httpx.RemoteProtocolError,
-        "closed": httpx.CloseError,
-        "untrusted": httpx.ConnectError,
-        "expired": httpx.ConnectError,
-        "handshake": httpx.ReadError,
-    }
-    if broken.kind in _TLS_ERRORS:
-        broken.__cause__ = _TLS_ERRORS[broken.kind]()
-    return kinds[broken.kind](str(broken), request=request)
-
-
-def build_fake_client(transport: FakeTransport, url: str) -> httpx.Client:
-    """Returns a client that sends to a fake."""
-    return httpx.Client(transport=transport, base_url=url, trust_env=False)
-
-
-def build_fake_async_client(transport: FakeTransport, url: str) -> httpx.AsyncClient:
-    """Returns the same for asyncio."""
-    return httpx.AsyncClient(transport=transport, base_url=url, trust_env=False)

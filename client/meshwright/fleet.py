@@ -64,7 +64,6 @@ class Fleet:
             "dns:name:port" for every address of a headless service; a list of these, or one text with commas. None:
             MESHWRIGHT_FLEET. The port is 8790 unless given.
         token: as for `Client`, sent to every agent.
-        max_retries: how often each request is sent again; the deadline rules.
         connect: opens the client of an address, which is closed with the fleet; None: `Client`, over connections that
             all hosts share. Tests give `lambda url: fakes[url].client()`.
 
@@ -77,20 +76,19 @@ class Fleet:
         urls: str | Sequence[str] | None = None,
         *,
         token: str | None = None,
-        max_retries: int = 1,
         connect: Callable[[str], Client] | None = None,
     ) -> None:
         self._urls = read_addresses(urls, os.environ)
         self._pools: dict[_Pool, _http.HttpClient] = {}
-        opened = connect or functools.partial(self._open, token=token, max_retries=max_retries)
+        opened = connect or functools.partial(self._open, token=token)
         self._clients = [opened(url) for url in self._urls]
 
-    def _open(self, url: str, *, token: str | None, max_retries: int) -> Client:
+    def _open(self, url: str, *, token: str | None) -> Client:
         settings = read_settings(url, token, os.environ)
         name = _name_pool(settings)
         if name not in self._pools:
             self._pools[name] = _http.build_client(settings, DEFAULT_TIMEOUT_S, max_connections=MAX_AT_ONCE)
-        return Client(url, token=token, max_retries=max_retries, http_client=self._pools[name])
+        return Client(url, token=token, max_retries=1, http_client=self._pools[name])
 
     def __enter__(self) -> Self:
         return self

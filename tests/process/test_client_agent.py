@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 
 from meshwright import AsyncClient, Client, load_plan
+from meshwright._calls import calls
 from meshwright._calls.endpoints import ENDPOINTS
 from meshwright.errors import (
     DevicesUnusedError,
@@ -100,9 +103,18 @@ def test_every_endpoint_of_the_client_stands_in_the_agents_document(agent: Runni
     paths = httpx.get(f"{agent.url}/openapi.json").json()["paths"]
     for endpoint in ENDPOINTS:
         operation = paths[endpoint.path][endpoint.method.lower()]
-        parameters = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"}
-        assert set(endpoint.query) <= parameters, endpoint
         assert {str(status) for status in endpoint.statuses} & set(operation["responses"]), endpoint
+    for call in (
+        calls.devices_text(),
+        calls.runs(1, "queued"),
+        calls.events("driver", 1, 1, datetime.now(UTC)),
+        calls.environment("balanced", 0.5),
+        calls.targets("h100"),
+    ):
+        asked = urlsplit(call.request.path)
+        assert asked.query
+        parameters = {parameter["name"] for parameter in paths[asked.path]["get"]["parameters"]}
+        assert set(parse_qs(asked.query)) <= parameters, call.request.path
 
 
 @both

@@ -31,7 +31,6 @@ SHORTEST_WINDOW_S: Final = 0.2
 CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 ACCEPTED: Final = 202
-UNAUTHORIZED: Final = 401
 MIN_ANSWER_S: Final = 1.0
 """However near the deadline is, a request that is sent is given so long."""
 
@@ -66,12 +65,7 @@ class ReadChunk:
     """Step: the next bytes of the stream; answers bytes, None at its end, or a Failure."""
 
 
-@dataclass(frozen=True)
-class Refresh:
-    """Step: read the token file again; answers whether there is another token now than the one that was sent."""
-
-
-Step = Send | Pause | Open | ReadChunk | Refresh
+Step = Send | Pause | Open | ReadChunk
 Flow = Generator[Step, Any, T]
 
 
@@ -155,14 +149,10 @@ def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flo
 
 
 def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flow[Answer]:
-    """Sends until there is an answer.
-
-    Two things cost no retry, once each: a kept-alive connection that turns out to be dead, and a token that is refused
-    where its file has another one by now.
-    """
+    """Sends until there is an answer; a kept-alive connection that turns out to be dead costs no retry, once."""
     deadline = deadline or Deadline()
     policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
-    retries, stale, refreshed, waited_s = 0, 0, False, 0.0
+    retries, stale, waited_s = 0, 0, 0.0
     while True:
         outcome: Outcome = yield Send(call.request, _answer_time(deadline))
         if isinstance(outcome, Failure) and outcome.kind == "stale" and not stale:
@@ -171,10 +161,6 @@ def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flo
         if isinstance(outcome, Answer) and outcome.status in call.statuses:
             link.contact.answered.add(call.endpoint)
             return outcome
-        if isinstance(outcome, Answer) and outcome.status == UNAUTHORIZED and not refreshed:
-            refreshed = True
-            if (yield Refresh()):
-                continue
         is_known = link.contact.knows(call.endpoint, outcome)
         delay_s = decide_retry(outcome, retries, policy, waited_s if is_known else None)
         left_s = deadline.left_s()

@@ -66,7 +66,7 @@ def parse_chips(text: str, option: str) -> ChipCount:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def parse_devices(text: str, option: str = "--devices") -> tuple[int | str, ...]:
+def parse_devices(text: str, option: str) -> tuple[int | str, ...]:
     """Returns the devices of "0,1" or "GPU-…,0000:19:00.0": numbers are local indices, other words names.
 
     Raises:
@@ -98,20 +98,20 @@ def _parse_device(entry: str) -> int | str:
     return int(entry) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else entry
 
 
-def parse_indices(text: str, option: str = "--devices") -> tuple[int, ...]:
+def parse_indices(text: str) -> tuple[int, ...]:
     """Returns the local indices of "0,1".
 
     Raises:
         typer.BadParameter: an entry is no number.
     """
-    devices = parse_devices(text, option)
+    devices = parse_devices(text, "--devices")
     wrong = [device for device in devices if isinstance(device, str)]
     if wrong:
-        raise typer.BadParameter(f"{wrong[0]!r} is no local index; write 0,1", param_hint=option)
+        raise typer.BadParameter(f"{wrong[0]!r} is no local index; write 0,1", param_hint="--devices")
     return tuple(device for device in devices if isinstance(device, int))
 
 
-def parse_case(text: str, option: str = "--case") -> BenchCase:
+def parse_case(text: str) -> BenchCase:
     """Returns the bench case that "all_reduce" or "all-reduce" names.
 
     Raises:
@@ -123,7 +123,7 @@ def parse_case(text: str, option: str = "--case") -> BenchCase:
     if case is None:
         near = difflib.get_close_matches(word, cases, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(cases)}{hint}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(cases)}{hint}", param_hint="--case")
     return case
 
 

@@ -12,19 +12,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import BaseModel
 
 from meshwright._calls.calls import Readiness
 from meshwright._calls.endpoints import ENDPOINTS
 from meshwright._calls.messages import Answer, Request
 from meshwright._client import AsyncClient, Client
-from meshwright._http import (
-    AsyncHttpClient,
-    FakeTransport,
-    HttpClient,
-    build_fake_async_client,
-    build_fake_client,
-)
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import InvalidRequestError, NotReadyError, PlanNotFoundError, ProblemError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
@@ -34,7 +28,7 @@ from meshwright.testing.faults import Faulty
 from meshwright.testing.hardware import build_devices
 from meshwright.testing.history import History, build_health, change_health, find_component
 from meshwright.testing.leases import LeaseBook
-from meshwright.testing.routing import Asked, Served, find_route, write, write_problem, write_stream
+from meshwright.testing.routing import Asked, Chunks, Served, find_route, write, write_problem, write_stream
 from meshwright.testing.runs import Outcome, RunBook, build_compiled, build_verification
 from meshwright.testing.tokens import Scope, Token, TokenBook
 from meshwright.topology.catalogue import list_targets
@@ -101,17 +95,17 @@ class FakeAgent(Faulty):
 
         return AsyncClient(http_client=self.async_http_client(), token=token, max_retries=max_retries, pause=pause)
 
-    def http_client(self) -> HttpClient:
+    def http_client(self) -> httpx.Client:
         """Returns an HTTP client whose requests all come here: `Client(http_client=fake.http_client())`."""
-        return build_fake_client(self.transport(), URL)
+        return httpx.Client(transport=self.transport(), base_url=URL, trust_env=False)
 
-    def async_http_client(self) -> AsyncHttpClient:
+    def async_http_client(self) -> httpx.AsyncClient:
         """Returns the same for `AsyncClient`."""
-        return build_fake_async_client(self.transport(), URL)
+        return httpx.AsyncClient(transport=self.transport(), base_url=URL, trust_env=False)
 
-    def transport(self) -> FakeTransport:
+    def transport(self) -> httpx.MockTransport:
         """Returns the httpx transport, sync and async, for a client of your own."""
-        return FakeTransport(self._handle)
+        return httpx.MockTransport(self._respond)
 
     def require_token(self, secret: str, scope: Scope = "admin", *, name: str = "test") -> None:
         """Knows this token from now on, and refuses requests without one: 401, or 403 where the scope is too small."""
@@ -148,6 +142,12 @@ class FakeAgent(Faulty):
                 raise ValueError(f"{method} {path} answers {endpoint.reply.__name__}, not {type(reply).__name__}")
             reply = endpoint.reply.model_validate(reply)
         self._fixed[method, path] = lambda asked: reply
+
+    def _respond(self, sent: httpx.Request) -> httpx.Response:
+        headers = {name.lower(): value for name, value in sent.headers.items()}
+        request = Request(sent.method, sent.url.raw_path.decode("ascii"), headers, sent.content)
+        answer, chunks = self._handle(request)
+        return httpx.Response(answer.status, headers=dict(answer.headers), stream=Chunks(chunks))
 
     def _handle(self, request: Request) -> Served:
         self.requests.append(request)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+import httpx
 
 from meshwright._calls.messages import Answer, FailureKind
-from meshwright._http import BrokenError
 from meshwright.errors import class_for
 from meshwright.testing.routing import Served, write_problem
 
@@ -52,7 +55,9 @@ class Faulty:
         """
 
         def act() -> Served:
-            raise BrokenError(kind, f"{kind}: as the test asked for")
+            error = _KINDS[kind](f"{kind}: as the test asked for")
+            error.__cause__ = _build_tls_error(kind)
+            raise error
 
         self._faults.extend([_Fault(path, act)] * times)
 
@@ -69,3 +74,31 @@ class Faulty:
 
     def _take_cut(self) -> int | None:
         return self._cuts.popleft() if self._cuts else None
+
+
+_KINDS: Final[dict[FailureKind, type[httpx.TransportError]]] = {
+    "refused": httpx.ConnectError,
+    "timeout": httpx.ReadTimeout,
+    "stale": httpx.ReadError,
+    "lost": httpx.RemoteProtocolError,
+    "closed": httpx.CloseError,
+    "untrusted": httpx.ConnectError,
+    "expired": httpx.ConnectError,
+    "handshake": httpx.ReadError,
+}
+
+
+def _build_tls_error(kind: FailureKind) -> ssl.SSLError | None:
+    """Returns the error of TLS that a failure comes from."""
+    match kind:
+        case "untrusted":
+            return ssl.SSLCertVerificationError(1, "the certificate is not trusted")
+        case "expired":
+            expired = ssl.SSLCertVerificationError(1, "the certificate has expired")
+            expired.verify_code = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
+            return expired
+        case "handshake":
+            refused = ssl.SSLError(1, "the other side does not take the certificate")
+            refused.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+            return refused
+    return None

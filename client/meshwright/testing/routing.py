@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import httpx
 from pydantic import BaseModel, ValidationError
 
 from meshwright._calls.endpoints import ENDPOINTS, Endpoint
 from meshwright._calls.messages import Answer, Request
-from meshwright._http import BrokenError
 from meshwright.errors import MethodNotAllowedError, ProblemError, RouteNotFoundError
 from meshwright.wire.health import HealthEvent
 from meshwright.wire.problem import build_problem, translate_validation
@@ -24,6 +24,20 @@ from meshwright.wire.runs import RunEvent
 
 Served = tuple[Answer, Iterator[bytes]]
 """The head of a reply, and the chunks of its body."""
+
+
+class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """The body of a reply, for a client of either kind."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
 
 
 @dataclass(frozen=True)
@@ -111,8 +125,8 @@ def _write_events(events: Sequence[RunEvent | HealthEvent], cut: int | None) -> 
     yield b": the agent's sign of life\n\n"
     for count, event in enumerate(events):
         if count == cut:
-            raise BrokenError("lost", "the stream was cut, as the test asked for")
+            raise httpx.RemoteProtocolError("the stream was cut, as the test asked for")
         kind = event.type if isinstance(event, RunEvent) else event.kind
         yield f"id: {event.seq}\nevent: {kind}\ndata: {event.model_dump_json()}\n\n".encode()
     if cut is not None and cut >= len(events):
-        raise BrokenError("lost", "the stream was cut, as the test asked for")
+        raise httpx.RemoteProtocolError("the stream was cut, as the test asked for")

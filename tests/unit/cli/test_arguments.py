@@ -25,11 +25,11 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def test_numbers_are_local_indices_and_other_words_are_names() -> None:
-    assert parse_devices("0, 1,GPU-fa4e,0000:19:00.0") == (0, 1, "GPU-fa4e", "0000:19:00.0")
+    assert parse_devices("0, 1,GPU-fa4e,0000:19:00.0", "--devices") == (0, 1, "GPU-fa4e", "0000:19:00.0")
 
 
 def test_a_device_number_below_zero_stays_a_number_for_the_agent_to_refuse() -> None:
-    assert parse_devices("-1") == (-1,)
+    assert parse_devices("-1", "--devices") == (-1,)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1))
@@ -40,7 +40,7 @@ def test_indices_are_read_as_they_were_written(indices: list[int]) -> None:
 @pytest.mark.parametrize("text", ["", "0,", ",", "0,,1"])
 def test_an_empty_device_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        parse_devices(text)
+        parse_devices(text, "--devices")
 
 
 @pytest.mark.parametrize("text", ["GPU-1", "0,a", "0-3", "9" * 30])

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from meshwright._calls.flows import Flow, Link, Open, Pause, ReadChunk, Refresh, Send, Step
+from meshwright._calls.flows import Flow, Link, Open, Pause, ReadChunk, Send, Step
 from meshwright._calls.messages import Answer, Failure, Outcome
 from meshwright._calls.outcomes import RetryPolicy
 from meshwright.errors import ProblemError
@@ -32,7 +32,6 @@ class Script:
     sends: list[Outcome | BaseException] = field(default_factory=list)
     streams: list[list[Any]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    refreshes: list[bool] = field(default_factory=list)
     now_s: float = 0.0
     ping_s: float | None = None  # set: streams never end, and say "I live" so often
 
@@ -62,8 +61,6 @@ class Script:
                     outcome = chunks.pop(0) if chunks and isinstance(chunks[0], Answer) else STREAM
                 case ReadChunk():
                     outcome = self._read(chunks)
-                case Refresh():
-                    outcome = self.refreshes.pop(0) if self.refreshes else False
             if isinstance(outcome, BaseException):
                 interruption, outcome = outcome, None
 

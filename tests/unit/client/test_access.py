@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 
 from meshwright import AsyncClient, Client
-from meshwright._calls import calls
-from meshwright._calls.flows import Refresh, exchange
-from meshwright._calls.messages import Answer
 from meshwright.errors import (
     AccessError,
     AgentConnectionError,
@@ -25,9 +22,7 @@ from meshwright.errors import (
     UnauthorizedError,
 )
 from meshwright.testing import FakeAgent
-from meshwright.wire.health import Health
 from tests.unit.client.both import Kind, ask, ask_async
-from tests.unit.client.script import Script, refuse, say
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 SECRET = "mw-secret-hunter2"
@@ -190,18 +185,35 @@ def test_a_token_that_was_given_is_not_replaced_by_the_files(token_file: Path) -
         client.devices()
 
 
-def test_a_request_is_refreshed_once_and_not_for_ever() -> None:
-    script = Script(sends=[refuse(UnauthorizedError("no"))] * 9, refreshes=[True] * 9)
-    with pytest.raises(UnauthorizedError):
-        script.run(exchange(calls.health(), script.link()))
-    assert len(script.sent(Refresh)) == 1
-    assert script.pauses_s == []
+def test_a_request_is_refreshed_once_and_not_for_ever(token_file: Path) -> None:
+    fake = FakeAgent()
+    fake.require_token("not in the file")
+    with fake.client(max_retries=9) as client:
+        token_file.write_text("new")
+        with pytest.raises(UnauthorizedError):
+            client.devices()
+    assert (len(fake.requests), fake.pauses_s) == (2, [])
 
 
-def test_a_refresh_costs_no_retry() -> None:
-    healthy = say(Health(state="healthy", components=()))
-    script = Script(sends=[refuse(UnauthorizedError("no")), Answer(503, {}), healthy], refreshes=[True])
-    assert script.run(exchange(calls.health(), script.link(max_retries=1))).state == "healthy"
+def test_a_refresh_costs_no_retry(token_file: Path) -> None:
+    fake = FakeAgent()
+    fake.require_token(f"{SECRET}-1")
+    with fake.client(max_retries=1) as client:
+        _rotate(fake, token_file, 1)
+        fake.fail_next(503)
+        assert client.devices().platform == "cpu"
+    assert len(fake.requests) == 3
+
+
+def test_an_http_client_of_ones_own_shows_what_it_has_where_no_token_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MESHWRIGHT_TOKEN", "MESHWRIGHT_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    fake = FakeAgent()
+    http = fake.http_client()
+    http.auth = ("user", "password")
+    with Client(http_client=http) as client:
+        client.devices()
+    assert fake.requests[0].headers["authorization"].startswith("Basic ")
 
 
 # ---- secrecy

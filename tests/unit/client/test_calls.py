@@ -143,4 +143,4 @@ def test_readiness_is_true_only_where_it_is() -> None:
 
 
 def test_no_two_endpoints_are_the_same() -> None:
-    assert len({(e.method, e.path, e.query) for e in ENDPOINTS}) == len(ENDPOINTS)
+    assert len({(e.method, e.path, e.reply) for e in ENDPOINTS}) == len(ENDPOINTS)

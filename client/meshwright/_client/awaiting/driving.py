@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from meshwright import _http
 from meshwright._calls import flows
 from meshwright._calls.building import Call
-from meshwright._calls.flows import Flow, Observer, Open, Pause, ReadChunk, Refresh, Send, Step
+from meshwright._calls.flows import Flow, Observer, Open, Pause, ReadChunk, Send, Step
 from meshwright._client.connection import DEFAULT_TIMEOUT_S, Connection, advance
 from meshwright.wire.runs import Progress
 
@@ -101,5 +101,3 @@ class AsyncDriver(Connection):
                 return await sender.read_chunk()
             case Pause(delay_s):
                 return await pause(delay_s)
-            case Refresh():
-                return sender.refresh_token()

@@ -52,11 +52,9 @@ from meshwright.cli.session import (
     NO_ANSWER,
     OK,
     UNWRITABLE,
-    Connect,
     Options,
     Session,
     drop_stdout,
-    open_client,
     open_missing_streams,
 )
 
@@ -123,26 +121,17 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 _Command = Callable[..., int]
 
 
-def main(arguments: Sequence[str] | None = None, *, connect: Connect = open_client) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits.
 
     Args:
         arguments: what stands behind `meshwright`; None: the process's own.
-        connect: opens the client; tests give one that answers from memory.
 
     Raises:
         SystemExit: always, with the exit code.
     """
     open_missing_streams()
-    app(args=arguments, prog_name="meshwright", obj=_Start(connect))
-
-
-class _Start:
-    """What the command line begins with: how to connect, and the options before the command's name."""
-
-    def __init__(self, connect: Connect) -> None:
-        self.connect = connect
-        self.options = Options()
+    app(args=arguments, prog_name="meshwright")
 
 
 app: typer.Typer = typer.Typer(
@@ -166,7 +155,7 @@ def _begin(
     if version:
         typer.echo(f"meshwright {metadata.version('meshwright')}")
         raise typer.Exit
-    context.obj.options = Options(url, timeout_s, as_json)
+    context.obj = Options(url, timeout_s, as_json)
 
 
 def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> int:
@@ -199,7 +188,7 @@ def _bind(run: _Command) -> Callable[..., None]:
     @functools.wraps(run)
     def command(context: typer.Context, **arguments: Any) -> None:
         own = Options(**{name: arguments.pop(name) for name in _SHARED})
-        session = Session(context.obj.options.merge(own), context.obj.connect)
+        session = Session(context.obj.merge(own))
         try:
             raise typer.Exit(_carry_out(run, session, arguments))
         except (typer.Exit, typer.BadParameter):  # typer's to end with

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
 from meshwright.cli.request_options import list_fields
-from meshwright.cli.session import FAILED, OK, Session, open_client
+from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def show_fleet(session: Session, hosts: str | None) -> int:
 
     Exit codes: 0 every host answered · 1 some did not, or they make no topology · 2 none did, or no address.
     """
-    with open_fleet(session, hosts) as fleet:
+    with open_fleet(hosts) as fleet:
         state = fleet.devices(timeout_s=read_limit(session))
     if session.as_json:
         session.print_lines(_dump(state))
@@ -91,18 +91,16 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
             "--target 64*h100:8",
             param_hint="--fleet",
         )
-    with open_fleet(session, hosts) as fleet:
+    with open_fleet(hosts) as fleet:
         plans: Plans = fleet.plans(**fields, timeout_s=read_limit(session))
     return plans
 
 
-def open_fleet(session: Session, hosts: str | None) -> Fleet:
+def open_fleet(hosts: str | None) -> Fleet:
     """Returns the fleet of --hosts, or of MESHWRIGHT_FLEET; close it."""
     from meshwright.fleet import Fleet  # here, so that --help need not wait for the HTTP library
 
-    if session.connect is open_client:
-        return Fleet(hosts)  # whose clients share their connections
-    return Fleet(hosts, connect=lambda url: session.connect(url, None, 1))
+    return Fleet(hosts)
 
 
 def read_limit(session: Session) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
@@ -48,13 +48,6 @@ class Options:
         )
 
 
-class Connect(Protocol):
-    """Opens a client. None for `timeout_s` is the client's own limit."""
-
-    def __call__(self, url: str | None, timeout_s: float | None, max_retries: int) -> Client:
-        """Returns the client; the session closes it."""
-
-
 def open_client(url: str | None, timeout_s: float | None, max_retries: int) -> Client:
     """Returns a client of the agent at `url`, or where the environment says.
 
@@ -72,7 +65,6 @@ class Session:
     """One run of one command."""
 
     options: Options
-    connect: Connect
 
     def open(self, *, timeout_s: float | None = None, max_retries: int = 2) -> Client:
         """Returns a client; `timeout_s` holds where the person named no limit.
@@ -81,7 +73,7 @@ class Session:
             SettingsError: the address or the token cannot be used.
         """
         limit_s = timeout_s if self.options.timeout_s is None else self.options.timeout_s
-        return self.connect(self.options.url, limit_s, max_retries)
+        return open_client(self.options.url, limit_s, max_retries)
 
     @property
     def as_json(self) -> bool:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from meshwright import _client
 from meshwright.cli import main
+from meshwright.fleet import Fleet
 from meshwright.testing import FakeAgent
 
 
@@ -37,8 +39,12 @@ class CommandLine:
     asked: list[tuple[str | None, float | None, int]] = field(default_factory=list)
 
     def __call__(self, *arguments: str) -> Printed:
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments, connect=self.connect)
+        with (
+            patch("meshwright.cli.session.open_client", self.connect),
+            patch("meshwright.cli.fleet.open_fleet", self.open_fleet),
+            pytest.raises(SystemExit) as stopped,
+        ):
+            main(arguments)
         captured = self.capture.readouterr()
         code = stopped.value.code or 0
         assert isinstance(code, int)
@@ -49,6 +55,9 @@ class CommandLine:
         self.asked.append((url, timeout_s, max_retries))
         pause = self.pause or self.fake.pauses_s.append
         return _client.Client(http_client=self.fake.http_client(), max_retries=max_retries, pause=pause)
+
+    def open_fleet(self, hosts: str | None) -> Fleet:
+        return Fleet(hosts, connect=lambda url: self.connect(url, None, 1))
 
     def body(self, index: int = -1) -> Any:
         """What was sent in a request."""

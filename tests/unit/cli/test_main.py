@@ -151,15 +151,12 @@ def test_colours_are_for_terminals_only_and_can_be_switched_off(
 
 
 def test_a_bug_of_the_command_is_70_with_its_traceback(
-    meshwright: CommandLine, capsys: pytest.CaptureFixture[str]
+    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect(url: str | None, timeout_s: float | None, max_retries: int) -> Any:
-        raise ZeroDivisionError
-
-    with pytest.raises(SystemExit) as stopped:
-        main(["devices"], connect=connect)
-    assert stopped.value.code == 70
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    monkeypatch.setattr(meshwright.fake, "http_client", lambda: 1 / 0)
+    printed = meshwright("devices")
+    assert printed.code == 70
+    assert "ZeroDivisionError" in printed.err
 
 
 def test_an_address_that_is_none_is_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from meshwright._calls import endpoints
 from meshwright._calls.building import Call, build_model, write_sequence
 from meshwright._calls.options import DeviceNames
 from meshwright.errors import InvalidRequestError
-from meshwright.wire.leases import Lease, LeasedDevice, Leases
-from meshwright.wire.mesh import DeviceRef, Plan
+from meshwright.wire.leases import Lease, Leases
+from meshwright.wire.mesh import Plan
 
 LeasedLike = Literal["all"] | DeviceNames | Mapping[str, int] | Plan
 """Local indices or uuids; "all": every device of the host; {"count": 4}: so many that are free; a plan: those that it
@@ -60,7 +60,7 @@ def _name_lease(lease: Lease | str) -> str:
 
 
 def name_devices(plan: Plan) -> tuple[int | str, ...]:
-    """Returns the names of a plan's devices on their host, the same for any order of them.
+    """Returns the names of a plan's devices on their host, uuids where there are some, the same for any order of them.
 
     Raises:
         InvalidRequestError: they are a target's or of several hosts, or the plan does not list them.
@@ -83,12 +83,7 @@ def name_devices(plan: Plan) -> tuple[int | str, ...]:
             f"{', …' if len(hosts) > 3 else ''}); an agent leases devices of its own host",
             "ask each host's agent for its own: lease([each.local_index for each in plan.devices if each.host == …])",
         )
-    return tuple(map(name_device, sorted(plan.devices, key=lambda device: device.local_index)))
-
-
-def name_device(device: DeviceRef | LeasedDevice) -> int | str:
-    """Returns the strongest name that a lease knows of a device: its uuid, else its local index."""
-    return device.uuid or device.local_index
+    return tuple(each.uuid or each.local_index for each in sorted(plan.devices, key=lambda each: each.local_index))
 
 
 def _check_key(key: str) -> str:

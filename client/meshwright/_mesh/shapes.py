@@ -103,7 +103,7 @@ def read_size(value: SupportsIndex, argument: str) -> int:
         raise TypeError(f"{argument} holds {value!r}, a {type(value).__name__}; it takes integers, such as 2") from None
 
 
-def resolve_spec(spec: MeshSpec, device_count: int, *, there: str = "") -> MeshSpec:
+def resolve_spec(spec: MeshSpec, device_count: int) -> MeshSpec:
     """Returns the mesh with its -1 filled in from `device_count` devices.
 
     Raises:
@@ -112,7 +112,7 @@ def resolve_spec(spec: MeshSpec, device_count: int, *, there: str = "") -> MeshS
     try:
         return spec.resolve(device_count)
     except PlanInfeasibleError as error:
-        raise ValueError(f"{error.detail}{there}; {suggest(spec, device_count)}") from None
+        raise ValueError(f"{error.detail}; {suggest(spec, device_count)}") from None
 
 
 def check_count(spec: MeshSpec, device_count: int) -> None:

@@ -24,6 +24,7 @@ from meshwright._fleet.look import DEFAULT_TIMEOUT_S, build_late, check_timeout,
 from meshwright._fleet.planning import build_request, plan_fleet
 from meshwright._fleet.state import FleetHost, FleetState
 from meshwright._fleet.threads import run_all
+from meshwright.errors import InvalidRequestError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
 
@@ -42,7 +43,7 @@ def _name_pool(settings: Settings) -> _Pool:
     return address.socket, address.is_local, address.url.startswith("https:")
 
 
-class _PlanOptions(TypedDict, total=False):
+class _WithDevices(TypedDict, total=False):
     """What `plan` and `plans` take besides `include_devices`."""
 
     devices: DevicesLike | None
@@ -54,6 +55,12 @@ class _PlanOptions(TypedDict, total=False):
     importance: Mapping[str, float] | None
     timeout_s: float
     require_all: bool
+
+
+class _PlanOptions(_WithDevices, total=False):
+    """What `plan` and `plans` take."""
+
+    include_devices: bool
 
 
 class Fleet:
@@ -135,27 +142,17 @@ class Fleet:
 
     @overload
     def plan(
-        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
-    ) -> PlanWithDevices: ...
-
-    @overload
-    def plan(self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]) -> Plan: ...
-
-    def plan(
         self,
         mesh: MeshLike | MeshSpec,
         *,
-        devices: DevicesLike | None = None,
-        device_order: Literal["planned", "given"] = "planned",
-        axis_types: AxisTypesLike | None = None,
-        allow_unused: bool = False,
-        include_devices: bool = True,
-        memory_strategy: MemoryStrategyName = "balanced",
-        dcn: str | Mapping[str, int] | None = None,
-        importance: Mapping[str, float] | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        require_all: bool = False,
-    ) -> Plan:
+        include_devices: Literal[True] = True,
+        **options: Unpack[_WithDevices],
+    ) -> PlanWithDevices: ...
+
+    @overload
+    def plan(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plan: ...
+
+    def plan(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plan:
         """Returns the best plan for a mesh such as "dp:2,tp:-1" on the hosts that answer.
 
         Made here, from what the agents say now; they do not keep it. Give it to `meshwright.mesh.build_mesh` in each
@@ -178,60 +175,35 @@ class Fleet:
         Raises:
             FleetIncompleteError: no host answered, or, with `require_all`, not every one.
             InvalidMeshError: the mesh is none.
+            InvalidRequestError: an option is none that there is, or has the wrong type.
             PlanInfeasibleError: it cannot be laid on these devices, or the hosts make no topology: one that stands
                 twice, platforms that differ, chips of a slice that contradict each other.
             DevicesUnusedError: it would leave devices unused.
         """
-        plans = self.plans(
-            mesh,
-            devices=devices,
-            device_order=device_order,
-            axis_types=axis_types,
-            allow_unused=allow_unused,
-            include_devices=include_devices,
-            memory_strategy=memory_strategy,
-            dcn=dcn,
-            importance=importance,
-            timeout_s=timeout_s,
-            require_all=require_all,
-        )
-        return take_best(plans, asked=f"mesh {mesh}")
+        return take_best(self.plans(mesh, **options), asked=f"mesh {mesh}")
 
     @overload
-    def plans(
-        self, mesh: MeshLike | MeshSpec, *, include_devices: Literal[True] = True, **options: Unpack[_PlanOptions]
-    ) -> PlansWithDevices: ...
-
-    @overload
-    def plans(self, mesh: MeshLike | MeshSpec, *, include_devices: bool, **options: Unpack[_PlanOptions]) -> Plans: ...
-
     def plans(
         self,
         mesh: MeshLike | MeshSpec,
         *,
-        devices: DevicesLike | None = None,
-        device_order: Literal["planned", "given"] = "planned",
-        axis_types: AxisTypesLike | None = None,
-        allow_unused: bool = False,
-        include_devices: bool = True,
-        memory_strategy: MemoryStrategyName = "balanced",
-        dcn: str | Mapping[str, int] | None = None,
-        importance: Mapping[str, float] | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        require_all: bool = False,
-    ) -> Plans:
+        include_devices: Literal[True] = True,
+        **options: Unpack[_WithDevices],
+    ) -> PlansWithDevices: ...
+
+    @overload
+    def plans(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plans: ...
+
+    def plans(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plans:
         """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
-        request = build_request(
-            mesh,
-            devices=devices,
-            device_order=device_order,
-            axis_types=axis_types,
-            allow_unused=allow_unused,
-            include_devices=include_devices,
-            memory_strategy=memory_strategy,
-            dcn=dcn,
-            importance=importance,
-        )
+        timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
+        if other := sorted(options.keys() - _PlanOptions.__annotations__):
+            raise InvalidRequestError(
+                f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that",
+                hint="plan on a target, such as 64*h100:8",
+                errors=[{"field": other[0], "message": "not of a plan on a fleet"}],
+            )
+        request = build_request(mesh, **options)
         return plan_fleet(request, self.devices(timeout_s=timeout_s, require_all=require_all))
 
 

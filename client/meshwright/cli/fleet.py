@@ -35,13 +35,6 @@ HostsOption = Annotated[
     ),
 ]
 
-PLANNED: Final = {"mesh", "devices", "device_order", "axis_types", "allow_unused", "include_devices"} | {
-    "memory_strategy",
-    "dcn",
-    "importance",
-}
-"""What a request may say of a plan on a fleet: what `Fleet.plans` takes."""
-
 _STATE_STYLES: Final = {"ok": "green", "not_ready": "yellow", "error": "bold red", "unreachable": "bold red"}
 
 
@@ -81,18 +74,10 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
     """Returns the plans on the hosts that answer.
 
     Raises:
-        typer.BadParameter: the request is about other hardware, or a model.
         MeshwrightError: as `Fleet.plans`.
     """
-    fields = list_fields(request)
-    if other := sorted(fields.keys() - PLANNED):
-        raise typer.BadParameter(
-            f"it plans a mesh on the hosts that answer, and {other[0]} is not of that; plan on a target, as in "
-            "--target 64*h100:8",
-            param_hint="--fleet",
-        )
     with open_fleet(hosts) as fleet:
-        plans: Plans = fleet.plans(**fields, timeout_s=read_limit(session))
+        plans: Plans = fleet.plans(**{"mesh": request.mesh, **list_fields(request)}, timeout_s=read_limit(session))
     return plans
 
 

@@ -177,7 +177,7 @@ def test_what_cannot_be_meant_is_usage(fleet: FleetLine, arguments: list[str], w
     printed = fleet(*arguments)
     assert words in " ".join(printed.err.split())
     assert printed.code == 2
-    assert fleet.asked == []
+    assert not any(fake.requests for fake in fleet.fakes.values())
 
 
 def test_no_addresses_is_2_with_an_example(fleet: FleetLine, monkeypatch: pytest.MonkeyPatch) -> None:

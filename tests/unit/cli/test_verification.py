@@ -195,7 +195,6 @@ def test_a_model_may_be_a_file_or_inline_json_or_a_preset(meshwright: CommandLin
         (("--verify", "compile"), "--model llama3-8b"),
         (("--model", "llama3-8b", "--training", "nowhere.json"), "--training nowhere.json: cannot be read"),
         (("--model", "llama3-8b", "--batch", "0"), "global_batch"),
-        (("--model", "llama3-8b", "--fleet"), "model is not of that"),
         ((*STEP, "--local"), "target"),
     ],
 )

@@ -165,6 +165,8 @@ def test_all_arguments_of_a_plan_arrive() -> None:
     [
         (lambda fleet: fleet.plan("dp:2,dp:2"), InvalidMeshError),
         (lambda fleet: fleet.plan("dp:2", devices=1.5), InvalidRequestError),
+        (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),
+        (lambda fleet: fleet.plan("dp:2", alow_unused=True), InvalidRequestError),
         (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError),
         (lambda fleet: fleet.plan("dp:2"), DevicesUnusedError),
     ],

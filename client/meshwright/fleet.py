@@ -17,16 +17,16 @@ from meshwright import _http
 from meshwright._calls.calls import take_best
 from meshwright._calls.flows import Deadline
 from meshwright._calls.options import AxisTypesLike, DevicesLike, MemoryStrategyName
+from meshwright._calls.outcomes import build_request_model
 from meshwright._calls.settings import Settings, read_settings
 from meshwright._client import Client
 from meshwright._fleet.addresses import read_addresses
 from meshwright._fleet.look import DEFAULT_TIMEOUT_S, build_late, check_timeout, look
-from meshwright._fleet.planning import build_request, plan_fleet
 from meshwright._fleet.state import FleetHost, FleetState
 from meshwright._fleet.threads import run_all
-from meshwright.errors import InvalidRequestError
+from meshwright.errors import InvalidRequestError, RequestError
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
+from meshwright.wire.mesh import Plan, PlanRequest, Plans, PlansWithDevices, PlanWithDevices
 
 __all__ = ["Fleet", "FleetHost", "FleetState"]
 
@@ -203,8 +203,17 @@ class Fleet:
                 hint="plan on a target, such as 64*h100:8",
                 errors=[{"field": other[0], "message": "not of a plan on a fleet"}],
             )
-        request = build_request(mesh, **options)
-        return plan_fleet(request, self.devices(timeout_s=timeout_s, require_all=require_all))
+        asked = {"mesh": str(mesh) if isinstance(mesh, MeshSpec) else mesh, **options}
+        request = build_request_model(PlanRequest, asked)
+        state = self.devices(timeout_s=timeout_s, require_all=require_all)
+        from meshwright.planning.mesh import plan_mesh  # here, so that asking a fleet need not wait for numpy
+
+        try:
+            return plan_mesh(request, state.topology, health=state.health, notices=state.notices)
+        except RequestError as error:
+            if state.failed:
+                error.hint = f"{error.hint}; {state.missing}"
+            raise
 
 
 def _take(urls: Sequence[str], found: Mapping[int, FleetHost], timeout_s: float, require_all: bool) -> FleetState:

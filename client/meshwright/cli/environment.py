@@ -13,19 +13,16 @@ from meshwright.cli.session import OK, Session
 def show_environment(
     session: Session,
     memory_strategy: Annotated[
-        Literal["conservative", "balanced", "aggressive", "custom"],
+        Literal["conservative", "balanced", "aggressive"],
         typer.Option(help="How much of a device's memory the job may take."),
     ] = "balanced",
-    memory_fraction: Annotated[
-        float | None, typer.Option(metavar="F", help="The share itself, in (0, 1]; it wins.")
-    ] = None,
 ) -> int:
     """Print the variables that a job should start with.
 
     As lines for a shell: eval "$(meshwright environment)".
     """
     with session.open() as client:
-        reply = client.environment(memory_strategy, memory_fraction)
+        reply = client.environment(memory_strategy)
     if session.as_json:
         session.print_json(reply)
         return OK

@@ -39,7 +39,5 @@ def test_warnings_go_to_stderr_so_that_the_shell_does_not_see_them(meshwright: C
     assert (printed.out, printed.err) == ("export A=1\n", "warning: no GPU here\n")
 
 
-def test_a_fraction_goes_to_the_agent_and_one_that_is_none_is_2(meshwright: CommandLine) -> None:
-    assert "FRACTION=0.5" in meshwright("environment", "--memory-fraction", "0.5").out
-    assert meshwright("environment", "--memory-fraction", "1.5").code == 2
+def test_a_strategy_that_is_none_is_2(meshwright: CommandLine) -> None:
     assert meshwright("environment", "--memory-strategy", "greedy").code == 2

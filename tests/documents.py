@@ -158,6 +158,11 @@ def parse_console(block: Block) -> list[Command]:
     return commands
 
 
+def read_settings() -> dict[str, str]:
+    """Returns the agent's variables and their defaults, as its page has them (a test holds that page to the code)."""
+    return {row[0]: row[2] for row in Document.read("service/README.md").table("Settings", "variable")}
+
+
 def list_printed(blocks: Sequence[Block]) -> dict[int, Block]:
     """Returns, by the index of a python block, the text block right after it."""
     return {

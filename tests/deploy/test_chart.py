@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from meshwright_agent.agent import DRAIN_TIMEOUT_S
-from meshwright_agent.settings import Settings
 from tests.deploy.charts import CHART, DEPLOY, read_values, render
+from tests.documents import read_settings
 
 KUBERNETES = ("1.29", "1.37")
 EVERYTHING: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_every_value_has_a_place_in_the_schema_and_a_word_of_explanation() -> No
 
 
 def test_the_settings_that_the_chart_gives_are_settings_of_the_agent() -> None:
-    known = {f"MESHWRIGHT_{name.upper()}" for name in Settings.model_fields}
+    known = set(read_settings())
     for values in ({}, EVERYTHING):
         named = {name for name in read_environment(values) if name.startswith("MESHWRIGHT_")}
         assert named <= known

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.settings import Settings
 from tests.deploy.charts import DEPLOY
-from tests.documents import ROOT, Document
+from tests.documents import ROOT, Document, read_settings
 
 DOCKERFILE = ROOT / "Dockerfile"
 OF_SCRIPTS = {
@@ -35,7 +34,7 @@ def list_variables(path: Path) -> set[str]:
 
 
 def test_every_variable_that_is_named_is_one_that_somebody_reads() -> None:
-    agent = {f"MESHWRIGHT_{name.upper()}" for name in Settings.model_fields}
+    agent = set(read_settings())
     client = {row[0] for row in Document.read("client/README.md").table("Variables")}
     for path in list_texts():
         unknown = list_variables(path) - agent - client - OF_SCRIPTS

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.access.token_file import add_token
-from meshwright_agent.access.tokens import make_token
 from tests.agents import RunningAgent, start_agent
 from tests.deploy.slurm_node import AWAY, JOB, SCRIPTS, WARNS, Node, build_node, read_leases, read_purposes
 from tests.process.living import end_leases, read_run, start_long_bench
+from tests.tokens import add_token
 
 LOSES_THE_ANSWER = """#!/bin/bash
 [[ " $* " == *" lease "* ]] || exec {client} "$@"
@@ -212,10 +211,7 @@ def test_a_lease_outlasts_the_agent_and_ends_with_the_job(tmp_path: Path) -> Non
 
 def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    secrets = {}
-    for name in ("old", "new"):
-        secrets[name], token = make_token(name, "operate", None)
-        add_token(tokens, token)
+    secrets = {name: add_token(tokens, name, "operate") for name in ("old", "new")}
     with start_agent(cpu_devices=2, MESHWRIGHT_TOKENS_FILE=str(tokens)) as running:
         node = build_node(tmp_path, running.url)
         assert node.run("prolog.sh", MESHWRIGHT_TOKEN=secrets["old"], SLURM_JOB_GPUS="0").returncode == 0

@@ -14,13 +14,12 @@ import httpx
 import pytest
 
 from meshwright.wire.runs import Progress, Run, RunEvent
-from meshwright_agent.access.token_file import add_token
-from meshwright_agent.access.tokens import make_token
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.store.database import Store
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.faults.causing import WATCHFUL, connect_many, count_descriptors, limit_descriptors, read_cpu_s
 from tests.process.living import ask, await_state, do_bench, read_rss_bytes
+from tests.tokens import add_token
 
 SLOW_CLIENTS = 200
 CLIENTS = 1000
@@ -111,7 +110,7 @@ def test_a_thousand_clients_at_once_are_all_answered(host: RunningAgent) -> None
 
 def test_trailers_without_end_take_no_memory_and_end_the_connection(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    add_token(tokens, make_token("somebody", "read", None)[1])
+    add_token(tokens, "somebody", "read")
     head = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
     with start_agent(cpu_devices=2, ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as agent:

@@ -7,7 +7,6 @@ not change what it answers to others: a lease or a fault that replies show is ma
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -30,6 +29,7 @@ from tests.fakes.machines import RECORDED
 from tests.fakes.tree import plant
 from tests.fakes.well import WELL, write_record, xid
 from tests.golden.replies import Golden
+from tests.tokens import add_token
 
 ROOT: Final = Path(tests.__file__).parents[1]
 BIN: Final = Path(sys.executable).parent
@@ -199,9 +199,8 @@ def build_environment(host: Host, folder: Path) -> dict[str, str]:
     settings = {**ONE_LOOK, **host.settings}
     environment = {f"MESHWRIGHT_{name}": value.format(folder=folder) for name, value in settings.items()}
     if "TOKENS_FILE" in settings:
-        digests = {name: hashlib.sha256(f"mw_{name}".encode()).hexdigest() for name in SECRETS}
-        lines = [f"{name} {scope} sha256:{digests[name]}\n" for name, scope in SECRETS.items()]
-        (folder / "tokens").write_text("".join(lines))
+        for name, scope in SECRETS.items():
+            add_token(folder / "tokens", name, scope, secret=f"mw_{name}")
     if not host.machine:
         return environment
     recorded, root = RECORDED / host.machine, folder / "root"

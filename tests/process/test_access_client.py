@@ -18,9 +18,8 @@ import trustme
 
 from meshwright import AsyncClient, Client
 from meshwright.errors import AgentConnectionError, ForbiddenError, UnauthorizedError
-from meshwright_agent.access.token_file import add_token
-from meshwright_agent.access.tokens import make_token
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.tokens import add_token
 from tests.unit.client.both import Kind, ask_async, ask_sync
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -81,8 +80,7 @@ class Host:
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     folder = tmp_path_factory.mktemp("reach")
     server_ca, client_ca = trustme.CA(), trustme.CA()
-    secret, token = make_token("trainer", "read", None)
-    add_token(folder / "tokens", token)
+    secret = add_token(folder / "tokens", "trainer", "read")
     variables = {
         "MESHWRIGHT_TOKEN_FILE": _write(folder / "token", secret.encode()),
         "MESHWRIGHT_CA_FILE": _write(folder / "ca.pem", server_ca.cert_pem.bytes()),

@@ -7,16 +7,8 @@ from typing import Any
 
 import httpx
 
-from meshwright_agent.access.scopes import Scope
-from meshwright_agent.access.token_file import add_token
-from meshwright_agent.access.tokens import make_token
 from tests.agents import RunningAgent, start_agent, wait_for
-
-
-def _add(path: Path, name: str, scope: Scope) -> str:
-    secret, token = make_token(name, scope, None)
-    add_token(path, token)
-    return secret
+from tests.tokens import add_token
 
 
 def _ask(agent: RunningAgent, secret: str, method: str, path: str, **body: Any) -> httpx.Response:
@@ -36,8 +28,8 @@ def test_a_lease_is_renewed_and_ended_by_the_token_that_took_it_or_by_an_admin_a
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tokens"
-    prolog, trainer = _add(path, "prolog", "operate"), _add(path, "trainer", "operate")
-    admin = _add(path, "root", "admin")
+    prolog, trainer = add_token(path, "prolog", "operate"), add_token(path, "trainer", "operate")
+    admin = add_token(path, "root", "admin")
     settings = {"MESHWRIGHT_TOKENS_FILE": str(path), "MESHWRIGHT_UDS_SCOPE": "operate"}
     with start_agent(cpu_devices=4, state_dir=tmp_path / "state", **settings) as agent:
         leases = [_take(agent, prolog, device) for device in range(4)]

@@ -6,24 +6,15 @@ process has locked, a chip that is gone from the PCI bus.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
-from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import build_device_spec, build_probe_spec
-from meshwright_agent.worker.supervisor import Supervisor
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.machines import RECORDED
 from tests.fakes.tree import plant
@@ -168,38 +159,14 @@ def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_pa
 
 
 def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked(tmp_path: Path) -> None:
-    roots = {name.removeprefix("MESHWRIGHT_").lower(): path for name, path in plant_host("cpu-vm", tmp_path).items()}
-    settings = Settings(probe_timeout_s=1.0, cpu_devices=1, state_dir=tmp_path, **roots)
-    clock, board = SystemClock(), HealthBoard(stale_after_s=60)
-    spec = replace(build_probe_spec(settings, os.environ), backoff_initial_s=0.01, backoff_max_s=0.01)
-
-    async def look() -> tuple[list[str], str]:
-        probe = Supervisor(spec, clock=clock)
-        device = Supervisor(build_device_spec(settings, os.environ, stays=True), clock=clock)
-        watch = HostWatch(
-            probe=probe,
-            device=device,
-            board=board,
-            settings=settings,
-            clock=clock,
-            stays=True,
-            history=History(clock=clock, keep=100),
-        )
-        mend, seen = silence(tmp_path / "proc/cpuinfo"), []
-        for _ in range(spec.crash_budget + 2):
-            await watch.look_at_facts()
-            seen.append(board.state("driver", clock.now()))
+    settings = plant_host("cpu-vm", tmp_path)
+    mend = silence(tmp_path / "proc/cpuinfo")
+    crashing = {"MESHWRIGHT_PROBE_TIMEOUT_S": "2", "MESHWRIGHT_CRASH_BUDGET": "1"}
+    with start_agent(cpu_devices=1, ready=False, **settings, **crashing, **OFTEN) as agent:
+        for _ in range(3):
+            assert await_newer_look(agent, "driver")["state"] == "unknown"
         mend()
-        for _ in range(5):  # a busy machine may take longer than the limit, which the first loop needs short
-            await watch.look_at_facts()
-            if (last := board.state("driver", clock.now())) == "healthy":
-                break
-        await probe.close()
-        return seen, last
-
-    hung, mended = asyncio.run(look())
-    assert set(hung) == {"unknown"}
-    assert mended == "healthy"
+        await_state(agent, "driver", "healthy", limit_s=60)
 
 
 def test_a_release_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:

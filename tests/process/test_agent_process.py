@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright_agent.serving.server import open_unix
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
     ask,
@@ -186,7 +185,9 @@ def test_an_agent_that_goes_leaves_the_socket_to_the_one_that_has_taken_its_plac
     path = tmp_path / "agent.sock"
     with start_agent(cpu_devices=1, uds=path) as agent:
         path.unlink()
-        with contextlib.closing(open_unix(path)):
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(str(path))
+            successor.listen()
             assert agent.stop() == 0
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +14,6 @@ import numpy as np
 import pytest
 
 from meshwright import Client
-from meshwright.planning.mesh import plan_mesh
-from meshwright.topology.assemble import build_target
-from meshwright.wire.mesh import PlanRequest
 from tests.agents import RunningAgent
 from tests.documents import Document
 from tests.process.jobs import run_program
@@ -242,16 +242,17 @@ def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path,
         2: [((2, 2, 2), (2, 1, 1)), ((1, 2, 4), (1, 2, 1)), ((4, 2), (2, 1)), ((2, 4), (2, 1))],
         4: [((2, 2, 4), (2, 2, 1)), ((2, 8), (2, 2)), ((4, 4), (4, 1)), ((2, 4, 2), (2, 2, 1))],
     }[processes]
-    topology = build_target(f"{processes}*cpu:{each}")
     steps: list[dict[str, Any]] = []
     for sizes, _ in shapes:
         names = ["dp", "fsdp", "tp"][-len(sizes) :]
         mesh = ",".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
-        plans = plan_mesh(PlanRequest(mesh=mesh), topology)
+        target = f"{processes}*cpu:{each}"
+        command = [Path(sys.executable).with_name("meshwright"), "--json", "plan", "--local", "--target", target, mesh]
+        plans = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)
         steps += [
             {"do": "create", "names": names, "sizes": sizes},
             {"do": "manage", "shape": dict(zip(names, sizes, strict=True))},
-            {"do": "build", "plan": plans.plans[0].model_dump_json()},
+            {"do": "build", "plan": json.dumps(plans["plans"][0])},
             {"do": "part_of_host", "sizes": sizes},
         ]
     job = run(tmp_path, steps, processes, each)

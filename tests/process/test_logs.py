@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from meshwright_agent import __version__
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import plant_jax
 
@@ -51,7 +51,7 @@ def test_every_request_is_a_line_of_json_with_its_id_and_template_once_that_was_
         assert (devices["route"], devices["status"]) == ("/devices", 200)
         (listening,) = find(agent, logger="meshwright.listening")  # also at level warning
         assert listening["addresses"] == [agent.url, f"unix://{agent.uds}"]
-        assert (listening["version"], listening["simulates"]) == (__version__, None)
+        assert (listening["version"], listening["simulates"]) == (version("meshwright"), None)
         assert "hunter2" not in agent.log_text()
 
 

@@ -14,9 +14,6 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright.planning.request import answer_request
-from meshwright.topology.assemble import build_target
-from meshwright.wire.mesh import PlanRequest
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask, await_state, list_children
 
@@ -60,11 +57,10 @@ def test_it_is_ready_at_once_and_says_that_it_simulates(simulated: RunningAgent)
 
 
 def test_the_devices_are_the_targets(simulated: RunningAgent) -> None:
-    topology = build_target(TARGET)
     with Client(simulated.url) as client:
         devices = client.devices()
         text = client.devices_text()
-    assert [(d.host, d.local_index) for d in devices.devices] == [(d.host, d.local_index) for d in topology.devices]
+    assert [(d.host, d.local_index) for d in devices.devices] == [(f"host-{n // 8}", n % 8) for n in range(512)]
     assert {device.basis for device in devices.devices} == {"declared"}
     assert [notice.code for notice in devices.warnings] == ["simulated"]
     assert "simulates" in text
@@ -85,10 +81,10 @@ def test_nothing_is_healthy_but_what_is_the_agents_own(simulated: RunningAgent) 
 
 def test_a_plan_on_it_is_that_of_the_target_and_says_that_it_is_of_a_simulation(simulated: RunningAgent) -> None:
     (plan,) = ask(simulated, "/mesh/plan?mesh=dp:64,tp:8")["plans"]
-    (of_target,) = answer_request(PlanRequest(mesh="dp:64,tp:8", target=TARGET)).plans
-    assert plan["fingerprint"] == of_target.fingerprint
     assert [notice["code"] for notice in plan["warnings"]].count("simulated") == 1
     assert ask(simulated, f"/mesh/plan/{plan['fingerprint']}")["plans"] == [plan]
+    (of_target,) = ask(simulated, f"/mesh/plan?mesh=dp:64,tp:8&target={TARGET}")["plans"]
+    assert plan["fingerprint"] == of_target["fingerprint"]
 
 
 def test_nothing_is_held_so_that_a_scheduler_goes_on(simulated: RunningAgent) -> None:

@@ -22,9 +22,8 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from meshwright_agent.access.errors import AccessSettingsError
-from meshwright_agent.access.tls import build_context
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.faults.causing import serve_and_leave
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -266,20 +265,24 @@ def test_new_certificates_and_a_new_ca_of_clients_count_for_new_connections(secu
 def test_files_that_are_no_pair_are_refused_with_words_and_nobody_is_asked_for_a_passphrase(tmp_path: Path) -> None:
     files, ca = Files(tmp_path), trustme.CA()
     files.put_server(ca)
-    assert build_context(files.cert, files.key, None).minimum_version is ssl.TLSVersion.TLSv1_2
+
+    def refuse(key: Path = files.key, client_ca: Path | None = None) -> str:
+        settings = {"MESHWRIGHT_TLS_CERT_FILE": str(files.cert), "MESHWRIGHT_TLS_KEY_FILE": str(key)}
+        settings |= {} if client_ca is None else {"MESHWRIGHT_TLS_CLIENT_CA_FILE": str(client_ca)}
+        ended = serve_and_leave(tmp_path / "state", "--cpu-devices", "1", **settings)
+        assert ended.returncode == 2
+        assert "Traceback" not in ended.stderr
+        return ended.stderr
+
     own_key = files.key.read_bytes()
     _write(files.key, ca.issue_cert("other").private_key_pem.bytes())
-    with pytest.raises(AccessSettingsError, match="key values mismatch"):
-        build_context(files.cert, files.key, None)
+    assert "key values mismatch" in refuse()
     _write(files.key, own_key)
     _write(files.client_ca, b"nonsense")
-    with pytest.raises(AccessSettingsError, match="client CA"):
-        build_context(files.cert, files.key, files.client_ca)
-    with pytest.raises(AccessSettingsError, match="No such file"):
-        build_context(files.cert, tmp_path / "none", None)
+    assert "client CA" in refuse(client_ca=files.client_ca)
+    assert "No such file" in refuse(key=tmp_path / "none")
     _write(files.key, _encrypt(own_key))
-    with pytest.raises(AccessSettingsError, match="the key is encrypted"):
-        build_context(files.cert, files.key, None)
+    assert "the key is encrypted" in refuse()
 
 
 def _encrypt(key: bytes) -> bytes:

@@ -14,10 +14,10 @@ import typer
 from pydantic import ValidationError
 
 from meshwright.cli.files import read_object, read_request
-from meshwright.wire.base import Request
+from meshwright.wire.base import RequestPart
 from meshwright.wire.problem import translate_validation
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=RequestPart)
 
 RequestOption = Annotated[
     str | None,
@@ -82,9 +82,9 @@ def build_request(
         raise translate_validation(error.errors()) from None
 
 
-def list_fields(request: Request) -> dict[str, Any]:
+def list_fields(request: RequestPart) -> dict[str, Any]:
     """Returns the fields that a request says, as a method of `Client` takes them."""
-    return {name: getattr(request, name) for name in request.model_fields_set - {"schema_version"}}
+    return {name: getattr(request, name) for name in request.model_fields_set}
 
 
 def parse_model(text: str) -> str | dict[str, Any]:

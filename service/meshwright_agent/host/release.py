@@ -43,6 +43,7 @@ async def release_devices(
     """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
     within_s = BOUND_S - ANSWER_S - LOOK_S
+    was_running = device.pid is not None
     outcome, cancelled = await asyncio.gather(
         device.release(reason=REASON, within_s=within_s), runs.cancel_all(REASON, lane="device")
     )
@@ -51,7 +52,7 @@ async def release_devices(
         return started_s + BOUND_S - ANSWER_S - clock.monotonic()
 
     look = await _ask_in_time(probe, settings, spawn, left_s())
-    while outcome.was_running and look.is_hidden and left_s() >= ANOTHER_LOOK_S:
+    while was_running and look.is_hidden and left_s() >= ANOTHER_LOOK_S:
         again = await _ask_in_time(probe, settings, spawn, left_s())  # a driver takes a moment to clear a context
         if not again.has_answered:
             break

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from meshwright_agent.serving.claim import HostTakenError, claim_host
 from tests.agents import start_agent
 from tests.faults.causing import serve_and_leave
 from tests.process.living import ask, stopped
@@ -31,21 +28,3 @@ def test_a_second_agent_on_a_hosts_devices_leaves_and_names_process_and_address_
         first.process.wait()
     with start_agent(cpu_devices=None, ready=False, state_dir=tmp_path / "first", **host) as again:
         assert ask(again, "/health")["components"]
-
-
-def test_a_claim_ends_with_its_release_and_another_host_is_not_concerned(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-    claim = claim_host(here)
-    claim.tell(["http://127.0.0.1:1"])
-    claim_host(there).release()
-    with pytest.raises(HostTakenError, match=r"which answers on http://127\.0\.0\.1:1"):
-        claim_host(here)
-    claim.release()
-    claim_host(here).release()
-
-
-def test_without_sysfs_nothing_can_be_claimed_and_the_reason_is_told(tmp_path: Path) -> None:
-    with pytest.raises(HostTakenError, match=r"No such file or directory.*mount sysfs"):
-        claim_host(tmp_path / "nowhere")

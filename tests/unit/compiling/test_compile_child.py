@@ -23,7 +23,7 @@ from tests.agents import wait_for
 from tests.fakes.compiler import MODULE, check_fake
 from tests.process.living import is_alive, list_children, list_own_children
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(does: str = "", **options: Any) -> dict[str, Any] | Ended:

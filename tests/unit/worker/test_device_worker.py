@@ -9,7 +9,7 @@ from meshwright.errors import WorkerFailedError
 from meshwright.wire.devices import JaxView
 from meshwright_agent.worker import device
 from meshwright_agent.worker.supervisor import Supervisor
-from tests.process.device_workers import LIMIT_S, supervise
+from tests.unit.worker.device_workers import LIMIT_S, supervise
 
 
 def test_it_says_hello_with_versions_and_describes_its_devices_as_jax_does() -> None:

@@ -11,7 +11,7 @@ import pytest
 from meshwright.errors import InvalidRequestError
 from meshwright.wire.bench import BenchResult
 from meshwright_agent.worker.supervisor import Supervisor
-from tests.process.device_workers import LIMIT_S, supervise
+from tests.unit.worker.device_workers import LIMIT_S, supervise
 
 SMALL = {"cases": ["host_to_device", "all_reduce"], "sizes_bytes": [65536], "samples": 3}
 LONG = {"cases": ["all_reduce"], "sizes_bytes": [1 << 24], "samples": 1000, "max_s": 100.0}

@@ -19,6 +19,8 @@ from tests.deploy.charts import DEPLOY
 from tests.deploy.overlay import overlaid
 from tests.documents import ROOT
 
+pytestmark = pytest.mark.exhaustive
+
 SYSTEMD = DEPLOY / "systemd"
 BOOT_LIMIT_S = 240.0
 READY = "READY"

@@ -12,6 +12,8 @@ import trustme
 from tests.deploy.test_boot import SYSTEMD, boot, furnish, overlaid
 from tests.documents import Document
 
+pytestmark = pytest.mark.exhaustive
+
 INSPECT = """#!/bin/bash
 # Runs once the agent has said READY=1, or could not. Each line is a finding.
 tell() { echo "$1: ${*:2}"; }

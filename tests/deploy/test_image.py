@@ -21,7 +21,7 @@ USER = 10001
 STOP_LIMIT_S = 10.0
 DEVICES = 2
 
-pytestmark = [pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from tests.deploy.charts import DEPLOY
 from tests.deploy.overlay import overlaid
 from tests.documents import ROOT, Document
 
+pytestmark = pytest.mark.exhaustive
+
 SCRIPT = DEPLOY / "systemd" / "install.sh"
 HERE = SCRIPT.relative_to(ROOT)
 BASE = Path(sys.base_prefix) / "bin" / "python3"

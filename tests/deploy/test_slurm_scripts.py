@@ -107,6 +107,7 @@ def test_a_lease_that_has_ended_by_itself_is_no_failure_of_the_epilog(node: Node
 # ---- leases that would be lost ----------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_lease_that_could_not_be_ended_gives_way_to_the_next_job(node: Node, host: RunningAgent) -> None:
     assert node.run("prolog.sh").returncode == 0
     ended = node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
@@ -127,6 +128,7 @@ def test_a_lease_that_the_prolog_did_not_hear_of_is_ended_by_the_epilog(node: No
     assert (read_leases(host), node.notes()) == ([], [])
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_a_strict_prolog_refused_leaves_no_lease_to_the_next(node: Node, host: RunningAgent) -> None:
     refused = node.run("prolog.sh", MESHWRIGHT=node.stand_in(LOSES_THE_ANSWER), MESHWRIGHT_STRICT="1")
     assert (refused.returncode, read_purposes(host), node.notes()) == (1, [f"slurm job {JOB}"], [f"{JOB}.over"])
@@ -153,6 +155,7 @@ def test_a_warning_of_the_client_is_told_and_in_nobodys_way(node: Node, host: Ru
     assert (read_leases(host), node.notes()) == ([], [])
 
 
+@pytest.mark.exhaustive
 def test_a_requeued_job_gets_its_devices_though_its_first_run_could_not_end_its_lease(
     node: Node, host: RunningAgent
 ) -> None:
@@ -182,6 +185,7 @@ def test_leases_of_jobs_that_run_beside_it_are_left_alone_by_a_prolog(node: Node
     assert read_purposes(host) == ["slurm job 47110"]
 
 
+@pytest.mark.exhaustive
 def test_a_note_stays_until_an_agent_has_answered(node: Node) -> None:
     node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
     assert node.run("prolog.sh", SLURM_JOB_ID="4712", MESHWRIGHT_URL=AWAY).returncode == 0
@@ -190,6 +194,7 @@ def test_a_note_stays_until_an_agent_has_answered(node: Node) -> None:
     assert node.notes() == []
 
 
+@pytest.mark.exhaustive
 def test_a_note_that_no_lease_can_outlast_is_dropped(node: Node) -> None:
     node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
     long_ago = time.time() - 32 * 86400
@@ -209,6 +214,7 @@ def test_a_lease_outlasts_the_agent_and_ends_with_the_job(tmp_path: Path) -> Non
         assert (ended.returncode, ended.stderr, read_leases(after), node.notes()) == (0, "", [], [])
 
 
+@pytest.mark.exhaustive
 def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     secrets = {name: add_token(tokens, name, "operate") for name in ("old", "new")}

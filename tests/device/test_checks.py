@@ -26,6 +26,8 @@ from tests.device.speed import compare_peaks
 from tests.device.training import compare_step
 from tests.fakes.machines import Machine, plant_machine
 
+pytestmark = pytest.mark.exhaustive
+
 SMI = Path(__file__).with_name("smi.xml").read_text()
 TOLD = {
     "temperature": 34,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.agents import start_agent
 from tests.faults.causing import serve_and_leave
 from tests.process.living import ask, stopped
 from tests.process.test_agent_health import plant_host
+
+pytestmark = pytest.mark.exhaustive
 
 
 def test_a_second_agent_on_a_hosts_devices_leaves_and_names_process_and_address_of_the_first(tmp_path: Path) -> None:

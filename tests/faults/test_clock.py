@@ -26,6 +26,8 @@ from tests.process.living import (
     worker_pid,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 DAY_S = 86400.0
 
 

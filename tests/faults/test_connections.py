@@ -21,6 +21,8 @@ from tests.faults.causing import WATCHFUL, connect_many, count_descriptors, limi
 from tests.process.living import ask, await_state, do_bench, read_rss_bytes
 from tests.tokens import add_token
 
+pytestmark = pytest.mark.exhaustive
+
 SLOW_CLIENTS = 200
 CLIENTS = 1000
 REQUESTS_EACH = 3

@@ -6,10 +6,13 @@ import sqlite3
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.agents import start_agent, wait_for
 from tests.faults.causing import WATCHFUL, hold_database, serve_and_leave
 from tests.process.living import QUICK, ask, await_state, do_bench, post_bench
+
+pytestmark = pytest.mark.exhaustive
 
 NAME = "meshwright.sqlite3"
 PAGE_BYTES = 4096

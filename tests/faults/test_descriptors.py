@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import trustme
 
 from meshwright_agent.descriptors import OWN
 from meshwright_agent.serving.accepting import REFUSING
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.faults.causing import connect_many, count_descriptors, limit_descriptors
+
+pytestmark = pytest.mark.exhaustive
 
 DESCRIPTORS = 224
 CONNECTIONS = DESCRIPTORS - OWN

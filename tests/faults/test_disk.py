@@ -24,6 +24,8 @@ from tests.process.living import (
     submit,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 Spoil = Callable[[RunningAgent], contextlib.AbstractContextManager[None]]
 DISK_BYTES = 4 << 20
 

@@ -12,6 +12,8 @@ import pytest
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import FINAL, ask, do_bench, is_alive, list_children, read_run, submit
 
+pytestmark = pytest.mark.exhaustive
+
 MOMENTS = int(os.environ.get("FAULT_KILLS", "5"))
 SPREAD_S = 1.2
 """From a submission to beyond the end of most of these benches: queue, first case, records, end."""

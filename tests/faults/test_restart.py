@@ -28,6 +28,8 @@ from tests.process.living import (
 from tests.process.test_leases import lease, post_lease
 from tests.process.test_verified_plans import await_compiler, build_request, submit, verification_of
 
+pytestmark = pytest.mark.exhaustive
+
 Told = tuple[list[object], list[Exception]]
 """What was answered, and what was raised."""
 

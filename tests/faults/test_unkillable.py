@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from tests.agents import start_agent, wait_for
 from tests.faults.causing import keep_unreaped
 from tests.process.living import RELEASE_LIMIT_S, await_end, do_bench, release, start_long_bench, worker_pid
+
+pytestmark = pytest.mark.exhaustive
 
 
 def test_a_release_names_a_worker_that_cannot_be_killed_within_the_bound_and_again_until_it_has_gone() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.agents import start_agent
 from tests.process.living import list_children, worker_pid
+
+pytestmark = pytest.mark.exhaustive
 
 
 def test_where_memory_runs_out_the_kernel_ends_a_child_before_the_agent() -> None:

@@ -17,6 +17,8 @@ import pytest
 from tests.agents import RunningAgent, start_agent
 from tests.fuzz import scale
 
+pytestmark = pytest.mark.exhaustive
+
 BODIES: Final = 180
 TRAINING: Final = {"sequence_length": 4096, "global_batch": 64}
 MODEL: Final = {

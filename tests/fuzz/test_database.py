@@ -11,6 +11,8 @@ import pytest
 from tests.fakes.databases import NAME, spoil, start_on, write_database
 from tests.fuzz import scale
 
+pytestmark = pytest.mark.exhaustive
+
 TRIALS = 20
 
 

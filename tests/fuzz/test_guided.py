@@ -17,6 +17,8 @@ from tests.fuzz.access import PARSERS
 from tests.fuzz.guided import Target, describe, fuzz
 from tests.fuzz.targets import FACTS, TARGETS
 
+pytestmark = pytest.mark.exhaustive
+
 INPUTS = 100
 
 

@@ -19,6 +19,8 @@ from tests.fakes.nvml import FakeNvml
 from tests.fuzz import scale
 from tests.fuzz.guided import vary
 
+pytestmark = pytest.mark.exhaustive
+
 SPOILED = 40
 DRIVERS = 60
 MACHINES = ("cpu-vm", "dgx-h100", "mig-a100", "tpu-v5p-4")

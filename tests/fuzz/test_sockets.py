@@ -18,6 +18,8 @@ from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fuzz import scale
 from tests.process.living import do_bench, list_open_files, read_rss_bytes
 
+pytestmark = pytest.mark.exhaustive
+
 BATCH = 16
 """Connections at once: each input has one of its own."""
 EXAMPLES = 40

@@ -91,6 +91,7 @@ def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
             await_state(agent, name, "healthy", limit_s=30)
 
 
+@pytest.mark.exhaustive
 def test_driver_and_store_are_looked_at_while_a_long_bench_runs() -> None:
     with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.2") as agent:
         run_id = start_long_bench(agent)
@@ -100,6 +101,7 @@ def test_driver_and_store_are_looked_at_while_a_long_bench_runs() -> None:
         assert read_run(agent, run_id)["state"] == "running"
 
 
+@pytest.mark.exhaustive
 def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     hanging = {
@@ -158,6 +160,7 @@ def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_pa
         await_state(agent, "driver", "healthy", limit_s=30)
 
 
+@pytest.mark.exhaustive
 def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path)
     mend = silence(tmp_path / "proc/cpuinfo")

@@ -231,6 +231,7 @@ def test_a_second_sigterm_ends_the_waiting_and_is_no_failure() -> None:
         assert not agent.uds.exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_agent_that_is_stopped_while_jax_starts_leaves_at_once(number: signal.Signals) -> None:
     with start_agent(cpu_devices=4, ready=False) as agent:

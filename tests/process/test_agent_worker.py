@@ -103,6 +103,7 @@ def test_health_says_that_the_worker_died_and_that_it_comes_back(robust: Running
     await_state(robust, "worker", "healthy", limit_s=10)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_dies_too_often_stays_down_and_the_agent_says_so() -> None:
     with start_agent(cpu_devices=2, MESHWRIGHT_CRASH_BUDGET="1", MESHWRIGHT_PROBE_INTERVAL_S="0.3") as agent:
         do_bench(agent)
@@ -193,6 +194,7 @@ def test_a_release_ends_the_worker_and_the_next_bench_starts_another(robust: Run
     assert do_bench(robust)["generation"] == before["generation"] + 1
 
 
+@pytest.mark.exhaustive
 def test_a_released_worker_stays_away_while_the_host_is_looked_at() -> None:
     with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.2") as agent:
         release(agent)
@@ -222,6 +224,7 @@ def test_a_release_cancels_the_bench_that_runs_and_those_that_wait(robust: Runni
     assert do_bench(robust)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("listens", [True, False])
 def test_releases_beside_a_bench_take_no_longer_than_the_bound(robust: RunningAgent, listens: bool) -> None:
     took_s = []

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from meshwright.planning.mesh import plan_mesh
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100
@@ -121,6 +123,7 @@ def test_a_process_that_comes_late_is_named_in_time_though_jax_waits_for_it_to_s
     assert first["devices"] == last["devices"] == [0, 0, 1, 1]
 
 
+@pytest.mark.exhaustive
 def test_eight_processes_with_one_device_each_build_the_mesh_of_their_host(tmp_path: Path) -> None:
     plan = make_plan("dp:2,tp:4", 8, devices=[5, 0, 7, 2, 1, 6, 3, 4], device_order="given")
     part = make_plan("dp:2", 8, devices=[6, 2], device_order="given")

@@ -202,6 +202,7 @@ def test_a_refusal_for_memory_is_read_in_the_words_of_the_libtpu_that_is_here(ch
     assert told["available"] == round(15.75 * GIB)
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_two_processes_compile_for_tpu_at_once(child: Child) -> None:
     case = {"target": write_tpu("v5e", (2, 2))}
@@ -213,6 +214,7 @@ def test_two_processes_compile_for_tpu_at_once(child: Child) -> None:
         assert child.read()["peak"] == other.read()["peak"] > 0
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_a_trainer_that_holds_libtpus_lock_is_in_nobodys_way() -> None:
     case = {"target": write_tpu("v5e", (2, 2))}
@@ -224,6 +226,7 @@ def test_a_trainer_that_holds_libtpus_lock_is_in_nobodys_way() -> None:
             assert ours.ask(case)["peak"] > 0
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_a_process_killed_while_it_compiles_blocks_nobody() -> None:
     with Child() as killed:

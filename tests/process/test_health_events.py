@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.well import write_record, xid
@@ -149,6 +150,7 @@ def test_the_stream_tells_what_happens_and_resumes_where_it_was_cut(tmp_path: Pa
         assert int(again[0]["id"]) == int(lost["id"]) + 1
 
 
+@pytest.mark.exhaustive
 def test_a_client_that_never_reads_holds_nobody_up(tmp_path: Path) -> None:
     settings = host(tmp_path)
     with start_agent(cpu_devices=2, **settings) as agent, contextlib.ExitStack() as kept:

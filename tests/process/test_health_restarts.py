@@ -68,6 +68,7 @@ def test_an_ill_host_is_ill_since_it_fell_ill_and_a_restart_is_no_event(end: End
         assert (read_since(agent), await_written(agent)) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("end", ENDINGS)
 def test_a_restart_in_the_middle_of_a_bench_is_no_event_either(end: Ending, tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path, **QUICK) as agent:
@@ -94,6 +95,7 @@ def test_what_changed_while_no_agent_ran_is_an_event_with_the_state_of_before(tm
     assert {part for part in before if before[part] != after[part]} == {name, "inventory"}
 
 
+@pytest.mark.exhaustive
 def test_with_a_store_that_begins_anew_health_does_too(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path, **QUICK) as agent:
         before = read_since(agent)
@@ -107,6 +109,7 @@ def test_with_a_store_that_begins_anew_health_does_too(tmp_path: Path) -> None:
         assert {event["component"] for event in told} == set(after)
 
 
+@pytest.mark.exhaustive
 def test_a_document_that_cannot_be_read_holds_no_start_up(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path, **QUICK) as agent:
         read_since(agent)

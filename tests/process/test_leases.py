@@ -123,6 +123,7 @@ def test_a_running_bench_gives_way_and_a_preemptible_lease_is_refused(host: Runn
         assert f"pre-empted by lease {made['id']} (slurm job 7)" in run["error"]["detail"]
 
 
+@pytest.mark.exhaustive
 def test_running_benches_give_way_within_the_bound(host: RunningAgent) -> None:
     took_s = []
     for _ in range(TRIES):

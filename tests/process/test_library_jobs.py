@@ -296,6 +296,7 @@ def list_parts(tensor: int, domain: int) -> list[list[int]]:
     return [[rank // (tensor * domain), 4 // (tensor * domain)] for rank in range(4)]
 
 
+@pytest.mark.exhaustive
 def test_with_one_device_a_process_the_sampler_and_the_mesh_agree(tmp_path: Path) -> None:
     degrees = [(1, 1), (2, 1), (1, 2), (2, 2)]
     confs = [nest(data="fsdp2", tensor=tensor, domain=domain) for tensor, domain in degrees]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import plant_jax
@@ -55,6 +56,7 @@ def test_every_request_is_a_line_of_json_with_its_id_and_template_once_that_was_
         assert "hunter2" not in agent.log_text()
 
 
+@pytest.mark.exhaustive
 def test_without_being_asked_no_request_is_logged() -> None:
     with start_agent(cpu_devices=2) as agent:
         httpx.get(f"{agent.url}/devices")
@@ -77,6 +79,7 @@ def test_what_a_child_prints_is_told_with_its_name_and_generation(tmp_path: Path
         assert spoken[0]["message"] == f"device[{spoken[0]['child_pid']}]: jax was here"
 
 
+@pytest.mark.exhaustive
 def test_a_stderr_that_nobody_reads_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
     agent = _start_on_a_full_pipe(tmp_path)
     try:

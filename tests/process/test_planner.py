@@ -58,6 +58,7 @@ def find_planner(agent: RunningAgent) -> int:
 # ---- it is not felt -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_lives(host: RunningAgent) -> None:
     with polling(host, every_s=0.005) as took_s:
         replies = [ask(host, mesh=mesh, target=LARGE) for mesh in (*MESHES, *MESHES)]
@@ -84,6 +85,7 @@ def list_probes(agent: RunningAgent) -> set[int]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_planner_goes_when_nobody_plans() -> None:
     with start_agent(cpu_devices=2, MESHWRIGHT_IDLE_RELEASE_S="0.2") as agent:
         assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import VerifiedCollective
 from tests.process.step_jobs import V5E, build_job, needs_tpu_compiler, verify
 
-pytestmark = needs_tpu_compiler
+pytestmark = [pytest.mark.exhaustive, needs_tpu_compiler]
 
 B, S, D, F, V, L = 8, 128, 128, 256, 384, 3
 HEADS = 4

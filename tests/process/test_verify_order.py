@@ -17,6 +17,8 @@ from tests.compiler.compare import Row, build_table, compare_orders, list_compla
 from tests.compiler.hops import measure_hops
 from tests.compiler.page import put_section
 
+pytestmark = pytest.mark.exhaustive
+
 RECORDED = Path(__file__).parents[1] / "compiler" / "recorded"
 
 CUBE = Case("v5p:4x4x4", (4, 16))

@@ -249,6 +249,7 @@ def test_verify_wants_a_function_and_a_plan(meshwright: CommandLine, tmp_path: P
         assert printed.code == (1 if "v5q:8" in arguments else 2)
 
 
+@pytest.mark.exhaustive
 def test_verify_compiles_the_step_of_a_builder(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     meshwright("plan", "dp:2,tp:2", "--local", "--target", "cpu:4", "-o", str(path))

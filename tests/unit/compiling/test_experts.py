@@ -90,6 +90,7 @@ def deals(draw: st.DrawFn) -> tuple[jax.Array, int, int]:
     return scores, choices, draw(st.sampled_from([1, 2, tokens]))
 
 
+@pytest.mark.exhaustive
 @given(deals())
 @settings(deadline=None, max_examples=30)  # the first of each shape compiles
 def test_every_token_stands_where_its_place_says_and_no_place_has_two(dealt: tuple[jax.Array, int, int]) -> None:

@@ -179,6 +179,7 @@ def test_remat_scans_and_accumulation_change_nothing_of_what_is_trained(
     check_same(model, TRAINING.model_copy(update=changed), {"fsdp": 2})
 
 
+@pytest.mark.exhaustive
 def test_the_step_in_blocks_is_the_step_with_whole_scores() -> None:
     long = TRAINING.model_copy(update={"global_batch": 2, "sequence_length": 1024})
     model = LLAMA.model_copy(update={"num_hidden_layers": 1})
@@ -199,6 +200,7 @@ def test_the_first_loss_of_weights_that_know_nothing_is_the_logarithm_of_the_voc
     assert float(loss) == pytest.approx(math.log(64), rel=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_places_that_run_out_drop_tokens_and_train_all_the_same() -> None:
     tight = TRAINING.model_copy(update={"capacity_factor": 0.5})
     (loss,), _ = train(EXPERTS, tight, {"fsdp": 2})
@@ -234,6 +236,7 @@ def test_the_step_counts_the_models_parameters(model: ModelSpec) -> None:
     assert sum(math.prod(leaf.shape) for leaf in weights) == built.parameter_count
 
 
+@pytest.mark.exhaustive
 def test_what_comes_out_lies_where_it_lay() -> None:
     built = build(LLAMA, TRAINING, {"fsdp": 2, "tp": 2})
     compiled = jax.jit(built.function, donate_argnums=(0,)).lower(*built.arguments).compile()

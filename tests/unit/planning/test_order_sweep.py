@@ -48,6 +48,8 @@ from tests.compiler.sweep.orders import (
 from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
 from tests.fakes.slices import read_named_slices
 
+pytestmark = pytest.mark.exhaustive
+
 NAMED = {named.name: named for named in read_named_slices()}
 
 SAMPLE: dict[str, list[tuple[int, ...]]] = {

@@ -49,14 +49,13 @@ from meshwright_agent.worker.children import (
     build_probe_spec,
     has_accelerators,
 )
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.worker.supervisor import Supervisor
+
 
 log = logging.getLogger(__name__)
 
-STOP_WAIT_S: Final = 1.5
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long a shutdown waits for answers under way."""
-"""How long a cancel waits for a run to stop: within a release's bound."""
 
 
 class Agent:
@@ -206,13 +205,7 @@ class Agent:
         if isinstance(self.host, HostWatch):
             self.host.recall()
         await self._store.finish_interrupted("the agent stopped while this run was under way")
-        self._runs = RunQueue(
-            self._store,
-            self.benches.execute,
-            clock=self.clock,
-            cancelled_by=(CallCancelled,),
-            stop_wait_s=STOP_WAIT_S,
-        )
+        self._runs = RunQueue(self._store, self.benches.execute, clock=self.clock)
         await self._runs.start()
         await self.benches.recall(self._store)
         await self.leases.start()

@@ -14,10 +14,6 @@ from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import opened
 
 
-class ReleasedError(Exception):
-    """What a worker raises when its call was given up."""
-
-
 class Bench:
     """An `execute` that does what the test says: each run waits until `finish` or `fail`."""
 
@@ -97,8 +93,7 @@ def play(tmp_path: Path, act: Callable[[Stage], Awaitable[None]], **options: Any
     async def main() -> None:
         clock, bench = ManualClock(), Bench()
         async with opened(tmp_path / "s.sqlite3", clock=clock, **store_options) as store:
-            known = {"clock": clock, "cancelled_by": (ReleasedError,)}
-            queue = RunQueue(store, bench.execute, **(known | options))
+            queue = RunQueue(store, bench.execute, **({"clock": clock} | options))
             await queue.start()
             async with asyncio.timeout(60):
                 await act(Stage(queue, bench, store, clock))

@@ -30,10 +30,12 @@ from meshwright_agent.store.database import Store
 from meshwright_agent.store.idempotency import KeyUse
 from meshwright_agent.store.runs import build_cancelled
 from meshwright_agent.telemetry.durations import Durations
+from meshwright_agent.worker.supervisor import CallCancelled
 
 __all__ = ["Emit", "Execute", "RunQueue"]
 
-STOP_WAIT_S: Final = 5.0
+STOP_WAIT_S: Final = 1.5
+"""How long a cancel waits for a run to stop: within a release's bound."""
 QUEUE_LIMIT: Final = 8
 """Runs that may wait in a lane; more are refused with 429."""
 
@@ -54,7 +56,6 @@ class RunQueue:
         *,
         clock: Clock,
         queue_limit: int = QUEUE_LIMIT,
-        cancelled_by: tuple[type[Exception], ...] = (),
         stop_wait_s: float = STOP_WAIT_S,
     ) -> None:
         """Makes a queue; `start` begins to work it off.
@@ -64,14 +65,12 @@ class RunQueue:
             execute: does one run, unless its submission says how.
             clock: dates runs and events.
             queue_limit: runs that may wait in a lane beside the one that runs.
-            cancelled_by: exceptions of `execute` that mean "cancelled", their text the reason.
             stop_wait_s: how long `cancel`, `cancel_all` and `close` wait for runs to stop.
         """
         self._ledger = RunLedger(store, clock)
         self._execute = execute
         self._clock = clock
         self._queue_limit = queue_limit
-        self._cancelled_by = cancelled_by
         self._stop_wait_s = stop_wait_s
         self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
         self._last_id = ""
@@ -310,7 +309,7 @@ class RunQueue:
         error = None if work.cancelled() else work.exception() or live.fault
         if live.stop_reason is not None or work.cancelled():
             return build_cancelled(live.run, live.stop_reason or "its task ended early", now)
-        if isinstance(error, self._cancelled_by):
+        if isinstance(error, CallCancelled):
             return build_cancelled(live.run, str(error), now)
         if error is not None:
             return self._build_failed(live.run, error)

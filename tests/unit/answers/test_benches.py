@@ -28,7 +28,6 @@ from meshwright_agent.leasing.book import LeaseBook
 from meshwright_agent.runs.queue import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store.database import Store
-from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.supervised import FakeSupervisor, Reply, answering
@@ -103,7 +102,7 @@ def run_scene(
             clock=clock,
             spawn=spawn,
         )
-        runs = RunQueue(store, benches.execute, clock=clock, cancelled_by=(CallCancelled,))
+        runs = RunQueue(store, benches.execute, clock=clock)
         await runs.start()
         await watch.look_at_facts()
         try:

@@ -82,7 +82,6 @@ def play(folder: Path, compiler: FakeSupervisor, act: Callable[[Desk], Awaitable
             compiles = Compiles(compiler, settings=settings, store=lambda: store)  # type: ignore[arg-type]
             plans = PlanMaker(
                 answering({}),  # type: ignore[arg-type]
-                settings=settings,
                 store=lambda: store,
                 here=lambda: Here(build_target("cpu:4")),
                 tell_here=lambda _: {},

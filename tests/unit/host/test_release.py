@@ -68,7 +68,7 @@ def run_scene(
             answer = await worker.call("bench", {}, deadline_s=30)
             return answer.result, answer.generation
 
-        runs = RunQueue(store, execute, clock=SystemClock(), cancelled_by=(CallCancelled,))
+        runs = RunQueue(store, execute, clock=SystemClock())
         await runs.start()
         try:
             await test(Scene(worker, spawning, answering(look), runs))

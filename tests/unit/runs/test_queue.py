@@ -14,8 +14,9 @@ from meshwright.errors import (
     RunNotFoundError,
     WorkerCrashedError,
 )
+from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.stored import EPOCH
-from tests.unit.staging import ReleasedError, Stage, play, states, until
+from tests.unit.staging import Stage, play, states, until
 
 # ---- one run ---------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ def test_any_other_exception_fails_the_run_as_internal_and_the_next_run_goes_on(
     play(tmp_path, act)
 
 
-@pytest.mark.parametrize("error", [ReleasedError("devices released"), asyncio.CancelledError()])
+@pytest.mark.parametrize("error", [CallCancelled("devices released"), asyncio.CancelledError()])
 def test_work_that_was_given_up_makes_the_run_cancelled(tmp_path: Path, error: BaseException) -> None:
     async def act(stage: Stage) -> None:
         run_id = await stage.submit_running()

@@ -122,11 +122,13 @@ class ModelRequest:
     def _price(self, plan: Plan) -> Plan:
         """Returns a plan for the request's own mesh with what it costs, where training and figures are known."""
         told = self._read_model(plan)
-        if isinstance(told, Plan) or self.request.training is None:
+        if isinstance(told, Plan):
+            return plan
+        check_divides(told, self.request.training or _build_dividing(plan), plan.mesh_shape)
+        if self.request.training is None:
             return plan
         from meshwright.planning.search.request import price_plan  # here, for its numpy
 
-        check_divides(told, self.request.training, plan.mesh_shape)
         try:
             question = self._ask(told, math.prod(plan.mesh_shape.values()))
         except PlanInfeasibleError as error:
@@ -150,7 +152,6 @@ class ModelRequest:
         if isinstance(model, Plan):
             return model
         training = self.request.training or _build_dividing(plan)
-        check_divides(model, training, plan.mesh_shape)
         return self._export(plan.model_copy(update={"model": _tell_model(model)}), model, training)
 
     def _export(self, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Plan:

@@ -30,7 +30,6 @@ def write_exports(
 
     Raises:
         InvalidRequestError: an axis, or a part of the model, cannot be said in such an export.
-        DoesNotDivideError: an axis does not divide what it cuts.
     """
     setting = Setting.of(plan, model, training)
     return {name: _WRITERS[name](setting) for name in dict.fromkeys(names)}

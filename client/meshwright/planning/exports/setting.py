@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.axis_names import Role, find_role
-from meshwright.planning.divisibility import check_divides
 from meshwright.wire.mesh import ExportName, Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -36,14 +35,8 @@ class Setting:
 
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
-        """Returns what a plan for this model says.
-
-        Raises:
-            InvalidRequestError: an axis larger than 1 has a name that says nothing of what it is for.
-            DoesNotDivideError: an axis does not divide what it cuts.
-        """
+        """Returns what a plan for this model says, whose axes divide what they cut."""
         chosen = _read_schedule(plan, training)
-        check_divides(model, chosen, plan.mesh_shape)
         return cls(plan, model, chosen, {name: size for name, size in plan.mesh_shape.items() if size > 1})
 
     def find(self, *roles: Role) -> Axes:

@@ -51,7 +51,6 @@ from meshwright_agent.worker.children import (
 )
 from meshwright_agent.worker.supervisor import Supervisor
 
-
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S: Final = 5.0

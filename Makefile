@@ -90,7 +90,7 @@ accuracy: $(VENV)/.installed ## predictions beside published runs that they have
 soak: $(VENV)/.installed ## a real agent under mixed load, workers killed at random: does anything grow? (ARGS="--minutes 5 --write")
 	$(BIN)/python -m tests.soak $(ARGS)
 
-fuzz: $(VENV)/.installed ## 100,000 inputs and more: parsers, protocol, hosts, sockets, the contract; some twenty minutes (FUZZ_EXAMPLES=)
+fuzz: $(VENV)/.installed ## thousands of inputs: spoiled hosts and databases, bodies, sockets, the contract (FUZZ_EXAMPLES=)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),1000) $(BIN)/python -m pytest -q -p no:cacheprovider tests/fuzz $(ARGS)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),500) $(BIN)/python -m pytest -q -p no:cacheprovider --timeout=7200 tests/contract/test_fuzz.py $(ARGS)
 

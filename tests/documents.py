@@ -81,11 +81,6 @@ class Document:
     def read(cls, name: str) -> Document:
         return cls(name, (ROOT / name).read_text(encoding="utf-8"))
 
-    @property
-    def prose(self) -> str:
-        """The text without its fenced blocks."""
-        return _FENCE.sub("", self.text)
-
     def blocks(self, language: str = "") -> tuple[Block, ...]:
         return tuple(block for block in self._list_blocks() if language in ("", block.language))
 

@@ -56,7 +56,6 @@ PRIOR: Final = 0.1
 SET_PRIOR: Final = 0.3
 """The same of a set's constants around its framework's: a set differs from others by less than they from a guess."""
 FAMILY_SPREAD: Final = 0.3
-LEAST_SPREAD: Final = 0.5
 ROWS: Final = 50
 """Rows that a set counts for in its framework's fit, and four times as many at most in its own."""
 REACH: Final = 4.0

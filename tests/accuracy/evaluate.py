@@ -78,13 +78,6 @@ class Row:
             return None
         return self.prediction.step_s / self.run.step_s - 1
 
-    @property
-    def peak_error(self) -> float | None:
-        """Predicted bytes ÷ measured − 1; None where one of them is not there."""
-        if self.run.peak_bytes is None or self.prediction.peak_bytes is None:
-            return None
-        return self.prediction.peak_bytes / self.run.peak_bytes - 1
-
 
 def by_fold(run: Run) -> str:
     """Returns the run's own fold: its relatives are left out with it."""

@@ -1,6 +1,6 @@
-"""Fuzzing: parsers and the protocol guided by coverage, whole hosts with spoiled files, bytes on the socket.
+"""Fuzzing: whole hosts with spoiled files, damaged databases, wrong bodies, bytes on the socket.
 
-`make test` runs a small budget, `make fuzz` the large one; FUZZ_EXAMPLES scales both, 30 being the small one.
+`make test-all` runs a small budget, `make fuzz` the large one; FUZZ_EXAMPLES scales both, 30 being the small one.
 """
 
 from __future__ import annotations

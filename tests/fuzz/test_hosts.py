@@ -17,7 +17,7 @@ from meshwright_agent.view import build_devices
 from tests.fakes.machines import NOW, READ_AT, RECORDED, WORKER, Machine, build_roots, plant_machine
 from tests.fakes.nvml import FakeNvml
 from tests.fuzz import scale
-from tests.fuzz.guided import vary
+from tests.fuzz.changes import vary
 
 pytestmark = pytest.mark.exhaustive
 

@@ -264,10 +264,6 @@ class Verdicts:
         if finding is not None:
             self._report(WORKER, finding, at)
 
-    def report_working(self, generation: int, at: datetime) -> None:
-        """The worker told how far its bench is."""
-        self._board.report(WORKER, "healthy", f"generation {generation} works on a bench", at=at)
-
 
 def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> Finding | None:
     """Returns how the worker is; None: nobody knows yet.

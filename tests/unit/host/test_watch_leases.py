@@ -51,12 +51,6 @@ class Host:
         asyncio.run(look_and_ask(self.watch))
         return self.device.generation
 
-    def change_memory(self, dgx: Machine, used_bytes: int) -> None:
-        facts = dgx.read()
-        gpus = tuple(replace(gpu, used_bytes=used_bytes, processes=()) for gpu in facts.gpus)
-        self.probe.answers.clear()
-        self.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=())))
-
 
 @pytest.mark.parametrize("hold", ["on_demand", "always"])
 def test_jax_is_not_started_while_a_device_is_reserved(dgx: Machine, hold: str) -> None:

@@ -287,7 +287,8 @@ def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch:
     if mismatch:
         return Finding("degraded", mismatch, DOCTOR)
     if is_alive:
-        return Finding("healthy", f"generation {worker.generation} answers")
+        does = "is at work" if worker.state == "busy" else "answers"
+        return Finding("healthy", f"generation {worker.generation} {does}")
     if worker.state == "stopped" and has_started:
         reason = f"let go on purpose after generation {worker.generation}; it starts on demand"
         return Finding("healthy", reason)

@@ -109,8 +109,8 @@ class HostWatch:
     async def look(self) -> asyncio.Task[None] | None:
         """Looks once at the facts, by the probe; returns the asking of JAX that is under way, which nobody waits for.
 
-        JAX is asked if the worker is there or may be started for it. A busy worker is not asked: it would answer after
-        its bench. Its call has a deadline, until which it counts as healthy.
+        JAX is asked if the worker is there or may be started for it. A worker at a bench is not asked: it would answer
+        after it. The bench has a deadline, until which the worker counts as healthy.
         """
         if self._stays and not self._has_answered:
             self._ask_jax()
@@ -118,7 +118,8 @@ class HostWatch:
             return self._asking
         await self.look_at_facts()
         if self._device.state == "busy":
-            self.note_worker()
+            if self._asking is None:
+                self.note_worker()
             return self._asking
         if self._is_left_over():
             await self._device.release(reason="a device is reserved, and the worker had nothing to do")

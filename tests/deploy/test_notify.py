@@ -75,6 +75,7 @@ def watched(tmp_path: Path, manager: Manager) -> Iterator[RunningAgent]:
         yield running
 
 
+@pytest.mark.exhaustive
 def test_an_agent_tells_systemd_of_its_life_and_a_loop_that_hangs_does_not(
     watched: RunningAgent, manager: Manager
 ) -> None:

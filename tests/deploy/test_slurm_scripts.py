@@ -74,6 +74,7 @@ def test_a_job_has_the_devices_from_its_prolog_to_its_epilog(node: Node, host: R
     assert (read_leases(host), node.notes()) == ([], [])
 
 
+@pytest.mark.exhaustive
 def test_a_job_of_some_devices_leaves_the_others(node: Node, host: RunningAgent) -> None:
     assert node.run("prolog.sh", SLURM_JOB_GPUS="1").returncode == 0
     other = node.run("prolog.sh", SLURM_JOB_GPUS="0", SLURM_JOB_ID="4712")
@@ -174,6 +175,7 @@ def test_a_prolog_that_runs_twice_leaves_one_lease(node: Node, host: RunningAgen
     assert read_purposes(host) == [f"slurm job {JOB}"]
 
 
+@pytest.mark.exhaustive
 def test_leases_of_jobs_that_run_beside_it_are_left_alone_by_a_prolog(node: Node, host: RunningAgent) -> None:
     """Job 471 is no part of job 4711; and only its own epilog says that a job is over."""
     assert node.run("prolog.sh", SLURM_JOB_ID="47110", SLURM_JOB_GPUS="0").returncode == 0
@@ -203,6 +205,7 @@ def test_a_note_that_no_lease_can_outlast_is_dropped(node: Node) -> None:
     assert node.notes() == []
 
 
+@pytest.mark.exhaustive
 def test_a_lease_outlasts_the_agent_and_ends_with_the_job(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with start_agent(cpu_devices=1, state_dir=state) as before:

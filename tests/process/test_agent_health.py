@@ -172,6 +172,7 @@ def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked
         await_state(agent, "driver", "healthy", limit_s=60)
 
 
+@pytest.mark.exhaustive
 def test_a_release_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path)
     with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="60", **settings, **WATCHFUL) as agent:
@@ -231,6 +232,7 @@ def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
 # ---- store ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_does_not_answer_is_unknown_then_unhealthy_then_healthy_again(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path, **WATCHFUL) as agent:
         await_state(agent, "store", "healthy")

@@ -192,6 +192,7 @@ def test_a_run_that_is_not_there_is_a_problem(narrow: RunningAgent, path: str) -
 # ---- found again ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_what_was_done_is_still_answered_after_a_restart(tmp_path: Path) -> None:
     with start_agent(cpu_devices=4, state_dir=tmp_path) as before:
         run = do_bench(before)

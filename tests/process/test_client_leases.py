@@ -150,6 +150,7 @@ def test_a_held_lease_outlives_its_time_and_ends_with_its_block(host: RunningAge
         assert client.leases().leases == ()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*socket")  # httpcore 1.0.9 leaves one to the collector
 def test_a_held_lease_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     """Same state, same socket, another process: the holder does not notice."""

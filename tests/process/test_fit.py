@@ -8,12 +8,13 @@ from meshwright.compiling.search import STALLED
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.process.step_jobs import CPU, V5E, build_job, fit, needs_tpu_compiler, verify
 
+pytestmark = pytest.mark.exhaustive
+
 WIDE = ModelSpec(vocab_size=512, hidden_size=2048, intermediate_size=16384, num_hidden_layers=1, num_attention_heads=16)
 SMALL = ModelSpec(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
 PARTS = 4
 
 
-@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
     """Within a capacity that is given: what fills a chip takes minutes to compile."""
@@ -53,7 +54,6 @@ def test_where_not_one_sequence_fits_the_answer_says_what_one_needs() -> None:
     assert found.verification.needed_bytes > found.verification.capacity_bytes
 
 
-@pytest.mark.exhaustive
 def test_where_memory_does_not_bind_the_batch_that_was_asked_for_is_the_answer() -> None:
     training = TrainingSpec(global_batch=4 * 3, sequence_length=16, attention="xla")
     found = fit(build_job(CPU, {"dp": 2, "tp": 2}, SMALL, training))
@@ -62,7 +62,6 @@ def test_where_memory_does_not_bind_the_batch_that_was_asked_for_is_the_answer()
     assert [each.fits for each in found.tried] == [True] * found.compile_count
 
 
-@pytest.mark.exhaustive
 def test_batches_are_multiples_of_the_passes_that_are_accumulated() -> None:
     training = TrainingSpec(global_batch=4 * 5, sequence_length=16, gradient_accumulation=2)
     found = fit(build_job(CPU, {"fsdp": 4}, SMALL, training))

@@ -166,6 +166,7 @@ def test_a_client_that_never_reads_holds_nobody_up(tmp_path: Path) -> None:
         assert agent.stop() == 0
 
 
+@pytest.mark.exhaustive
 def test_chips_of_a_driver_that_hangs_are_unknown_at_once_and_their_recovery_is_an_event(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     name = "device:0000:85:00.0"

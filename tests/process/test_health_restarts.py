@@ -53,6 +53,7 @@ def await_written(agent: RunningAgent) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("end", ENDINGS)
 def test_an_ill_host_is_ill_since_it_fell_ill_and_a_restart_is_no_event(end: Ending, tmp_path: Path) -> None:
     settings, state = host(tmp_path), tmp_path / "state"

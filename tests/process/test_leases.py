@@ -253,7 +253,7 @@ def test_a_lease_ends_by_itself(host: RunningAgent) -> None:
     assert [device["lease"] for device in ask(host, "/devices")["devices"]] == [None] * 8
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive), signal.SIGKILL])
 def test_leases_outlive_their_agent(how: signal.Signals, tmp_path: Path) -> None:
     with start_agent(state_dir=tmp_path) as agent:
         made = lease(agent, [0], ttl_s=1000, purpose="slurm job 7")

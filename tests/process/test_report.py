@@ -45,6 +45,7 @@ def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
     assert [(each.done, each.total) for each in told] == [(done, STAGES) for done in range(STAGES)]
 
 
+@pytest.mark.exhaustive
 def test_a_step_above_the_capacity_that_a_job_has_does_not_fit() -> None:
     found = verify(build_job(CPU, {"fsdp": 4}, MODEL, TRAINING, capacity_bytes=10**6))
     assert found.status == "does_not_fit"
@@ -79,6 +80,7 @@ def test_a_model_that_is_too_large_is_refused_in_the_compilers_own_figures_and_s
     assert found.warnings == (), "advice for what compiles all the same is none for what does not"
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
     found = verify(build_job(TWO_SLICES, {"dp": 2, "fsdp": 4}, MODEL, TRAINING))
@@ -92,6 +94,7 @@ def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
     assert found.estimate is not None
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_a_step_for_a_three_dimensional_slice_tells_its_axes_apart() -> None:
     found = verify(build_job(V5P, {"fsdp": 4, "tp": 2}, MODEL, TRAINING))
@@ -105,6 +108,7 @@ def test_a_step_for_a_three_dimensional_slice_tells_its_axes_apart() -> None:
     assert found.estimated_step_s is not None
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_a_step_of_unrolled_layers_is_the_step_of_scanned_ones() -> None:
     scanned, unrolled = (
@@ -128,6 +132,7 @@ def sum_bytes(found: Verification) -> dict[tuple[str, bool], float]:
     return sums
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_estimate_of_attention_in_blocks_is_that_of_a_fused_kernel() -> None:
     long = TrainingSpec(global_batch=4, sequence_length=1024)

@@ -100,6 +100,7 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAge
     assert stored["step_time"] is None
 
 
+@pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
     training = {"global_batch": 8, "sequence_length": 1024}

@@ -33,19 +33,6 @@ def test_a_new_file_gets_every_table_and_the_newest_number(connection: sqlite3.C
     assert _tables(connection) >= expected
 
 
-def test_taking_the_steps_again_changes_nothing(connection: sqlite3.Connection) -> None:
-    migrate(connection)
-    connection.execute("INSERT INTO heartbeat (id, token) VALUES (1, 'kept')")
-    migrate(connection)
-    assert connection.execute("SELECT token FROM heartbeat").fetchone() == ("kept",)
-
-
-def test_a_step_that_was_taken_is_not_taken_again(connection: sqlite3.Connection) -> None:
-    connection.execute(f"PRAGMA user_version = {SCHEMA}")
-    migrate(connection)
-    assert _tables(connection) == set()
-
-
 def test_a_step_that_fails_leaves_the_file_as_it_was(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE heartbeat (other TEXT)")  # the last statement of step 1 will fail
     with pytest.raises(sqlite3.OperationalError, match="heartbeat"):

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright_agent.store.database import Store
 from meshwright_agent.store.migrations import MIGRATIONS, SCHEMA, migrate
-from meshwright_agent.store.shape import build_shape, find_contradiction
+from meshwright_agent.store.shape import find_contradiction
 from tests.fakes.databases import NAME, start_on, write_database
 from tests.unit.store.opening import migrated, run_with_store
 
@@ -38,11 +38,6 @@ def test_a_file_of_every_schema_is_taken_on_and_not_set_aside(tmp_path: Path, nu
         await store.check()
 
     run_with_store(path, main)
-
-
-def test_each_step_changes_the_tables_so_that_they_tell_its_number() -> None:
-    shapes = [tuple(sorted(build_shape(number).items())) for number in range(SCHEMA + 1)]
-    assert len(set(shapes)) == SCHEMA + 1
 
 
 @pytest.mark.parametrize(

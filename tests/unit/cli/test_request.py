@@ -55,7 +55,7 @@ def build_hosts(*names: str) -> list[dict[str, Any]]:
 def test_the_fields_of_a_request_reach_the_agent(meshwright: CommandLine, file: Path) -> None:
     fields = {
         "mesh": [["x", -1]],
-        "devices": {"count": 4, "policy": "spread", "exclude": [0, 1]},
+        "devices": {"count": 4, "exclude": [0, 1]},
         "axis_types": {"x": "manual"},
         "allow_unused": True,
         "memory_strategy": "aggressive",

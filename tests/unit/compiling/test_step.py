@@ -142,7 +142,7 @@ MESHES: tuple[tuple[ModelSpec, dict[str, int]], ...] = (
 )
 
 
-QUICK = ({"fsdp": 2, "tp": 2, "cp": 2}, {"ep": 2, "cp": 2, "tp": 2})
+FEW = ({"fsdp": 2, "tp": 2, "cp": 2}, {"ep": 2, "cp": 2, "tp": 2})
 """Of MESHES: each kind of axis once. The others are exhaustive."""
 
 
@@ -153,7 +153,7 @@ QUICK = ({"fsdp": 2, "tp": 2, "cp": 2}, {"ep": 2, "cp": 2, "tp": 2})
             model,
             shape,
             id=",".join(f"{name}:{size}" for name, size in shape.items()),
-            marks=() if shape in QUICK else pytest.mark.exhaustive,
+            marks=() if shape in FEW else pytest.mark.exhaustive,
         )
         for model, shape in MESHES
     ],

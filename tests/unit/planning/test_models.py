@@ -233,9 +233,7 @@ def test_what_is_neither_a_name_nor_a_mapping_is_no_model() -> None:
 def test_a_model_of_another_kind_is_told_the_way_to_its_own_step() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         read_model({"name": "ResNet-50", "parameters": 25_600_000})
-    assert {"field": "model.parameters", "message": "unknown field"} in (
-        refused.value.errors
-    )
+    assert {"field": "model.parameters", "message": "unknown field"} in (refused.value.errors)
     assert "meshwright verify train:build" in refused.value.hint
 
 

@@ -241,6 +241,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_documented_python_has_the_types_that_it_needs(checker: str, modules: Path) -> None:
     program = str(Path(sys.executable).parent / checker)

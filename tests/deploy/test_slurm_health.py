@@ -79,6 +79,7 @@ def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(no
     assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: drain: ") is ("8*" in check)
 
 
+@pytest.mark.exhaustive
 def test_an_agent_whose_store_and_worker_fail_drains_nothing(tmp_path: Path) -> None:
     """The check says so to others: its devices are none the worse."""
     quick = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.3", "MESHWRIGHT_CRASH_BUDGET": "1"}

@@ -169,6 +169,7 @@ def test_a_requeued_job_gets_its_devices_though_its_first_run_could_not_end_its_
     assert second["id"] != first["id"]
 
 
+@pytest.mark.exhaustive
 def test_a_prolog_that_runs_twice_leaves_one_lease(node: Node, host: RunningAgent) -> None:
     for _ in range(2):
         assert node.run("prolog.sh", MESHWRIGHT_STRICT="1").returncode == 0
@@ -234,6 +235,7 @@ def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tm
         assert (taken.returncode, "no lease on 0" in taken.stderr) == (1, True)
 
 
+@pytest.mark.exhaustive
 def test_settings_stand_in_a_file_since_slurmd_hands_none_on(node: Node, host: RunningAgent) -> None:
     lines = [f"{name}={value}" for name, value in node.environment.items() if name.startswith("MESHWRIGHT")]
     (node.folder / "slurm.env").write_text("\n".join([*lines, "MESHWRIGHT_STRICT=1", "PATH=/usr/bin:/bin", ""]))
@@ -245,6 +247,7 @@ def test_settings_stand_in_a_file_since_slurmd_hands_none_on(node: Node, host: R
     assert node.run("healthcheck.sh").returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_is_away_stops_no_job_unless_told_to(tmp_path: Path) -> None:
     node = build_node(tmp_path, AWAY)
     lenient = node.run("prolog.sh")

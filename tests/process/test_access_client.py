@@ -29,7 +29,7 @@ VARIABLES = (
     *("MESHWRIGHT_URL", "MESHWRIGHT_TOKEN", "MESHWRIGHT_TOKEN_FILE", "MESHWRIGHT_CA_FILE"),
     *("MESHWRIGHT_CLIENT_CERT_FILE", "MESHWRIGHT_CLIENT_KEY_FILE"),
 )
-both = pytest.mark.parametrize("kind", ["sync", "async"])
+both = pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.exhaustive)])
 
 
 def _write(path: Path, content: bytes) -> str:
@@ -165,7 +165,9 @@ def test_without_a_client_certificate_the_error_names_the_variable(
 
 
 @both
-@pytest.mark.parametrize("case", ["of another CA", "expired", "not yet valid"])
+@pytest.mark.parametrize(
+    "case", ["of another CA", "expired", pytest.param("not yet valid", marks=pytest.mark.exhaustive)]
+)
 def test_a_client_certificate_that_is_not_good_is_refused_in_words(
     host: Host, reach: pytest.MonkeyPatch, kind: Kind, case: str
 ) -> None:
@@ -180,7 +182,9 @@ def test_a_client_certificate_that_is_not_good_is_refused_in_words(
 
 
 @both
-@pytest.mark.parametrize("case", ["of another CA", "expired", "not yet valid"])
+@pytest.mark.parametrize(
+    "case", ["of another CA", "expired", pytest.param("not yet valid", marks=pytest.mark.exhaustive)]
+)
 def test_an_agent_whose_certificate_is_not_good_is_not_asked_and_is_mended_without_a_restart(
     host: Host, reach: pytest.MonkeyPatch, kind: Kind, case: str
 ) -> None:

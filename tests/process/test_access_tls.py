@@ -262,6 +262,7 @@ def test_new_certificates_and_a_new_ca_of_clients_count_for_new_connections(secu
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_files_that_are_no_pair_are_refused_with_words_and_nobody_is_asked_for_a_passphrase(tmp_path: Path) -> None:
     files, ca = Files(tmp_path), trustme.CA()
     files.put_server(ca)

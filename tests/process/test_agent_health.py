@@ -72,6 +72,7 @@ def chips(agent: RunningAgent) -> dict[str, str]:
 # ---- worker and devices ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
     with start_agent(cpu_devices=2, **WATCHFUL) as agent:
         assert set(wait_for(lambda: states(agent), agent)) >= {"worker", "driver", "store", "device:0", "device:1"}
@@ -147,6 +148,7 @@ def test_no_component_is_healthy_before_it_was_looked_at(tmp_path: Path) -> None
 # ---- driver ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path)
     with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_TIMEOUT_S="3", **settings, **WATCHFUL) as agent:
@@ -220,6 +222,7 @@ def test_chips_that_jax_does_not_see_are_not_benched_and_the_worker_is_degraded(
         assert ask(agent, "/devices")["platform"] == "tpu"
 
 
+@pytest.mark.exhaustive
 def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:

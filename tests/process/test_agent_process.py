@@ -181,6 +181,7 @@ def follow(agent: RunningAgent, run_id: str, heard: list[str]) -> threading.Thre
     return listener
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_goes_leaves_the_socket_to_the_one_that_has_taken_its_place(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     with start_agent(cpu_devices=1, uds=path) as agent:
@@ -220,6 +221,7 @@ def test_sigterm_says_so_ends_the_run_and_leaves_nothing_behind(tmp_path: Path) 
     assert "the agent is shutting down" in run["error"]["detail"]
 
 
+@pytest.mark.exhaustive
 def test_a_second_sigterm_ends_the_waiting_and_is_no_failure() -> None:
     with start_agent(cpu_devices=2) as agent:
         start_long_bench(agent)

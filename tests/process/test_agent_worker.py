@@ -68,7 +68,9 @@ def answers(agent: RunningAgent) -> dict[str, int]:
 # ---- it dies --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGSEGV, pytest.param(signal.SIGABRT, marks=pytest.mark.exhaustive), signal.SIGKILL]
+)
 def test_a_worker_that_dies_costs_its_run_and_nothing_else(robust: RunningAgent, number: signal.Signals) -> None:
     do_bench(robust)
     run_id, waiting = start_long_bench(robust), submit(robust, QUICK)
@@ -129,7 +131,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=pytest.mark.exhaustive if how == "hangs" else ()) for how in BROKEN]
+)
 def test_an_agent_whose_jax_is_broken_says_so_and_answers_what_needs_no_jax(how: str, tmp_path: Path) -> None:
     text, word = BROKEN[how]
     settings = {

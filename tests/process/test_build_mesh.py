@@ -112,6 +112,7 @@ def test_a_process_that_does_not_come_is_named_in_time_and_nobody_goes_on(tmp_pa
     assert SHORT_S * 0.9 < late["took_s"] < SHORT_S + 5
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_comes_late_is_named_in_time_though_jax_waits_for_it_to_start(tmp_path: Path) -> None:
     """The late process comes when the first one has its answer: a limit that is not kept would show no error."""
     plan = make_plan("dp:2,tp:2", 4)

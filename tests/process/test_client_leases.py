@@ -140,6 +140,7 @@ def test_a_key_that_was_used_for_another_lease_is_refused_by_both(host: RunningA
     assert codes == [(201, None), (200, None), refused] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_held_lease_outlives_its_time_and_ends_with_its_block(host: RunningAgent) -> None:
     with Client(host.url, timeout=LIMIT_S) as client:
         with client.hold(purpose="train", ttl_s=1.5) as held:

@@ -71,6 +71,7 @@ def listening(agent: RunningAgent, **headers: str) -> Iterator[list[dict[str, An
     yield heard
 
 
+@pytest.mark.exhaustive
 def test_an_xid_outlives_the_agent_until_an_operator_speaks(tmp_path: Path) -> None:
     settings, state = host(tmp_path), tmp_path / "state"
     with start_agent(cpu_devices=2, state_dir=state, **settings) as agent:

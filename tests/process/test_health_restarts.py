@@ -80,6 +80,7 @@ def test_a_restart_in_the_middle_of_a_bench_is_no_event_either(end: Ending, tmp_
         assert (read_since(agent), await_written(agent)) == before
 
 
+@pytest.mark.exhaustive
 def test_what_changed_while_no_agent_ran_is_an_event_with_the_state_of_before(tmp_path: Path) -> None:
     settings, state = plant_host("tpu-v5p-4", tmp_path / "host"), tmp_path / "state"
     name, chip = "device:0000:86:00.0", tmp_path / "host/sys/bus/pci/devices/0000:86:00.0"

@@ -20,7 +20,7 @@ from tests.process.jobs import run_program
 
 PROGRAM = Path(__file__).with_name("library_job.py")
 ROWS = 16
-SIZES = [(2, 4), (4, 2)]
+SIZES = [(2, 4), pytest.param(4, 2, marks=pytest.mark.exhaustive)]
 """Processes, and devices of each: 8 ranks in both."""
 
 
@@ -103,7 +103,10 @@ def run(folder: Path, steps: list[dict[str, Any]], processes: int, devices_each:
 # ---- batches that processes load ----
 
 
-@pytest.mark.parametrize(("processes", "layouts"), [(2, TWO_BY_FOUR), (4, FOUR_BY_TWO)])
+@pytest.mark.parametrize(
+    ("processes", "layouts"),
+    [(2, TWO_BY_FOUR), pytest.param(4, FOUR_BY_TWO, marks=pytest.mark.exhaustive)],
+)
 def test_the_parts_that_processes_load_make_one_batch(tmp_path: Path, processes: int, layouts: list[Layout]) -> None:
     job = run(tmp_path, [layout.step() for layout in layouts], processes, 8 // processes)
     for at, layout in enumerate(layouts):
@@ -234,7 +237,7 @@ def test_processes_are_the_granules_of_a_mesh_over_them(tmp_path: Path, processe
         assert (process["answers"][9]["first"], process["answers"][9]["total"]) == (own[0], 28.0)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path, processes: int) -> None:
     """`create_mesh`, `DeviceMeshManager`, plans with `build_mesh`, and `calculate_host_mesh_shape` split alike."""
     each = 4

@@ -194,6 +194,7 @@ def test_a_large_body_is_read_as_strictly_as_a_small_one(host: RunningAgent) -> 
     assert reply.json()["plans"][0]["mesh_shape"] == {"x": 4}
 
 
+@pytest.mark.exhaustive
 def test_the_limit_of_a_body_is_a_setting_of_its_own() -> None:
     with start_agent(cpu_devices=1, MESHWRIGHT_PLAN_BODY_LIMIT_BYTES="2048") as agent:
         reply = ask(agent, mesh="x:1", topology=[{"filler": "x" * 4096}])
@@ -251,6 +252,7 @@ def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered(
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_is_stopped_while_it_plans_leaves_and_takes_the_planner_with_it() -> None:
     with start_agent(cpu_devices=2) as agent:
         assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200

@@ -78,6 +78,7 @@ def test_routes_that_pass_the_framework_by_are_traced_and_probes_are_not(
     assert not [span.name for span in collector.spans() if span.name.endswith(("healthz", "readyz", "metrics"))]
 
 
+@pytest.mark.exhaustive
 def test_what_was_not_sent_yet_is_sent_before_the_end(collector: Collector) -> None:
     slow = {"MESHWRIGHT_TRACING": "true", "OTEL_BSP_SCHEDULE_DELAY": "3600000", "OTEL_SERVICE_NAME": "named"}
     with start_agent(cpu_devices=1, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, **slow) as agent:
@@ -87,6 +88,7 @@ def test_what_was_not_sent_yet_is_sent_before_the_end(collector: Collector) -> N
     assert collector.resource["service.name"] == "named"
 
 
+@pytest.mark.exhaustive
 def test_a_collector_that_takes_nothing_holds_up_neither_answers_nor_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it listens, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -98,6 +100,7 @@ def test_a_collector_that_takes_nothing_holds_up_neither_answers_nor_the_end() -
             assert time.monotonic() - began_s < 30
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_key_in_the_collectors_address_stands_in_no_log(collector: Collector, is_there: bool) -> None:
     url = collector.url if is_there else "http://127.0.0.1:9"  # port 9, discard: nobody listens

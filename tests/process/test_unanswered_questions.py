@@ -85,6 +85,7 @@ def test_a_card_that_does_not_answer_passes_no_check(
         await_state(agent, f"memory:{UUID}", "healthy")
 
 
+@pytest.mark.exhaustive
 def test_cards_that_the_agent_never_could_look_at_drain_nothing_and_pass_no_check(tmp_path: Path) -> None:
     settings = build_host(tmp_path)
     fail(tmp_path, {"nvmlInit": 4})

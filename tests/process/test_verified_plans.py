@@ -139,6 +139,7 @@ def test_metrics_count_it(host: RunningAgent, told: Any) -> None:
     assert 'meshwright_compiles_total{status="verified"} 0.0' not in text
 
 
+@pytest.mark.exhaustive
 def test_two_agents_compile_for_tpus_at_once() -> None:
     with start_agent(cpu_devices=1) as one, start_agent(cpu_devices=1) as other:
         runs = [(agent, submit(agent, build_request(8, **ON_TPU))) for agent in (one, other)]
@@ -188,6 +189,7 @@ def test_equal_requests_at_once_are_one_run(host: RunningAgent) -> None:
     assert verification_of(await_end(host, run_id))["status"] == "verified"
 
 
+@pytest.mark.exhaustive
 def test_the_same_key_is_the_same_run(host: RunningAgent) -> None:
     body = build_request(6)
     first = submit(host, body, Idempotency_Key="nightly")
@@ -238,6 +240,7 @@ def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
 # ---- when it dies ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_deleted_is_gone_within_two_seconds_and_the_next_one_goes_on(host: RunningAgent) -> None:
     took_s = []
     for _ in range(TRIES):
@@ -285,6 +288,7 @@ def test_a_compile_that_takes_too_much_memory_is_ended_and_said_so() -> None:
         assert httpx.get(f"{agent.url}/readyz").status_code == 200
 
 
+@pytest.mark.exhaustive
 def test_a_compile_too_many_is_refused_and_a_bench_goes_beside() -> None:
     with start_agent(cpu_devices=2) as agent:
         running = submit(agent, build_request(2))
@@ -303,6 +307,7 @@ def test_a_compile_too_many_is_refused_and_a_bench_goes_beside() -> None:
             assert verification_of(await_end(agent, each))["status"] == "verified"
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_stops_takes_its_compiler_with_it_and_one_that_comes_back_knows_what_was_said(
     tmp_path: Path,
 ) -> None:

@@ -94,6 +94,7 @@ def test_too_few_samples_are_no_verdict() -> None:
         judge(build_samples()[:12])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_some_seconds_of_it_leave_nothing_behind_and_no_answer_unexplained() -> None:
     soaked = soak(minutes=0.4)

@@ -44,6 +44,7 @@ def test_a_family_without_runs_has_the_constants_of_all() -> None:
     assert told.practice.matmul == pytest.approx(constants.practice.matmul, rel=0.01)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fold", ["maxtext/v5e/maxtext-scale-16", "maxtext/v6e/gpt3-175b", "maxtext/v5p/llama2-70b"])
 def test_a_fit_carries_to_runs_that_it_has_not_seen(fold: str) -> None:
     unseen = [run for run in RUNS if run.fold == fold]
@@ -84,6 +85,7 @@ def test_intervals_are_wider_for_chips_without_runs() -> None:
     assert find_spread(SET, "tpu", "tpu_v4").family == ""
 
 
+@pytest.mark.exhaustive
 def test_a_plan_has_intervals_that_cover_runs_on_a_chip_without_runs() -> None:
     strange = judge(RUNS, by_chip)
     told = [(row.prediction.low_s, row.run.step_s, row.prediction.high_s) for row in add_strange_intervals(strange)]

@@ -143,6 +143,7 @@ def test_the_compilers_death_is_an_answer_in_words_with_its_last_lines(
     play(tmp_path, act, compile_timeout_s=1.5 if name == "hangs" else 60)
 
 
+@pytest.mark.exhaustive
 def test_however_often_it_aborts_the_next_task_begins_at_once(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         for _ in range(8):  # more than the crash budget

@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-all lint size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images coverage mutation device clean
+.PHONY: help run test test-all lint types public-types size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images coverage mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -17,13 +17,10 @@ $(VENV)/.agent: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[agent,cpu]'
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.agent
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	@touch $@
-
-$(VENV)/.compilers: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,compile-tpu]'
-	@touch $@
+	@touch $@ $(VENV)/.agent
 
 # Beside it, since the plugin is there for every JAX of its environment, and complains where no card is.
 $(VENV)-cuda/.installed: pyproject.toml constraints.txt
@@ -43,24 +40,29 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: lint size extras ## lint, types, import rules, size, and all tests but the exhaustive ones
+test: $(VENV)/.installed extras ## lint, types, import rules, size, and all tests but the exhaustive ones
+	$(MAKE) -j 2 --output-sync lint size
 	$(MAKE) unit ARGS='-m "not exhaustive" $(ARGS)'
 
 test-all: test ## the same, then the exhaustive tests: every chip, boots, long faults
 	$(MAKE) unit ARGS='-m exhaustive $(ARGS)'
 
-lint: $(VENV)/.installed ## ruff, mypy --strict, pyright on the public types, import rules
+lint: types public-types ## ruff, mypy --strict, pyright on the public types, import rules
 	$(BIN)/ruff check client service tests tools
 	$(BIN)/ruff format --check client service tests tools
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+public-types: $(VENV)/.installed
 	PATH=$(abspath $(BIN)):$$PATH VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/pyright --verifytypes meshwright --ignoreexternal >.pyright.log || (cat .pyright.log; exit 1)
 
 size: $(VENV)/.installed ## code lines, modules, settings, metrics and the like, each beside its limit
 	$(BIN)/python tools/size.py
 
 # Files in their order, not those of many tests first: the long ones with few tests would be left for the end.
-unit: $(VENV)/.compilers ## every test alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
+unit: $(VENV)/.installed ## every test alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
@@ -72,16 +74,16 @@ test-image: images $(VENV)/.installed ## build the image and run it (as root; bu
 bench: $(VENV)-cuda/.opponents ## the budgets of the design, measured in one run
 	$(VENV)-cuda/bin/python -m tests.bench $(ARGS)
 
-verify-order: $(VENV)/.compilers ## our device order and JAX's, by XLA's TPU compiler (ARGS=--write)
+verify-order: $(VENV)/.installed ## our device order and JAX's, by XLA's TPU compiler (ARGS=--write)
 	$(BIN)/python -m tests.compiler $(ARGS)
 
-order-table: $(VENV)/.compilers ## our device order and JAX's on all named slices: hops and scores (ARGS=--write)
+order-table: $(VENV)/.installed ## our device order and JAX's on all named slices: hops and scores (ARGS=--write)
 	$(BIN)/python -m tests.compiler.sweep $(ARGS)
 
-verify-steps: $(VENV)/.compilers ## peak memory of our step and of one written independently (ARGS="--write --only tp:4"); half an hour
+verify-steps: $(VENV)/.installed ## peak memory of our step and of one written independently (ARGS="--write --only tp:4"); half an hour
 	$(BIN)/python -m tests.compiler.steps $(ARGS)
 
-step-table: $(VENV)/.compilers ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
+step-table: $(VENV)/.installed ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
 	$(BIN)/python -m tests.compiler.steps.estimates $(ARGS)
 
 accuracy: $(VENV)/.installed ## predictions beside published runs that they have not seen (ARGS="--write", "--set bloom --rows")
@@ -99,12 +101,12 @@ device: $(VENV)-device/.installed ## the checks that need a card, on this host's
 
 NET := tests/golden tests/process tests/contract tests/faults tests/deploy
 
-coverage: $(VENV)/.compilers ## which branches the net alone reaches, by room (tests of HTTP, commands, files); an hour
+coverage: $(VENV)/.installed ## which branches the net alone reaches, by room (tests of HTTP, commands, files); an hour
 	rm -rf .coverage && mkdir .coverage
 	$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS) $(NET)
 	$(BIN)/python tools/net.py
 
-mutation: $(VENV)/.compilers ## how many faults, put into a room one at a time, its tests find (ARGS="leases --sample 20"); hours
+mutation: $(VENV)/.installed ## how many faults, put into a room one at a time, its tests find (ARGS="leases --sample 20"); hours
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutation]'
 	$(BIN)/python tools/mutation.py $(ARGS)
 

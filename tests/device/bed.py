@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import httpx
 
-from meshwright_agent.facts.nvidia import find_nvml
+from meshwright_agent.facts.nvml import find_nvml
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.device.smi import SmiCard, read_smi
 from tests.process.living import FINAL, LONG, ask, read_run, read_worker, submit

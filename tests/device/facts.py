@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright_agent.facts.model import build_json
-from meshwright_agent.facts.nvidia import find_nvml
-from meshwright_agent.facts.read import LogPlace, read_host_facts
+from meshwright_agent.facts.nvml import find_nvml
+from meshwright_agent.facts.probe import LogPlace, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
 from tests.agents import wait_for
 from tests.device.bed import TOLERANCE_BYTES, Bed, await_looked, await_stopped

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.wire.devices import Devices, Worker
 from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.facts.read import read_host_facts
+from meshwright_agent.facts.probe import read_host_facts
 from meshwright_agent.facts.sysfs import Roots
 from meshwright_agent.view import JaxSight, build_devices
 from tests.fakes.nvml import FakeNvml

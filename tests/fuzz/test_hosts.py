@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from meshwright_agent.facts.model import build_json, parse_host_facts
-from meshwright_agent.facts.read import read_host_facts
+from meshwright_agent.facts.probe import read_host_facts
 from meshwright_agent.view import build_devices
 from tests.fakes.machines import NOW, READ_AT, RECORDED, WORKER, Machine, build_roots, plant_machine
 from tests.fakes.nvml import FakeNvml

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
-from meshwright_agent.facts.health import CardFailure, KernelLog, SXid, Xid
+from meshwright_agent.facts.model import CardFailure, KernelLog, SXid, Xid
 from meshwright_agent.facts.sysfs import parse_pci_address
 
 _CHUNK: Final = 8192

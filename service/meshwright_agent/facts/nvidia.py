@@ -1,45 +1,201 @@
-"""NVIDIA GPUs by NVML: cards, MIG instances, links, processes. Runs in the probe; makes no CUDA context.
+"""Facts of NVIDIA GPUs: cards, MIG instances, links, processes and health, as NVML reports them.
 
-Rule: NVML is an argument, every question is one of `nvml_questions`, may fail by itself, and a failure costs one field
-and is named. A card that NVML counts and that cannot be read is refused, never left out. NVML is shut down after each
-read, since an open handle can block a reset. Knows nothing of JAX.
+NVML is an argument. It is shut down after each read, because an open handle can block a reset; no CUDA context is made.
+A card that NVML counts and that cannot be read is reported as refused. An empty list of processes means "no process"
+only if the memory in use agrees.
 
-Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api).
+Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api), and nvml.h of CUDA 13.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Final
 
-from meshwright_agent.facts.bus import BusRoots, find_refused, judge_silence, read_bus
-from meshwright_agent.facts.gpu_health import read_gpu_health
 from meshwright_agent.facts.model import (
     ComputeMode,
     DriverFacts,
     GpuFacts,
+    GpuHealth,
     GpuLink,
+    HostFacts,
     MigFacts,
     Problem,
     ProblemKind,
     ProcessFacts,
     RefusedCard,
 )
-from meshwright_agent.facts.nvidia_links import Card, LinkReader
-from meshwright_agent.facts.nvlink import NvLinks
-from meshwright_agent.facts.nvml_questions import ABSENT, ANSWERED, LOST, Questions, name_error, to_text
-from meshwright_agent.facts.pci_health import read_pci_health
+from meshwright_agent.facts.nvlink import Card, LinkReader, NvLinks
+from meshwright_agent.facts.nvml import (
+    ABSENT,
+    ANSWERED,
+    LOST,
+    Questions,
+    name_error,
+    to_text,
+)
+from meshwright_agent.facts.procfs import find_holders, join_holders
 from meshwright_agent.facts.sysfs import (
+    BusRoots,
+    find_refused,
+    judge_silence,
     list_folder,
     parse_pci_address,
+    read_bus,
     read_numa_node,
+    read_pci_health,
     read_pcie_root,
 )
-from meshwright_agent.facts.unlisted import judge_listed
+
+_RECOVERIES: Final[Mapping[int, str]] = {
+    0: "",
+    1: "reset the GPU",
+    2: "reboot the host",
+    3: "end the jobs that use its NVLinks",
+    4: "end the jobs that use its NVLinks, then reset the GPU",
+    5: "recover the IMEX domain",
+    6: "reset the bus",
+    7: "reboot the system",
+}
+"""NVML_GPU_RECOVERY_ACTION_…: what the driver asks for; it is what XID 154 tells."""
+_OTHER_RECOVERY: Final = "see NVIDIA's documentation of the recovery action"
+
+POWER_BRAKE: Final = "hardware power brake"
+_SLOWDOWNS: Final = (
+    (0x40, "hardware thermal slowdown"),
+    (0x80, POWER_BRAKE),
+    (0x20, "software thermal slowdown"),
+)
+_HARDWARE_SLOWDOWN: Final = 0x08
+"""nvmlClocksEventReason…: those that are no way to work. The power cap (0x04) is how a loaded card works."""
+
+_LINK_COUNTERS: Final[Mapping[str, int]] = {"replay": 0, "recovery": 1, "crc": 2}
+"""NVML_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC_FLIT."""
+_PLAIN: Final = (
+    "temperature_celsius",
+    "slowdown_celsius",
+    "shutdown_celsius",
+    "margin_celsius",
+    "slowdown_margin_celsius",
+    "shutdown_margin_celsius",
+    "uncorrectable_count",
+    "uncorrectable_lifetime_count",
+    "pcie_width",
+    "pcie_most_width",
+    "pcie_generation",
+    "pcie_most_generation",
+    "performance_state",
+)
+"""Fields that are answers as they come."""
+
+
+def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) -> GpuHealth:
+    """Returns what the driver says now of one card, between nvmlInit and nvmlShutdown.
+
+    Args:
+        questions: those of this card.
+        handle: of the card.
+        is_computing: a process computes on the card.
+    """
+
+    def ask(name: str) -> Any:
+        return questions.ask_health(name, handle)
+
+    action = ask("recovery")
+    remapped = ask("remapped_rows")
+    pending = ask("retirement_pending") if remapped is None else None
+    active, errors = _read_links(questions, handle)
+    values: dict[str, Any] = {
+        "recovery": None if action is None else _RECOVERIES.get(action, _OTHER_RECOVERY),
+        "slowdowns": parse_slowdowns(ask("slowdowns")),
+        "power_limit_watts": _to_watts(ask("power_limit_watts")),
+        "power_default_watts": _to_watts(ask("power_default_watts")),
+        "remap_pending": None if remapped is None else bool(remapped[2]),
+        "remap_failed": None if remapped is None else bool(remapped[3]),
+        "retirement_pending": None if pending is None else bool(pending),
+        "is_computing": is_computing,
+        "nvlinks_active": active,
+        "nvlink_errors": errors,
+    }
+    plain = {name: ask(name) for name in _PLAIN}
+    return GpuHealth(**plain, **values)
+
+
+def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str, int]]:
+    """Returns the number of active NVLinks, None without any, and what each counter counts on all of them."""
+    states = []
+    for link in range(questions.nvml.NVML_NVLINK_MAX_LINKS):
+        state = questions.ask_health("nvlink_state", handle, link, is_end=link > 0)
+        if state is None:
+            break
+        states.append(bool(state))
+    if not states or questions.answers["nvlink_state"] != ANSWERED:
+        return None, {}
+    active = [link for link, state in enumerate(states) if state]
+    counted = {name: _count(questions, handle, counter, active) for name, counter in _LINK_COUNTERS.items()}
+    return len(active), {name: count for name, count in counted.items() if count is not None}
+
+
+def _count(questions: Questions, handle: Any, counter: int, links: list[int]) -> int | None:
+    counts = [questions.ask_health("nvlink_errors", handle, link, counter) for link in links]
+    return sum(counts) if counts and None not in counts else None
+
+
+def _to_watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
+    """Returns why clocks are held down, of NVML's mask; the hardware's general word only where it says no cause."""
+    if mask is None:
+        return None
+    causes = tuple(name for bit, name in _SLOWDOWNS if mask & bit)
+    return causes if causes or not mask & _HARDWARE_SLOWDOWN else ("hardware slowdown",)
+
+
+IDLE_BYTES: Final = 32 * 2**20
+"""Below it nobody has a context. A bare one was seen to take 107 MiB on 34 multiprocessors (RTX 4060 Ti) and 555 on
+188 (RTX PRO 6000): some 3 MiB each beside 8, which makes about 50 on the 14 of the smallest MIG instance. Of an idle
+card or instance drivers report 4 to 7 MiB, what they reserve left out.
+Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML API reference; tests/recorded."""
+
+
+def judge_listed(listed: Sequence[ProcessFacts], used_bytes: int | None) -> tuple[ProcessFacts, ...] | None:
+    """Returns who holds a device, of a list that may not name all; None: somebody who is not on it may.
+
+    Args:
+        listed: whom the driver names to this reader.
+        used_bytes: of the device's memory, what the driver reserves left out.
+    """
+    if any(not process.own for process in listed):
+        return tuple(listed)
+    own = [process.used_bytes for process in listed]
+    told = [used for used in own if used is not None]
+    if used_bytes is None or len(told) < len(own):
+        return None
+    return tuple(listed) if used_bytes - sum(told) < IDLE_BYTES else None
+
+
+def doubt_unnamed(facts: HostFacts) -> HostFacts:
+    """Returns what was read while the agent's worker was there, without naming the worker as somebody else.
+
+    A driver that counts by the host's numbers names it by one that is not to be told from a stranger's. Where it names
+    one process and no other, that may be the worker: nobody knows. Of several, one at least is somebody else.
+    """
+    gpus = tuple(map(_doubt, facts.gpus))
+    if gpus == facts.gpus:
+        return facts
+    computing = find_holders(gpus, facts.tpus)
+    return replace(facts, gpus=gpus, holders=join_holders(computing, facts.kfd.holders) if facts.kfd else computing)
+
+
+def _doubt(gpu: GpuFacts) -> GpuFacts:
+    processes = gpu.processes or ()
+    return replace(gpu, processes=None) if len(processes) == 1 and processes[0].elsewhere else gpu
+
 
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _COMPUTE_MODES: Final[Mapping[int, ComputeMode]] = {
@@ -78,14 +234,6 @@ class NvidiaFacts:
 
 Describe = Callable[[int, int | None], ProcessFacts]
 """(process id, bytes of device memory) → what is known of the process."""
-
-
-def find_nvml() -> Any:
-    """Returns the module `pynvml` (package nvidia-ml-py); None where it is not installed."""
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
 
 
 def read_nvidia(

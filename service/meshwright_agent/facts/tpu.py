@@ -13,14 +13,14 @@ from typing import Final
 
 from meshwright.topology.pci import GOOGLE, TPU_KINDS
 from meshwright_agent.facts.model import ProcessFacts, SliceFacts, TpuFacts
-from meshwright_agent.facts.owners import OpenFiles, ProcessTable
-from meshwright_agent.facts.pci_health import read_pci_health
+from meshwright_agent.facts.procfs import OpenFiles, ProcessTable
 from meshwright_agent.facts.sysfs import (
     PciDevice,
     list_folder,
     parse_int,
     read_numa_node,
     read_pci_devices,
+    read_pci_health,
     read_pcie_root,
 )
 

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from meshwright.topology.chips import find_chip_by_kind
-from meshwright_agent.facts.health import GpuHealth, PciHealth
-from meshwright_agent.facts.model import GpuFacts, HostFacts, TpuFacts
-from meshwright_agent.facts.nvml_questions import Part
+from meshwright_agent.facts.model import GpuFacts, GpuHealth, HostFacts, PciHealth, TpuFacts
+from meshwright_agent.facts.nvml import Part
 from meshwright_agent.health.diagnosis import (
     Finding,
     LinkView,

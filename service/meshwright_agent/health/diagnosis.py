@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from meshwright.wire.health import WORST_FIRST, Permanence, State
-from meshwright_agent.facts.gpu_health import POWER_BRAKE
-from meshwright_agent.facts.health import GpuHealth, PciHealth
-from meshwright_agent.facts.nvml_questions import ABSENT, ANSWERED, QUESTIONS, Part
+from meshwright_agent.facts.model import GpuHealth, PciHealth
+from meshwright_agent.facts.nvidia import POWER_BRAKE
+from meshwright_agent.facts.nvml import ABSENT, ANSWERED, QUESTIONS, Part
 from meshwright_agent.health.rules import RESET, RMA
 
 PARTS: Final[Mapping[str, str]] = {

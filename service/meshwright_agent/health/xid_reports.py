@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.health import CardFailure, SXid, Xid
-from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.model import CardFailure, HostFacts, SXid, Xid
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import Fault, HealthMemory

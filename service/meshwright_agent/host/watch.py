@@ -18,7 +18,7 @@ from meshwright.topology.counted import parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import HolderFacts, HostFacts, parse_host_facts
-from meshwright_agent.facts.unlisted import doubt_unnamed
+from meshwright_agent.facts.nvidia import doubt_unnamed
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright_agent.facts.model import build_holders_json, build_json
-from meshwright_agent.facts.nvidia import find_nvml
-from meshwright_agent.facts.read import LogPlace, read_holders, read_host_facts
+from meshwright_agent.facts.nvml import find_nvml
+from meshwright_agent.facts.probe import LogPlace, read_holders, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
 from meshwright_agent.worker.child import CallContext, serve
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from meshwright_agent.facts.bus import BusRoots, may_open, read_bus
 from meshwright_agent.facts.nvidia import NvidiaFacts, read_nvidia
-from meshwright_agent.facts.nvml_questions import name_error
+from meshwright_agent.facts.nvml import name_error
+from meshwright_agent.facts.sysfs import BusRoots, may_open, read_bus
 from tests.fakes.machines import plant_machine
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.tree import plant

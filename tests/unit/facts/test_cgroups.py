@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.facts.cgroups import Placement, parse_cgroup
+from meshwright_agent.facts.procfs import Placement, parse_cgroup
 
 C = "4f1e" * 16
 D = "ab90" * 16

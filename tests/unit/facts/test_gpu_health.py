@@ -11,11 +11,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright_agent.facts.bus import BusRoots
-from meshwright_agent.facts.gpu_health import parse_slowdowns
-from meshwright_agent.facts.health import GpuHealth
-from meshwright_agent.facts.nvidia import read_nvidia
-from meshwright_agent.facts.nvml_questions import ERRORS, QUESTIONS, name_error
+from meshwright_agent.facts.model import GpuHealth
+from meshwright_agent.facts.nvidia import parse_slowdowns, read_nvidia
+from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, name_error
+from meshwright_agent.facts.sysfs import BusRoots
 from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.well import WELL

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.kfd import list_computing
 from meshwright_agent.facts.model import HostFacts, ProcessFacts
-from meshwright_agent.facts.read import read_holders, read_host_facts
-from meshwright_agent.facts.unlisted import doubt_unnamed
+from meshwright_agent.facts.nvidia import doubt_unnamed
+from meshwright_agent.facts.probe import read_holders, read_host_facts
+from meshwright_agent.facts.procfs import list_computing
 from meshwright_agent.host.look import explain_held
 from meshwright_agent.worker.children import may_touch
 from tests.fakes.machines import build_roots, plant_machine

@@ -8,15 +8,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.model import GpuLink, Problem, ProcessFacts
-from meshwright_agent.facts.nvidia import (
-    NvidiaFacts,
-    find_nvml,
-    parse_cuda_version,
-    parse_profile,
-    read_nvidia,
-)
+from meshwright_agent.facts.nvidia import NvidiaFacts, parse_cuda_version, parse_profile, read_nvidia
+from meshwright_agent.facts.nvml import find_nvml
+from meshwright_agent.facts.sysfs import BusRoots
 from tests.fakes.machines import RECORDED, plant_machine
 from tests.fakes.nvml import FakeNvml, check_against_pynvml
 from tests.fakes.tree import plant

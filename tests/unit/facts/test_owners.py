@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright_agent.facts.model import HolderFacts
-from meshwright_agent.facts.owners import (
+from meshwright_agent.facts.procfs import (
     ProcessTable,
     is_kernel_thread,
     merge_holders,
@@ -177,7 +177,7 @@ def test_one_process_that_holds_several_devices_is_one_holder() -> None:
 READER = """
 import sys
 from pathlib import Path
-from meshwright_agent.facts.owners import read_open_files
+from meshwright_agent.facts.procfs import read_open_files
 print(*read_open_files(Path("/proc"), {sys.argv[1]}.__contains__).files)
 """
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.facts.health import PciHealth
-from meshwright_agent.facts.pci_health import parse_aer_total, read_pci_health
+from meshwright_agent.facts.model import PciHealth
+from meshwright_agent.facts.sysfs import parse_aer_total, read_pci_health
 
 AER = "Undefined 0\nDLP 1\nPoisonedTLP 2\nTOTAL_ERR_FATAL {}"
 

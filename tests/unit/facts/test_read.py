@@ -7,9 +7,8 @@ import pynvml
 import pytest
 from pydantic import ValidationError
 
-from meshwright_agent.facts.health import KernelLog
-from meshwright_agent.facts.model import build_json, parse_host_facts
-from meshwright_agent.facts.read import LogPlace, read_holders, read_host_facts
+from meshwright_agent.facts.model import KernelLog, build_json, parse_host_facts
+from meshwright_agent.facts.probe import LogPlace, read_holders, read_host_facts
 from tests.fakes.machines import NAMES, build_roots, plant_machine
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.facts.model import GpuFacts, HostFacts, ProcessFacts
-from meshwright_agent.facts.unlisted import IDLE_BYTES, doubt_unnamed, judge_listed
+from meshwright_agent.facts.nvidia import IDLE_BYTES, doubt_unnamed, judge_listed
 from meshwright_agent.worker.children import may_touch
 from tests.fakes.machines import Machine, plant_machine
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.health import GpuHealth, PciHealth
-from meshwright_agent.facts.nvml_questions import Part
+from meshwright_agent.facts.model import GpuHealth, PciHealth
+from meshwright_agent.facts.nvml import Part
 from meshwright_agent.health.diagnosis import (
     FEW_RETRIES,
     Finding,

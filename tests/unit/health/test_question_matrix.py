@@ -16,10 +16,10 @@ import pytest
 
 from meshwright.cli.check import EXIT_CODES, find_outcome
 from meshwright.wire.health import select_hardware
-from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.model import HostFacts, ProcessFacts
 from meshwright_agent.facts.nvidia import read_nvidia
-from meshwright_agent.facts.nvml_questions import ERRORS, QUESTIONS, Question
+from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, Question
+from meshwright_agent.facts.sysfs import BusRoots
 from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.well import WELL

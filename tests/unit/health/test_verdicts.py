@@ -14,8 +14,7 @@ import pytest
 from meshwright.topology.counted import parse_chip_count
 from meshwright.wire.devices import Worker
 from meshwright.wire.health import Component, HealthEvent
-from meshwright_agent.facts.health import KernelLog, PciHealth, Xid
-from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, Xid
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts

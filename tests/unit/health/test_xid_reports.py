@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.health import CardFailure, KernelLog, SXid
+from meshwright_agent.facts.model import CardFailure, KernelLog, SXid
 from tests.unit.health.test_verdicts import ADDRESS, UUID, Scene
 
 SWITCH = "0000:05:00.0"

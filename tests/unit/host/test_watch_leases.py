@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright_agent.facts.model import ProcessFacts, build_json
-from meshwright_agent.facts.owners import find_holders
+from meshwright_agent.facts.procfs import find_holders
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import HostWatch

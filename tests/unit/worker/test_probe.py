@@ -13,7 +13,7 @@ import pytest
 
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
-from meshwright_agent.facts.read import read_host_facts
+from meshwright_agent.facts.probe import read_host_facts
 from meshwright_agent.worker.supervisor import ChildSpec, Supervisor
 from tests.fakes.machines import plant_machine
 

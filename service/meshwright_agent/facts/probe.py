@@ -1,7 +1,7 @@
-"""One look at a host: every source once, joined into `HostFacts`. Runs in the probe.
+"""One probe of a host: reads every source once and joins the results into `HostFacts`.
 
-Rule: a source that fails costs its own facts and no others. Roots and NVML are arguments, so that a recorded
-machine is read by the same code as this one.
+A source that fails costs its own facts only. Roots and NVML are arguments, so that recorded machines are read by the
+same code.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
-from meshwright_agent.facts import cpu, nvidia, tpu
-from meshwright_agent.facts.bus import BusRoots
-from meshwright_agent.facts.health import KernelLog
+from meshwright_agent.facts import tpu
 from meshwright_agent.facts.kernel_log import read_kernel_log
-from meshwright_agent.facts.kfd import read_kfd
-from meshwright_agent.facts.model import HolderFacts, HostFacts, Problem, TpuFacts
-from meshwright_agent.facts.owners import (
+from meshwright_agent.facts.model import HolderFacts, HostFacts, KernelLog, Problem, TpuFacts
+from meshwright_agent.facts.nvidia import read_nvidia
+from meshwright_agent.facts.procfs import (
     OpenFiles,
     ProcessTable,
     find_holders,
     join_holders,
     merge_holders,
+    read_cpu,
+    read_kfd,
+    read_machine,
     read_open_files,
 )
-from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
+from meshwright_agent.facts.sysfs import BusRoots, Roots, read_numa_nodes, read_pci_devices
 
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -67,8 +68,8 @@ def read_host_facts(
         wants_health: False where only holders are asked for: the health of a card is many calls.
     """
     table = ProcessTable(roots.proc)
-    machine = cpu.read_machine(roots)
-    gpu = nvidia.read_nvidia(
+    machine = read_machine(roots)
+    gpu = read_nvidia(
         nvml,
         here=BusRoots(roots.sysfs, roots.proc, roots.dev, is_container=machine.container is not None),
         describe=table.describe,
@@ -84,7 +85,7 @@ def read_host_facts(
     computing = _find_openers(roots.proc, table) if gpu.is_blind else find_holders(gpu.gpus, tpus)
     return HostFacts(
         machine=machine,
-        cpu=cpu.read_cpu(roots),
+        cpu=read_cpu(roots),
         numa_nodes=read_numa_nodes(roots.sysfs),
         gpus=gpu.gpus,
         links=gpu.links,

@@ -1,11 +1,8 @@
-"""The list of all questions to NVML, and the asking: each may fail by itself and costs one field. Runs in the probe.
+"""Questions to NVML: the list of all of them, and how each is asked. The only module that calls NVML.
 
-Rule: each question is in `QUESTIONS`. It is required (it has `parts`) if the verdict on a card rests on its answer:
-which card this is, how much memory it has, whether it is divided, and how each of its parts is. What only describes a
-card (its architecture, its place, who uses it) is not required, and its failure is a problem of the driver.
-Of a required question, only "not supported" and a function that driver or library do not have mean that the card has no
-such thing; after any other error the part is unknown. Whether the others of its kind have such a thing is compared in
-`health.diagnosis`.
+A question that fails costs one field and is listed in `problems` or `answers`. A required question has `parts`: the
+health of these parts depends on its answer. Only "not supported" and a missing function mean that a card lacks the
+feature; any other error makes the part unknown.
 
 Source: NVIDIA, NVML API Reference Guide, nvmlReturn_t (docs.nvidia.com/deploy/nvml-api), and nvml.h of CUDA 13.
 """
@@ -13,11 +10,15 @@ Source: NVIDIA, NVML API Reference Guide, nvmlReturn_t (docs.nvidia.com/deploy/n
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from meshwright_agent.facts.model import Problem, ProblemKind
+from meshwright_agent.facts.model import (
+    Problem,
+    ProblemKind,
+)
 
 ERRORS: Final[Mapping[int, str]] = {
     1: "UNINITIALIZED",
@@ -243,3 +244,11 @@ def to_text(value: Any) -> str | None:
     if value is None:
         return None
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def find_nvml() -> Any:
+    """Returns the module `pynvml` (package nvidia-ml-py); None where it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None

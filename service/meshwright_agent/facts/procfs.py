@@ -1,0 +1,478 @@
+"""Facts from /proc: the machine, its processes and their cgroups, and which process holds a device file.
+
+Device files are never opened. "No holder" is reported only when the list of processes is complete and the open files of
+each process are readable; otherwise the holders are None (unknown).
+
+Sources: cgroups(7); Kubernetes, pkg/kubelet/cm/cgroup_manager_linux.go (pod names of the systemd and cgroupfs drivers);
+Slurm, cgroup.conf and "Control Group in Slurm" (job_<id> below the group of slurm or slurmstepd); Linux,
+drivers/gpu/drm/amd/amdkfd/kfd_process.c (/sys/class/kfd/kfd/proc has a folder for each process that has /dev/kfd open).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from meshwright_agent.facts.model import CpuFacts, GpuFacts, HolderFacts, KfdFacts, MachineFacts, ProcessFacts, TpuFacts
+from meshwright_agent.facts.sysfs import (
+    Roots,
+    list_folder,
+    parse_cpu_list,
+    parse_fields,
+    parse_int,
+    parse_kib,
+    read_int,
+    read_text,
+)
+
+_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The one that the kernel starts with. Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO = 0xEFFFFFFC."""
+_PF_KTHREAD: Final = 0x00200000
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """The device files that processes have open.
+
+    Attributes:
+        files: process id → device files, sorted.
+        is_complete: every process of the machine was looked at.
+    """
+
+    files: Mapping[int, tuple[str, ...]]
+    is_complete: bool
+
+    def holders_of(self, file: str) -> tuple[int, ...] | None:
+        """Returns who has a file open; None where that cannot be said."""
+        found = tuple(pid for pid, files in self.files.items() if file in files)
+        return found if found or self.is_complete else None
+
+
+class ProcessTable:
+    """Names of processes, each read once."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._parents: dict[int, int | None] = {}
+        self.reader = parse_int(read_own_pid(proc))
+        self._agent = self._read_parent(self.reader)
+        self.is_whole = shares_all_numbers(proc)
+
+    def describe(self, pid: int, used_bytes: int | None = None) -> ProcessFacts:
+        """Returns what is known of a process; names are None for one that has gone or cannot be read."""
+        folder = self._proc / str(pid)
+        command = parse_command(read_text(folder / "cmdline") or "")
+        place = parse_cgroup(read_text(folder / "cgroup") or "")
+        return ProcessFacts(
+            pid,
+            read_text(folder / "comm"),
+            command,
+            used_bytes,
+            own=self.is_own(pid),
+            container=place.container,
+            pod_uid=place.pod_uid,
+            job=place.job,
+            elsewhere=not self.is_whole and not folder.exists(),
+        )
+
+    def describe_holder(self, pid: int, devices: Iterable[str]) -> HolderFacts:
+        """Returns a process with what it holds."""
+        return HolderFacts.of(self.describe(pid), devices)
+
+    def is_own(self, pid: int) -> bool:
+        """Tells whether a process is the agent, who started the reader, or descends from it."""
+        seen: set[int] = set()
+        here: int | None = pid
+        while here is not None and here > 0 and here not in seen:  # the agent may be 1, of a container
+            if here == self._agent:
+                return True
+            seen.add(here)
+            here = self._read_parent(here)
+        return False
+
+    def _read_parent(self, pid: int | None) -> int | None:
+        if pid is None:
+            return None
+        if pid not in self._parents:
+            self._parents[pid] = parse_parent(read_text(self._proc / str(pid) / "stat") or "")
+        return self._parents[pid]
+
+
+def read_own_pid(proc: Path) -> str | None:
+    """Returns this process's id as this /proc counts, which may be a host's, seen from a container."""
+    try:
+        return str((proc / "self").readlink())
+    except OSError:
+        return None
+
+
+def parse_parent(stat: str) -> int | None:
+    """Returns the parent's id of /proc/<pid>/stat, past a name that may hold blanks and brackets: proc(5)."""
+    fields = stat.rpartition(")")[2].split()
+    return parse_int(fields[1]) if len(fields) > 1 else None
+
+
+def parse_command(cmdline: str) -> str | None:
+    """Returns the program, and for Python the script or module, of /proc/<pid>/cmdline.
+
+    Other arguments are left out: they may hold secrets, and every client may read the answer.
+    """
+    words = [word for word in cmdline.split("\0") if word]
+    if not words:
+        return None
+    if not PurePosixPath(words[0]).name.startswith("python"):
+        return words[0]
+    if "-m" in words[1:-1] and all(word.startswith("-") for word in words[1 : words.index("-m")]):
+        return f"{words[0]} -m {words[words.index('-m') + 1]}"
+    script = words[1:2]
+    return " ".join(words[:1] + [word for word in script if not word.startswith("-")])
+
+
+def read_open_files(proc: Path, is_wanted: Callable[[str], bool]) -> OpenFiles:
+    """Returns who has files open whose path is wanted; the reader itself is left out.
+
+    Paths are those that each process sees, "/dev/vfio/0", also where the reader sees /dev elsewhere.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    is_complete = is_whole_machine(proc)
+    reader = read_own_pid(proc)
+    for folder in list_folder(proc):
+        if not folder.name.isdigit() or folder.name == reader:
+            continue
+        files = _read_links(folder / "fd")
+        if files is None:
+            is_complete = is_complete and is_kernel_thread(folder)
+            continue
+        if wanted := sorted({file for file in files if is_wanted(file)}):
+            found[int(folder.name)] = tuple(wanted)
+    return OpenFiles(dict(sorted(found.items())), is_complete)
+
+
+def is_whole_machine(proc: Path) -> bool:
+    """Tells whether this /proc lists all processes: only the machine's own list has the kernel's threads."""
+    return read_text(proc / "2/comm") == "kthreadd"
+
+
+def shares_all_numbers(proc: Path) -> bool:
+    """Tells whether the driver's list of processes is whole to this reader, and its numbers are those of this /proc.
+
+    A driver lists whom the reader's PID namespace shows. Source: NVIDIA, open-gpu-kernel-modules, os_find_ns_pid; older
+    ones list nobody to a container (NVIDIA/nvidia-docker#179), or by the host's numbers.
+    """
+    try:
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    except OSError:
+        return is_whole_machine(proc)
+
+
+def is_kernel_thread(folder: Path) -> bool:
+    """Tells whether a process is a kernel thread or has ended: neither has files.
+
+    By what the kernel says; an empty command line, which a process may give itself, only where it says nothing.
+    """
+    said = parse_fileless(read_text(folder / "stat") or "")
+    return not read_text(folder / "cmdline") if said is None else said
+
+
+def parse_fileless(stat: str) -> bool | None:
+    """Returns whether /proc/<pid>/stat is of a kernel thread, or of a process that has ended; None: it does not say.
+
+    Source: proc_pid_stat(5), fields 3 (state) and 9 (flags); PF_KTHREAD of the kernel's include/linux/sched.h.
+    """
+    fields = stat.rpartition(")")[2].split()
+    flags = parse_int(fields[6]) if len(fields) > 6 else None
+    return None if flags is None else fields[0] in "ZX" or bool(flags & _PF_KTHREAD)
+
+
+def _read_links(folder: Path) -> list[str] | None:
+    """Returns where the links in a folder lead; None where it may not be read; nothing if it has gone."""
+    try:
+        links = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return None
+    targets = []
+    for link in links:
+        try:
+            targets.append(str(link.readlink()))
+        except OSError:  # closed in between
+            continue
+    return targets
+
+
+def merge_holders(holders: Iterable[HolderFacts]) -> tuple[HolderFacts, ...]:
+    """Returns one holder a process, with all that it holds."""
+    merged: dict[int, HolderFacts] = {}
+    for holder in holders:
+        known = merged.get(holder.pid)
+        devices = {*holder.devices, *(known.devices if known else ())}
+        merged[holder.pid] = replace(holder, devices=tuple(sorted(devices)))
+    return tuple(merged[pid] for pid in sorted(merged))
+
+
+def join_holders(*looks: tuple[HolderFacts, ...] | None) -> tuple[HolderFacts, ...] | None:
+    """Returns all holders that were found; None where none was, and one look could not look everywhere."""
+    found = merge_holders(holder for look in looks for holder in look or ())
+    return found if found or None not in looks else None
+
+
+def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[HolderFacts, ...] | None:
+    """Returns who computes on these devices; None where some could not be looked at and nobody was found."""
+    looked: list[tuple[str, tuple[ProcessFacts, ...] | None]] = []
+    looked += [(gpu.key, gpu.processes) for gpu in gpus]
+    looked += [(chip.device_file or chip.key, chip.processes) for chip in tpus]
+    found = merge_holders(HolderFacts.of(process, (name,)) for name, processes in looked for process in processes or ())
+    return found if found or all(processes is not None for _, processes in looked) else None
+
+
+_CONTAINER: Final = re.compile(r"(?:(?P<runtime>[a-z][a-z0-9-]*)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
+"""docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>, libpod-<id>.scope, …:cri-containerd:<id>, the id alone."""
+_POD: Final = re.compile(
+    r"(?:(?:[a-z]+-)?kubepods(?:-[a-z]+)?-)?pod"
+    r"(?P<uid>[0-9a-f]{8}(?P<sep>[-_])[0-9a-f]{4}(?:(?P=sep)[0-9a-f]{4}){2}(?P=sep)[0-9a-f]{12}|[0-9a-f]{32})"
+    r"(?:\.slice)?"
+)
+"""pod<uid>; with systemd kubepods-burstable-pod<uid>.slice, dashes as underscores. Static pods have 32 digits alone."""
+_SLURM: Final = re.compile(r"slurm(?:_.*)?|(?:.*_)?slurmstepd\.scope")
+_JOB: Final = re.compile(r"job_(\d{1,20})")
+_MONITOR: Final = "conmon"
+"""crio-conmon-<id>.scope and libpod-conmon-<id>.scope hold the monitor of a container, which is outside of it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a process belongs. `job`: "slurm 4711"."""
+
+    container: str | None = None
+    pod_uid: str | None = None
+    job: str | None = None
+
+
+def parse_cgroup(text: str) -> Placement:
+    """Returns what /proc/<pid>/cgroup says: a line a hierarchy (v1), or one (v2). The first that says it counts."""
+    places = [_parse_path(path) for path in _list_paths(text)]
+    return Placement(
+        container=next((place.container for place in places if place.container), None),
+        pod_uid=next((place.pod_uid for place in places if place.pod_uid), None),
+        job=next((place.job for place in places if place.job), None),
+    )
+
+
+def _list_paths(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        _, colon, path = rest.partition(":")
+        if colon:
+            yield path.removesuffix(" (deleted)").split("/")
+
+
+def _parse_path(names: list[str]) -> Placement:
+    # containerd with the systemd driver but no systemd writes one name: <slice>:cri-containerd:<id>
+    parts = [part for name in names for part in _split_name(name)]
+    containers = [found["id"] for part in parts if (found := _match_container(part))]
+    pods = [found["uid"].replace("_", "-") for part in parts if (found := _POD.fullmatch(part))]
+    return Placement(containers[-1] if containers else None, pods[-1] if pods else None, _find_job(parts))
+
+
+def _split_name(name: str) -> list[str]:
+    before, _, rest = name.partition(":")
+    return [before, rest] if rest else [name]
+
+
+def _match_container(part: str) -> re.Match[str] | None:
+    found = _CONTAINER.fullmatch(part)
+    return None if found is None or _MONITOR in (found["runtime"] or "") else found
+
+
+def _find_job(parts: list[str]) -> str | None:
+    for place, part in enumerate(parts):
+        if _SLURM.fullmatch(part):
+            found = next((found for rest in parts[place + 1 :] if (found := _JOB.fullmatch(rest))), None)
+            if found:
+                return f"slurm {found[1]}"
+    return None
+
+
+KFD: Final = "/dev/kfd"
+_FILES: Final = re.compile(rf"{KFD}|/dev/dri/renderD\d+")
+
+
+def read_kfd(sysfs: Path, proc: Path, dev: Path, table: ProcessTable) -> KfdFacts | None:
+    """Returns who has /dev/kfd open, with the cards' files beside it; None: there is no such file."""
+    if not (dev / Path(KFD).name).exists():
+        return None
+    opened = read_open_files(proc, lambda file: _FILES.fullmatch(file) is not None)
+    holders = tuple(table.describe_holder(pid, files) for pid, files in opened.files.items() if KFD in files)
+    is_known = holders or opened.is_complete or list_computing(sysfs) == ()
+    return KfdFacts(holders if is_known else None)
+
+
+def list_computing(sysfs: Path) -> tuple[str, ...] | None:
+    """Returns the process numbers that the kernel lists for /dev/kfd; None: it does not tell."""
+    try:
+        return tuple(sorted(folder.name for folder in (sysfs / "class/kfd/kfd/proc").iterdir()))
+    except OSError:
+        return None
+
+
+_UNLIMITED_BYTES: Final = 1 << 60
+"""cgroup v1 writes "no limit" as the largest page-aligned number; anything near it is no limit."""
+
+_CONTAINER_MARKS: Final = (
+    ("kubepods", "kubernetes"),
+    ("/docker", "docker"),
+    ("libpod", "podman"),
+    ("/containers/storage/", "podman"),
+    ("containerd", "containerd"),
+    ("/lxc", "lxc"),
+)
+"""What a cgroup path, or the options of the root mount, hold inside a container. Most specific first."""
+
+
+def read_machine(roots: Roots) -> MachineFacts:
+    """Returns what the machine is and runs; of this process's container, what it can see."""
+    kernel = roots.proc / "sys/kernel"
+    return MachineFacts(
+        name=read_text(kernel / "hostname") or "localhost",
+        boot_id=read_text(kernel / "random/boot_id"),
+        kernel=read_text(kernel / "osrelease"),
+        operating_system=parse_os_release(read_text(roots.etc / "os-release") or ""),
+        container=parse_container(
+            roots.environ,
+            read_text(roots.proc / "self/cgroup") or "",
+            read_text(roots.proc / "self/mountinfo") or "",
+        ),
+    )
+
+
+def parse_os_release(text: str) -> str | None:
+    """Returns PRETTY_NAME of /etc/os-release. Source: os-release(5)."""
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "PRETTY_NAME":
+            return value.strip().strip("\"'") or None
+    return None
+
+
+def parse_container(environ: Mapping[str, str], cgroup: str, mountinfo: str) -> str | None:
+    """Returns the container runtime that environment, cgroup or root mount give away; None: none seen."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    if environ.get("container"):  # set by podman and systemd-nspawn for their first process
+        return environ["container"]
+    root_mount = "\n".join(line for line in mountinfo.splitlines() if line.split()[4:5] == ["/"])
+    return next((name for mark, name in _CONTAINER_MARKS if mark in cgroup or mark in root_mount), None)
+
+
+def read_cpu(roots: Roots) -> CpuFacts:
+    """Returns processors and memory, and what of both this process may use."""
+    info = parse_fields(read_text(roots.proc / "cpuinfo") or "")
+    memory = parse_fields(read_text(roots.proc / "meminfo") or "")
+    topology = _read_topology(roots.sysfs)
+    limit, used = read_memory_limit(roots)
+    total = parse_kib(memory.get("MemTotal"))
+    return CpuFacts(
+        model=info.get("model name"),
+        architecture=read_text(roots.proc / "sys/kernel/arch") or roots.machine or None,
+        sockets=_count({package for package, _ in topology}),
+        cores=_count({siblings for _, siblings in topology}),
+        threads=_count(parse_cpu_list(read_text(roots.sysfs / "devices/system/cpu/online") or "")),
+        usable_threads=read_usable_threads(roots),
+        memory_bytes=total,
+        memory_limit_bytes=limit if limit is not None and (total is None or limit < total) else None,
+        available_bytes=_bound(parse_kib(memory.get("MemAvailable")), limit, used),
+    )
+
+
+def _count(found: frozenset[int] | set[str]) -> int | None:
+    return len(found) or None
+
+
+def _bound(available: int | None, limit: int | None, used: int | None) -> int | None:
+    if available is None or limit is None or used is None:
+        return available
+    return max(0, min(available, limit - used))
+
+
+def _read_topology(sysfs: Path) -> list[tuple[str, str]]:
+    """Returns (package, threads of the core) of each CPU; none where the kernel does not say."""
+    found = []
+    for cpu in list_folder(sysfs / "devices/system/cpu"):
+        package = read_text(cpu / "topology/physical_package_id")
+        siblings = read_text(cpu / "topology/thread_siblings_list")
+        if package and siblings and not package.startswith("-"):
+            found.append((package, siblings))
+    return found
+
+
+def read_usable_threads(roots: Roots) -> int | None:
+    """Returns whole threads that affinity and quota leave this process, rounded down; None: not known."""
+    status = parse_fields(read_text(roots.proc / "self/status") or "")
+    allowed = len(parse_cpu_list(status.get("Cpus_allowed_list", "")))
+    online = len(parse_cpu_list(read_text(roots.sysfs / "devices/system/cpu/online") or ""))
+    quotas = (_read_quota(folder) for folder in _cgroup_folders(roots, "cpu"))
+    limits = [float(limit) for limit in (allowed, online, *quotas) if limit]
+    return int(min(limits)) if limits else None
+
+
+def read_memory_limit(roots: Roots) -> tuple[int | None, int | None]:
+    """Returns (limit, used) in bytes of the tightest cgroup around this process; two None without a limit."""
+    found = [
+        (limit, _read_first(folder, "memory.current", "memory.usage_in_bytes"))
+        for folder in _cgroup_folders(roots, "memory")
+        if (limit := _read_first(folder, "memory.max", "memory.limit_in_bytes")) is not None
+        and limit < _UNLIMITED_BYTES
+    ]
+    return min(found, key=lambda pair: pair[0]) if found else (None, None)
+
+
+def _read_quota(folder: Path) -> float | None:
+    """Returns CPUs that a cgroup may use. Source: Linux, cgroup-v2.rst (cpu.max), sched-bwc.rst (v1)."""
+    text = read_text(folder / "cpu.max")
+    if text is not None:
+        return parse_quota(text)
+    v1 = (read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
+    return parse_quota(" ".join(part or "" for part in v1))
+
+
+_MOST_US: Final = 2**63
+"""The kernel's own numbers are smaller: cgroup's quota and period are 64 bits wide."""
+
+
+def parse_quota(text: str) -> float | None:
+    """Returns CPUs of "<quota> <period>" in microseconds; None for "max …", −1, or anything else."""
+    words = text.split()
+    quota, period = (parse_int(words[0]), parse_int(words[1])) if len(words) == 2 else (None, None)
+    if quota is None or period is None:
+        return None
+    return quota / period if 0 < quota < _MOST_US and 0 < period < _MOST_US else None
+
+
+def _read_first(folder: Path, *names: str) -> int | None:
+    return next((number for name in names if (number := read_int(folder / name)) is not None), None)
+
+
+def _cgroup_folders(roots: Roots, controller: str) -> Iterator[Path]:
+    """Yields this process's cgroup and those around it, to the root of the mount, where a container is."""
+    mount = roots.sysfs / "fs/cgroup"
+    for hierarchy, path in parse_controller_paths(read_text(roots.proc / "self/cgroup") or "", controller):
+        base = mount / hierarchy
+        inside = base.joinpath(*(part for part in Path(path).parts if part not in {"/", ".."}))
+        yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
+
+
+def parse_controller_paths(text: str, controller: str) -> tuple[tuple[str, str], ...]:
+    """Returns (folder below the mount, path) of each hierarchy that holds a controller: v2 "", v1 its name.
+
+    Source: cgroups(7), "/proc/pid/cgroup": lines "id:controllers:path", v2 with id 0 and no controllers.
+    """
+    found = []
+    for line in text.splitlines():
+        _, names, path = [*line.split(":", 2), "", ""][:3]
+        if path and (not names or controller in names.split(",")):
+            found.append((names, path))
+    return tuple(found)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.agents import RunningAgent, start_agent
+
+settings.register_profile("meshwright", deadline=None)  # machines differ, and are shared
+settings.load_profile("meshwright")
 
 
 @pytest.fixture(scope="session")

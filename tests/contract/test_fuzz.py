@@ -77,7 +77,6 @@ def _end_what_began(http: httpx.Client, response: Any) -> None:
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

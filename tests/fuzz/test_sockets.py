@@ -150,7 +150,6 @@ def send_all(agent: RunningAgent, inputs: list[bytes]) -> list[bytes]:
 @pytest.mark.timeout(7200)
 @settings(
     max_examples=scale(EXAMPLES),
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -16,11 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from meshwright_agent.bench.patterns import PERIOD, Array, count_wrong
+from meshwright_agent.bench.measure import PERIOD, Array, Outcome, Stage, Subject, Trial, count_wrong
 from meshwright_agent.bench.scope import Scope
-from meshwright_agent.bench.stage import Stage
 from meshwright_agent.bench.transfers import build_host_array, round_sizes
-from meshwright_agent.bench.trials import Outcome, Subject, Trial
 
 CHECK_FLOPS: Final = 1e9
 """What NumPy may spend on checking a matmul: all rows up to n = 1000, a sample of them above."""

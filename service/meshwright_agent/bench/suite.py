@@ -21,9 +21,17 @@ from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchRes
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.collectives import KINDS, list_collective
 from meshwright_agent.bench.compute import list_matmul, list_memory_bandwidth
+from meshwright_agent.bench.measure import (
+    OutOfTime,
+    Stage,
+    Timetable,
+    Trial,
+    build_record,
+    follow_plan,
+    measure_samples,
+    read_devices,
+)
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, Scope, build_scope
-from meshwright_agent.bench.stage import Stage, follow_plan, read_devices
-from meshwright_agent.bench.timing import OutOfTime, Timetable, measure_samples
 from meshwright_agent.bench.transfers import (
     list_device_to_device,
     list_device_to_host,
@@ -31,7 +39,6 @@ from meshwright_agent.bench.transfers import (
     list_replicate,
     list_shard_batch,
 )
-from meshwright_agent.bench.trials import Trial, build_record
 from meshwright_agent.clock import Clock, SystemClock
 
 NAMED_TRIALS: Final = 4

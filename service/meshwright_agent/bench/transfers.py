@@ -16,18 +16,21 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshwright.wire.bench import BenchCase
-from meshwright_agent.bench.patterns import (
+from meshwright_agent.bench.measure import (
     ALIGNMENT_BYTES,
     Array,
+    Outcome,
+    Stage,
+    Subject,
+    Trial,
     build_tile,
     choose_modulus,
+    count_shared,
     count_wrong,
     expand_tile,
     move_off_alignment,
 )
 from meshwright_agent.bench.scope import Scope
-from meshwright_agent.bench.stage import Stage, count_shared
-from meshwright_agent.bench.trials import Outcome, Subject, Trial
 
 Place = TypeVar("Place")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.bench.collectives import KINDS, Group
-from meshwright_agent.bench.patterns import Array, build_tile
+from meshwright_agent.bench.measure import Array, build_tile
 from meshwright_agent.bench.scope import COLLECTIVE_CASES
 
 

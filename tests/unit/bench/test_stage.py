@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from meshwright.topology.visible import VisibleGpu
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import parse_platform
-from meshwright_agent.bench.patterns import build_tile, expand_tile, move_off_alignment
+from meshwright_agent.bench.measure import (
+    Stage,
+    build_tile,
+    count_shared,
+    expand_tile,
+    follow_plan,
+    move_off_alignment,
+    order_devices,
+    read_devices,
+)
 from meshwright_agent.bench.scope import build_scope
-from meshwright_agent.bench.stage import Stage, count_shared, follow_plan, order_devices, read_devices
 from meshwright_agent.clock import SystemClock
 from tests.fakes.jax_devices import build_tpus
 

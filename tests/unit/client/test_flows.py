@@ -168,7 +168,7 @@ def test_waiting_ends_when_its_time_is_over_and_says_how_the_run_stands() -> Non
     assert script.now_s == pytest.approx(100.0, abs=0.5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(timeout_s=st.floats(0.5, 300), ping_s=st.floats(1, 44))
 def test_a_talkative_run_cannot_keep_anybody_waiting_longer_than_asked(timeout_s: float, ping_s: float) -> None:
     script = Script(sends=[say(_run())] * 9999, ping_s=ping_s)

@@ -78,7 +78,7 @@ def test_the_default_device_is_one_of_this_process() -> None:
         JAXDeviceManager(devices=devices[:1]).get_default_device()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 20), st.integers(1, 8))
 def test_distributed_shards_put_together_are_the_data_each_on_its_device(rows: int, count: int) -> None:
     data = {"x": np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), "y": np.arange(rows)}

@@ -65,7 +65,7 @@ def gather(tree: Any) -> Any:
 
 @pytest.mark.parametrize(("sizes", "names", "axes"), MESHES)
 @given(data=DATA)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_batch_that_was_split_and_gathered_is_the_batch(
     sizes: tuple[int, ...], names: tuple[str, ...], axes: Any, data: Any
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_batch_that_was_split_and_gathered_is_the_batch(
 
 
 @given(data=DATA)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_what_was_replicated_is_whole_on_every_device(data: Any) -> None:
     copies = DevicePlacement().replicate_across_devices(data)
     for device in range(8):
@@ -85,7 +85,7 @@ def test_what_was_replicated_is_whole_on_every_device(data: Any) -> None:
 
 
 @given(data=DATA)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_one_device_and_a_thread_in_between_change_nothing(data: Any) -> None:
     assert_same(place_on_device(data, jax.devices()[5]), data)
     (found,) = prefetch_to_device([data])
@@ -93,7 +93,7 @@ def test_one_device_and_a_thread_in_between_change_nothing(data: Any) -> None:
 
 
 @given(rows=st.integers(0, 20), count=st.integers(1, 8), data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_rows_that_were_dealt_out_and_put_together_are_the_rows(rows: int, count: int, data: st.DataObject) -> None:
     batch = {"x": data.draw(draw_leaf(rows)), "more": data.draw(draw_data(rows))}
     shards = JAXDeviceManager().distribute_data(batch, jax.devices()[:count])

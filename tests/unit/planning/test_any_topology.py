@@ -147,7 +147,7 @@ def answer(documents: list[Document], asked: Document) -> tuple[Plan, ...]:
 
 
 @given(documents=draw_documents(), asked=ASKED)
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_topology_is_planned_with_each_device_once_or_refused_as_a_problem(
     documents: list[Document], asked: Document
 ) -> None:

@@ -88,7 +88,7 @@ def draw_cases(draw: st.DrawFn, lengths: tuple[int, ...], kinds: list[str]) -> t
 
 
 @given(draw_cases((1, 2, 3, 4, 6, 8), KINDS_NEW))
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 def test_every_device_is_where_jax_puts_it(case: tuple[Shape, Box]) -> None:
     assert ask_ours(*case) == ask_jax(*case)
 
@@ -98,7 +98,7 @@ PRIMES = (1, 2, 4, 5, 7, 10, 14) if IS_NEW else (1, 2, 4, 5, 7)
 
 
 @given(draw_cases(PRIMES, KINDS_NEW))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_with_large_primes_too_every_device_is_where_jax_puts_it_or_an_older_jax_fails(
     case: tuple[Shape, Box],
 ) -> None:

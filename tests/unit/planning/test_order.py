@@ -75,7 +75,7 @@ def test_the_method_follows_from_the_machine(topology: Topology, sizes: tuple[in
 
 
 @given(st.sets(st.integers(0, 31), max_size=9), st.integers(1, 4))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_mesh_is_found_whatever_chips_are_missing(holes: set[int], width: int) -> None:
     topology = drop_devices(build_target("v5e:4x8"), holes)
     count = len(topology.devices) // width * width
@@ -101,7 +101,7 @@ RELABELLED = [build_target("v5e:2x4"), build_target("tpu7x:2x2x1"), build_dgx1()
 
 @pytest.mark.parametrize("topology", RELABELLED)
 @given(seed=st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_relabelling_devices_changes_no_score(topology: Topology, seed: object) -> None:
     count = len(topology.devices)
     names = list(range(count))

@@ -45,7 +45,6 @@ def count_by(topology: Topology, chosen: Sequence[int], *, host: bool = False) -
 
 
 @given(draw_pools())
-@settings(deadline=None)
 def test_as_many_as_were_asked_for_are_taken_out_of_the_pool_in_plain_order(
     case: tuple[Topology, tuple[int, ...], int],
 ) -> None:
@@ -57,7 +56,6 @@ def test_as_many_as_were_asked_for_are_taken_out_of_the_pool_in_plain_order(
 
 
 @given(draw_pools())
-@settings(deadline=None)
 def test_packed_devices_are_in_no_more_domains_nor_hosts_than_need_be(
     case: tuple[Topology, tuple[int, ...], int],
 ) -> None:
@@ -121,7 +119,6 @@ def test_a_host_with_few_free_devices_is_left_alone() -> None:
 
 
 @given(draw_pools())
-@settings(deadline=None)
 def test_of_the_sets_to_choose_from_the_packed_one_is_first_and_the_others_are_even(
     case: tuple[Topology, tuple[int, ...], int],
 ) -> None:
@@ -243,7 +240,7 @@ def list_boxes(topology: Topology, count: int) -> Iterator[tuple[tuple[int, ...]
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_free_box_is_found_wherever_there_is_one(data: st.DataObject) -> None:
     """No wrap in these slices, so that the mean way grows with the lengths."""
     topology = data.draw(st.sampled_from([build_target("v5e:4x8"), build_target("v5p:2x4x4")]))

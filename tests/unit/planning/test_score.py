@@ -82,7 +82,7 @@ def compare(cuts: TorusOrder, topology: Topology, grid: Grid, sizes: Sizes, weig
 
 
 @given(draw_cases())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_cuts_tell_what_every_device_tells(case: tuple[Topology, Sizes, Weights]) -> None:
     topology, sizes, weights = case
     grid = read_whole(topology)
@@ -92,7 +92,7 @@ def test_cuts_tell_what_every_device_tells(case: tuple[Topology, Sizes, Weights]
 
 
 @given(draw_cases())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_cuts_that_are_run_through_as_jax_does_tell_the_same_as_every_device(
     case: tuple[Topology, Sizes, Weights],
 ) -> None:
@@ -111,7 +111,7 @@ SLICES = [build_target(name) for name in ("v5e:8x8", "v5p:4x4x8", "v5p:4x4x12", 
 
 
 @given(st.sampled_from(SLICES), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_box_inside_a_slice_is_scored_alike_by_cuts_and_by_every_device(
     topology: Topology, data: st.DataObject
 ) -> None:
@@ -134,7 +134,6 @@ def test_a_box_inside_a_slice_is_scored_alike_by_cuts_and_by_every_device(
 
 
 @given(st.permutations(range(8)), st.sampled_from([build_target("v5e:2x4"), build_dgx1(), build_target("2*h100:4")]))
-@settings(deadline=None)
 def test_what_devices_are_called_changes_no_score(names: list[int], topology: Topology) -> None:
     """The same machine, its devices listed in another order, and the same mesh."""
     at = {old: new for new, old in enumerate(names)}

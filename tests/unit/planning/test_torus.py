@@ -6,7 +6,7 @@ import math
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.torus import Bounds, list_torus_places, search_torus
@@ -79,7 +79,6 @@ def list_primes(number: int) -> list[int]:
 
 
 @given(draw_cases())
-@settings(deadline=None)
 def test_every_device_stands_once_and_the_steps_are_those_that_are_told(
     case: tuple[tuple[int, ...], tuple[Dimension, ...]],
 ) -> None:

@@ -106,7 +106,7 @@ def test_a_body_that_the_disk_has_spoilt_is_no_plan_and_counted(tmp_path: Path, 
     run_with_store(path, read)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(numbers=st.lists(st.integers(0, 6), max_size=20), keep=st.integers(1, 4))
 def test_exactly_the_last_plans_are_kept(numbers: list[int], keep: int) -> None:
     with migrated() as connection:
@@ -117,7 +117,7 @@ def test_exactly_the_last_plans_are_kept(numbers: list[int], keep: int) -> None:
         assert there == set(newest)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(numbers=st.lists(st.integers(0, 6), min_size=1, max_size=12), room=st.integers(0, 4))
 def test_large_plans_are_kept_while_there_is_room_and_the_newest_in_any_case(numbers: list[int], room: int) -> None:
     with migrated() as connection:
@@ -157,7 +157,7 @@ def test_a_plan_that_gave_way_to_larger_ones_is_written_again_when_it_is_made_ag
     run_with_store(tmp_path / "s.sqlite3", main)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @example(puts=[(0, "a"), (1, "a"), (2, "a"), (0, "b"), (3, "a")])
 @example(puts=[(0, "a"), (1, "a"), (2, "a"), (3, LARGE)])
 @given(puts=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["a", "b", LARGE])), min_size=1, max_size=15))

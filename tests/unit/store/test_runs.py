@@ -186,7 +186,7 @@ def test_after_a_restart_nothing_waits_or_runs_and_the_reason_is_told(tmp_path: 
     run_with_store(path, restart, clock=clock)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     ends=st.lists(st.sampled_from(STATES), max_size=12),
     order=st.randoms(use_true_random=False),
@@ -251,7 +251,7 @@ def test_a_run_that_has_ended_and_lost_its_number_stays_as_it_ended_and_one_unde
         assert connection.execute("SELECT finished_position FROM runs ORDER BY id").fetchall() == [(6,), (5,)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(count=st.integers(0, 20), after=st.integers(0, 25), limit=st.integers(1, 10))
 def test_events_come_in_order_after_a_number_and_a_repeated_write_changes_nothing(
     count: int, after: int, limit: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.store.database import Store
@@ -26,7 +26,6 @@ def test_an_answer_comes_back_by_its_key_also_after_a_restart(tmp_path: Path) ->
     run_with_store(tmp_path / "s.sqlite3", read)
 
 
-@settings(deadline=None)
 @given(numbers=st.lists(st.integers(0, 9)), keep=st.integers(1, 5))
 def test_the_newest_are_kept_and_no_more_than_asked(numbers: list[int], keep: int) -> None:
     with migrated() as connection:

@@ -66,7 +66,6 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 
 
 @given(SHAPES, st.data())
-@settings(deadline=None)
 def test_hops_on_a_plain_torus_are_those_of_the_shortest_way(shape: Coords, data: st.DataObject) -> None:
     wrap = tuple(data.draw(st.booleans()) for _ in shape)
     start = data.draw(st.sampled_from(list_chips(shape)))

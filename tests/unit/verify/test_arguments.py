@@ -83,7 +83,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tree=TREES)
 def test_the_structure_is_that_of_the_arguments(tree: Any) -> None:
     described = describe_leaves(tree, None, AXES)

@@ -17,7 +17,7 @@ def show(count: int | None = None) -> Devices:
     return build_devices(None, None, None, WORKER, now=NOW, cpu_devices=count)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 64))
 def test_as_many_devices_as_configured_each_once_and_all_pairs_joined(count: int) -> None:
     seen = show(count)

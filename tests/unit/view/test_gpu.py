@@ -131,7 +131,7 @@ def test_jax_ids_follow_cuda_visible_devices(tmp_path: Path) -> None:
     assert [link.kind for link in seen.links] == ["NODE", "SYS", "SYS", "SYS", "SYS", "NODE"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(order=st.permutations(range(8)), count=st.integers(1, 8), by_uuid=st.booleans())
 def test_any_order_of_visible_cards_is_joined_to_the_right_ones(
     dgx_facts: HostFacts, order: list[int], count: int, by_uuid: bool

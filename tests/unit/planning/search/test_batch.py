@@ -143,7 +143,7 @@ def test_the_largest_fits_and_one_more_a_part_does_not(
     assert not does_fit(target, mesh, model, found.largest + found.unit, **training)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     case=st.sampled_from(MESHES),
     sequence=st.sampled_from([64, 96, 1000, 1024, 4096, 16384]),

@@ -64,7 +64,7 @@ def uneven_models(draw: st.DrawFn) -> ModelSpec:
 @example(model=LLAMA, devices=16, batch=48)
 @example(model=MIXTRAL, devices=24, batch=48)
 @example(model=MIXTRAL.model_copy(update=DENSE_FIRST), devices=16, batch=16)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_candidates_are_exactly_the_meshes_that_pass_the_check(model: ModelSpec, devices: int, batch: int) -> None:
     training = TrainingSpec(global_batch=batch, sequence_length=4096)
     found = {tuple(row[axis] for axis in AXES) for row in list_rows(list_space(devices, model, training, Bounds()))}
@@ -85,7 +85,7 @@ def list_shapes(devices: int) -> list[tuple[int, ...]]:
 
 
 @given(devices=st.integers(1, 96), batch=st.integers(1, 96))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_candidate_uses_all_devices_and_the_whole_batch(devices: int, batch: int) -> None:
     space = list_space(devices, LLAMA, TrainingSpec(global_batch=batch, sequence_length=4096), Bounds())
     for row in list_rows(space):

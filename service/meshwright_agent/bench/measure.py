@@ -1,0 +1,391 @@
+"""How the bench measures: trials, their samples, the data they move, and the devices they run on.
+
+A trial is one thing to measure: `prepare` allocates and compiles, `sample` does the work once and returns its seconds,
+`verify` compares the last result with what NumPy computes. One trial is prepared at a time. Warm-up calls are not
+samples, no sample is dropped, and fewer than three samples give no result. A time ends when the result is there
+(`jax.block_until_ready`). Data are whole numbers that every dtype represents exactly, in a pattern that repeats after a
+prime number of elements, so that swapped or shifted parts are found.
+
+A local index means the same device as in `GET /devices`. Where JAX's devices cannot be matched with certainty, JAX's
+order is used, and the record says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, cast
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.mesh import create_mesh
+from meshwright.topology.visible import VisibleGpu, read_visible_gpus
+from meshwright.wire.base import Notice
+from meshwright.wire.bench import BenchCase, BenchRecord, Collective
+from meshwright.wire.devices import Platform, parse_platform
+from meshwright_agent.bench.scope import Scope
+from meshwright_agent.clock import Clock
+
+Array = npt.NDArray[Any]
+
+PERIOD: Final = 65_537
+"""Prime, and no divisor or multiple of the sizes that people choose."""
+
+_EXACT: Final = {"float32": 2**24, "bfloat16": 2**8, "float16": 2**11}
+"""Up to where each dtype holds every whole number: 2 to the number of its significand's bits (IEEE 754)."""
+
+_LARGEST_MODULUS: Final = 251
+
+
+def choose_modulus(dtype: str, rank_count: int) -> int:
+    """Returns below which values must stay for a sum over the ranks to be exact; at least 2.
+
+    Beyond 256 ranks a bfloat16 sum is not exact for any pattern that is not nearly all zeros.
+    """
+    return max(2, min(_LARGEST_MODULUS, _EXACT[dtype] // rank_count))
+
+
+def build_tile(seed: int, modulus: int) -> Array:
+    """Returns `[PERIOD]` whole numbers in [0, modulus) as float32: the pattern that belongs to a seed."""
+    return np.random.default_rng(seed).integers(0, modulus, PERIOD).astype(np.float32)
+
+
+def expand_tile(tile: Array, count: int, dtype: npt.DTypeLike, *, start: int = 0) -> Array:
+    """Returns elements `start` … `start + count` of the endlessly repeated tile."""
+    shifted = np.roll(tile, -(start % tile.size)).astype(dtype)
+    return np.resize(shifted, count)
+
+
+ALIGNMENT_BYTES: Final = 64
+
+
+def move_off_alignment(array: Array) -> Array:
+    """Returns a copy of the array in memory that is aligned to its items but not to 64 bytes.
+
+    JAX on CPU takes the memory of a NumPy array aligned to 64 bytes as it is, also when asked not to
+    (`may_alias=False`; seen on jax 0.10.2 and 0.12.0): nothing would move, in no time.
+    """
+    raw = np.empty(array.nbytes + 2 * ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES + array.itemsize
+    moved: Array = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def count_wrong(got: Array, expected: Array) -> int:
+    """Returns how many elements differ; NaN is wrong; another shape means that all are wrong."""
+    if got.shape != expected.shape:
+        return max(int(got.size), int(expected.size), 1)
+    return int(np.count_nonzero(got != expected))
+
+
+MIN_SAMPLES: Final = 3
+WARMUP_COUNT: Final = 2
+RESERVE_RATIO: Final = 0.1
+"""Of the limit: for preparing and checking the trial that is under way when no more is begun."""
+
+
+class OutOfTime(Exception):  # noqa: N818 - not a fault: the reason why something is skipped
+    """A trial does not fit in the time that is left; the message says why."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Samples in the order in which they were taken, with their median and 10th and 90th percentile, in seconds."""
+
+    samples_s: tuple[float, ...]
+    median_s: float
+    p10_s: float
+    p90_s: float
+
+
+def build_summary(samples_s: Sequence[float]) -> Summary:
+    """Returns the summary of at least three samples.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if len(samples_s) < MIN_SAMPLES:
+        raise ValueError(f"{len(samples_s)} samples; a summary needs at least {MIN_SAMPLES}")
+    ordered = sorted(samples_s)
+    p10, median, p90 = (percentile(ordered, ratio) for ratio in (0.1, 0.5, 0.9))
+    return Summary(tuple(samples_s), median, p10, p90)
+
+
+def percentile(ordered: Sequence[float], ratio: float) -> float:
+    """Returns the value below which `ratio` of the sorted values lie, linear between neighbours.
+
+    Source: R. J. Hyndman, Y. Fan, "Sample Quantiles in Statistical Packages" (1996), definition 7; NumPy's default.
+    """
+    place = ratio * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    value = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return min(max(value, ordered[below]), ordered[above])
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The time of a run. Every trial may use an equal share of what is left, and three samples at least.
+
+    Attributes:
+        limit_s: of the whole run.
+        end_s: on the clock's steady scale: when no more is begun.
+    """
+
+    clock: Clock
+    limit_s: float
+    end_s: float
+
+    @classmethod
+    def start(cls, clock: Clock, limit_s: float) -> Timetable:
+        """Returns a timetable that begins now."""
+        return cls(clock, limit_s, clock.monotonic() + limit_s * (1 - RESERVE_RATIO))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end; negative after it."""
+        return self.end_s - self.clock.monotonic()
+
+    def share_until_s(self, trials_left: int) -> float:
+        """Returns until when the next of `trials_left` trials may take samples beyond the third.
+
+        Raises:
+            OutOfTime: the end has come.
+        """
+        self._check_left()
+        return self.clock.monotonic() + self.left_s / trials_left
+
+    def _check_left(self) -> None:
+        if self.left_s <= 0:
+            raise OutOfTime(f"the time limit of {self.limit_s:g} s was reached")
+
+    def check_fits(self, sample_s: float) -> None:
+        """Does nothing if three samples of `sample_s` end in time.
+
+        Raises:
+            OutOfTime: they do not.
+        """
+        self._check_left()
+        if MIN_SAMPLES * sample_s > self.left_s:
+            raise OutOfTime(
+                f"one sample takes {sample_s:.3g} s: {MIN_SAMPLES} of them do not fit in what is left "
+                f"of the time limit of {self.limit_s:g} s"
+            )
+
+
+def measure_samples(
+    sample: Callable[[], float], *, count: int, until_s: float, timetable: Timetable, check: Callable[[], None]
+) -> Summary:
+    """Returns `count` samples after the warm-up, or at least three when `until_s` comes first.
+
+    Args:
+        sample: does the work once; returns the seconds that count.
+        check: called before each call; what it raises ends the measurement.
+
+    Raises:
+        OutOfTime: three samples do not fit in the time that is left.
+    """
+    for _ in range(WARMUP_COUNT):
+        check()
+        timetable.check_fits(sample())
+    samples: list[float] = []
+    while len(samples) < count:
+        check()
+        samples.append(sample())
+        if len(samples) >= MIN_SAMPLES and timetable.clock.monotonic() >= until_s:
+            break
+    return build_summary(samples)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known after the samples.
+
+    Attributes:
+        nwrong: elements of the last result that are not what they should be.
+        collective: what stands in the compiled text; its count is 0 when it does not stand there.
+    """
+
+    nwrong: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    collective: Collective | None = None
+
+    @property
+    def correct(self) -> bool:
+        """No element wrong, and a collective was really there."""
+        return self.nwrong == 0 and (self.collective is None or self.collective.count > 0)
+
+
+class Subject(ABC):
+    """Something prepared for measuring: its arrays lie ready, its programs are compiled."""
+
+    @abstractmethod
+    def sample(self) -> float:
+        """Does the work once and returns the seconds that it took, without what had to be prepared for it."""
+
+    @abstractmethod
+    def verify(self) -> Outcome:
+        """Returns whether the last sample's result is right."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement to make.
+
+    Attributes:
+        size_bytes: S: of the array sent; of a collective's buffer as nccl-tests counts it; of three matrices; of
+            what is read and written.
+        flops: floating-point operations of one sample; then no bandwidth is stated.
+        busbw_factor: busbw ÷ algbw; None for what is not a collective.
+    """
+
+    case: BenchCase
+    name: str
+    description: str
+    device_indices: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    prepare: Callable[[], Subject]
+    axis: str | None = None
+    axis_size: int | None = None
+    busbw_factor: float | None = None
+    flops: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Which of its case's trials this is, for people."""
+        indices = ", ".join(str(index) for index in self.device_indices)
+        over = f" over {self.axis}:{self.axis_size}" if self.axis else ""
+        return f"{self.size_bytes} bytes on device {indices}{over}"
+
+
+def build_record(
+    trial: Trial, summary: Summary, outcome: Outcome, *, at: datetime, common: Mapping[str, Any]
+) -> BenchRecord:
+    """Returns the record of a measured trial; `common` is added to its detail."""
+    algbw = None if trial.flops else trial.size_bytes / summary.median_s
+    busbw = None if algbw is None or trial.busbw_factor is None else algbw * trial.busbw_factor
+    return BenchRecord(
+        case=trial.case,
+        name=trial.name,
+        description=trial.description,
+        device_indices=trial.device_indices,
+        axis=trial.axis,
+        axis_size=trial.axis_size,
+        dtype=trial.dtype,
+        size_bytes=trial.size_bytes,
+        samples_s=summary.samples_s,
+        median_s=summary.median_s,
+        p10_s=summary.p10_s,
+        p90_s=summary.p90_s,
+        algbw_bytes_per_s=algbw,
+        busbw_factor=trial.busbw_factor,
+        busbw_bytes_per_s=busbw,
+        flops_per_s=trial.flops / summary.median_s if trial.flops else None,
+        nwrong=outcome.nwrong,
+        correct=outcome.correct,
+        collective=outcome.collective,
+        detail={"warmup_count": WARMUP_COUNT, **common, **outcome.detail},
+        basis="measured",
+        observed_at=at,
+        age_s=0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where it is measured.
+
+    Attributes:
+        devices: local index → `jax.Device`.
+        dtype: of the arrays.
+    """
+
+    devices: Mapping[int, jax.Device]
+    platform: Platform
+    dtype: str
+    clock: Clock
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return int(self.numpy_dtype.itemsize)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype of that name, bfloat16 included."""
+        dtype: np.dtype[Any] = jax.numpy.dtype(self.dtype)
+        return dtype
+
+    def time_s(self, work: Callable[[], object]) -> float:
+        """Returns the seconds until the result of `work` is there; the result is dropped."""
+        began_s = self.clock.monotonic()
+        jax.block_until_ready(work())
+        return self.clock.monotonic() - began_s
+
+
+def count_shared(array: jax.Array, host: Array) -> int:
+    """Returns how many parts of an array lie in a NumPy array's memory: on CPU only, elsewhere memory is apart."""
+    low, high = host.ctypes.data, host.ctypes.data + host.nbytes
+    parts = [shard.data for shard in array.addressable_shards if shard.device.platform == "cpu"]
+    return sum(low <= part.unsafe_buffer_pointer() < high for part in parts)
+
+
+def read_devices(environ: Mapping[str, str] = os.environ) -> tuple[dict[int, jax.Device], tuple[Notice, ...]]:
+    """Returns this process's devices by local index, and what is uncertain about that."""
+    devices = jax.local_devices()
+    visible = read_visible_gpus(environ) if parse_platform(devices[0].platform) == "gpu" else None
+    return order_devices(devices, visible)
+
+
+def order_devices(
+    devices: Sequence[Any], visible: Sequence[VisibleGpu] | None
+) -> tuple[dict[int, Any], tuple[Notice, ...]]:
+    """Returns devices by local index: GPUs in PCI order, TPUs by coordinates (z, y, x, core), CPUs as JAX has them."""
+    match parse_platform(devices[0].platform):
+        case "gpu":
+            return _order_gpus(devices, visible)
+        case "tpu":
+            return dict(enumerate(sorted(devices, key=_tpu_key))), ()
+        case _:
+            return dict(enumerate(devices)), ()
+
+
+def follow_plan(scope: Scope, devices: Mapping[int, Any]) -> Scope:
+    """Returns the scope with its devices in the order that a trainer's `create_mesh` gives the same mesh."""
+    chosen = [devices[index] for index in scope.devices]
+    mesh = create_mesh(scope.mesh.sizes, scope.mesh.names, devices=chosen)
+    indices = {device: index for index, device in devices.items()}
+    return replace(scope, devices=tuple(indices[device] for device in mesh.devices.flat))
+
+
+def _tpu_key(device: Any) -> tuple[Any, ...]:
+    return (*reversed(tuple(getattr(device, "coords", None) or ())), getattr(device, "core_on_chip", None) or 0)
+
+
+def _order_gpus(
+    devices: Sequence[Any], visible: Sequence[VisibleGpu] | None
+) -> tuple[dict[int, Any], tuple[Notice, ...]]:
+    places = [_find_place(device, visible or ()) for device in devices]
+    if None in places or len(set(places)) < len(places):
+        return dict(enumerate(devices)), (_ASSUMED,)
+    return dict(sorted(zip(cast(list[int], places), devices, strict=True), key=lambda pair: pair[0])), ()
+
+
+def _find_place(device: Any, visible: Sequence[VisibleGpu]) -> int | None:
+    ordinal = getattr(device, "local_hardware_id", None)
+    return visible[ordinal].host_position if ordinal is not None and 0 <= ordinal < len(visible) else None
+
+
+_ASSUMED: Final = Notice(
+    code="device_order_assumed",
+    message="which GPU each local index is cannot be told from here: JAX's order was taken",
+    hint="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the agent, or name GPUs by uuid in CUDA_VISIBLE_DEVICES",
+)

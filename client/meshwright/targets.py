@@ -1,7 +1,7 @@
 """TargetSpec: hardware as people write it, "2*v5e:16x16". Parse, check, print.
 
-Pure syntax: knows no chip and no slice. Whether such hardware can be is said in `meshwright.topology.slices` and
-`meshwright.topology.machines`; `meshwright.topology.assemble` makes a topology of it.
+Pure syntax: `meshwright.topology.systems` knows which hardware exists, and `meshwright.topology.targets` makes a
+topology of it.
 """
 
 from __future__ import annotations

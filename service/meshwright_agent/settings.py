@@ -162,7 +162,7 @@ class Settings(BaseSettings):
     @field_validator("expect", mode="after")
     @classmethod
     def _expectable(cls, text: str) -> str:
-        from meshwright.topology.counted import parse_chip_count  # here: it reads tables where a chip is named
+        from meshwright.topology.chips import parse_chip_count  # here: it reads tables where a chip is named
 
         return str(parse_chip_count(text)) if text.strip() else ""
 
@@ -206,7 +206,7 @@ class Settings(BaseSettings):
 
 
 def _read_simulated(target: str) -> str:
-    from meshwright.topology.assemble import build_target, read_target  # here: few agents simulate
+    from meshwright.topology.targets import build_target, read_target  # here: few agents simulate
 
     try:
         count = len(build_target(target).devices)

@@ -16,7 +16,7 @@ from tests.accuracy.sets import RunSet
 from tests.compiler.steps.cases import Case
 
 HOST_CHIPS: Final = 4
-"""Source: `meshwright.topology.slices.HOST_SHAPE`."""
+"""Source: `meshwright.topology.systems.HOST_SHAPE`."""
 
 
 def build_case_run(run_set: RunSet, case: Case, id_: str, fold: str, **measured: Any) -> Run:

@@ -23,7 +23,7 @@ GIB: Final = 2**30
 
 _AXES: Final = ("dp", "fsdp", "tp", "cp", "ep", "pp")
 _HOST_DEVICES: Final = {"gb200": 4, "gb300": 4}
-"""GPUs of a host where they are not 8. Source: `meshwright.topology.machines`."""
+"""GPUs of a host where they are not 8. Source: `meshwright.topology.systems`."""
 
 Row = Mapping[str, str]
 

@@ -30,7 +30,7 @@ from meshwright.planning.cost.spans import Spans, lay_on_torus
 from meshwright.planning.cost.step_time import Execution, Machine, StepTime, price_step
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.targets import TargetSpec
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from tests.accuracy.cost_tables import find_quantiles
 from tests.accuracy.evaluate import LEAST_RESIDUALS, Fold, Prediction, Predictor, Row, add_intervals, by_fold, by_row
 from tests.accuracy.metrics import measure_coverage, summarize_errors

@@ -18,8 +18,8 @@ import numpy as np
 
 from meshwright.planning.mesh import plan_mesh
 from meshwright.spec import MeshSpec
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import DeviceSelection, PlanRequest
 from tests.bench.rows import Row, run_rows, tell_rows
 

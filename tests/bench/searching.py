@@ -20,8 +20,8 @@ from meshwright.planning.request import answer_request
 from meshwright.planning.search.ranking import list_leaders, list_rejected
 from meshwright.planning.search.request import build_question, read_bounds
 from meshwright.planning.search.space import list_space
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
 from tests.bench.rows import Row, run_rows, tell_rows
 

@@ -20,8 +20,8 @@ import pytest
 from meshwright.compiling.cuda_target import CARDS
 from meshwright.compiling.environment import build_compile_environment
 from meshwright.compiling.identity import read_versions
-from meshwright.topology.assemble import build_target
 from meshwright.topology.chips import find_chip
+from meshwright.topology.targets import build_target
 
 PROGRAM = Path(__file__).with_name("compile_target_job.py")
 LIMIT_S = 120.0

@@ -11,7 +11,7 @@ import pytest
 
 from meshwright import Client
 from meshwright.planning.batch_request import reckon_request
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from tests.fakes.slices import NamedSlice, read_named_slices
 from tests.process.described_job import digest
 from tests.process.slice_environment import run_on_slices

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright._devices.capabilities import DeviceCapabilities, DevicePart, DeviceType, build_capabilities
-from meshwright.topology.visible import HostGpu, VisibleGpu, parse_visible, read_gpus_from_proc
+from meshwright.topology.identity import HostGpu, VisibleGpu, parse_visible, read_gpus_from_proc
 
 PROC: Final = Path("/proc")
 _MIG_ENABLED: Final = 1

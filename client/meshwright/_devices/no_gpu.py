@@ -18,8 +18,8 @@ from typing import Any, Final, Literal
 import jax
 
 from meshwright._devices.cuda import find_nvml, format_cuda_version, read_driver_version, read_gpus
-from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
-from meshwright.topology.visible import HostGpu, parse_visible
+from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
+from meshwright.topology.identity import HostGpu, parse_visible
 
 LIBRARY: Final = "libcuda.so.1"
 DEVICE_FILES: Final = ("nvidia0", "nvidiactl", "dxg")

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from meshwright._devices.capabilities import DeviceCapabilities, DevicePart, DeviceType, build_capabilities
-from meshwright.topology.chips import find_chip_by_kind
-from meshwright.topology.pci import GOOGLE, TPU_KINDS
+from meshwright.topology.chips import GOOGLE, TPU_KINDS, find_chip_by_kind
 
 _DEVICES_PER_CHIP: Final[Mapping[str, int]] = {"0x0027": 2, "0x0083": 2}
 """Of chips that the chip table does not know by kind: two cores without megacore. Source: jax/_src/tpu_info.py."""

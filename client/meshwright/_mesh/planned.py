@@ -23,9 +23,19 @@ from pydantic import ValidationError
 
 from meshwright._mesh.agreement import Agreement, find_agreement, start_backend
 from meshwright.errors import PlanMismatchError
-from meshwright.topology.binding import bind, check_plan, digest, read_axes
-from meshwright.topology.identity import DeviceKey, JobDevice, Position, fingerprint, number_devices
-from meshwright.topology.visible import VisibleGpu, read_visible_gpus
+from meshwright.topology.identity import (
+    DeviceKey,
+    JobDevice,
+    Position,
+    VisibleGpu,
+    bind,
+    check_plan,
+    digest,
+    fingerprint,
+    number_devices,
+    read_axes,
+    read_visible_gpus,
+)
 from meshwright.wire.mesh import Plan, Plans
 
 __all__ = ["build_mesh", "mesh_fingerprint"]

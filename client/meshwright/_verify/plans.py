@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from meshwright.errors import PlanInfeasibleError, SettingsError
 from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, find_capacity
 from meshwright.planning.mesh import list_granules
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 from meshwright.wire.mesh import Plan, Plans
 

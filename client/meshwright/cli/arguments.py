@@ -13,7 +13,7 @@ from typing import Final, get_args
 
 import typer
 
-from meshwright.topology.counted import ChipCount, parse_chip_count
+from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.bench import BenchCase
 
 MAX_TIMEOUT_S: Final = 86400.0

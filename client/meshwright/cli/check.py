@@ -28,7 +28,7 @@ from meshwright.cli.arguments import parse_chips
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
 from meshwright.cli.session import Session
 from meshwright.errors import AgentTimeoutError, MeshwrightError
-from meshwright.topology.counted import ChipCount
+from meshwright.topology.chips import ChipCount
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
 

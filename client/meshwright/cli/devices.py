@@ -20,7 +20,7 @@ from meshwright.cli.output import (
     style_state,
 )
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.topology.matrix import format_links
+from meshwright.topology.links import format_links
 from meshwright.topology.text import describe_kind, describe_lease, is_declared
 from meshwright.wire.base import Evidence
 from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release, Unseen

@@ -22,7 +22,7 @@ def show_targets(
 
     Exit codes: 0 listed · 2 usage, also a chip that no table knows.
     """
-    from meshwright.topology.catalogue import list_targets  # here, so that --help need not wait for the models
+    from meshwright.topology.targets import list_targets  # here, so that --help need not wait for the models
 
     reply = list_targets(chip)
     if session.as_json:

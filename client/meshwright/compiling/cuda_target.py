@@ -21,7 +21,7 @@ from typing import Final
 
 from meshwright.compiling import NotCompiledError
 from meshwright.topology.chips import Chip, find_chip
-from meshwright.topology.machines import find_default_count, find_domain_count
+from meshwright.topology.systems import find_default_count, find_domain_count
 from meshwright.wire.compiling import CompileTarget
 
 Capability = tuple[int, int]

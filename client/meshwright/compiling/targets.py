@@ -26,7 +26,7 @@ from meshwright.compiling.cuda_target import build_gpu_target, check_compiler
 from meshwright.compiling.identity import explain_libtpu, read_versions
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
-from meshwright.topology.slices import HOST_SHAPE, Slice
+from meshwright.topology.systems import HOST_SHAPE, Slice
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
@@ -61,7 +61,7 @@ class OpenTarget:
 
     Attributes:
         target: what was opened.
-        devices: `jax.Device`s by [granule][position], in the order of `meshwright.topology.assemble`.
+        devices: `jax.Device`s by [granule][position], in the order of `meshwright.topology.targets`.
         compiler_options: for `.compile(compiler_options=…)`.
         clock_hz: of TPU cores, for the compiler's cycle estimates; None elsewhere.
         device_kind: as JAX calls it.

@@ -22,8 +22,8 @@ from meshwright.planning.request import answer_request
 from meshwright.planning.request_topology import Found, Here, find_topology
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.selection import ANY_LEASE, select_devices
-from meshwright.topology.assemble import build_target, read_target
 from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec

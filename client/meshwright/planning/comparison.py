@@ -16,7 +16,7 @@ from meshwright.errors import (
     PlanInfeasibleError,
     RequestError,
 )
-from meshwright.topology.assemble import read_target
+from meshwright.topology.targets import read_target
 from meshwright.wire.cost import SearchSpec
 from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, Plan, PlanRequest, Plans
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import InvalidRequestError
-from meshwright.topology.assemble import build_target, read_target
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import PlanRequest

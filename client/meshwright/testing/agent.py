@@ -31,8 +31,8 @@ from meshwright.testing.leases import LeaseBook
 from meshwright.testing.routing import Asked, Chunks, Served, find_route, write, write_problem, write_stream
 from meshwright.testing.runs import Outcome, RunBook, build_compiled, build_verification
 from meshwright.testing.tokens import Scope, Token, TokenBook
-from meshwright.topology.catalogue import list_targets
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import list_targets
 from meshwright.topology.text import format_devices
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
 from meshwright.wire.bench import BenchRequest

@@ -1,13 +1,15 @@
-"""The chip table: published figures of each accelerator, found by name or by what JAX and drivers call it.
+"""Chips: published figures of each accelerator, and how to find one by name, PCI id, or what JAX and drivers call it.
 
-Rule: a chip is found by an exact name or not at all; a neighbour's figures are never given. The table is
-`chips.csv` beside this file, each row with its source. Knows nothing of the devices that are really here.
+The table is `chips.csv` beside this file, each row with its source. A chip is found by an exact name or not at all.
+`ChipCount` is a number of devices with an optional chip, as operators write it: "8" or "8*h100".
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -185,3 +187,79 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "memory_bytes_per_s": float,
     "link_count": lambda cell: int(cell) if cell else None,
 }
+
+
+_CPU: Final = "cpu"
+_COUNT: Final = re.compile(r"([0-9]{1,6})(?:\*([A-Za-z0-9._-]{1,64}))?")
+
+
+@dataclass(frozen=True)
+class ChipCount:
+    """So many devices, of one chip where it is named, as it was written."""
+
+    count: int
+    chip: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.count}*{self.chip}" if self.chip else str(self.count)
+
+    def is_of(self, kind: str) -> bool:
+        """Returns whether a device of this kind is meant: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
+        from meshwright.topology.chips import find_chip, find_chip_by_kind
+
+        if self.chip is None:
+            return True
+        if self.chip.lower() == _CPU:
+            return kind.lower() == _CPU
+        found = find_chip_by_kind(kind)
+        return self.chip.lower() in kind.lower().split() or (found is not None and found == find_chip(self.chip))
+
+
+def parse_chip_count(text: str) -> ChipCount:
+    """Returns what "8*h100" or "8" says.
+
+    Raises:
+        ValueError: it is no count above 0, or names a chip that no table knows.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise ValueError(f"{text[:80]!r} is no number of devices; write 8*h100, or 8 for devices of any kind")
+    if match[2] is not None:
+        _check_chip(match[2])
+    return ChipCount(int(match[1]), match[2])
+
+
+def _check_chip(name: str) -> None:
+    from meshwright.topology.chips import find_chip, read_chips
+
+    if name.lower() == _CPU or find_chip(name) is not None:
+        return
+    known = [_CPU, *(alias for chip in read_chips() for alias in chip.aliases)]
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or ["h100", "v5p"]
+    raise ValueError(
+        f"no table knows a chip {name!r}; near: {', '.join(near)}; `meshwright targets` lists them; write 8*{near[0]}"
+    )
+
+
+NVIDIA: Final = "0x10de"
+GOOGLE: Final = "0x1ae0"
+"""Vendors, as sysfs prints them; Google's also of network and storage cards. Source: PCI ID repository."""
+
+DISPLAY_CLASS: Final = "0x03"
+"""Display controllers, 3D controllers among them. Source: PCI Code and ID Assignment Specification."""
+
+TPU_KINDS: Final[Mapping[str, str | None]] = {
+    "0x0027": None,
+    "0x0056": None,
+    "0x005e": "TPU v4",
+    "0x0062": "TPU v5",
+    "0x0063": "TPU v5 lite",
+    "0x006f": "TPU v6 lite",
+    "0x0076": "TPU7x",
+    "0x0083": "TPU8i",
+    "0x007c": "TPU8t",
+}
+"""Device id → `jax.Device.device_kind`; 0x0027 is v2 and v3 alike, 0x0056 has no public name.
+
+Source: jax/_src/hardware_utils.py and jax/_src/tpu_info.py of jax 0.12.
+"""

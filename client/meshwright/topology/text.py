@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from meshwright.topology.matrix import build_cells, count_links, format_granules, format_legend, is_known
+from meshwright.topology.links import build_cells, count_links, format_granules, format_legend, is_known
 from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder
 
 WIDTH: Final = 100

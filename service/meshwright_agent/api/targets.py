@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from meshwright.topology.catalogue import list_targets
+from meshwright.topology.targets import list_targets
 from meshwright.wire.targets import Targets
 from meshwright_agent.api.dependencies import problems
 from meshwright_agent.api.gate import JsonRoute

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.mesh import create_mesh
-from meshwright.topology.visible import VisibleGpu, read_visible_gpus
+from meshwright.topology.identity import VisibleGpu, read_visible_gpus
 from meshwright.wire.base import Notice
 from meshwright.wire.bench import BenchCase, BenchRecord, Collective
 from meshwright.wire.devices import Platform, parse_platform

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
+from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts import tpu
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.model import HolderFacts, HostFacts, KernelLog, Problem, TpuFacts

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from meshwright.topology.pci import DISPLAY_CLASS, NVIDIA
+from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts.model import NumaFacts, PciHealth, ProblemKind, RefusedCard
 
 _LARGEST_CPU: Final = 1 << 16

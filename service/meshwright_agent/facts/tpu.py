@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from meshwright.topology.pci import GOOGLE, TPU_KINDS
+from meshwright.topology.chips import GOOGLE, TPU_KINDS
 from meshwright_agent.facts.model import ProcessFacts, SliceFacts, TpuFacts
 from meshwright_agent.facts.procfs import OpenFiles, ProcessTable
 from meshwright_agent.facts.sysfs import (

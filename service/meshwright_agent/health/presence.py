@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.topology.counted import ChipCount
+from meshwright.topology.chips import ChipCount
 from meshwright_agent.facts.model import HostFacts, RefusedCard
 from meshwright_agent.health.devices import Card, list_cards
 from meshwright_agent.health.diagnosis import Finding

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from meshwright.topology.counted import ChipCount
+from meshwright.topology.chips import ChipCount
 from meshwright.wire.devices import Device, Devices
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.health.board import HealthBoard

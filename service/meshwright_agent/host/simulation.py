@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import meshwright_agent
 from meshwright.errors import InvalidRequestError
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Host, Software, Worker
 from meshwright_agent.clock import Clock

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
-from meshwright.topology.counted import parse_chip_count
+from meshwright.topology.chips import parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import HolderFacts, HostFacts, parse_host_facts

@@ -12,7 +12,7 @@ import anyio
 
 import meshwright_agent.worker.tasks  # noqa: F401  (plans that are compiled load it)
 from meshwright.topology.chips import read_chips
-from meshwright.topology.slices import read_slices
+from meshwright.topology.systems import read_slices
 
 
 async def read_ahead() -> None:

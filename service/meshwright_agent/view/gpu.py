@@ -1,7 +1,7 @@
 """GPUs and MIG instances: NVML's facts, with JAX's view joined by uuid where that can be told.
 
 Rule: the driver says which devices there are; JAX says which of them it sees. A join that cannot be told for
-certain (see `meshwright.topology.visible`) is not made. Pure.
+certain (see `meshwright.topology.identity`) is not made. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from meshwright.topology.visible import HostGpu, parse_visible
+from meshwright.topology.identity import HostGpu, parse_visible
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, DeviceProcess, Link, Memory, Mig
 from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProblemKind, ProcessFacts

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 from meshwright.topology.chips import Chip, find_chip_by_kind
-from meshwright.topology.distance import find_offsets
+from meshwright.topology.model import find_offsets
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory

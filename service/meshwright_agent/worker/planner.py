@@ -17,8 +17,8 @@ from meshwright.compiling.limits import give_way
 from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import DeviceLease, Devices

@@ -19,7 +19,7 @@ from meshwright.planning.compile_job import build_compile_target
 from meshwright.planning.compile_request import count_parts, prepare_fit, prepare_verify
 from meshwright.planning.request import answer_request
 from meshwright.planning.request_topology import Here
-from meshwright.topology.assemble import read_target
+from meshwright.topology.targets import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.mesh import Plan, PlanRequest

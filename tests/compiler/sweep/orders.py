@@ -19,9 +19,9 @@ from jax.experimental import mesh_utils
 from meshwright.planning.importance import Weights, weigh_positions
 from meshwright.planning.order import Layout, search_layout
 from meshwright.planning.score import Score, score_order
-from meshwright.topology.assemble import build_target
 from meshwright.topology.links import price_hop
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from tests.compiler.sweep.cases import Case, find_generation
 from tests.compiler.sweep.measure import Array, Places, measure_score, measure_steps
 from tests.fakes.slices import NamedSlice

@@ -14,7 +14,7 @@ import pytest
 
 from meshwright.errors import IdempotencyConflictError, StoreUnavailableError
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.model import TrainingSpec

@@ -20,7 +20,7 @@ from meshwright.errors import (
     StoreUnavailableError,
     WorkerCrashedError,
 )
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.answers.plans import MAX_WAITING, PLAN_TIMEOUT_S, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
 from meshwright_agent.worker.planner import Here, write_plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi import FastAPI
 
-from meshwright.topology.catalogue import list_targets
+from meshwright.topology.targets import list_targets
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_api
 from meshwright_agent.settings import Settings

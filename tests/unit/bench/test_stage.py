@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.topology.visible import VisibleGpu
+from meshwright.topology.identity import VisibleGpu
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.measure import (

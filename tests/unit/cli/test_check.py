@@ -25,7 +25,7 @@ from meshwright.cli.check import (
     summarize,
 )
 from meshwright.testing import FakeAgent, build_devices
-from meshwright.topology.counted import ChipCount
+from meshwright.topology.chips import ChipCount
 from meshwright.wire.devices import Mig
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.own import COMPONENTS as OF_ITSELF

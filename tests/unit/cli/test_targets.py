@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.topology.catalogue import list_targets
+from meshwright.topology.targets import list_targets
 from meshwright.wire.targets import Targets
 from tests.unit.cli.conftest import CommandLine
 

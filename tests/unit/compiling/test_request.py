@@ -11,8 +11,8 @@ from meshwright.compiling.request import Limits, answer_batch, answer_plans, cou
 from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.batch_request import reckon_request
 from meshwright.planning.request import answer_request
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest
 

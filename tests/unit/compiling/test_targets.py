@@ -12,7 +12,7 @@ from meshwright.compiling import NotCompiledError
 from meshwright.compiling.capacity import read_capacity
 from meshwright.compiling.targets import CLOCKS_HZ, build_mesh, open_target
 from meshwright.topology.chips import read_chips
-from meshwright.topology.slices import RULES
+from meshwright.topology.systems import RULES
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
 TWO_HOSTS = CompileTarget(platform="cpu", chip="cpu", shape=(4,), granules=2, name="2*cpu:4")

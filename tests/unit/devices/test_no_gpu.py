@@ -10,7 +10,7 @@ import pytest
 
 from meshwright._devices.no_gpu import read_cuda_plugins, read_driver_library
 from meshwright.devices import GpuSight, explain_no_gpu, read_gpu_sight
-from meshwright.topology.visible import HostGpu
+from meshwright.topology.identity import HostGpu
 from tests.fakes.cuda_library import STUB_LIBRARY, FakeCudaLibrary, check_library, provide, refuse
 from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.topology.counted import parse_chip_count
+from meshwright.topology.chips import parse_chip_count
 from meshwright.wire.devices import Worker
 from meshwright.wire.health import Component, HealthEvent
 from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, Xid

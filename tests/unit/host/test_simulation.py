@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InvalidRequestError
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import PlanRequest, Plans

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from meshwright.errors import PlanInfeasibleError, ProblemError
 from meshwright.planning.request import answer_request
 from meshwright.testing import build_devices
-from meshwright.topology.assemble import build_target
-from meshwright.topology.binding import check_plan
+from meshwright.topology.identity import check_plan
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.fleets import build_host, build_slice
 from tests.fakes.topologies import build_dgx1, build_mig, build_pcie, build_tpu

@@ -11,9 +11,9 @@ from meshwright.planning.importance import weigh_positions
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.order import score_layout
 from meshwright.spec import MeshSpec
-from meshwright.topology.assemble import build_target
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanAxis, PlanRequest
 from tests.fakes.topologies import build_cpu, build_tpu, change_device, drop_devices
 

@@ -12,8 +12,8 @@ from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfea
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.measured import Measurement
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import Plan, PlanRequest
 

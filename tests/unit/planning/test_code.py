@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.planning.code import LISTED_COUNT_MAX, find_differing, list_visible
 from meshwright.planning.mesh import plan_mesh
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device
 

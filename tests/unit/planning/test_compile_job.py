@@ -18,9 +18,9 @@ from meshwright.planning.compile_job import (
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.request import answer_request
 from meshwright.testing.hardware import build_devices
-from meshwright.topology.assemble import build_target
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec

@@ -13,7 +13,7 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestE
 from meshwright.planning.dcn import read_dcn
 from meshwright.planning.mesh import plan_mesh
 from meshwright.spec import MeshSpec
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import drop_devices, join_topologies
 

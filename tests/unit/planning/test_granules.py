@@ -16,7 +16,7 @@ from meshwright.mesh import calculate_host_mesh_shape
 from meshwright.planning.granules import interleave_granules, split_axes
 from meshwright.planning.mesh import plan_mesh
 from meshwright.spec import MeshSpec
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
 from tests.fakes.jax_devices import build_gpus
 

@@ -18,8 +18,8 @@ from meshwright.planning.jax_order import Box, find_cuts, find_fixed_order
 from meshwright.planning.order import cut_like_jax, search_layout
 from meshwright.planning.score import score_order
 from meshwright.planning.torus import TorusOrder, list_torus_places
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.topology.torus import Dimension
 from tests.fakes.jax_devices import FakeSliced
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.errors import DevicesUnusedError, InvalidMeshError, PlanInfeasibleError, RequestError
 from meshwright.planning.mesh import plan_mesh
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, PlanScore
 from tests.fakes.topologies import (

@@ -13,8 +13,8 @@ from meshwright.planning.importance import weigh_positions
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.order import score_layout, search_group, search_layout
 from meshwright.planning.score import score_order
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
 from tests.fakes.topologies import (
     build_cpu,

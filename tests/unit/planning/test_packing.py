@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planning.packing import list_packings, pack_devices, sort_plain
-from meshwright.topology.assemble import build_target
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from tests.fakes.topologies import build_cpu, build_dgx1, build_pcie, drop_devices, join_topologies
 
 MACHINES = {

@@ -12,8 +12,8 @@ from meshwright.errors import InvalidMeshError, InvalidRequestError, PlanInfeasi
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.request import answer_request, find_topology, parse_importance
 from meshwright.testing.hardware import build_devices
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import PlanRequest
 

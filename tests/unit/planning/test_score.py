@@ -25,9 +25,9 @@ from meshwright.planning.score import (
     score_order,
 )
 from meshwright.planning.torus import TorusOrder, price_axis, search_torus
-from meshwright.topology.assemble import build_target
 from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.topology.torus import Dimension, Grid, read_grid
 from tests.fakes.topologies import build_dgx1, build_tpu, change_device
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.selection import name_hosts, select_devices
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.devices import DeviceLease, DeviceProcess
 from meshwright.wire.mesh import DeviceSelection, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device, hold

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import PlanMismatchError
 from meshwright.planning.mesh import plan_mesh
-from meshwright.topology.binding import bind, check_plan, digest
-from meshwright.topology.identity import JobDevice
+from meshwright.topology.identity import JobDevice, bind, check_plan, digest
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan, PlanRequest

@@ -3,11 +3,9 @@ from __future__ import annotations
 import pytest
 
 from meshwright.errors import UnknownHardwareError
-from meshwright.topology.assemble import build_target
-from meshwright.topology.catalogue import list_targets
 from meshwright.topology.chips import read_chips
-from meshwright.topology.resolve import read_target
-from meshwright.topology.slices import read_slices
+from meshwright.topology.systems import read_slices
+from meshwright.topology.targets import build_target, list_targets, read_target
 from meshwright.wire.targets import TargetHost, Targets, TargetSlice
 from tests.fakes.slices import read_named_slices
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.testing import build_devices
-from meshwright.topology.counted import ChipCount, parse_chip_count
+from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright_agent.settings import Settings
 
 

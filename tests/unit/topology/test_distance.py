@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.topology.assemble import build_target
-from meshwright.topology.distance import Coords, find_distance, find_offsets
+from meshwright.topology.model import Coords, find_distance, find_offsets
+from meshwright.topology.targets import build_target
 
 Links = Mapping[Coords, Sequence[Coords]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.topology.chips import Chip, find_chip, read_chips
-from meshwright.topology.machines import (
+from meshwright.topology.systems import (
     Machine,
     find_default_count,
     find_domain_count,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.testing import build_devices
-from meshwright.topology.matrix import MOST_IN_MATRIX, build_cells, format_links, is_known
+from meshwright.topology.links import MOST_IN_MATRIX, build_cells, format_links, is_known
 from meshwright.topology.text import format_devices
 from meshwright.wire.devices import Devices, Granule
 from tests.fakes.machines import NAMES, plant_machine

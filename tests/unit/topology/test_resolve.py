@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.targets import TargetSpec
 from meshwright.topology.chips import read_chips
-from meshwright.topology.resolve import (
+from meshwright.topology.model import MAX_DEVICE_COUNT
+from meshwright.topology.systems import list_names, read_slices
+from meshwright.topology.targets import (
     count_devices,
     find_hardware,
     find_near,
     list_chips,
     read_target,
 )
-from meshwright.topology.slices import list_names, read_slices
-from meshwright.topology.soundness import MAX_DEVICE_COUNT
 
 NAMES = ["cpu", *(alias for chip in read_chips() for alias in chip.aliases), *list_names()]
 

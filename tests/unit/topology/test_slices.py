@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.topology.chips import Chip, find_chip, read_chips
-from meshwright.topology.slices import (
+from meshwright.topology.systems import (
     Slice,
     build_slice,
     check_twist,

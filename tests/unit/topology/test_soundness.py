@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.topology.assemble import build_target
 from meshwright.topology.join import join_devices
-from meshwright.topology.model import Topology
-from meshwright.topology.soundness import MAX_DEVICE_COUNT, check_granules, write_number, write_sizes
+from meshwright.topology.model import MAX_DEVICE_COUNT, Topology, check_granules, write_number, write_sizes
+from meshwright.topology.targets import build_target
 from meshwright.wire.devices import Devices
 from tests.fakes.fleets import build_host, build_slice
 from tests.fakes.topologies import drop_devices

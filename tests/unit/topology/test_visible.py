@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.topology.visible import (
+from meshwright.topology.identity import (
     HostGpu,
     VisibleGpu,
     parse_information,

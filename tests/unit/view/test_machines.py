@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from meshwright.topology.chips import find_chip_by_kind
-from meshwright.topology.matrix import format_links
+from meshwright.topology.links import format_links
 from meshwright.topology.model import Topology
 from tests.fakes.machines import NAMES, WITH_MATRIX, plant_machine, read_published_matrix
 

@@ -10,8 +10,8 @@ import pytest
 from meshwright.errors import InvalidRequestError, NotReadyError, RequestError
 from meshwright.planning.request import answer_request
 from meshwright.testing.hardware import build_devices
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.answers.replies import PlanAnswer

@@ -10,7 +10,7 @@ import pytest
 from meshwright.errors import InvalidRequestError, ProblemError
 from meshwright.planning.compile_request import BATCH_MAX
 from meshwright.planning.request import answer_request
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest

@@ -18,7 +18,7 @@ from meshwright.planning.axis_names import Role, find_role
 from meshwright.planning.exports.maxtext_model import list_model_flags, list_model_notes, list_overrides
 from meshwright.planning.exports.setting import Setting, refuse
 from meshwright.topology.chips import find_chip_by_kind
-from meshwright.topology.machines import find_domain_count
+from meshwright.topology.systems import find_domain_count
 from meshwright.wire.devices import Platform
 from meshwright.wire.mesh import PlanGranule
 from meshwright.wire.model import Attention

@@ -15,8 +15,8 @@ from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.search.hardware import Hardware
 from meshwright.spec import MeshSpec
 from meshwright.targets import TargetSpec
-from meshwright.topology.assemble import build_target
 from meshwright.topology.chips import find_chip
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
 
 CUBE = ((4, 4, 4), (True, True, True), 1)

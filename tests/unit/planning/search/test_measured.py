@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.search.measured import Measurement, Measurements, Rate, Timed, find_newest, pick_newest
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from tests.fakes.machines import plant_machine
 from tests.fakes.measured import (
     FACTORS,

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.request import answer_request
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Fallback, Plan, PlanRequest, Plans
 
 TRAINING = {"sequence_length": 4096, "global_batch": 64}

@@ -15,8 +15,8 @@ from meshwright.planning.request import answer_request
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.testing.hardware import build_devices
-from meshwright.topology.assemble import build_target
 from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from tests.fakes.machines import plant_machine
 from tests.fakes.measured import FACTORS, MIB, START_S, build_collective, build_host, build_matmul, build_memory

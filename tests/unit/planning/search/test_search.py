@@ -12,7 +12,7 @@ import pytest
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.divisibility import check_divides
 from meshwright.planning.request import answer_request
-from meshwright.topology.assemble import build_target
+from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
 

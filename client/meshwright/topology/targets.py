@@ -1,0 +1,449 @@
+"""Targets: hardware that need not be here, from its name to a `Topology`, and the catalogue of all names.
+
+A name is found exactly or refused with the rule and the nearest names. Everything is declared, nothing observed.
+Devices are in canonical order: slices (or hosts) one after the other; in a slice x fastest, then y, z, and the cores of
+a chip fastest of all. Processes are numbered as libtpu numbers them. Links of TPUs and between hosts are not listed:
+the granule's shape, wrap, twist and domain describe them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import combinations, product
+from typing import Any, Final
+
+from meshwright.errors import PlanInfeasibleError, UnknownHardwareError
+from meshwright.targets import TARGET_EXAMPLE, TargetSpec, write_shape
+from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, read_chips
+from meshwright.topology.model import MAX_DEVICE_COUNT, Topology
+from meshwright.topology.systems import (
+    HOST_SHAPE,
+    RULES,
+    Machine,
+    Slice,
+    Wire,
+    build_slice,
+    check_twist,
+    find_default_count,
+    find_domain_count,
+    find_machine,
+    find_slice,
+    find_socket,
+    is_legal,
+    list_counts,
+    list_names,
+    read_slices,
+    refuse,
+)
+from meshwright.wire.devices import Device, Granule, Link, Memory
+from meshwright.wire.targets import TargetChip, TargetHost, Targets, TargetSlice
+
+CPU: Final = "cpu"
+
+_NEAR_COUNT: Final = 3
+
+Hardware = Slice | Machine | int
+"""What one granule is: a slice, a host of GPUs, or so many CPU devices."""
+
+
+def read_target(target: str | TargetSpec) -> TargetSpec:
+    """Returns the target with its chip's first alias and its shape filled in: what is printed, and planned on.
+
+    A chip alone is one whole host of it: 2x2x1 chips, 8 GPUs (4 of GB200), 1 CPU device. `gb200:72` is the 18 hosts of
+    a domain. A plain torus is written without a suffix.
+
+    Raises:
+        InvalidRequestError: the text is no target.
+        PlanInfeasibleError: no such chip, slice or host, or more than 131,072 devices.
+    """
+    asked = TargetSpec.parse(target) if isinstance(target, str) else target
+    hardware, granules = _find(asked)
+    one, count = _write_one(asked, hardware), count_devices(hardware)
+    most = MAX_DEVICE_COUNT // count
+    if granules > most:
+        raise refuse(
+            f"target {asked} has {count * granules:,} devices; a target has at most {MAX_DEVICE_COUNT:,}",
+            f"use {replace(one, granules=most) if most else replace(one, shape=(MAX_DEVICE_COUNT,))}",
+        )
+    return replace(one, granules=granules)
+
+
+def _write_one(asked: TargetSpec, hardware: Hardware) -> TargetSpec:
+    """Returns how one granule is written."""
+    match hardware:
+        case Slice():
+            return TargetSpec(hardware.chip.aliases[0], hardware.shape, twisted=asked.twisted or None)
+        case Machine():
+            return TargetSpec(hardware.chip.aliases[0], (hardware.gpu_count,))
+    return TargetSpec(CPU, (hardware,))
+
+
+def find_hardware(spec: TargetSpec) -> Hardware:
+    """Returns what one granule of a target is.
+
+    Raises:
+        PlanInfeasibleError: no such chip, slice or host.
+    """
+    return _find(spec)[0]
+
+
+def _find(spec: TargetSpec) -> tuple[Hardware, int]:
+    """Returns what one granule is, and how many there are."""
+    chip = find_chip(spec.chip)
+    if chip is not None and chip.platform == "tpu":
+        return _find_slice(spec, chip), spec.granules
+    named = find_slice(spec.chip) if chip is None else None
+    if named is not None:
+        return _take_named(spec, named), spec.granules
+    if chip is None and spec.chip != CPU:
+        raise _refuse_unknown(spec)
+    if spec.twisted is not None or len(spec.shape) > 1:
+        raise refuse(
+            f"target {spec}: only TPU slices have shapes of several dimensions and twists; "
+            f"of GPUs and CPUs a target says how many a host has",
+            f"write {spec.chip}:{find_default_count(chip) if chip else 8}",
+        )
+    return (spec.shape[0] if spec.shape else 1, spec.granules) if chip is None else _find_machine(spec, chip)
+
+
+def _find_slice(spec: TargetSpec, chip: Chip) -> Slice:
+    shape = spec.shape or next(each for each in (HOST_SHAPE, HOST_SHAPE[:2]) if is_legal(chip, each))
+    found = build_slice(chip, shape, asked=str(spec))
+    if spec.twisted:
+        check_twist(found, asked=str(spec))
+    return found
+
+
+def _take_named(spec: TargetSpec, named: Slice) -> Slice:
+    if spec.shape:
+        whole = f"{named.chip.aliases[0]}:{write_shape(named.shape)}"
+        raise refuse(
+            f"target {spec}: {spec.chip} is the name of a slice, which has its shape, {write_shape(named.shape)}; "
+            f"a shape stands only behind a chip",
+            f"use {spec.chip}, or {whole}",
+        )
+    if spec.twisted:
+        check_twist(named, asked=str(spec))
+    return named
+
+
+def _find_machine(spec: TargetSpec, chip: Chip) -> tuple[Machine, int]:
+    count, granules = spec.shape[0] if spec.shape else find_default_count(chip), spec.granules
+    usual = find_default_count(chip)
+    if count == find_domain_count(chip):
+        granules, count = granules * count // usual, usual
+    machine = find_machine(chip, count)
+    if machine is None:
+        raise _refuse_count(spec, chip, count)
+    return machine, granules
+
+
+def _refuse_count(spec: TargetSpec, chip: Chip, count: int) -> PlanInfeasibleError:
+    counts, name = list_counts(chip), chip.aliases[0]
+    usual, domain = find_default_count(chip), find_domain_count(chip)
+    near = [f"{name}:{each}" for each in sorted(counts, key=lambda each: abs(each - count))[:2]]
+    if count % usual == 0 and spec.granules * count <= MAX_DEVICE_COUNT:
+        near.insert(0, str(TargetSpec(name, (usual,), spec.granules * count // usual)))
+    whole = f"; a whole NVLink domain is {name}:{domain}" if domain else ""
+    known = ", ".join(map(str, counts))
+    return refuse(
+        f"target {spec}: no host with {count} {chip.name} is known; known hosts have {known}{whole}",
+        f"use {', '.join(near)}",
+    )
+
+
+def _refuse_unknown(spec: TargetSpec) -> PlanInfeasibleError:
+    near = find_near(spec.chip)
+    return refuse(
+        f"target {spec}: no chip and no slice is called {spec.chip}; known chips are {', '.join(list_chips())}",
+        f"did you mean {' or '.join(near)}?" if near else "`meshwright targets` lists them, with the slices' names",
+    )
+
+
+def list_chips() -> tuple[str, ...]:
+    """Returns the chips as targets are written with them."""
+    return (CPU, *(chip.aliases[0] for chip in read_chips()))
+
+
+def find_near(name: str) -> list[str]:
+    """Returns known names that look like this one; of a chip's slices those of the nearest size."""
+    prefix, _, count = name.rpartition("-")
+    chip = find_chip(prefix)
+    if chip and chip.platform == "tpu" and count.isascii() and count.isdigit():
+        names = [known for known in list_names() if known.rpartition("-")[0] in {prefix, chip.aliases[0]}]
+        return sorted(names, key=lambda known: _compare(known, int(count)))[:_NEAR_COUNT]
+    aliases = [alias for chip in read_chips() for alias in chip.aliases]
+    chips = difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR_COUNT, cutoff=0.5)
+    return chips or difflib.get_close_matches(name, list_names(), n=_NEAR_COUNT, cutoff=0.6)
+
+
+def _compare(name: str, count: int) -> float:
+    return abs(math.log(int(name.rpartition("-")[2]) / max(1, count)))
+
+
+def count_devices(hardware: Hardware) -> int:
+    """Returns the JAX devices of one slice or host."""
+    if isinstance(hardware, int):
+        return hardware
+    return hardware.device_count if isinstance(hardware, Slice) else hardware.gpu_count
+
+
+HOST: Final = "HOST"
+MOST_LINKED_CPUS: Final = 64
+"""As an agent lists them: links grow with the square of the devices, and all are alike."""
+
+_CACHE_SIZE: Final = 2
+"""Two: the largest target of GPUs, with its links, takes a gigabyte."""
+
+Declared = dict[str, Any]
+"""The evidence that every fact of a target carries."""
+
+
+def build_target(target: str | TargetSpec) -> Topology:
+    """Returns the topology that a target names.
+
+    Raises:
+        InvalidRequestError: the text is no target.
+        PlanInfeasibleError: no such chip, slice or host, or more than 131,072 devices.
+    """
+    return _build(read_target(target))
+
+
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _build(spec: TargetSpec) -> Topology:
+    declared: Declared = {"basis": "declared", "observed_at": datetime.now(UTC), "age_s": 0.0}
+    hardware, ordinals = find_hardware(spec), range(spec.granules)
+    if isinstance(hardware, Slice):
+        return _join_slices(hardware, spec, declared)
+    devices = (device for ordinal in ordinals for device in _build_devices(hardware, ordinal, declared))
+    links = (link for ordinal in ordinals for link in _build_links(hardware, ordinal, declared))
+    return Topology(tuple(devices), tuple(links), tuple(_build_host(hardware, ordinal) for ordinal in ordinals))
+
+
+def _join_slices(slice_: Slice, spec: TargetSpec, declared: Declared) -> Topology:
+    seats = tuple(_list_seats(slice_))
+    devices = (
+        device
+        for ordinal in range(spec.granules)
+        for device in _build_tpus(slice_, seats, ordinal, declared, is_one=spec.granules == 1)
+    )
+    granules = (_build_slice(slice_, ordinal, is_twisted=spec.twisted is True) for ordinal in range(spec.granules))
+    return Topology(tuple(devices), (), tuple(granules))
+
+
+Seat = tuple[tuple[int, ...], int, int]
+"""(coordinates, core, host of the slice)."""
+
+
+def _list_seats(slice_: Slice) -> Iterator[Seat]:
+    """Yields the devices of a slice in canonical order. Hosts are boxes of chips, counted x fastest."""
+    hosts = [size // part for size, part in zip(slice_.extent, slice_.host_shape, strict=True)]
+    for z, y, x in product(*map(range, reversed(slice_.extent))):
+        box = [place // part for place, part in zip((x, y, z), slice_.host_shape, strict=True)]
+        host = box[0] + hosts[0] * (box[1] + hosts[1] * box[2])
+        for core in range(slice_.chip.jax_devices_per_chip):
+            yield (x, y, z), core, host
+
+
+def _build_tpus(
+    slice_: Slice, seats: Iterable[Seat], ordinal: int, declared: Declared, *, is_one: bool
+) -> Iterator[Device]:
+    """Yields the devices of one slice; like libtpu, gives slices an index only where there are several."""
+    memory = Memory(capacity_bytes=slice_.chip.device_memory_bytes, **declared)
+    first, seen = ordinal * slice_.host_count, [0] * slice_.host_count
+    for position, (coords, core, host) in enumerate(seats):
+        yield Device(
+            host=f"host-{first + host}",
+            local_index=seen[host],
+            granule=ordinal,
+            position=position,
+            platform="tpu",
+            kind=slice_.chip.kinds[0],
+            coords=coords,
+            core_on_chip=core,
+            slice_index=None if is_one else ordinal,
+            process_index=first + host,
+            memory=memory,
+            **declared,
+        )
+        seen[host] += 1
+
+
+def _build_slice(slice_: Slice, ordinal: int, *, is_twisted: bool) -> Granule:
+    return Granule(
+        ordinal=ordinal,
+        kind="slice",
+        name=f"slice-{ordinal}",
+        device_count=slice_.device_count,
+        shape=slice_.extent,
+        wrap=slice_.wrap,
+        twisted=is_twisted,
+    )
+
+
+def _build_devices(host: Machine | int, ordinal: int, declared: Declared) -> Iterator[Device]:
+    chip = host.chip if isinstance(host, Machine) else None
+    count = count_devices(host)
+    memory = Memory(capacity_bytes=chip.device_memory_bytes, **declared) if chip else None
+    for place in range(count):
+        yield Device(
+            host=f"host-{ordinal}",
+            local_index=place,
+            granule=ordinal,
+            position=place,
+            platform="gpu" if chip else "cpu",
+            kind=chip.kinds[0] if chip else CPU,
+            numa_node=find_socket(place, count) if chip else None,
+            virtual=chip is None and count > 1,
+            memory=memory,
+            **declared,
+        )
+
+
+def _build_links(host: Machine | int, ordinal: int, declared: Declared) -> Iterator[Link]:
+    first = ordinal * count_devices(host)
+    for wire in host.wires if isinstance(host, Machine) else _list_cpu_wires(host):
+        yield Link(
+            a=first + wire.a,
+            b=first + wire.b,
+            kind=wire.kind,
+            count=wire.count,
+            bandwidth_bytes_per_s=wire.bytes_per_s,
+            **declared,
+        )
+
+
+def _list_cpu_wires(count: int) -> Iterator[Wire]:
+    if count <= MOST_LINKED_CPUS:
+        for a, b in combinations(range(count), 2):
+            yield Wire(a, b, HOST, None, None)
+
+
+def _build_host(host: Machine | int, ordinal: int) -> Granule:
+    """Returns a host as a granule; hosts fill NVLink domains one after the other."""
+    hosts = host.domain_hosts if isinstance(host, Machine) else 1
+    return Granule(
+        ordinal=ordinal,
+        kind="host",
+        name=f"host-{ordinal}",
+        device_count=count_devices(host),
+        domain=f"domain-{ordinal // hosts}" if hosts > 1 else None,
+    )
+
+
+GRAMMAR: Final = f"[granules*]chip[:shape][_twisted|_untwisted]: {TARGET_EXAMPLE}"
+
+_CPU: Final = TargetChip(
+    chip=CPU,
+    name="CPU",
+    aliases=(CPU,),
+    platform="cpu",
+    kind=CPU,
+    devices_per_chip=1,
+    hosts=(
+        TargetHost(
+            target="cpu:8",
+            device_count=8,
+            links={"HOST": 28},
+            text="virtual devices of one host; any number",
+            source="jax_num_cpu_devices",
+        ),
+    ),
+    source="jax_num_cpu_devices",
+)
+
+
+def list_targets(chip: str | None = None) -> Targets:
+    """Returns what is known of one chip, by any of its names, or of all of them.
+
+    Raises:
+        UnknownHardwareError: no table knows the name.
+    """
+    return _list_all() if chip is None else _list_one(_find_name(chip))
+
+
+def _find_name(asked: str) -> str:
+    if asked.strip().lower() == CPU:
+        return CPU
+    found = find_chip(asked) or find_chip_by_kind(asked)
+    if found is None:
+        near = _find_near(asked.strip().lower())
+        detail = f"chip {asked[:80]!r} is in no table; known chips are {', '.join(list_chips())}"
+        hint = f"did you mean {' or '.join(near)}?" if near else "leave the name out to see all"
+        raise UnknownHardwareError(detail, hint=hint, errors=[{"field": "chip", "message": detail}])
+    return found.aliases[0]
+
+
+def _find_near(name: str) -> list[str]:
+    """Returns chips that look like a name; of a slice's name, its chip."""
+    named = find_slice(name)
+    return [named.chip.aliases[0]] if named else [near for near in find_near(name) if find_chip(near) or near == CPU]
+
+
+@functools.cache
+def _list_all() -> Targets:
+    chips = (_CPU, *map(_show_chip, read_chips()))
+    return Targets(
+        grammar=GRAMMAR,
+        chips=chips,
+        slices=tuple(map(_show_slice, read_slices())),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _list_one(name: str) -> Targets:
+    whole = _list_all()
+    chips = tuple(each for each in whole.chips if each.chip == name)
+    return whole.model_copy(
+        update={"chips": chips, "slices": tuple(each for each in whole.slices if each.chip == name)}
+    )
+
+
+def _show_chip(chip: Chip) -> TargetChip:
+    machines = (find_machine(chip, count) for count in list_counts(chip))
+    return TargetChip(
+        chip=chip.aliases[0],
+        name=chip.name,
+        aliases=chip.aliases,
+        platform=chip.platform,
+        kind=chip.kinds[0],
+        devices_per_chip=chip.jax_devices_per_chip,
+        device_memory_bytes=chip.device_memory_bytes,
+        shapes=RULES[chip.family].text if chip.platform == "tpu" else None,
+        hosts=tuple(_show_machine(machine) for machine in machines if machine),
+        source=RULES[chip.family].source if chip.platform == "tpu" else chip.source,
+    )
+
+
+def _show_machine(machine: Machine) -> TargetHost:
+    return TargetHost(
+        target=f"{machine.chip.aliases[0]}:{machine.gpu_count}",
+        device_count=machine.gpu_count,
+        links=dict(Counter(wire.kind for wire in machine.wires)),
+        domain_device_count=find_domain_count(machine.chip),
+        text=machine.text,
+        source=machine.source,
+    )
+
+
+def _show_slice(slice_: Slice) -> TargetSlice:
+    chip = slice_.chip.aliases[0]
+    return TargetSlice(
+        name=slice_.name,
+        aliases=slice_.aliases,
+        chip=chip,
+        target=f"{chip}:{write_shape(slice_.shape)}",
+        shape=slice_.shape,
+        wrap=slice_.wrap,
+        can_twist=slice_.can_twist,
+        chip_count=slice_.chip_count,
+        device_count=slice_.device_count,
+        host_count=slice_.host_count,
+        host_shape=slice_.host_shape,
+    )

@@ -12,11 +12,9 @@ from typing import Any, Final
 
 import jax
 
-from meshwright._verify.arguments import Call, describe_leaves
-from meshwright._verify.asking import ask_child
+from meshwright._verify.ask import PlanLike, ask_child, find_main, pack, pack_step, read_plan, speaks_of_main
 from meshwright._verify.job import Step
-from meshwright._verify.packing import find_main, pack, pack_step, speaks_of_main
-from meshwright._verify.plans import PlanLike, read_plan
+from meshwright._verify.trace import Call, describe_leaves
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
 

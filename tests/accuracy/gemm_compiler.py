@@ -133,10 +133,10 @@ def _compile(chip: str, dtype: str, shape: tuple[int, int, int], device: Any, cl
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
+    from meshwright.compiling.compilers import read_versions
     from meshwright.compiling.hlo.estimate import build_estimate
     from meshwright.compiling.hlo.execution import walk_executed
     from meshwright.compiling.hlo.module import parse_module
-    from meshwright.compiling.identity import read_versions
 
     m, k, n = shape
     place, result = SingleDeviceSharding(device), jnp.int32 if dtype == "int8" else jnp.bfloat16

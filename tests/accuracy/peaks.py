@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from meshwright.compiling.identity import read_versions
+from meshwright.compiling.compilers import read_versions
 from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.models import read_model

@@ -17,9 +17,8 @@ from typing import Any, Self
 
 import pytest
 
-from meshwright.compiling.cuda_target import CARDS
+from meshwright.compiling.compilers import CARDS, read_versions
 from meshwright.compiling.environment import build_compile_environment
-from meshwright.compiling.identity import read_versions
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target
 

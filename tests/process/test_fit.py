@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.compiling.search import STALLED
+from meshwright.compiling.fit import STALLED
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.process.step_jobs import CPU, V5E, build_job, fit, needs_tpu_compiler, verify
 

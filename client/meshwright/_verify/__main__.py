@@ -13,7 +13,7 @@ from meshwright.wire.verification import Verification
 def _verify(job: dict[str, Any], tell: Tell) -> Verification:
     asked = StepJob.model_validate(job)
     sys.path[:] = asked.paths or sys.path
-    from meshwright._verify.lowering import verify_step
+    from meshwright._verify.trace import verify_step
 
     return verify_step(asked, tell)
 

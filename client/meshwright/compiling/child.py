@@ -20,10 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from meshwright.compiling.compilers import explain_missing
+from meshwright.compiling.compilers import explain_missing, read_versions
 from meshwright.compiling.crash_log import is_map_line
 from meshwright.compiling.environment import build_compile_environment
-from meshwright.compiling.identity import read_versions
 from meshwright.compiling.limits import MEMORY_EXIT_STATUS, describe_limit
 from meshwright.errors import InternalError, InvalidRequestError
 from meshwright.wire.batch_size import CompiledBatch

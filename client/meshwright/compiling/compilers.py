@@ -1,15 +1,33 @@
-"""Which distributions compile for a platform, and the line that adds what is missing.
+"""Compilers: which distributions compile for a platform, what identifies a compile, and cards as XLA's CUDA compiler
+describes them. Imports no jax: versions are read from what is installed.
 
-Rule: looks at what is installed and imports none of it, so that a command and an agent without jax can say what they
-lack. Versions are the caller's.
+The key of a compile holds whatever can change the compiler's answer, and nothing else; names of target and model are
+not in it. A card is described by its own published figures or not at all; memory and its speed are those of the chip
+table. jax registers its CUDA plugin when a topology is requested, whatever JAX_PLATFORMS says; no driver is needed. The
+description is a GpuTargetConfigProto (xla/stream_executor/device_description.proto) without the rates of scalar and
+matrix units, which the compiler accepts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final
 
+from meshwright.compiling import NotCompiledError
+from meshwright.compiling.environment import COMPILE_ENVIRONMENT, build_compile_environment
+from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.systems import find_default_count, find_domain_count
+from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.devices import Platform
 
 
@@ -48,3 +66,364 @@ def explain_missing(versions: Mapping[str, str], platform: Platform) -> str | No
         return None
     missing = " or ".join(needed.distributions)
     return f"no compiler for {platform.upper()} targets is installed ({missing} is missing); {needed.line}"
+
+
+KEY_PREFIX: Final = "mwv1-"
+
+_BASE: Final = ("jax", "jaxlib", "meshwright")
+_COMPILERS: Final[Mapping[Platform, tuple[str, ...]]] = {
+    "cpu": (),
+    "tpu": ("libtpu",),
+    "gpu": (
+        "jax-cuda12-plugin",
+        "jax-cuda12-pjrt",
+        "nvidia-cuda-nvcc-cu12",
+        "jax-cuda13-plugin",
+        "jax-cuda13-pjrt",
+        "nvidia-cuda-nvcc",
+    ),
+}
+
+_FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
+"""What else JAX and XLA's compilers read from the environment, by how it begins."""
+
+_SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
+"""Of these, what changes no program: the memory of a running job, caches, logs."""
+
+_ROOMS: Final = ("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py", "planning/axis_names.py")
+"""The sources that make the step and read the answer."""
+
+
+def read_versions(platform: Platform) -> dict[str, str]:
+    """Returns the versions of what compiles for a platform, by distribution; without those that are not installed."""
+    found = ((name, _read_version(name)) for name in (*_BASE, *_COMPILERS[platform]))
+    return {name: known for name, known in found if known is not None}
+
+
+def explain_libtpu(installed: str | None = None, requirements: Sequence[str] | None = None) -> str | None:
+    """Returns why libtpu is not the one that jaxlib was built with; None where it is, or its version is not known.
+
+    Args:
+        installed: its version; None: of what is installed.
+        requirements: of jax, as its metadata has them; None: of the jax that is installed.
+
+    Source: the requirement of the extra `tpu` in the metadata of jax. With another libtpu some programs do not compile:
+    libtpu 0.0.51 and jaxlib 0.10.2 refuse collectives of TPU7x.
+    """
+    found = installed or _read_version("libtpu")
+    wanted = _find_wanted_libtpu(requires("jax") or () if requirements is None else requirements)
+    if found is None or wanted is None or f"{found}.".startswith(wanted.removesuffix("*")):
+        return None
+    return (
+        f"libtpu {found} is here with jaxlib {_read_version('jaxlib')}, whose TPU compiler is libtpu {wanted}; "
+        f"with another one some programs do not compile: pip install 'libtpu=={wanted}'"
+    )
+
+
+def _find_wanted_libtpu(requirements: Sequence[str]) -> str | None:
+    """Returns the version in a line such as `libtpu==0.0.42.*; extra == "tpu"`."""
+    for line in requirements:
+        name, equals, rest = line.partition(";")[0].partition("==")
+        if equals and name.strip() == "libtpu":
+            return rest.strip()
+    return None
+
+
+def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Returns what the answer to a job is kept under: equal for equal jobs, compilers and sources of ours.
+
+    Args:
+        job: its target and its model count by what they are, not by their names.
+        fingerprint: of whatever else is compiled, such as the user's own step.
+        environment: whose compiler flags count; None: this process's.
+    """
+    flags = os.environ if environment is None else environment
+    content = {
+        "job": _describe_job(job),
+        "fingerprint": fingerprint,
+        "versions": read_versions(job.target.platform),
+        "flags": {name: value for name, value in build_compile_environment(flags).items() if value and _matters(name)},
+        "sources": hash_sources(),
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return KEY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _matters(name: str) -> bool:
+    """Returns whether JAX or a compiler reads its answer from a variable."""
+    return name.startswith(_FLAGS) and not name.startswith(_SILENT) and name not in COMPILE_ENVIRONMENT
+
+
+def _describe_job(job: CompileJob) -> dict[str, object]:
+    """Returns the job without what people call its parts; a mesh's axes as a list, since their order counts."""
+    return {
+        **job.model_dump(mode="json", exclude={"target": True, "model": {"name"}}),
+        "axes": list(job.mesh.shape.items()),
+        "target": _describe_target(job.target),
+    }
+
+
+def _describe_target(target: CompileTarget) -> dict[str, object]:
+    """Returns the target without its name."""
+    return target.model_dump(mode="json", exclude={"name"})
+
+
+@functools.cache
+def hash_sources() -> str:
+    """Returns a hash of our own sources that make the step and read the compiler's answer."""
+    digest = hashlib.sha256()
+    for room in _ROOMS:
+        for name, content in sorted(_read_sources(files("meshwright").joinpath(*room.split("/")), room)):
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _read_sources(root: Traversable, name: str) -> list[tuple[str, bytes]]:
+    if root.is_file():
+        return [(name, root.read_bytes())] if name.endswith((".py", ".csv")) else []
+    return [found for child in root.iterdir() for found in _read_sources(child, f"{name}/{child.name}")]
+
+
+def _read_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What a compute capability says of each multiprocessor (SM).
+
+    Attributes:
+        threads_count: that it holds at a time.
+        shared_memory_bytes: of all blocks on it.
+        block_shared_memory_bytes: of one block that asks for more than 48 KiB.
+        fpu_count: FP32 lanes.
+        is_accelerated: whether the compiler may use what only this capability has ("sm_90a").
+    """
+
+    threads_count: int
+    shared_memory_bytes: int
+    block_shared_memory_bytes: int
+    fpu_count: int
+    is_accelerated: bool = False
+
+
+_KIB: Final = 1024
+_MIB: Final = 1024 * _KIB
+
+MULTIPROCESSORS: Final[Mapping[Capability, Multiprocessor]] = {
+    (7, 0): Multiprocessor(2048, 96 * _KIB, 96 * _KIB, 64),
+    (7, 5): Multiprocessor(1024, 64 * _KIB, 64 * _KIB, 64),
+    (8, 0): Multiprocessor(2048, 164 * _KIB, 163 * _KIB, 64),
+    (8, 6): Multiprocessor(1536, 100 * _KIB, 99 * _KIB, 128),
+    (8, 9): Multiprocessor(1536, 100 * _KIB, 99 * _KIB, 128),
+    (9, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, is_accelerated=True),
+    (10, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, is_accelerated=True),
+    (10, 3): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, is_accelerated=True),
+}
+"""Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability" and "Arithmetic
+Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6, 9.0, 10.0, 10.3)."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What of a card is neither in the chip table nor in its compute capability.
+
+    Attributes:
+        multiprocessor_count: that the product has, not the die.
+        l2_bytes: as the driver reports it.
+        clock_hz: the highest of the multiprocessors.
+    """
+
+    capability: Capability
+    multiprocessor_count: int
+    l2_bytes: int
+    clock_hz: float
+
+
+CARDS: Final[Mapping[str, Card]] = {
+    "V100 SXM2 32GB": Card((7, 0), 80, 6 * _MIB, 1.53e9),
+    "T4": Card((7, 5), 40, 4 * _MIB, 1.59e9),
+    "A10": Card((8, 6), 72, 6 * _MIB, 1.695e9),
+    "A10G": Card((8, 6), 80, 6 * _MIB, 1.71e9),
+    "L4": Card((8, 9), 58, 48 * _MIB, 2.04e9),
+    "L40S": Card((8, 9), 142, 96 * _MIB, 2.52e9),
+    "A100 40GB SXM": Card((8, 0), 108, 40 * _MIB, 1.41e9),
+    "A100 80GB SXM": Card((8, 0), 108, 40 * _MIB, 1.41e9),
+    "A100 80GB PCIe": Card((8, 0), 108, 40 * _MIB, 1.41e9),
+    "H100 SXM": Card((9, 0), 132, 50 * _MIB, 1.98e9),
+    "H100 PCIe": Card((9, 0), 114, 50 * _MIB, 1.755e9),
+    "H200": Card((9, 0), 132, 50 * _MIB, 1.98e9),
+    "H800": Card((9, 0), 132, 50 * _MIB, 1.98e9),
+    "H20": Card((9, 0), 78, 60 * _MIB, 1.98e9),
+    "GH200 96GB": Card((9, 0), 132, 60 * _MIB, 1.98e9),
+    "GH200 144GB": Card((9, 0), 132, 60 * _MIB, 1.98e9),
+    "B200": Card((10, 0), 148, 132_644_864, 1.965e9),
+    "GB200": Card((10, 0), 152, 135_528_448, 2.062e9),
+    "B300": Card((10, 3), 148, 132_644_864, 1.965e9),
+    "GB300": Card((10, 3), 152, 135_528_448, 2.07e9),
+}
+"""By the name in the chip table.
+
+Source: what drivers report, as openxla/xla records it in xla/backends/gpu/target_config/specs at 4336d12 and 300ec95
+(V100, A100, H100, H200, B200, GB200, GB300); NVIDIA's data sheets and architecture papers (T4, A10, L4, L40S); AWS's
+page of G5 and NVIDIA's driver (A10G). B300 has B200's figures: xla's file of it (158 multiprocessors, no driver's text)
+is no record, and NVIDIA gives both the same FLOP/s; unverified. H800 has H100's
+figures; those of H20 and GH200 are of their six stacks of memory and of public listings, unverified."""
+
+COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
+"""Autotuning runs kernels, and there is nothing to run them on."""
+
+_THREADS_OF_A_BLOCK: Final = 1024
+_REGISTERS: Final = 65_536
+_CUDNN: Final = (9, 8, 0)
+"""What jax's CUDA wheels ask for at least. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
+
+
+INSTALL_CUDA: Final = "pip install 'meshwright[compile-cuda]'"
+
+_CUDA_13_SINCE: Final = (7, 5)
+"""Source: CUDA Toolkit 13.0's release notes: Maxwell, Pascal and Volta are no longer compiled for."""
+
+_PTXAS_PLACES: Final = ("/usr/local/cuda/bin", "/opt/cuda/bin")
+"""Where XLA looks besides its wheels and PATH."""
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """What `get_topology_desc(platform="cuda", …)` is given.
+
+    Attributes:
+        topology: "<partitions>x<hosts of one>x<GPUs of a host>"; a partition is what NVLink joins.
+        target_config: the card, as text.
+        compiler_options: for `.compile(compiler_options=…)`.
+    """
+
+    topology: str
+    target_config: str
+    compiler_options: Mapping[str, str | bool | int] = field(default_factory=lambda: dict(COMPILER_OPTIONS))
+
+
+def build_gpu_target(target: CompileTarget) -> GpuTarget:
+    """Returns how XLA's CUDA compiler is told of a target.
+
+    Raises:
+        NotCompiledError: the card is AMD's, or none whose figures are known here.
+    """
+    chip = find_chip(target.chip)
+    if chip is None or chip.platform != "gpu":
+        raise NotCompiledError(f"{target.name}: no GPU is called {target.chip}; those that XLA compiles for: {_list()}")
+    if chip.name.startswith("MI"):
+        raise NotCompiledError(
+            f"{target.name}: XLA's ROCm compiler is not supported: without a card, only its CUDA compiler is known "
+            f"to work; use a target of NVIDIA's, such as h100:8, or plan without verify"
+        )
+    if chip.name not in CARDS:
+        raise NotCompiledError(f"{target.name}: the figures of {chip.name} are not known; use one of {_list()}")
+    return GpuTarget(write_topology(chip, target.shape[0], target.granules), write_config(chip))
+
+
+def check_compiler(target: CompileTarget, versions: Mapping[str, str], path: str | None = None) -> None:
+    """Passes over a target of NVIDIA's whose compiler is here.
+
+    Args:
+        target: of `build_gpu_target`.
+        versions: of `read_versions`.
+        path: where programs are looked for, as in PATH; None: this process's.
+
+    Raises:
+        NotCompiledError: a part of the compiler is missing, does not match jaxlib, or knows the card no more.
+    """
+    plugins = {name: version for name, version in versions.items() if name.endswith("-plugin")}
+    jaxlib, needs = versions.get("jaxlib"), f"{target.name} needs XLA's CUDA compiler"
+    if not plugins:
+        raise NotCompiledError(f"{needs}, jax's CUDA plugin, which is not here: {INSTALL_CUDA}")
+    if jaxlib not in plugins.values():
+        told = ", ".join(f"{name} {version}" for name, version in plugins.items())
+        raise NotCompiledError(f"{needs}; {told} is here with jaxlib {jaxlib}; both have one version: {INSTALL_CUDA}")
+    chip = find_chip(target.chip)
+    if "jax-cuda12-plugin" not in plugins and chip and CARDS[chip.name].capability < _CUDA_13_SINCE:
+        why = f"CUDA 13 compiles for no {chip.name}, but for capability 7.5 and later"
+        raise NotCompiledError(f"{needs}; {why}: pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin")
+    if not any("nvcc" in name for name in versions) and not _find_ptxas(path):
+        raise NotCompiledError(f"{needs}; NVIDIA's assembler, ptxas, is not here: {INSTALL_CUDA}")
+
+
+def _find_ptxas(path: str | None) -> str | None:
+    looked = os.environ.get("PATH", os.defpath) if path is None else path
+    return shutil.which("ptxas", path=os.pathsep.join((looked, *(_PTXAS_PLACES if path is None else ()))))
+
+
+def _list() -> str:
+    chips = (find_chip(name) for name in CARDS)
+    return ", ".join(chip.aliases[0] for chip in chips if chip)
+
+
+def write_topology(chip: Chip, gpu_count: int, host_count: int) -> str:
+    """Returns the shape "<partitions>x<hosts>x<GPUs>" of hosts that fill NVLink domains one after the other.
+
+    Partitions are alike: of hosts that fill no whole number of domains, it has the largest that divide them.
+    """
+    domain = (find_domain_count(chip) or 0) // find_default_count(chip) or 1
+    hosts = host_count if host_count <= domain else math.gcd(host_count, domain)
+    return f"{host_count // hosts}x{hosts}x{gpu_count}"
+
+
+def write_config(chip: Chip) -> str:
+    """Returns the text proto of a card of the table.
+
+    Raises:
+        KeyError: no card of `CARDS`.
+    """
+    lines = ["gpu_device_info {", *(f"  {line}" for line in _list_figures(chip)), "}", 'platform_name: "CUDA"']
+    major, minor, patch = _CUDNN
+    version = f"dnn_version_info {{ major: {major} minor: {minor} patch: {patch} }}"
+    return "\n".join([*lines, version, f'device_description_str: "{chip.kinds[0]}"', ""])
+
+
+def _list_figures(chip: Chip) -> Iterator[str]:
+    card = CARDS[chip.name]
+    each = MULTIPROCESSORS[card.capability]
+    major, minor = card.capability
+    feature = "ACCELERATED_FEATURES" if each.is_accelerated else "NONE"
+    yield f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}"
+    for name, value in _gather_figures(chip, card, each).items():
+        yield f"{name}: {value}"
+    if chip.link_count:
+        yield f"device_interconnect_info {{ active_links: {chip.link_count} }}"
+
+
+def _gather_figures(chip: Chip, card: Card, each: Multiprocessor) -> dict[str, int | float | str]:
+    return {
+        "name": f'"{chip.kinds[0]}"',
+        "device_vendor": '"NVIDIA Corporation"',
+        "core_count": card.multiprocessor_count,
+        "clock_rate_ghz": card.clock_hz / 1e9,
+        "l2_cache_size": card.l2_bytes,
+        "device_memory_size": chip.device_memory_bytes,
+        "memory_bandwidth": round(chip.memory_bytes_per_s),
+        "pcie_bandwidth": round(chip.pcie_bytes_per_s or 0),
+        "fpus_per_core": each.fpu_count,
+        "threads_per_core_limit": each.threads_count,
+        "shared_memory_per_core": each.shared_memory_bytes,
+        "shared_memory_per_block": 48 * _KIB,
+        "shared_memory_per_block_optin": each.block_shared_memory_bytes,
+        "registers_per_core_limit": _REGISTERS,
+        "registers_per_block_limit": _REGISTERS,
+        "threads_per_block_limit": _THREADS_OF_A_BLOCK,
+        "threads_per_warp": 32,
+        "thread_dim_limit_x": 1024,
+        "thread_dim_limit_y": 1024,
+        "thread_dim_limit_z": 64,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65_535,
+        "block_dim_limit_z": 65_535,
+        "device_address_bits": 64,
+        "ecc_enabled": "true",
+        "dnn_version": '"{}.{}.{}"'.format(*_CUDNN),
+    }

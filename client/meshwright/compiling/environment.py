@@ -3,7 +3,7 @@
 Rule: pure. What the user set for a compiler stays, since the job will run with it; what describes this host goes, since
 the target is another machine. Knows no jax: its variables take effect only in a process that has not started JAX yet.
 
-Autotuning is turned off in the compiler's options (`meshwright.compiling.cuda_target`), not here.
+Autotuning is turned off in the compiler's options (`meshwright.compiling.compilers`), not here.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from jax.sharding import AxisType, Mesh
 
 from meshwright.compiling import NotCompiledError
 from meshwright.compiling.capacity import parse_out_of_memory, read_capacity
+from meshwright.compiling.compilers import build_key, read_versions
 from meshwright.compiling.diagnostics import capture_stderr, read_diagnostics
 from meshwright.compiling.flash import EFFICIENCY_RATIO, price_attention
 from meshwright.compiling.hlo import read_program
-from meshwright.compiling.identity import build_key, read_versions
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.targets import OpenTarget, build_mesh, open_target
 from meshwright.topology.chips import find_chip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.compiling.child import LIMIT_S, OnProgress, compile_in_child
-from meshwright.compiling.identity import build_key
+from meshwright.compiling.compilers import build_key
 from meshwright.compiling.limits import read_default_limit_bytes
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request

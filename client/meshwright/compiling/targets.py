@@ -22,8 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from meshwright.compiling import NotCompiledError
-from meshwright.compiling.cuda_target import build_gpu_target, check_compiler
-from meshwright.compiling.identity import explain_libtpu, read_versions
+from meshwright.compiling.compilers import build_gpu_target, check_compiler, explain_libtpu, read_versions
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.systems import HOST_SHAPE, Slice

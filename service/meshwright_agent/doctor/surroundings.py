@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
 
-from meshwright.compiling.identity import explain_libtpu
+from meshwright.compiling.compilers import explain_libtpu
 from meshwright.errors import ProblemError
 from meshwright_agent.clock import read_boot_clock
 from meshwright_agent.descriptors import ENOUGH, read_descriptor_limit

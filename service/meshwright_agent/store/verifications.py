@@ -1,6 +1,6 @@
 """Answers of XLA's compilers as rows, by what was compiled: the last N. Knows SQL and bodies of JSON text.
 
-Rule: a key names the job, the versions and the sources that made the answer (`meshwright.compiling.identity`), so an
+Rule: a key names the job, the versions and the sources that made the answer (`meshwright.compiling.compilers`), so an
 answer never grows old; the oldest go where there are too many.
 """
 

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from meshwright.compiling.compilers import explain_missing
-from meshwright.compiling.cuda_target import build_gpu_target
-from meshwright.compiling.identity import build_key, read_versions
+from meshwright.compiling.compilers import build_gpu_target, build_key, explain_missing, read_versions
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
 from meshwright.planning.compile_job import build_compile_target

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from meshwright.compiling.child import Ended, build_aborted, run_child
-from meshwright.compiling.identity import read_versions
+from meshwright.compiling.compilers import read_versions
 from meshwright.errors import InternalError
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.verification import Verification

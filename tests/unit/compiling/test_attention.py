@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.compiling.step.attention import BLOCK, attend, find_block
+from meshwright.compiling.step.layers import BLOCK, attend, find_block
 from tests.unit.compiling.traced import list_shapes
 
 LENGTHS = (BLOCK, 2 * BLOCK, 3 * 173)

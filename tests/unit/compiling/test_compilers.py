@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwright._verify import asking
+from meshwright._verify import ask
 from meshwright.compiling import child
 from meshwright.compiling.compilers import COMPILERS, explain_missing
 from meshwright.compiling.request import answer_batch, answer_plans
@@ -70,9 +70,9 @@ def test_without_jax_no_batch_is_found_and_it_says_what_to_install(monkeypatch: 
 
 
 def test_without_jax_a_users_own_step_is_not_compiled_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "read_versions", lambda platform: {})
+    monkeypatch.setattr(ask, "read_versions", lambda platform: {})
     plan = answer_plans(PlanRequest.model_validate({"mesh": "fsdp:4", "target": "v5e:2x2"})).plans[0]
-    assert _is_told(asking.ask_child(plan, asking.parse_step("train:build")), "compile-tpu", "v5e:2x2")
+    assert _is_told(ask.ask_child(plan, ask.parse_step("train:build")), "compile-tpu", "v5e:2x2")
 
 
 def _is_told(found: Verification | None, extra: str, target: str) -> bool:

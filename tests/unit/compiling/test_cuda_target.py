@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.compiling import NotCompiledError
-from meshwright.compiling.cuda_target import (
+from meshwright.compiling.compilers import (
     CARDS,
     MULTIPROCESSORS,
     build_gpu_target,

@@ -12,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from meshwright.compiling.step.axes import StepAxes
-from meshwright.compiling.step.experts import (
+from meshwright.compiling.step.layers import (
     Deal,
     count_places,
     deal_tokens,
     from_experts,
-    receive,
-    send,
+    receive_tokens,
+    send_tokens,
     to_experts,
 )
-from meshwright.compiling.step.sharding import Layout
+from meshwright.compiling.step.sharding import Layout, StepAxes
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN
 
@@ -42,7 +41,7 @@ def run(scores: jax.Array, choices: int, places: int, tokens: jax.Array) -> tupl
     experts = scores.shape[-1]
     deal = deal_tokens(scores, build_model(experts, choices), places)
     factors = jnp.arange(1.0, experts + 1)[:, None, None]
-    return deal, receive(send(tokens, deal) * factors, deal)
+    return deal, receive_tokens(send_tokens(tokens, deal) * factors, deal)
 
 
 def draw_tokens(scores: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.compiling.identity import (
+from meshwright.compiling.compilers import (
     _find_wanted_libtpu,
     build_key,
     explain_libtpu,

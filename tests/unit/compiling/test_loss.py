@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from meshwright.compiling.step.axes import StepAxes
-from meshwright.compiling.step.loss import PIECE, count_pieces, measure_loss
-from meshwright.compiling.step.sharding import Layout
+from meshwright.compiling.step.sharding import Layout, StepAxes
+from meshwright.compiling.step.train import PIECE, count_pieces, measure_loss
 from tests.unit.compiling.traced import list_shapes
 
 HIDDEN, VOCABULARY = 8, 32

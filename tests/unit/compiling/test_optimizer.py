@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiling.step.optimizer import (
+from meshwright.compiling.step.train import (
     DECAY,
     EPSILON,
     FIRST,
@@ -18,7 +18,7 @@ from meshwright.compiling.step.optimizer import (
     SECOND,
     list_moments,
     measure_clip,
-    update,
+    update_weights,
 )
 from meshwright.wire.model import TrainingSpec
 
@@ -67,7 +67,7 @@ def test_adamw_takes_the_steps_of_the_paper(scale: float) -> None:
     gradients = [draw(seed, scale) for seed in (1, 2, 3)]
     before = state["weights"]
     for each in gradients:
-        state = update(state, each)
+        state = update_weights(state, each)
     expected = descend_by_numpy(draw(0), gradients)
     assert int(state["count"]) == 3
     for name in SHAPES:
@@ -85,7 +85,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_of_them_together() -> None:
 
 def test_moments_and_weights_are_kept_in_the_types_that_are_asked_for() -> None:
     state = start(jnp.bfloat16, first_moment=jnp.bfloat16, second_moment=jnp.float32)
-    after = update(state, draw(1))
+    after = update_weights(state, draw(1))
     kinds = {name: {leaf.dtype for leaf in jax.tree.leaves(tree)} for name, tree in after.items()}
     assert kinds == {
         "count": {jnp.dtype(jnp.int32)},
@@ -101,7 +101,7 @@ def test_moments_and_weights_are_kept_in_the_types_that_are_asked_for() -> None:
 
 def test_sgd_goes_down_the_clipped_gradient_and_keeps_nothing() -> None:
     state = start()
-    after = update(state, draw(1, 10.0))
+    after = update_weights(state, draw(1, 10.0))
     assert set(after) == {"count", "weights"}
     for name, gradient in clip_by_numpy(draw(1, 10.0)).items():
         np.testing.assert_allclose(move(state["weights"][name], after["weights"][name]), -RATE * gradient, atol=2e-7)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from meshwright.compiling import NotCompiledError
-from meshwright.compiling.step.axes import StepAxes, build_spec
-from meshwright.compiling.step.parameters import Tensor, build_tensors, walk_tensors
+from meshwright.compiling.step.sharding import StepAxes, Tensor, build_spec, build_tensors, walk_tensors
 from meshwright.planning.divisibility import check_divides
 from meshwright.planning.expressible import find_inexpressible
 from meshwright.planning.parameters import count_parameters

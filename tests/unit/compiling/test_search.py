@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.compiling.search import Attempt, find_bounds, guess_size, measure_slope, search_largest
+from meshwright.compiling.fit import Attempt, find_bounds, guess_size, measure_slope, search_largest
 
 Memory = Callable[[int], int]
 GREATEST = 400

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from meshwright.compiling.step.axes import StepAxes
+from meshwright.compiling.step.sharding import StepAxes
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.compile_request import (
     BATCH_MAX,

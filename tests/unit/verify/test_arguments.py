@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright._verify.arguments import Leaf, count_split, describe_leaves, place_leaves
+from meshwright._verify.trace import Leaf, count_split, describe_leaves, place_leaves
 
 P = PartitionSpec
 AXES = {"dp": 2, "tp": 4}

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from meshwright._verify.asking import parse_step
+from meshwright._verify.ask import find_main, pack, pack_step, parse_step, speaks_of_main
 from meshwright._verify.job import Step
-from meshwright._verify.loading import StepError, load_pickle, load_step, watch
-from meshwright._verify.packing import find_main, pack, pack_step, speaks_of_main
+from meshwright._verify.trace import StepError, load_pickle, load_step, watch
 from meshwright.errors import InvalidRequestError
 from tests.process import verify_steps
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright._verify.plans import find_hardware, read_plan
+from meshwright._verify.ask import find_hardware, read_plan
 from meshwright.errors import NotCompiledError, PlanInfeasibleError, SettingsError
 from meshwright.planning.request import answer_request
 from meshwright.testing.hardware import build_devices

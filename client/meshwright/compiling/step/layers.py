@@ -1,8 +1,20 @@
-"""One decoder layer, and the blocks that it is made of.
+"""The decoder layer of the compiled step: embedding, attention, feed-forward and experts.
 
-Rule: between blocks the residual stream [batch, sequence, hidden] lies over the batch axes, and its sequence over
-context and tensor axes ("sequence parallelism", Korthikanti et al., arXiv:2205.05198); inside a block heads or columns
-lie over the tensor axes instead. Knows no loss.
+Between blocks the residual stream [batch, sequence, hidden] is split over the batch axes, and its sequence over context
+and tensor axes ("sequence parallelism", Korthikanti et al., arXiv:2205.05198); inside a block heads or columns are
+split over the tensor axes instead.
+
+Attention is causal and computed in blocks of keys, so that the matrix of scores is never held whole (Dao et al.,
+"FlashAttention-2", arXiv:2307.08691, algorithms 1 and 2, in plain XLA), or plainly where asked. The forward pass keeps
+the output and one number a row; the backward pass computes the scores again.
+
+The embedding's gradient goes to the devices that keep its columns by an all-to-all over each axis, and is added up
+there. It is written per device, because the partitioner would gather the gradients of the whole batch on every device.
+
+Experts: each token goes to its best experts, with as many places in each as the capacity factor gives. Tokens are
+assigned inside their own row and context shard, without communication; places move to the devices of their expert by an
+all-to-all over the expert axes, and back. Tokens beyond an expert's places are dropped, as in Switch and GShard
+(arXiv:2101.03961, arXiv:2006.16668).
 """
 
 from __future__ import annotations
@@ -10,20 +22,271 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.compiling.step import experts
-from meshwright.compiling.step.attention import attend
-from meshwright.compiling.step.axes import Axes
-from meshwright.compiling.step.embedding import look_up
-from meshwright.compiling.step.parameters import Tensors
-from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, keep
+from meshwright.compiling.step.sharding import EXPERT_MATMUL, Axes, Layout, Tensor, Tensors, build_spec, keep
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
+
+Rows = tuple[Array, Array, Array]
+
+BLOCK: Final = 512
+"""Keys in a block: scores of a block are [.., queries, 512]."""
+
+_MASKED: Final = -1e30
+"""Not −inf, of which differences are no numbers."""
+
+
+def attend(query: Array, key: Array, value: Array, *, blocked: bool) -> Array:
+    """Returns causal attention [batch, queries, heads, size] in the type of `query`.
+
+    Args:
+        query: [batch, queries, heads, group, size]: `group` queries share each head of keys.
+        key, value: [batch, keys, heads, size]; as many keys as queries.
+        blocked: in blocks; else scores as one array.
+    """
+    with jax.named_scope("attention"):
+        if not blocked or key.shape[1] <= BLOCK:
+            return _attend_whole(query, key, value)
+        return _attend_blocks(query, key, value, find_block(key.shape[1]))
+
+
+def find_block(length: int) -> int:
+    """Returns the largest block of at most `BLOCK` keys that divides the sequence."""
+    return next(size for size in range(min(BLOCK, length), 0, -1) if length % size == 0)
+
+
+def _score(query: Array, key: Array, start: Array | int) -> Array:
+    """Returns scores [batch, heads, group, queries, keys] in float32; keys begin at `start`.
+
+    Where `start` is traced, the barrier ties it to this turn's keys: the mask hangs on nothing else of the loop, and
+    JAX (0.10 to 0.12) would take the masks of all blocks out of it: a byte for each score of the whole sequence.
+    """
+    scale = query.shape[-1] ** -0.5
+    if not isinstance(start, int):
+        start, _ = jax.lax.optimization_barrier((start, key))
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", query, key, preferred_element_type=jnp.float32) * scale
+    rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 3)
+    columns = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 4) + start
+    return jnp.where(columns <= rows, scores, _MASKED)
+
+
+def _attend_whole(query: Array, key: Array, value: Array) -> Array:
+    weights = jax.nn.softmax(_score(query, key, 0), axis=-1).astype(value.dtype)
+    return jnp.einsum("bhgqk,bkhd->bqhgd", weights, value)
+
+
+def _split(keys: Array, block: int) -> Array:
+    """Returns keys [blocks, batch, block, heads, size]."""
+    batch, length, *rest = keys.shape
+    return jnp.moveaxis(keys.reshape(batch, length // block, block, *rest), 1, 0)
+
+
+def _starts(length: int, block: int) -> Array:
+    return jnp.arange(0, length, block, dtype=jnp.int32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend_blocks(query: Array, key: Array, value: Array, block: int) -> Array:
+    return _forward(query, key, value, block)[0]
+
+
+def _forward(query: Array, key: Array, value: Array, block: int) -> tuple[Array, Array]:
+    """Returns the output, and the logarithm of each row's sum [batch, heads, group, queries]."""
+    batch, length, heads, group, size = query.shape
+    rows = (batch, heads, group, length)
+
+    def step(carry: Rows, part: Rows) -> tuple[Rows, None]:
+        top, total, output = carry
+        keys, values, start = part
+        scores = _score(query, keys, start)
+        new_top = jnp.maximum(top, scores.max(axis=-1))
+        weights = jnp.exp(scores - new_top[..., None])
+        shrink = jnp.exp(top - new_top)
+        added = jnp.einsum(
+            "bhgqk,bkhd->bhgqd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+        )
+        return (new_top, total * shrink + weights.sum(axis=-1), output * shrink[..., None] + added), None
+
+    first = (jnp.full(rows, _MASKED), jnp.zeros(rows), jnp.zeros((*rows, size)))
+    parts = (_split(key, block), _split(value, block), _starts(key.shape[1], block))
+    (top, total, output), _ = jax.lax.scan(step, first, parts)
+    normed = (output / total[..., None]).astype(query.dtype)
+    return jnp.einsum("bhgqd->bqhgd", normed), top + jnp.log(total)
+
+
+def _attend_forward(query: Array, key: Array, value: Array, block: int) -> tuple[Array, tuple[Array, ...]]:
+    output, logs = _forward(query, key, value, block)
+    return output, (query, key, value, output, logs)
+
+
+def _attend_backward(block: int, kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, Array]:
+    query, key, value, output, logs = kept
+    scale = query.shape[-1] ** -0.5
+    deltas = jnp.einsum("bqhgd,bqhgd->bhgq", output, gradient, preferred_element_type=jnp.float32)
+
+    def step(of_query: Array, part: Rows) -> tuple[Array, tuple[Array, Array]]:
+        keys, values, start = part
+        weights = jnp.exp(_score(query, keys, start) - logs[..., None])
+        of_value = jnp.einsum("bhgqk,bqhgd->bkhd", weights.astype(gradient.dtype), gradient)
+        of_weights = jnp.einsum("bqhgd,bkhd->bhgqk", gradient, values, preferred_element_type=jnp.float32)
+        of_scores = (weights * (of_weights - deltas[..., None]) * scale).astype(query.dtype)
+        of_key = jnp.einsum("bhgqk,bqhgd->bkhd", of_scores, query)
+        added = jnp.einsum("bhgqk,bkhd->bqhgd", of_scores, keys, preferred_element_type=jnp.float32)
+        return of_query + added, (of_key, of_value)
+
+    with jax.named_scope("attention"):
+        parts = (_split(key, block), _split(value, block), _starts(key.shape[1], block))
+        of_query, (of_key, of_value) = jax.lax.scan(step, jnp.zeros(query.shape, jnp.float32), parts)
+    return of_query.astype(query.dtype), _join(of_key, key), _join(of_value, value)
+
+
+def _join(parts: Array, like: Array) -> Array:
+    return jnp.moveaxis(parts, 0, 1).reshape(like.shape)
+
+
+_attend_blocks.defvjp(_attend_forward, _attend_backward)
+
+
+_BATCH, _SEQUENCE, _HIDDEN = range(3)
+
+
+def look_up(weight: Array, tokens: Array, tensor: Tensor, layout: Layout, dtype: Any) -> Array:
+    """Returns the rows [batch, sequence, hidden] of the table [vocabulary, hidden], hidden as its columns are used."""
+    used = _list_axes(tensor.used[1])
+
+    @jax.custom_vjp
+    def find(weight: Array, tokens: Array) -> Array:
+        table = layout.gather(weight, tensor, dtype)
+        return layout.put(jnp.take(table, tokens, axis=0), layout.axes.batch, layout.axes.context, used)
+
+    def forward(weight: Array, tokens: Array) -> tuple[Array, Array]:
+        return find(weight, tokens), tokens
+
+    def backward(tokens: Array, gradient: Array) -> tuple[Array, None]:
+        return _add_rows(gradient, tokens, tensor, layout).astype(weight.dtype), None
+
+    find.defvjp(forward, backward)
+    return find(weight, tokens)
+
+
+def _add_rows(gradient: Array, tokens: Array, tensor: Tensor, layout: Layout) -> Array:
+    """Returns the table's gradient [vocabulary, hidden], where the table is stored."""
+    batch, context = layout.axes.batch, layout.axes.context
+    used = _list_axes(tensor.used[1])
+    kept = _list_axes(tensor.stored[1])[len(used) :]
+
+    def add(gradient: Array, tokens: Array) -> Array:
+        for name in kept:
+            here = _BATCH if name in batch else _SEQUENCE
+            gradient = jax.lax.all_to_all(gradient, name, _HIDDEN, here, tiled=True)
+            tokens = jax.lax.all_gather(tokens, name, axis=here, tiled=True)
+        summed = jnp.zeros((tensor.shape[0], gradient.shape[_HIDDEN]), gradient.dtype).at[tokens].add(gradient)
+        others = tuple(name for name in (*batch, *context) if name not in kept)
+        return jax.lax.psum(summed, others) if others else summed
+
+    rows = build_spec(batch, context)
+    added: Array = jax.shard_map(
+        add,
+        mesh=layout.mesh,
+        in_specs=(build_spec(batch, context, used), rows),
+        out_specs=tensor.stored,
+        check_vma=False,
+    )(gradient, tokens)
+    return added
+
+
+def _list_axes(entry: str | Axes | None) -> Axes:
+    """Returns the axes of one dimension of a PartitionSpec."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+class Deal(NamedTuple):
+    """Who goes where, for tokens [groups.., tokens].
+
+    Attributes:
+        token: [groups.., experts, places] which token stands there; the number of tokens where none does.
+        place: [groups.., tokens, choices] place in the expert; the number of places where it was dropped.
+        expert: [groups.., tokens, choices].
+        weight: [groups.., tokens, choices] in float32.
+    """
+
+    token: Array
+    place: Array
+    expert: Array
+    weight: Array
+
+
+def count_places(model: ModelSpec, tokens: int, capacity_factor: float) -> int:
+    """Returns how many tokens of a group each expert takes."""
+    average = tokens * (model.num_experts_per_tok or 1) / (model.num_experts or 1)
+    return min(tokens, math.ceil(average * capacity_factor))
+
+
+def deal_tokens(scores: Array, model: ModelSpec, places: int) -> Deal:
+    """Returns where tokens go by their scores [groups.., tokens, experts]: first come, first served."""
+    tokens, experts = scores.shape[-2:]
+    chosen, expert = jax.lax.top_k(scores, model.num_experts_per_tok or 1)
+    weight = jax.nn.softmax(chosen, axis=-1)
+    flat = expert.reshape(*expert.shape[:-2], -1)
+    hits = jax.nn.one_hot(flat, experts, dtype=jnp.int32)
+    order = (jnp.cumsum(hits, axis=-2) * hits).sum(axis=-1) - 1
+    place = jnp.minimum(order, places).reshape(expert.shape)
+    token = _invert(expert, place, tokens, experts, places)
+    return Deal(token, place, expert, weight)
+
+
+def _invert(expert: Array, place: Array, tokens: int, experts: int, places: int) -> Array:
+    """Returns which token stands at each place: [groups.., experts, places]."""
+
+    def invert(expert: Array, place: Array) -> Array:
+        numbers = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32)[:, None], expert.shape)
+        return jnp.full((experts, places), tokens, jnp.int32).at[expert, place].set(numbers, mode="drop")
+
+    for _ in range(expert.ndim - 2):
+        invert = jax.vmap(invert)
+    return invert(expert, place)
+
+
+def send_tokens(tokens: Array, deal: Deal) -> Array:
+    """Returns tokens [rows, shards, tokens, hidden] at their places: [rows, shards, experts, places, hidden]."""
+
+    def pick(values: Array, index: Array) -> Array:
+        return values.at[index].get(mode="fill", fill_value=0)
+
+    return jax.vmap(jax.vmap(pick))(tokens, deal.token)
+
+
+def receive_tokens(results: Array, deal: Deal) -> Array:
+    """Returns the weighted sum of each token's results: [rows, shards, tokens, hidden]."""
+
+    def pick(values: Array, expert: Array, place: Array, weight: Array) -> Array:
+        found = values.at[expert, place].get(mode="fill", fill_value=0)
+        return jnp.einsum("tkd,tk->td", found, weight.astype(found.dtype))
+
+    return jax.vmap(jax.vmap(pick))(results, deal.expert, deal.place, deal.weight)
+
+
+def to_experts(layout: Layout, dealt: Array) -> Array:
+    """Returns places [rows, shards, experts, places, hidden] moved to the devices that have their experts."""
+    axes = layout.axes
+    dealt = layout.put(dealt, axes.batch, axes.context, None, None, None)
+    return layout.put(dealt, axes.find("data", "fsdp"), axes.context, axes.expert, None, None)
+
+
+def from_experts(layout: Layout, results: Array) -> Array:
+    """Returns the results moved back to the devices of their tokens."""
+    axes = layout.axes
+    results = layout.put(results, axes.find("data", "fsdp"), axes.context, axes.expert, None, None)
+    return layout.put(results, axes.batch, axes.context, None, None, None)
+
+
 Weights = dict[str, Array]
 
 EPSILON = 1e-5
@@ -137,10 +400,10 @@ class Decoder:
         grouped = inside.reshape(rows, shards, length // shards, hidden)
         grouped = layout.put(grouped, axes.batch, axes.context, None, None)
         scores = jnp.einsum("rcsd,de->rcse", grouped, self._gather(weights["router"], "router")).astype(jnp.float32)
-        places = experts.count_places(model, length // shards, self._training.capacity_factor)
-        deal = experts.deal_tokens(scores, model, places)
-        results = self._run_experts(experts.to_experts(layout, experts.send(grouped, deal)), weights)
-        mixed = experts.receive(experts.from_experts(layout, results), deal).reshape(rows, length, hidden)
+        places = count_places(model, length // shards, self._training.capacity_factor)
+        deal = deal_tokens(scores, model, places)
+        results = self._run_experts(to_experts(layout, send_tokens(grouped, deal)), weights)
+        mixed = receive_tokens(from_experts(layout, results), deal).reshape(rows, length, hidden)
         mixed = self._rest(layout.put(mixed, axes.batch, axes.context, None))
         return mixed + self._feed(inside, weights, "shared_") if model.num_shared_experts else mixed
 

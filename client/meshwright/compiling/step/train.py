@@ -1,30 +1,164 @@
-"""The training step of a plan: abstract state and batch, each with its sharding, and the function to compile.
+"""The training step that is compiled for a plan: forward, loss, backward, clipping and optimizer, with abstract
+arguments.
 
-Rule: nothing is computed or placed here; the arguments are shapes. The step is what a trainer would run: forward,
-backward, clipping, AdamW, over as many parts of the batch as are accumulated.
+Nothing is computed or placed here: the arguments are shapes with shardings. The batch is processed in as many parts as
+gradients are accumulated over.
+
+The loss is the cross-entropy over a vocabulary that is split over the tensor axes. It takes a piece of the sequence at
+a time, and computes its logits again in the backward pass, so that the logits of a whole batch never exist at once.
+
+The optimizer is AdamW (Loshchilov and Hutter, arXiv:1711.05101) with moments in the requested types, or plain SGD. It
+computes in float32; the state of a tensor is split as the tensor is. Gradients are clipped by their global norm, so all
+of them exist before the first weight changes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from meshwright.compiling.step import optimizer
-from meshwright.compiling.step.axes import StepAxes, build_spec
 from meshwright.compiling.step.layers import Decoder, build_residual, normalise
-from meshwright.compiling.step.loss import measure_loss
-from meshwright.compiling.step.parameters import Tensor, Tensors, build_tensors, walk_tensors
-from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, pin
+from meshwright.compiling.step.sharding import (
+    EXPERT_MATMUL,
+    Layout,
+    StepAxes,
+    Tensor,
+    Tensors,
+    build_spec,
+    build_tensors,
+    pin,
+    walk_tensors,
+)
 from meshwright.planning.expressible import check_expressible
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
+
+PIECE: Final = 1024
+"""Positions of each device's sequence whose logits exist at one time."""
+
+
+def measure_loss(hidden: Array, targets: Array, head: Array, layout: Layout) -> Array:
+    """Returns the mean cross-entropy in nats.
+
+    Args:
+        hidden: [batch, sequence, hidden].
+        targets: [batch, sequence], the token that follows each position.
+        head: [hidden, vocabulary], its columns over the tensor axes.
+        layout: the mesh.
+    """
+    axes = layout.axes
+    shards = axes.measure(axes.context)
+    pieces = count_pieces(hidden.shape[1] // shards)
+    with jax.named_scope("loss"):
+        hidden = layout.put(hidden, axes.batch, axes.context, None)
+        parts = (_cut(hidden, shards, pieces, layout), _cut(targets, shards, pieces, layout))
+        total = _loop(head, parts, layout)
+    return total / float(math.prod(targets.shape))  # as an integer it may be none of 32 bits
+
+
+def count_pieces(length: int) -> int:
+    """Returns into how many equal pieces a device's sequence is cut so that none is above `PIECE`."""
+    return next(count for count in range(math.ceil(length / PIECE), length + 1) if length % count == 0)
+
+
+def _loop(head: Array, parts: tuple[Array, Array], layout: Layout) -> Array:
+    if len(parts[0]) == 1:
+        return _add_loss(head, (parts[0][0], parts[1][0]), layout)
+
+    @jax.checkpoint
+    def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + _add_loss(head, part, layout), None
+
+    return jax.lax.scan(step, jnp.zeros((), jnp.float32), parts)[0]
+
+
+def _cut(value: Array, shards: int, pieces: int, layout: Layout) -> Array:
+    """Returns [pieces, batch, shards, positions, …]: each piece has a part of every context shard."""
+    batch, length, *rest = value.shape
+    split = value.reshape(batch, shards, pieces, length // shards // pieces, *rest)
+    moved = jnp.moveaxis(split, 2, 0)
+    return layout.put(moved, None, layout.axes.batch, layout.axes.context, None, *(None for _ in rest))
+
+
+def _add_loss(head: Array, part: tuple[Array, Array], layout: Layout) -> Array:
+    """Returns the sum over one piece: hidden [batch, shards, positions, hidden] and its targets."""
+    hidden, targets = part
+    axes = layout.axes
+    logits = jnp.einsum("bcsd,dv->bcsv", hidden, head)  # in bfloat16, so that gradients are sent in it too
+    logits = layout.put(logits, axes.batch, axes.context, None, axes.tensor).astype(jnp.float32)
+    top = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    sums = jnp.log(jnp.exp(logits - top).sum(axis=-1)) + top[..., 0]
+    hits = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 3) == targets[..., None]
+    return (sums - jnp.where(hits, logits, 0.0).sum(axis=-1)).sum()
+
+
 Tree = Any
+"""A pytree of arrays like the weights."""
+
+RATE: Final = 1e-4
+DECAY: Final = 0.1
+FIRST: Final = 0.9
+SECOND: Final = 0.95
+EPSILON: Final = 1e-8
+NORM_MAX: Final = 1.0
+
+
+def list_moments(training: TrainingSpec) -> dict[str, Any]:
+    """Returns which moments the optimizer keeps for each weight, and their types; None: as the weight."""
+    if training.optimizer == "sgd":
+        return {}
+    return {"first_moment": training.first_moment_dtype, "second_moment": training.second_moment_dtype}
+
+
+def update_weights(state: dict[str, Tree], gradients: Tree) -> dict[str, Tree]:
+    """Returns the state after one step."""
+    with jax.named_scope("optimizer"):
+        clip = measure_clip(gradients)
+        count = state["count"] + 1
+        if "first_moment" not in state:
+            moved = jax.tree.map(partial(_descend, clip), state["weights"], gradients)
+            return {"count": count, "weights": moved}
+        return {"count": count, **_apply_adamw(state, gradients, clip, count)}
+
+
+def _apply_adamw(state: dict[str, Tree], gradients: Tree, clip: Array, count: Array) -> dict[str, Tree]:
+    names = ("weights", "first_moment", "second_moment")
+    leaves = zip(*(jax.tree.leaves(tree) for tree in (*(state[name] for name in names), gradients)), strict=True)
+    steps = [_step_adamw(weight, first, second, gradient, clip, count) for weight, first, second, gradient in leaves]
+    structure = jax.tree.structure(gradients)
+    return {name: jax.tree.unflatten(structure, [step[i] for step in steps]) for i, name in enumerate(names)}
+
+
+def measure_clip(gradients: Tree) -> Array:
+    """Returns the factor that brings the gradients' global norm to at most `NORM_MAX`."""
+    squares = [jnp.square(gradient.astype(jnp.float32)).sum() for gradient in jax.tree.leaves(gradients)]
+    return jnp.minimum(1.0, NORM_MAX / (jnp.sqrt(jnp.stack(squares).sum()) + 1e-6))
+
+
+def _step_adamw(
+    weight: Array, first: Array, second: Array, gradient: Array, clip: Array, count: Array
+) -> tuple[Array, Array, Array]:
+    """Returns weight, first and second moment after a step."""
+    wide = gradient.astype(jnp.float32) * clip
+    new_first = FIRST * first.astype(jnp.float32) + (1 - FIRST) * wide
+    new_second = SECOND * second.astype(jnp.float32) + (1 - SECOND) * jnp.square(wide)
+    age = count.astype(jnp.float32)
+    mean, square = new_first / (1 - FIRST**age), new_second / (1 - SECOND**age)
+    kept = weight.astype(jnp.float32)
+    moved = kept - RATE * (mean / (jnp.sqrt(square) + EPSILON) + DECAY * kept)
+    return moved.astype(weight.dtype), new_first.astype(first.dtype), new_second.astype(second.dtype)
+
+
+def _descend(clip: Array, weight: Array, gradient: Array) -> Array:
+    return (weight.astype(jnp.float32) - RATE * clip * gradient.astype(jnp.float32)).astype(weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -58,7 +192,7 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
 
     def step(state: dict[str, Tree], batch: dict[str, Array]) -> tuple[dict[str, Tree], Array]:
         loss, gradients = _differentiate(forward, state["weights"], batch, training)
-        return optimizer.update(state, gradients), loss
+        return update_weights(state, gradients), loss
 
     arguments = (_describe_state(tensors, training, layout), _describe_batch(training, layout))
     return BuiltStep(step, arguments, (0,), sum(tensor.size for tensor in walk_tensors(tensors)))
@@ -72,7 +206,7 @@ def _describe_state(tensors: Tensors, training: TrainingSpec, layout: Layout) ->
         )
 
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.shard(build_spec()))
-    moments = {name: describe(dtype) for name, dtype in optimizer.list_moments(training).items()}
+    moments = {name: describe(dtype) for name, dtype in list_moments(training).items()}
     return {"count": count, "weights": describe(None), **moments}
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from meshwright.compiling.step.axes import StepAxes, build_spec
-from meshwright.compiling.step.parameters import Tensor, build_tensors
+from meshwright.compiling.step.sharding import StepAxes, Tensor, build_spec, build_tensors
 from meshwright.planning.exports.setting import Setting
 from meshwright.planning.exports.weights import Weight, list_layer, list_outer
 from meshwright.wire.mesh import Plan

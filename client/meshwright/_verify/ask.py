@@ -1,0 +1,287 @@
+"""A step of the user's, sent to a child process that compiles it for a plan. Imports no jax.
+
+The plan is read from whatever holds it. The step is named (module or file), or packed: a function of this process is
+sent by its place, or by value with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import importlib
+import io
+import os
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from meshwright._verify.job import Step, StepJob
+from meshwright._verify.trace import MAIN_NAME
+from meshwright.compiling.child import LIMIT_S, Ended, OnProgress, build_aborted, run_child
+from meshwright.compiling.compilers import explain_missing, read_versions
+from meshwright.compiling.limits import read_default_limit_bytes
+from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
+from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, find_capacity
+from meshwright.planning.mesh import list_granules
+from meshwright.topology.targets import build_target
+from meshwright.wire.compiling import CompileMesh, CompileTarget
+from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.verification import Verification
+
+PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes | os.PathLike[str]
+"""A plan, an agent's whole answer (its first plan counts), the same as a mapping or JSON, or a file that holds it."""
+
+_EITHER: Final = TypeAdapter[Plans | Plan](Plans | Plan)
+_RULE: Final = "give what Client().plan() returns, its JSON, or a file: `meshwright plan … -o plan.json`"
+
+
+def read_plan(plan: PlanLike) -> Plan:
+    """Returns the plan.
+
+    Raises:
+        SettingsError: it is none, or a file that cannot be read.
+        PlanInfeasibleError: an answer that holds no plan.
+    """
+    found = plan if isinstance(plan, Plan | Plans) else _parse(plan)
+    if isinstance(found, Plan):
+        return found
+    if not found.plans:
+        reasons = "; ".join(rejected.message for rejected in found.rejected) or "no reason was given"
+        raise PlanInfeasibleError(f"the answer holds no plan: {reasons}", hint="ask for another mesh")
+    return found.plans[0]
+
+
+def _parse(plan: Mapping[str, Any] | str | bytes | os.PathLike[str]) -> Plan | Plans:
+    try:
+        if isinstance(plan, Mapping):
+            return _EITHER.validate_python(plan)
+        return _EITHER.validate_json(_read(plan))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise SettingsError(f"this is no plan: {first['msg']}; {_RULE}") from error
+
+
+def _read(plan: str | bytes | os.PathLike[str]) -> str | bytes:
+    if isinstance(plan, bytes) or (isinstance(plan, str) and plan.lstrip().startswith("{")):
+        return plan
+    try:
+        return Path(plan).read_bytes()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"plan {os.fspath(plan)!r} is no file that can be read ({error}); {_RULE}") from error
+
+
+def find_hardware(plan: Plan, target: str | None) -> tuple[CompileTarget, CompileMesh, int | None]:
+    """Returns the plan's hardware and mesh as a compiler describes them, and the bytes of a device that a job may use.
+
+    Args:
+        plan: with its devices.
+        target: the hardware, where that is not the plan's own; None: what the plan says.
+
+    Raises:
+        NotCompiledError: no compiler can be asked about it.
+        SettingsError: `target` is other hardware.
+        InvalidRequestError, PlanInfeasibleError: `target` is none.
+    """
+    mesh = build_compile_mesh(plan)
+    if target is not None:
+        plan = _move(plan, mesh, target)
+    return build_compile_target(plan), mesh, find_capacity(plan)
+
+
+def _move(plan: Plan, mesh: CompileMesh, target: str) -> Plan:
+    """Returns the plan as one on other hardware, that has a device for each of its places."""
+    topology = build_target(target)
+    counts = Counter(device.granule for device in topology.devices)
+    if topology.platform != plan.platform or any(place >= counts[granule] for granule, place in mesh.places):
+        raise SettingsError(
+            f"the plan stands on {_describe(plan)}; target {target} is {len(counts)} granules of {counts[0]} "
+            f"{topology.platform} devices; name hardware that has them all"
+        )
+    return plan.model_copy(update={"target": target, "granules": list_granules(topology)})
+
+
+def _describe(plan: Plan) -> str:
+    granules = f"{len(plan.granules)} granules" if len(plan.granules) != 1 else "1 granule"
+    return f"{len(plan.devices or ())} {plan.platform} devices of {granules}"
+
+
+def parse_step(text: str) -> Step:
+    """Returns the step that "module:function" or "file.py:function" names.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidRequestError(
+            f"step {text!r} names no function; a step is module:function or file.py:function", hint="write train:build"
+        )
+    if where.endswith(".py"):
+        return Step(kind="file", where=str(Path(where).absolute()), name=name)
+    return Step(kind="module", where=where, name=name)
+
+
+def ask_child(
+    plan: PlanLike,
+    step: Step,
+    *,
+    target: str | None = None,
+    limit_s: float | None = None,
+    memory_limit_bytes: int | None = None,
+    on_progress: OnProgress | None = None,
+    **fields: Any,
+) -> Verification:
+    """Returns the report of a step; `fields` are those of StepJob.
+
+    Raises:
+        SettingsError, PlanInfeasibleError: the plan cannot be used.
+        InvalidRequestError: there is no such step.
+        InternalError: a bug of ours.
+        RuntimeError: this is the child, which imports the script that asks.
+    """
+    if MAIN_NAME in sys.modules:
+        raise RuntimeError(
+            "verify was called while the compiling process imports the script; put what the script does under "
+            "`if __name__ == '__main__':`"
+        )
+    read = read_plan(plan)
+    try:
+        hardware, mesh, capacity_bytes = find_hardware(read, target)
+    except NotCompiledError as error:
+        return Verification(status="not_compiled", reason=str(error), target=target or read.target)
+    if missing := explain_missing(read_versions(hardware.platform), hardware.platform):
+        return Verification(status="not_compiled", reason=missing, target=hardware.name)
+    job = StepJob(target=hardware, mesh=mesh, capacity_bytes=capacity_bytes, step=step, **fields)
+    found = run_child(
+        "meshwright._verify",
+        {"operation": "verify", "job": job.model_dump(mode="json")},
+        limit_s=LIMIT_S if limit_s is None else limit_s,
+        memory_limit_bytes=memory_limit_bytes or read_default_limit_bytes() or None,
+        on_progress=on_progress,
+    )
+    return build_aborted(found, hardware.name) if isinstance(found, Ended) else Verification.model_validate(found)
+
+
+_MAIN = "__main__"
+
+
+def pack_step(step: Callable[..., Any] | str) -> Step:
+    """Returns where the child finds a function.
+
+    Raises:
+        InvalidRequestError: a text that names none.
+        TypeError: it is no function, or one that cannot be named, and cloudpickle is not installed.
+    """
+    if isinstance(step, str):
+        return parse_step(step)
+    if not callable(step):
+        raise TypeError(
+            f"step is a {type(step).__name__}; it is a function, or its name as text, such as 'train:train_step'"
+        )
+    named = _find_name(step)
+    if named is not None:
+        module, name = named
+        main = find_main() if module == _MAIN else Step(kind="module", where=module)
+        if main is not None:
+            return main.model_copy(update={"name": name})
+    return Step(kind="pickle", where=pack(step, f"step {getattr(step, '__qualname__', step)!r}"))
+
+
+def _find_name(step: Any) -> tuple[str, str] | None:
+    """Returns (module, name) of a function; a jitted one may stand under another name than it was defined by."""
+    module = sys.modules.get(getattr(step, "__module__", None) or "")
+    if module is None:
+        return None
+    own = getattr(step, "__qualname__", "")
+    if vars(module).get(own) is step:
+        return module.__name__, own
+    return next(((module.__name__, name) for name, value in vars(module).items() if value is step), None)
+
+
+def find_main() -> Step | None:
+    """Returns what `__main__` is: a module that was run with -m, or a script; None where code was typed in.
+
+    `sys.ps1` is there only at a prompt; Python 3.13's own says that `__main__` is its module _pyrepl.
+    """
+    if hasattr(sys, "ps1"):
+        return None
+    main = sys.modules[_MAIN]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return Step(kind="module", where=spec.name)
+    path = getattr(main, "__file__", None)
+    return Step(kind="file", where=str(Path(path).absolute())) if path and Path(path).is_file() else None
+
+
+def pack(value: Any, what: str) -> str:
+    """Returns a value as base64 of its pickle.
+
+    Raises:
+        TypeError: plain pickle cannot, and cloudpickle is not installed; or neither can.
+    """
+    try:
+        return _dump_named(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = error
+    try:
+        import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        raise TypeError(
+            f"{what} cannot be sent to the process that compiles ({reason}), and cloudpickle, which can, is not "
+            "installed; pip install 'meshwright[verify]', or name a function of a module: 'train:train_step'"
+        ) from reason
+    try:
+        return _dump(cloudpickle.Pickler, value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{what} cannot be sent to the process that compiles, by cloudpickle neither ({error}); give a builder by "
+            "name, 'train:build', which makes the step and its arguments there"
+        ) from error
+
+
+def _dump_named(value: object) -> str:
+    """Plain pickle writes the names of functions and classes; of a `__main__` without a file nobody else knows them."""
+    text = _dump(pickle.Pickler, value)
+    if find_main() is None and speaks_of_main(text):
+        raise pickle.PicklingError("it was typed in, so no other process finds it by its name")
+    return text
+
+
+def _dump(pickler: type[Any], value: object) -> str:
+    """A jitted function goes by its name: as an object it cannot be made again (jaxlib's PjitFunction)."""
+
+    class Named(pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if hasattr(value, "lower") and hasattr(value, "__wrapped__"):
+                return find_function, _name_jitted(value)
+            above = getattr(super(), "reducer_override", None)  # plain pickle has none
+            return NotImplemented if above is None else above(value)
+
+    buffer = io.BytesIO()
+    Named(buffer).dump(value)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _name_jitted(function: Any) -> tuple[str, str]:
+    named = _find_name(function)
+    if named is None or (named[0] == _MAIN and find_main() is None):
+        raise pickle.PicklingError(
+            f"the jitted function {getattr(function, '__qualname__', function)!r} stands in no module under a name; "
+            "give what it jits (its __wrapped__), with donate_argnums and static_argnums"
+        )
+    return named
+
+
+def find_function(module: str, name: str) -> Any:
+    """Returns a function by the name that `pack` wrote: in the child."""
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def speaks_of_main(*texts: str | None) -> bool:
+    """Returns whether a pickle names something of `__main__`."""
+    return any(_MAIN.encode() in base64.b64decode(text) for text in texts if text)

@@ -66,7 +66,7 @@ unit: $(VENV)/.installed ## every test alone, in JOBS processes (ARGS="-k mesh",
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
-	$(VENV)-cuda/bin/python -m pytest -k 'cuda or gpu' tests/process/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
+	$(VENV)-cuda/bin/python -m pytest -k 'cuda or gpu' tests/unit/compiling/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
 
 test-image: images $(VENV)/.installed ## build the image and run it (as root; buildah, no registry); 2 to 8 minutes
 	$(BIN)/python -m pytest tests/deploy/test_image.py $(ARGS)

@@ -26,6 +26,7 @@ from meshwright.cli import check
 from meshwright.wire.base import Basis
 from meshwright.wire.health import HARDWARE, WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
+from meshwright_agent.agent import DRAIN_TIMEOUT_S
 from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import METRICS
 from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
@@ -343,6 +344,7 @@ def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
     assert "| grace after a cancel | {cancel_grace_s:g} s |".format(**spec) in text
     assert "({backoff_initial_s:g} s … {backoff_max_s:g} s)".format(**spec) in text
     assert f"within {spec['crash_window_s'] / 60:g} minutes" in text
+    assert f"(within {DRAIN_TIMEOUT_S:g} s)" in SERVICE.text
 
 
 def test_the_settings_are_those_of_the_agent() -> None:

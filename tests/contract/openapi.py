@@ -7,22 +7,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from meshwright_agent.agent import Agent
-from meshwright_agent.api.app import build_api
-from meshwright_agent.settings import Settings
+import httpx
+
+from tests.agents import RunningAgent, start_agent
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 
-def build_document() -> dict[str, Any]:
-    """Returns the document that the agent serves at /openapi.json."""
-    document: dict[str, Any] = json.loads(json.dumps(build_api(Agent(Settings())).openapi()))
+def read_document(agent: RunningAgent) -> dict[str, Any]:
+    """Returns the document that an agent serves."""
+    document: dict[str, Any] = httpx.get(f"{agent.url}/openapi.json").json()
     return document
 
 
 def main() -> None:
     """Writes the snapshot, unless the contract changed without a new version; one in development may change."""
-    document = build_document()
+    with start_agent(cpu_devices=1, ready=False) as agent:
+        document = read_document(agent)
     version = document["info"]["version"]
     if SNAPSHOT.exists():
         held = json.loads(SNAPSHOT.read_text())

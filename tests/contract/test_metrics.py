@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,17 +12,17 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from meshwright_agent.api import pages
-from meshwright_agent.api.metrics import CONTENT_TYPE, METRICS
 from tests.agents import RunningAgent, wait_for
-from tests.contract.openapi import build_document
+from tests.contract.openapi import SNAPSHOT
 from tests.deploy.promql import run_promtool
+from tests.documents import Document
 
 SMALL = {"cases": ["all_reduce", "matmul"], "sizes_bytes": [4096], "matmul_size": 64, "samples": 3}
 UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
 """A virtual CPU device has no memory of its own, so the memory in use is unknown."""
 CHILDREN = {"device", "probe", "planner", "compiler"}
-PAGES = {"/openapi.json", *(route.path for route in pages.PLAIN_ROUTES)}
+PAGES = {"/openapi.json", "/", "/docs", *(f"/web/{name}" for name in ("dom.js", "page.js", "docs.js", "style.css"))}
+METRICS = dict(Document.read("README.md").table("Metrics"))
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,13 @@ def test_the_agents_own_process_is_measured_as_well(families: dict[str, Metric])
 
 
 def test_the_text_says_its_format(http: httpx.Client) -> None:
-    assert http.get("/metrics").headers["content-type"] == CONTENT_TYPE
+    assert http.get("/metrics").headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
 def test_routes_are_templates_of_the_contract_whatever_was_asked_for(families: dict[str, Metric]) -> None:
     routes = {labels["route"] for labels, _ in _samples(families["meshwright_http_requests_total"])}
     assert {"/devices", "/mesh/plan", "/runs/{run_id}", "/placement/bench", "unmatched"} <= routes
-    assert routes <= {*build_document()["paths"], *PAGES, "unmatched"}
+    assert routes <= {*json.loads(SNAPSHOT.read_text())["paths"], *PAGES, "unmatched"}
 
 
 def test_a_request_is_counted_by_the_time_the_next_scrape_sees_it(http: httpx.Client) -> None:

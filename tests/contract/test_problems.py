@@ -7,11 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright._calls.messages import Answer, Request
-from meshwright._calls.outcomes import build_error
-from meshwright.errors import BY_CODE, ProblemError
+from meshwright.errors import BY_CODE
+from meshwright.testing import FakeAgent
 from meshwright.wire.problem import Problem
-from meshwright_agent.api.problem import build_response
 from tests.agents import RunningAgent, wait_for
 
 JSON = {"Content-Type": "application/json"}
@@ -193,12 +191,12 @@ def test_every_code_survives_the_way_through_http(code: str) -> None:
         log=["last line"],
         retry_after_s=3.0,
     )
-    response = build_response(error, request_id="r-1")
-    again = build_error(
-        Answer(response.status_code, dict(response.headers), bytes(response.body)), Request("GET", "/"), "here"
-    )
+    fake = FakeAgent()
+    fake.answer("GET", "/health", error)
+    with fake.client(max_retries=0) as client, pytest.raises(BY_CODE[code]) as caught:
+        client.health()
+    again = caught.value
     assert type(again) is BY_CODE[code]
-    assert isinstance(again, ProblemError)
     assert (again.status, again.detail, again.hint) == (error.status, error.detail, error.hint)
     assert (again.errors, again.log, again.code) == (error.errors, error.log, code)
-    assert (again.retry_after_s, again.request_id, again.host) == (3.0, "r-1", "here")
+    assert (again.retry_after_s, again.request_id, again.host) == (3.0, "fake-request", "http://fake-agent")

@@ -13,6 +13,8 @@ import yaml
 DEPLOY: Final = Path(__file__).parent.parent.parent / "deploy"
 CHART: Final = DEPLOY / "helm" / "meshwright"
 NAME: Final = "meshwright"
+DRAIN_TIMEOUT_S: Final = 5.0
+"""Within which an agent that is stopped answers what is under way: deploy/RUNBOOK.md, "Drain"."""
 
 
 def render(values: Mapping[str, Any] | None = None, *, name: str = NAME) -> dict[str, dict[str, Any]]:

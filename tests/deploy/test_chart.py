@@ -10,8 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from meshwright_agent.agent import DRAIN_TIMEOUT_S
-from tests.deploy.charts import CHART, DEPLOY, read_values, render
+from tests.deploy.charts import CHART, DEPLOY, DRAIN_TIMEOUT_S, read_values, render
 from tests.documents import read_settings
 
 KUBERNETES = ("1.29", "1.37")

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.labels import NAMESPACE
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.node_labels import read_feature_file
 from tests.process.living import list_children, worker_pid
 
 WATCHDOG_S = 4.0
+NAMESPACE = "meshwright.feature.node.kubernetes.io"
+"""As deploy/RUNBOOK.md has it, "Labels of nodes"."""
 HANG_S = 3 * WATCHDOG_S
 BLOCK_THE_LOOP = f"""
 import signal, time

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.agent import DRAIN_TIMEOUT_S
-from tests.deploy.charts import DEPLOY
+from tests.deploy.charts import DEPLOY, DRAIN_TIMEOUT_S
 from tests.documents import read_settings
 
 SYSTEMD = DEPLOY / "systemd"

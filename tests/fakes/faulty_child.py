@@ -109,17 +109,22 @@ def chatter(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     return {}
 
 
-def send_bytes(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Sends bytes past the protocol, as a broken child would."""
-    socket.socket(fileno=os.dup(FD)).sendall(arguments["text"].encode() * arguments.get("times", 1))
+BROKEN = {
+    "no JSON": "this is no frame\n",
+    "no frame": '{"type":"stopped","id":1}\n',
+    "not a child's frame": '{"type":"call","id":1,"op":"echo","arguments":{}}\n',
+    "nobody's reply": '{"type":"stopped","id":99,"generation":1}\n',
+    "another generation's reply": format_frame(Result(1, 7, {})).decode(),
+    "too deep": "[" * 100_000 + "\n",
+    "a line without end": "x" * 70_000_000,
+}
+
+
+def break_protocol(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Sends what no child sends, past the protocol."""
+    socket.socket(fileno=os.dup(FD)).sendall(BROKEN[arguments["how"]].encode())
     time.sleep(600)
     return {}
-
-
-def send_foreign_result(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    generation, call_id = arguments.get("generation", context.generation), arguments["id"]
-    text = format_frame(Result(call_id, generation, {})).decode()
-    return send_bytes({"text": text}, context)
 
 
 def start_grandchild(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
@@ -163,8 +168,7 @@ HANDLERS = {
         answer_nan,
         answer_huge,
         chatter,
-        send_bytes,
-        send_foreign_result,
+        break_protocol,
         start_grandchild,
         fork_and_leave,
         close_socket,

@@ -1,6 +1,6 @@
 """How faults are caused: a disk without room, files without a right to grow, too few descriptors, a clock that jumps.
 
-Rule: each is the real thing, made by the kernel; nothing of the agent is replaced but the clock that it is given.
+Rule: each is the real thing, made by the kernel; of the agent, its clock alone is replaced (`tests.fakes.altered`).
 """
 
 from __future__ import annotations

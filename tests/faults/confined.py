@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import resource
+import runpy
 
 
 def main() -> None:
     """Serves as `meshwright-agent serve` does."""
     soft, hard = map(int, os.environ["MW_DESCRIPTORS"].split(":"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    from meshwright_agent.cli import main as serve
-
-    serve()
+    runpy.run_module("meshwright_agent", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ import httpx
 import pytest
 
 from meshwright.wire.runs import Progress, Run, RunEvent
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.store.database import Store
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.faults.causing import WATCHFUL, connect_many, count_descriptors, limit_descriptors, read_cpu_s
+from tests.process.kept import keep_runs
 from tests.process.living import ask, await_state, do_bench, read_rss_bytes
 from tests.tokens import add_token
 
@@ -140,23 +139,21 @@ def test_clients_that_never_read_a_long_answer_hold_neither_memory_nor_their_con
 # ---- listeners that do not listen -----------------------------------------------------------------------------------
 
 
-async def write_long_history(state_dir: Path) -> str:
+def write_long_history(state_dir: Path) -> str:
     """Returns the id of a run that has ended and has `EVENTS` events in the store."""
     now = datetime.now(UTC)
-    store = await Store.open(state_dir / "meshwright.sqlite3", clock=SystemClock())
     run = Run(id="run-00000000000a" + "0" * 20, kind="bench", state="succeeded", created_at=now, request={})
     progress = Progress(done=0, total=1, message=WORDS)
     events = [
         RunEvent(seq=seq, at=now, type="progress", run_id=run.id, state="running", progress=progress)
         for seq in range(1, EVENTS + 1)
     ]
-    await store.save_run(run, events=events)
-    await store.close()
+    keep_runs(state_dir, [run], events)
     return run.id
 
 
 def test_clients_that_never_read_their_event_stream_cost_no_memory_and_leave_nothing(tmp_path: Path) -> None:
-    run_id = asyncio.run(write_long_history(tmp_path))
+    run_id = write_long_history(tmp_path)
     with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
         do_bench(agent)
         before, open_before = read_rss_bytes(agent.pid), count_descriptors(agent)

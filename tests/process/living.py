@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -197,6 +197,18 @@ def do_bench(agent: RunningAgent) -> dict[str, Any]:
     run = await_end(agent, submit(agent, QUICK))
     assert run["state"] == "succeeded", run["error"]
     return run
+
+
+def fill_queue(post: Callable[[int], httpx.Response]) -> tuple[list[str], httpx.Response]:
+    """Sends runs until one is refused; returns the ids of those that wait, and the refusal, which says how many may."""
+    replies = [post(0)]
+    while replies[-1].status_code == 202:
+        replies.append(post(len(replies)))
+    *taken, refused = replies
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert refused.json()["detail"].startswith(f"{len(taken)} runs wait; at most {len(taken)} may")
+    return [reply.json()["id"] for reply in taken], refused
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:

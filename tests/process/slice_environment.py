@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiling.environment import COMPILE_ENVIRONMENT
+import pytest
 
-SLICE_ENVIRONMENT = dict(COMPILE_ENVIRONMENT)
+needs_tpu_compiler = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
+)
+
+SLICE_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_MIN_LOG_LEVEL": "1",
+    "TPU_STDERR_LOG_LEVEL": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+}
 
 
 def run_on_slices(program: Path, cases: list[Any], limit_s: float) -> list[Any]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planning.mesh import plan_mesh
-from meshwright.wire.mesh import Plan, PlanRequest
-from tests.fakes.topologies import build_cpu, build_dgx_h100
+from meshwright.testing import FakeAgent
+from meshwright.wire.mesh import Plan
 from tests.process.jobs import LIMIT_S, run_program
 
 PROGRAM = Path(__file__).with_name("mesh_job.py")
@@ -19,8 +18,8 @@ SHORT_S = 3.0
 
 
 def make_plan(mesh: str, count: int, **more: Any) -> Plan:
-    plan: Plan = plan_mesh(PlanRequest(mesh=mesh, **more), build_cpu(count)).plans[0]
-    return plan
+    with FakeAgent(f"cpu:{count}").client() as client:
+        return client.plan(mesh, **more)
 
 
 def run_job(tmp_path: Path, steps: list[dict[str, Any]], *, processes: int, devices_each: int) -> list[dict[str, Any]]:
@@ -48,7 +47,8 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
     corrupt["devices"][3]["position"] = 7
     moved = whole.model_dump(mode="json")
     moved["devices"][3]["uuid"] = "GPU-of-somebody-else"
-    gpus = plan_mesh(PlanRequest(mesh="dp:2,tp:4"), build_dgx_h100()).plans[0]
+    with FakeAgent("h100:8").client() as client:
+        gpus = client.plan("dp:2,tp:4")
     steps = [
         {"do": "fingerprint", "shape": [2, 4], "names": ["dp", "tp"]},
         build(whole),

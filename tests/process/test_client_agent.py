@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 
 from meshwright import AsyncClient, Client, load_plan
-from meshwright._calls import calls
-from meshwright._calls.endpoints import ENDPOINTS
 from meshwright.errors import (
     DevicesUnusedError,
     InvalidMeshError,
@@ -99,22 +97,45 @@ def test_a_plan_is_loaded_by_its_fingerprint_as_a_rank_would(
     assert load_plan() == plan
 
 
-def test_every_endpoint_of_the_client_stands_in_the_agents_document(agent: RunningAgent) -> None:
+def call_everything(fake: FakeAgent, client: Client) -> None:
+    """Asks by every method of a client, with every argument that goes into a query."""
+    for method in (client.alive, client.ready, client.health, client.devices, client.devices_text, client.metrics):
+        method()
+    client.get_plan(client.plan("dp:8").fingerprint)
+    client.batch_size("h100", 8)
+    client.environment("balanced", 0.5)
+    client.targets("h100")
+    client.bench(cases=["matmul"])
+    client.latest_bench()
+    run = client.runs(1, "succeeded").runs[0]
+    assert list(client.run_events(run.id))
+    client.cancel_run(client.run(run.id).id)
+    fake.change_health("driver", "unhealthy", "it hangs")
+    client.acknowledge("driver", "mended")
+    client.events("driver", after=0, limit=1, since=datetime.now(UTC))
+    next(client.follow_events(0))
+    lease = client.lease([0], purpose="test")
+    client.renew_lease(client.get_lease(lease.id), 60)
+    client.end_lease(client.leases().leases[0])
+    client.release()
+
+
+def test_all_that_the_client_asks_stands_in_the_agents_document(agent: RunningAgent) -> None:
     paths = httpx.get(f"{agent.url}/openapi.json").json()["paths"]
-    for endpoint in ENDPOINTS:
-        operation = paths[endpoint.path][endpoint.method.lower()]
-        assert {str(status) for status in endpoint.statuses} & set(operation["responses"]), endpoint
-    for call in (
-        calls.devices_text(),
-        calls.runs(1, "queued"),
-        calls.events("driver", 1, 1, datetime.now(UTC)),
-        calls.environment("balanced", 0.5),
-        calls.targets("h100"),
-    ):
-        asked = urlsplit(call.request.path)
-        assert asked.query
-        parameters = {parameter["name"] for parameter in paths[asked.path]["get"]["parameters"]}
-        assert set(parse_qs(asked.query)) <= parameters, call.request.path
+    fake, replies = FakeAgent("cpu:8"), list[httpx.Response]()
+    http = fake.http_client()
+    http.event_hooks["response"].append(replies.append)
+    with Client(http_client=http) as client:
+        call_everything(fake, client)
+    left = {(method, path) for path, operations in paths.items() for method in operations}
+    for reply in replies:
+        url, method = reply.request.url, reply.request.method.lower()
+        path = next(each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), url.path))
+        operation = paths[path][method]
+        assert str(reply.status_code) in operation["responses"], url
+        assert set(url.params) <= {parameter["name"] for parameter in operation.get("parameters", ())}, url
+        left.discard((method, path))
+    assert left == {("get", "/mesh/plan"), ("get", "/batch-size")}, "which are for curl"
 
 
 @both

@@ -21,8 +21,10 @@ SET_HERE = (
 HEAD = """
 import json, os, sys, warnings
 import jax, jax.extend.backend
+from jax._src import xla_bridge
 from meshwright.devices import *
-from meshwright._devices.starting import has_backend_started, is_environment_read
+has_backend_started = xla_bridge.backends_are_initialized
+is_environment_read = lambda: has_backend_started() or xla_bridge._plugins_registered
 says = {}
 """
 
@@ -212,7 +214,6 @@ def test_after_the_start_the_last_applied_environment_counts_and_not_what_was_wr
 def test_plugins_that_are_ready_have_read_the_environment_though_no_backend_runs() -> None:
     says = run(
         """
-        from jax._src import xla_bridge
         xla_bridge._discover_and_register_pjrt_plugins()
         says["started"] = [has_backend_started(), is_environment_read()]
         with warnings.catch_warnings(record=True) as caught:

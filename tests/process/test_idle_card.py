@@ -20,14 +20,7 @@ from tests.process.living import await_end, read_worker
 from tests.process.test_agent_health import plant_host
 
 ROOT = Path(tests.__file__).parents[1]
-CARD_OF_CPU = """
-import sys
-if "meshwright_agent.worker.device" in sys.orig_argv:
-    import meshwright.wire.devices as devices
-    from meshwright_agent.bench import scope
-    devices.parse_platform = lambda name: "gpu"
-    scope.DEFAULTS["quick", False] = scope.DEFAULTS["quick", True]  # sizes for CPUs
-"""
+CARD_OF_CPU = "from tests.fakes.altered import stand_in_for_a_card; stand_in_for_a_card()"
 JOB_PID = 4242
 """The job on GPU 3 of the recorded host."""
 

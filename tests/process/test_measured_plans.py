@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.store.database import Store
+from meshwright.wire.runs import Run
 from tests.agents import RunningAgent, start_agent
-from tests.fakes.measured import build_bench_record, build_bench_result, build_host
-from tests.fakes.stored import build_run
+from tests.fakes.stored import EPOCH, build_record_json, build_run
+from tests.process.kept import keep_runs
 from tests.process.living import ask
 
 TRAINING = {"global_batch": 32, "sequence_length": 4096}
 
 
-async def _write_runs(folder: Path) -> None:
-    """Stores a bench that succeeded and a later one that failed, as an agent that measured here would have."""
-    store = await Store.open(folder / "simulated.sqlite3", clock=SystemClock())
-    for number, state, rate in ((1, "succeeded", 4e14), (2, "failed", 2e14)):
-        records = [build_bench_record(row) for row in build_host(rate)]
-        await store.save_run(build_run(number, state=state, result=build_bench_result(records)))
-    await store.close()
+SIMULATED = {"MESHWRIGHT_SIMULATE": "h100:8"}
+H100 = "NVIDIA H100 80GB HBM3"
+START_S = 2e-4
+"""Of each call; longer than those that were published, so that a rate from which it was not taken is far off."""
+
+
+def build_bench(number: int, state: str, flops_per_s: float) -> Run:
+    """Returns a bench with matmuls of two sizes on each of 8 devices, at this rate beside the start."""
+    records = []
+    for n in (4096, 8192):
+        seconds = START_S + 2 * n**3 / flops_per_s
+        known = {"case": "matmul", "name": "matmul", "axis": None, "axis_size": None, "dtype": "bfloat16"}
+        known |= {"size_bytes": 6 * n * n, "flops_per_s": 2 * n**3 / seconds, "detail": {"device_kind": H100}}
+        known |= {"samples_s": (seconds,) * 3, "median_s": seconds, "p10_s": seconds, "p90_s": seconds}
+        records += [build_record_json(device_indices=(index,), **known) for index in range(8)]
+    about = {"suite": "full", "platform": "gpu", "device_kind": H100, "device_count": 8, "took_s": 60.0}
+    about |= {"jax": "0.10.2", "jaxlib": "0.10.2", "started_at": EPOCH.isoformat()}
+    return build_run(number, state=state, result={**about, "records": records})
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     folder = tmp_path_factory.mktemp("measured")
-    asyncio.run(_write_runs(folder))
-    with start_agent(cpu_devices=None, state_dir=folder, MESHWRIGHT_SIMULATE="h100:8") as agent:
+    keep_runs(folder, [build_bench(1, "succeeded", 4e14), build_bench(2, "failed", 2e14)], **SIMULATED)
+    with start_agent(cpu_devices=None, state_dir=folder, **SIMULATED) as agent:
         yield agent
 
 

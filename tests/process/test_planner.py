@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -19,12 +18,7 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright.errors import ProblemError, WorkerTimeoutError
-from meshwright.planning.request import answer_request
-from meshwright.testing.hardware import build_devices
-from meshwright.wire.mesh import PlanRequest
-from meshwright_agent.agent import Agent
-from meshwright_agent.settings import Settings
+from meshwright.testing import FakeAgent, build_devices
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import is_alive, list_children, list_mapped_files, stopped, worker_pid
 from tests.process.polling import polling
@@ -99,7 +93,8 @@ def test_the_planner_goes_when_nobody_plans() -> None:
 @pytest.mark.parametrize("fields", [{}, {"include_devices": False}, {"dcn": "dp:2", "importance": {"dp": 2, "tp": 1}}])
 def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fields: dict[str, Any]) -> None:
     body = {"mesh": "dp:2,tp:-1", "target": "2*v5e:4x4", **fields}
-    assert ask(host, **body).text == answer_request(PlanRequest.model_validate(body)).model_dump_json()
+    with FakeAgent().http_client() as here:
+        assert ask(host, **body).text == here.post("/mesh/plan", json=body).text
 
 
 @pytest.mark.parametrize(
@@ -116,18 +111,11 @@ def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fiel
     ],
 )
 def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, body: dict[str, Any]) -> None:
-    with pytest.raises(ProblemError) as caught:
-        answer_request(PlanRequest.model_validate(body))
-    refused, reply = caught.value, ask(host, **body)
-    said = reply.json()
-    assert reply.headers["content-type"] == "application/problem+json"
-    assert (reply.status_code, said["code"], said["detail"], said["hint"], said["errors"]) == (
-        refused.status,
-        refused.code,
-        refused.detail,
-        refused.hint,
-        [dict(entry) for entry in refused.errors],
-    )
+    with FakeAgent().http_client() as here:
+        refused, reply = here.post("/mesh/plan", json=body), ask(host, **body)
+    assert refused.headers["content-type"] == reply.headers["content-type"] == "application/problem+json"
+    assert reply.status_code == refused.status_code
+    assert {**reply.json(), "request_id": ""} == {**refused.json(), "request_id": ""}
 
 
 def test_a_plan_for_a_target_is_kept_for_the_ranks_of_a_job(host: RunningAgent) -> None:
@@ -230,26 +218,15 @@ def test_a_planner_that_is_killed_at_work_is_told_and_the_next_request_is_answer
     assert not is_alive(planner)
 
 
-def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("meshwright_agent.answers.plans.PLAN_TIMEOUT_S", 2.0)
-    request = PlanRequest(mesh="dp:8", target="v5e:2x4")
-
-    async def main() -> None:
-        agent = Agent(Settings(state_dir=tmp_path, cpu_devices=2))
-        try:
-            assert (await agent.plans.answer(request)).shown
-            planner = agent.planner.pid
-            assert planner is not None
-            with stopped(planner), pytest.raises(WorkerTimeoutError):
-                await agent.plans.answer(request)
-            assert (await agent.plans.answer(request)).shown
-            assert not is_alive(planner)
-        finally:
-            await agent.planner.close()
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered() -> None:
+    with start_agent(cpu_devices=2, module="tests.fakes.altered", MW_PLAN_TIMEOUT_S="2") as agent:
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+        planner = find_planner(agent)
+        with stopped(planner):
+            reply = ask(agent, mesh="dp:8", target="v5e:2x4")
+        assert (reply.status_code, reply.json()["code"]) == (503, "worker_timeout")
+        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
+        assert not is_alive(planner)
 
 
 @pytest.mark.exhaustive

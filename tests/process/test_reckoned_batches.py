@@ -10,9 +10,7 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright.planning.batch_request import reckon_request
-from meshwright.topology.targets import build_target
-from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask
 
@@ -43,8 +41,8 @@ def post(agent: RunningAgent, **fields: Any) -> httpx.Response:
 def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: RunningAgent) -> None:
     reply = post(host, **ON_V5E)
     assert reply.status_code == 200, reply.text
-    here = reckon_request(BatchSizeRequest.model_validate(ON_V5E))
-    assert reply.json()["reckoned"] == here.model_dump(mode="json")
+    with FakeAgent().http_client() as here:
+        assert reply.json()["reckoned"] == here.post("/batch-size", json=ON_V5E).json()["reckoned"]
     assert (reply.json()["hardware_type"], reply.json()["basis"]) == ("tpu_v5e", "declared")
     assert reply.json()["compiled"] is None
     assert ask(host, "/runs")["runs"] == []
@@ -90,8 +88,10 @@ def test_what_cannot_be_reckoned_is_refused_with_what_works(
 
 def test_a_host_with_figures_is_reckoned_on_itself(simulated: RunningAgent) -> None:
     reply = post(simulated, model="llama3.2-1b", mesh="fsdp:8").json()
-    asked = BatchSizeRequest(model="llama3.2-1b", mesh="fsdp:8")
-    assert reply["reckoned"] == reckon_request(asked, build_target("h100:8")).model_dump(mode="json")
+    with FakeAgent().http_client() as here:
+        asked = {"model": "llama3.2-1b", "mesh": "fsdp:8", "target": "h100:8"}
+        known = here.post("/batch-size", json=asked).json()["reckoned"]
+    assert reply["reckoned"] == {**known, "target": None}
     assert (reply["reckoned"]["target"], reply["hardware_type"]) == (None, "h100")
 
 

@@ -10,11 +10,10 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright.planning.request import answer_request
-from meshwright.wire.mesh import PlanRequest
+from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask, await_end
-from tests.process.step_jobs import needs_tpu_compiler
+from tests.process.slice_environment import needs_tpu_compiler
 
 TRAINING = {"global_batch": 64, "sequence_length": 4096}
 SMALL = {
@@ -41,8 +40,8 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
     reply = post(host, include_devices=False)
     assert reply.status_code == 200, reply.text
     asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING, "include_devices": False}
-    here = answer_request(PlanRequest.model_validate(asked))
-    assert reply.json() == here.model_dump(mode="json")
+    with FakeAgent().http_client() as here:
+        assert reply.json() == here.post("/mesh/plan", json=asked).json()
     assert len(reply.json()["plans"]) == 3
     assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
 

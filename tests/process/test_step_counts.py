@@ -8,14 +8,18 @@ the whole, of an all-reduce and an all-to-all a device's part.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.mesh import Plans
 from meshwright.wire.verification import VerifiedCollective
-from tests.process.step_jobs import V5E, build_job, needs_tpu_compiler, verify
+from tests.process.slice_environment import needs_tpu_compiler
 
 pytestmark = [pytest.mark.exhaustive, needs_tpu_compiler]
 
@@ -51,8 +55,18 @@ Counted = dict[tuple[str, str], tuple[float, float]]
 
 def count(mesh: dict[str, int], model: dict[str, Any] = DENSE) -> Counted:
     """Returns (times, bytes) by axis and kind."""
-    training = TrainingSpec(global_batch=B, sequence_length=S)
-    found = verify(build_job(V5E, mesh, ModelSpec(**model), training))
+    training = {"global_batch": B, "sequence_length": S}
+    asked = {"mesh": mesh, "target": "v5e:2x2", "device_order": "given", "model": model, "training": training}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("meshwright"), "plan", "--local", "--json", "--request", "-"],
+        input=json.dumps({**asked, "verify": "compile"}),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=280,
+        check=True,
+    )
+    found = Plans.model_validate_json(done.stdout).plans[0].verification
+    assert found is not None
     assert found.status == "verified", found.reason
     return add(found.collectives)
 

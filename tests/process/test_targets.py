@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright.topology.model import Topology
-from meshwright.topology.targets import build_target
+from meshwright.testing import FakeAgent
+from meshwright.wire.mesh import Plan
 from tests.fakes.slices import NamedSlice, read_named_slices
 from tests.process.described_job import digest
-from tests.process.slice_environment import run_on_slices
+from tests.process.slice_environment import needs_tpu_compiler, run_on_slices
 
 PROGRAM = Path(__file__).with_name("described_job.py")
 LIMIT_S = 200.0
 
-pytestmark = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
-)
+pytestmark = needs_tpu_compiler
 
 SEVERAL: list[tuple[str, dict[str, Any]]] = [
     ("2*v5e:4x4", {"topology_name": "v5e:4x4", "num_slices": 2}),
@@ -67,10 +63,10 @@ def described(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return dict(zip((name for name, _ in cases), answers, strict=True))
 
 
-def tell(topology: Topology) -> list[str]:
+def tell(plan: Plan) -> list[str]:
     return [
         " ".join(map(str, (device.slice_index or 0, *(device.coords or ()), device.core_on_chip, device.process_index)))
-        for device in topology.devices
+        for device in plan.devices or ()
     ]
 
 
@@ -78,8 +74,13 @@ def tell(topology: Topology) -> list[str]:
     "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name, _ in CASES]
 )
 def test_a_target_is_what_libtpu_describes(described: dict[str, dict[str, Any]], name: str) -> None:
-    topology, told = build_target(name), described[name]
-    assert len(topology.devices) == told["count"]
-    assert {device.kind for device in topology.devices} == {told["kind"]}
-    assert (topology.devices[0].slice_index is not None) == told["has_slice_index"]
-    assert digest(tell(topology)) == told["digest"], "jax.Device.id counts in canonical order"
+    told = described[name]
+    with FakeAgent().client() as client:
+        plan = client.plan("x:-1", target=name, device_order="given")
+        kinds = {chip.chip: chip.kind for chip in client.targets().chips}
+    assert plan.devices is not None
+    assert plan.target is not None
+    assert len(plan.devices) == told["count"]
+    assert kinds[plan.target.rpartition("*")[2].partition(":")[0]] == told["kind"]
+    assert (plan.devices[0].slice_index is not None) == told["has_slice_index"]
+    assert digest(tell(plan)) == told["digest"], "jax.Device.id counts in canonical order"

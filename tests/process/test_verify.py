@@ -15,9 +15,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.request import answer_request
+from meshwright.testing import FakeAgent
 from meshwright.verify import verify
-from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.mesh import Plan
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
 from tests.process import verify_steps as steps
@@ -31,7 +31,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 
 
 def make_plan(target: str = "cpu:4", mesh: str = "dp:2,tp:2") -> Plan:
-    return answer_request(PlanRequest(mesh=mesh, target=target)).plans[0]
+    with FakeAgent().client() as client:
+        return client.plan(mesh, target=target)
 
 
 def list_collectives(found: Verification) -> list[tuple[str, str, float]]:

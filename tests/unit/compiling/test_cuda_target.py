@@ -1,4 +1,4 @@
-"""GPUs as XLA's CUDA compiler is told of them. What the compiler makes of it: tests/process/test_compile_targets.py."""
+"""GPUs as XLA's CUDA compiler is told of them. What the compiler makes of it: test_compile_targets.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes on targets, with the CPU devices of this process. Real compilers: tests/process/test_compile_targets.py."""
+"""Meshes on targets, with the CPU devices of this process. Real compilers: test_compile_targets.py."""
 
 from __future__ import annotations
 

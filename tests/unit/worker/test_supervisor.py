@@ -16,7 +16,7 @@ import pytest
 from meshwright.errors import ProblemError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
 from meshwright_agent.telemetry.request_id import REQUEST_ID
 from meshwright_agent.worker.process import Child, ChildProcess, ChildSpec, Ending, spawn_child
-from meshwright_agent.worker.protocol import Call, Cancel, Failure, Hello, Progress, Result, Stopped
+from meshwright_agent.worker.protocol import Call, Cancel, Failure, FrameError, Hello, Progress, Result, Stopped
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
 from tests.fakes.stored import ManualClock
@@ -104,6 +104,15 @@ def test_a_child_is_not_of_the_request_that_starts_it() -> None:
     spawn.kind = Looking
     live(scenario, spawn=spawn)
     assert seen == [""]
+
+
+def test_arguments_that_json_cannot_say_are_refused_before_anything_starts() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(FrameError):
+            await world.supervisor.call("echo", {"value": float("nan")}, deadline_s=30.0)
+        assert (world.supervisor.state, world.supervisor.generation) == ("stopped", 0)
+
+    live(scenario)
 
 
 def test_each_change_of_state_is_told_and_dated() -> None:

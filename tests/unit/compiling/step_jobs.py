@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-import platform
-import sys
 from typing import Any
-
-import pytest
 
 from meshwright.compiling.child import compile_in_child
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
-
-needs_tpu_compiler = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
-)
 
 V5E = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), name="v5e:2x2")
 TWO_SLICES = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), granules=2, name="2*v5e:2x2")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from meshwright.compiling.compilers import CARDS, read_versions
 from meshwright.compiling.environment import build_compile_environment
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target
+from tests.process.slice_environment import needs_tpu_compiler
 
 PROGRAM = Path(__file__).with_name("compile_target_job.py")
 LIMIT_S = 120.0
@@ -28,9 +28,6 @@ GIB = 2**30
 
 HAS_CUDA = any(name.endswith("-plugin") for name in read_versions("gpu"))
 
-needs_tpu_compiler = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
-)
 needs_cuda_compiler = pytest.mark.skipif(
     not HAS_CUDA, reason="XLA's CUDA compiler is not installed: make test-compile-cuda"
 )
@@ -41,7 +38,7 @@ class Child:
 
     def __init__(self, *, without: str = "", **environment: str) -> None:
         base = {name: value for name, value in os.environ.items() if name not in {"JAX_PLATFORMS", "XLA_FLAGS"}}
-        made = build_compile_environment({**base, "PYTHONPATH": str(PROGRAM.parents[2]), **environment})
+        made = build_compile_environment({**base, "PYTHONPATH": str(PROGRAM.parents[3]), **environment})
         # a file, since a pipe that nobody reads fills up
         self.log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -263,7 +260,7 @@ def test_without_its_plugin_a_gpu_is_not_compiled(child: Child) -> None:
 def test_without_libtpu_a_slice_is_not_compiled(tmp_path: Path) -> None:
     hide = "import sys\nsys.modules['libtpu'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(hide, encoding="utf-8")
-    with Child(PYTHONPATH=os.pathsep.join((str(tmp_path), str(PROGRAM.parents[2])))) as bare:
+    with Child(PYTHONPATH=os.pathsep.join((str(tmp_path), str(PROGRAM.parents[3])))) as bare:
         told = bare.ask({"target": write_tpu("v5e", (2, 2))})
     assert told["not_compiled"].endswith("pip install 'meshwright[compile-tpu]'")
 

@@ -14,7 +14,8 @@ from meshwright.planning.parameters import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
-from tests.process.step_jobs import CPU, TWO_SLICES, V5E, V5P, build_job, needs_tpu_compiler, verify
+from tests.process.slice_environment import needs_tpu_compiler
+from tests.unit.compiling.step_jobs import CPU, TWO_SLICES, V5E, V5P, build_job, verify
 
 MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
 TRAINING = TrainingSpec(global_batch=8, sequence_length=128)

@@ -6,7 +6,8 @@ import pytest
 
 from meshwright.compiling.fit import STALLED
 from meshwright.wire.model import ModelSpec, TrainingSpec
-from tests.process.step_jobs import CPU, V5E, build_job, fit, needs_tpu_compiler, verify
+from tests.process.slice_environment import needs_tpu_compiler
+from tests.unit.compiling.step_jobs import CPU, V5E, build_job, fit, verify
 
 pytestmark = pytest.mark.exhaustive
 

@@ -1,0 +1,171 @@
+"""The supervisor of a worker, as its users see it: one child that is started, called and released.
+
+The only file of the net that knows `meshwright_agent.worker`: a new supervisor changes this file and
+`tests/fakes/faulty_child.py`, and no scenario. `python -m tests.process.supervised OP` is an agent of one child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from meshwright.errors import ProblemError
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.worker.supervisor import CallCancelled as Cancelled
+from meshwright_agent.worker.supervisor import ChildSpec, ReleaseOutcome, Supervisor
+
+__all__ = ["Cancelled", "Child", "Reply", "begin_agent", "fails", "start_by_hand", "start_orphan", "supervise"]
+
+T = TypeVar("T")
+Environment = Callable[[], dict[str, str]]
+ROOT = Path(__file__).parents[2]
+MODULE = "tests.fakes.faulty_child"
+DEADLINE_S = 30.0
+
+
+class Reply(dict[str, Any]):
+    """The result of a call, with the generation of the child that gave it."""
+
+    generation: int
+
+
+class Child:
+    """A supervised child: what `GET /devices` shows of it, and what the agent does with it."""
+
+    def __init__(self, module: str, environment: Environment, limits: dict[str, float]) -> None:
+        spec: Any = {"backoff_initial_s": 0.01, **limits}
+        self._supervisor = Supervisor(ChildSpec("faulty", module, environment, **spec), clock=SystemClock())
+        self.reset = self._supervisor.reset
+        self.start = self._supervisor.start
+        self.close = self._supervisor.close
+
+    @property
+    def state(self) -> str:
+        return self._supervisor.view().state
+
+    @property
+    def generation(self) -> int:
+        return self._supervisor.view().generation
+
+    @property
+    def pid(self) -> int | None:
+        return self._supervisor.view().pid
+
+    @property
+    def last_error(self) -> str | None:
+        return self._supervisor.view().last_error
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        return self._supervisor.log_tail
+
+    async def call(
+        self,
+        op: str,
+        *,
+        deadline_s: float = DEADLINE_S,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+        **arguments: Any,
+    ) -> Reply:
+        answer = await self._supervisor.call(op, arguments, deadline_s=deadline_s, on_progress=on_progress)
+        reply = Reply(answer.result)
+        reply.generation = answer.generation
+        return reply
+
+    async def begin(self, op: str, *, deadline_s: float = DEADLINE_S) -> asyncio.Task[Reply]:
+        """Starts a call in a task of its own and waits for the first progress of its handler."""
+        working = asyncio.Event()
+        task = asyncio.create_task(self.call(op, deadline_s=deadline_s, on_progress=lambda _value: working.set()))
+        await asyncio.wait_for(working.wait(), DEADLINE_S)
+        return task
+
+    async def release(self, reason: str = "released") -> ReleaseOutcome:
+        """Ends the process; returns `took_s`, `killed` and `abandoned_pids`."""
+        return await self._supervisor.release(reason=reason)
+
+
+def build_environment(**variables: str) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **variables}
+
+
+def supervise(
+    scenario: Callable[[Child], Awaitable[T]],
+    *,
+    fault: str = "",
+    module: str = MODULE,
+    environment: Environment | None = None,
+    **limits: float,
+) -> T:
+    """Runs a scenario with a child that has not started, and closes it; nothing may fail on the event loop.
+
+    Args:
+        fault: what the child does wrong when it starts, see `faulty_child.hello`.
+        module: what to run instead of the faulty child.
+        environment: builds the variables of each process.
+        limits: `start_timeout_s`, `cancel_grace_s`, `idle_release_s`, `backoff_initial_s`, `crash_budget`.
+    """
+    failed: list[Any] = []
+    systemd = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
+
+    async def run() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+        child = Child(module, environment or (lambda: build_environment(MESHWRIGHT_FAULT=fault, **systemd)), limits)
+        try:
+            return await asyncio.wait_for(scenario(child), 60)
+        finally:
+            await child.close()
+
+    result = asyncio.run(run())
+    assert not failed
+    return result
+
+
+@contextlib.contextmanager
+def fails(code: str, match: str) -> Iterator[pytest.ExceptionInfo[ProblemError]]:
+    """Expects a problem with this code and these words, and yields it as `.value`."""
+    with pytest.raises(ProblemError, match=match) as caught:
+        yield caught
+    assert caught.value.code == code
+
+
+# ---- processes without a supervisor, and with one that dies ---------------------------------------------------------
+
+
+def start_orphan() -> subprocess.CompletedProcess[str]:
+    """Runs a child as a supervisor does, but one that is gone already: it is not the child's parent."""
+    with open(os.devnull, "r+b") as null:  # noqa: PTH123
+        return start_by_hand(f"--fd={null.fileno()}", "--parent=1", "--generation=1")
+
+
+def start_by_hand(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a child without a supervisor."""
+    command = [sys.executable, "-m", MODULE, *arguments]
+    return subprocess.run(command, env=build_environment(), capture_output=True, text=True, timeout=30, check=False)
+
+
+def begin_agent(op: str) -> subprocess.Popen[str]:
+    """Starts a process that supervises a child; it prints the child's pid once the child works on `op` (or idles)."""
+    command = [sys.executable, "-m", "tests.process.supervised", op]
+    return subprocess.Popen(command, env=build_environment(MESHWRIGHT_FAULT=""), stdout=subprocess.PIPE, text=True)
+
+
+async def _be_agent(op: str) -> None:
+    child = Child(MODULE, lambda: dict(os.environ), {})
+    await child.start()
+    if op != "idle":
+        await child.begin(op, deadline_s=600)
+    print(child.pid, flush=True)
+    await asyncio.sleep(600)
+
+
+if __name__ == "__main__":
+    asyncio.run(_be_agent(sys.argv[1]))

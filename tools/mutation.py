@@ -66,8 +66,8 @@ ROOMS: Final = {
         ("tests/unit/health", "tests/process/test_agent_health.py", "tests/process/test_health_*.py"),
     ),
     "leases": Room(
-        ("service/meshwright_agent/leasing/*.py",),
-        ("tests/unit/leasing", "tests/process/test_leases.py", "tests/process/test_access_leases.py"),
+        ("service/meshwright_agent/leases.py",),
+        ("tests/unit/leases", "tests/process/test_leases.py", "tests/process/test_access_leases.py"),
     ),
     "access": Room(("service/meshwright_agent/access/*.py",), ("tests/unit/access", "tests/process/test_access*.py")),
     "order": Room(

@@ -10,13 +10,14 @@ from typing import Any
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_api
 from meshwright_agent.settings import Settings
+from tests.fakes.stored import build_closed_store
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 
 def build_document() -> dict[str, Any]:
     """Returns the document that the agent serves at /openapi.json."""
-    document: dict[str, Any] = json.loads(json.dumps(build_api(Agent(Settings())).openapi()))
+    document: dict[str, Any] = json.loads(json.dumps(build_api(Agent(Settings(), build_closed_store())).openapi()))
     return document
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_app
 from meshwright_agent.serving.server import serve
 from meshwright_agent.settings import Settings
@@ -39,9 +38,11 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=kind)
     given = vars(parser.parse_args())
     del given["command"]
-    agent = Agent(Settings(**given), clock=JumpingClock(Path(os.environ["MW_CLOCK_OFFSET"])))
     return serve(
-        build_app(agent), agent, on_listening=lambda addresses: print(f"listens on {addresses[0]}, ", flush=True)
+        Settings(**given),
+        build_app,
+        on_listening=lambda addresses: print(f"listens on {addresses[0]}, ", flush=True),
+        clock=JumpingClock(Path(os.environ["MW_CLOCK_OFFSET"])),
     )
 
 

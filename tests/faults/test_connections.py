@@ -15,7 +15,7 @@ import pytest
 
 from meshwright.wire.runs import Progress, Run, RunEvent
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import RUN, Document, Store, StoredEvent
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.faults.causing import WATCHFUL, connect_many, count_descriptors, limit_descriptors, read_cpu_s
 from tests.process.living import ask, await_state, do_bench, read_rss_bytes
@@ -27,8 +27,8 @@ SLOW_CLIENTS = 200
 CLIENTS = 1000
 REQUESTS_EACH = 3
 DEAF_CLIENTS = 20
-EVENTS = 40_000
-WORDS = "x" * 200
+EVENTS = 9_000
+WORDS = "x" * 900
 """A progress message: a run's history of 40,000 of them has more than 10 MB."""
 DEAF_GROWTH_BYTES = 60_000_000
 
@@ -143,15 +143,14 @@ def test_clients_that_never_read_a_long_answer_hold_neither_memory_nor_their_con
 async def write_long_history(state_dir: Path) -> str:
     """Returns the id of a run that has ended and has `EVENTS` events in the store."""
     now = datetime.now(UTC)
-    store = await Store.open(state_dir / "meshwright.sqlite3", clock=SystemClock())
     run = Run(id="run-00000000000a" + "0" * 20, kind="bench", state="succeeded", created_at=now, request={})
     progress = Progress(done=0, total=1, message=WORDS)
-    events = [
-        RunEvent(seq=seq, at=now, type="progress", run_id=run.id, state="running", progress=progress)
-        for seq in range(1, EVENTS + 1)
-    ]
-    await store.save_run(run, events=events)
-    await store.close()
+    events = []
+    for seq in range(1, EVENTS + 1):
+        event = RunEvent(seq=seq, at=now, type="progress", run_id=run.id, state="running", progress=progress)
+        events.append(StoredEvent(f"{RUN}/{run.id}", seq, now.timestamp(), event.model_dump_json()))
+    async with Store.open(state_dir / "meshwright.sqlite3", clock=SystemClock()) as store:
+        await store.write(Document(RUN, run.id, run.model_dump_json(), run.state), events=events)
     return run.id
 
 

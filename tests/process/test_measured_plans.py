@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import RUN, Document, Store
 from tests.agents import RunningAgent, start_agent
 from tests.fakes.measured import build_bench_record, build_bench_result, build_host
 from tests.fakes.stored import build_run
@@ -22,11 +22,11 @@ TRAINING = {"global_batch": 32, "sequence_length": 4096}
 
 async def _write_runs(folder: Path) -> None:
     """Stores a bench that succeeded and a later one that failed, as an agent that measured here would have."""
-    store = await Store.open(folder / "simulated.sqlite3", clock=SystemClock())
-    for number, state, rate in ((1, "succeeded", 4e14), (2, "failed", 2e14)):
-        records = [build_bench_record(row) for row in build_host(rate)]
-        await store.save_run(build_run(number, state=state, result=build_bench_result(records)))
-    await store.close()
+    async with Store.open(folder / "simulated.sqlite3", clock=SystemClock()) as store:
+        for number, state, rate in ((1, "succeeded", 4e14), (2, "failed", 2e14)):
+            records = [build_bench_record(row) for row in build_host(rate)]
+            run = build_run(number, state=state, result=build_bench_result(records))
+            await store.write(Document(RUN, run.id, run.model_dump_json(), run.state))
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.agent import Agent
 from meshwright_agent.settings import Settings
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.fakes.stored import build_closed_store
 from tests.process.living import is_alive, list_children, list_mapped_files, stopped, worker_pid
 from tests.process.polling import polling
 
@@ -236,7 +237,7 @@ def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered(
     request = PlanRequest(mesh="dp:8", target="v5e:2x4")
 
     async def main() -> None:
-        agent = Agent(Settings(state_dir=tmp_path, cpu_devices=2))
+        agent = Agent(Settings(state_dir=tmp_path, cpu_devices=2), build_closed_store(tmp_path))
         try:
             assert (await agent.plans.answer(request)).shown
             planner = agent.planner.pid

@@ -75,8 +75,8 @@ _ORDER: Final = (
 
 ROOMS: Final = {
     "leases": Room(
-        ("service/meshwright_agent/leasing/*.py",),
-        (("tests/unit/leasing",), ("tests/golden", "-k", "leases")),
+        ("service/meshwright_agent/leases.py",),
+        (("tests/unit/leases",), ("tests/golden", "-k", "leases")),
         ("tests/process/test_leases.py",),
     ),
     "access": Room(

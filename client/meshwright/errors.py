@@ -32,8 +32,7 @@
         │   └── ComponentNotFoundError      component_not_found      404
         ├── ConflictError               wait, or settle it with whoever is in the way
         │   ├── DeviceBusyError             device_busy              409
-        │   ├── DeviceLeasedError           device_leased            409
-        │   └── IdempotencyConflictError    idempotency_conflict     409
+        │   └── DeviceLeasedError           device_leased            409
         ├── QueueFullError              queue_full               429   try again after `retry_after_s`
         ├── UnavailableError            try again, or look at the agent
         │   ├── NotReadyError               not_ready                503
@@ -279,12 +278,6 @@ class DeviceBusyError(ConflictError, code="device_busy", status=409, title="The 
 
 class DeviceLeasedError(ConflictError, code="device_leased", status=409, title="The device is leased"):
     """Somebody has reserved the device."""
-
-
-class IdempotencyConflictError(
-    ConflictError, code="idempotency_conflict", status=409, title="The idempotency key was used for another request"
-):
-    """This Idempotency-Key was used before, with another request."""
 
 
 class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="The run was cancelled"):

@@ -85,7 +85,7 @@ case $? in
 esac
 exec 9>&-
 
-ask lease --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
+ask lease --id "slurm-$job" --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
 
 # The agent gives back what its own worker holds; what other jobs on this node hold is theirs, and is no failure.
 ask release && exit 0

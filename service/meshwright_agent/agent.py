@@ -6,10 +6,10 @@ Rule: this process touches no device and imports no jax; whatever may block runs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from meshwright.errors import StoreUnavailableError
@@ -36,11 +36,10 @@ from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.job_environment import describe_job_environment
 from meshwright_agent.labels import LabelFile, Sighting
-from meshwright_agent.leasing.book import LeaseBook
-from meshwright_agent.leasing.desk import LeaseDesk
-from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.leases import LeaseRegistry, LeaseService
+from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import Store
 from meshwright_agent.telemetry.durations import RELEASE_BOUNDS_S, Durations
 from meshwright_agent.worker.children import (
     build_compiler_spec,
@@ -58,23 +57,25 @@ DRAIN_TIMEOUT_S: Final = 5.0
 
 
 class Agent:
-    """Owns the children, the store and the queue of one host."""
+    """Owns the children and the queue of one host, and works on an open store; complete when constructed."""
 
     def __init__(
         self,
         settings: Settings,
+        store: Store,
         *,
         clock: Clock | None = None,
         boot: BootClock | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
+        self.store = store
         self.clock = clock or SystemClock()
         self.draining = False
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
         self.doorkeeper = Doorkeeper(settings, self.clock)
-        self.history = History(clock=self.clock, keep=settings.keep_events, on_tick=self._settle_health)
+        self.history = History(store, clock=self.clock)
         self.board = HealthBoard(
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
         )
@@ -87,20 +88,13 @@ class Agent:
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
-        self.book = LeaseBook(
-            self.clock, boot or read_boot_clock(settings.proc_root), on_change=lambda: self.picture.note_lease()
-        )
-        self.own_health = OwnHealth(
-            store=lambda: self.store,
-            board=self.board,
-            settings=settings,
-            clock=self.clock,
-            on_writable=self._save_unsaved,
-        )
+        self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.proc_root))
+        self.runs = RunQueue(store, clock=self.clock)
+        self.own_health = OwnHealth(store, board=self.board, settings=settings, clock=self.clock)
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
         self.picture = HostPicture(
             self.host,
-            book=self.book,
+            registry=self.registry,
             board=self.board,
             measured=lambda: self.benches.measurements.tell(self.clock.now()),
             clock=self.clock,
@@ -109,16 +103,15 @@ class Agent:
         self.leases = self._build_leases()
         self.plans = PlanMaker(
             self.planner,
-            store=lambda: self.store,
+            store,
             here=self.picture.here,
             tell_here=self.picture.tell_here,
         )
         self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
-        self.compiles = Compiles(self.compiler, settings=settings, store=lambda: self.store)
-        self._evidence = Evidence(self.compiles, self.plans, lambda: self.runs)
+        self.compiles = Compiles(self.compiler, store, settings=settings)
+        self._evidence = Evidence(self.compiles, self.plans, self.runs)
         self.batch_sizes = BatchSizes(self.plans, self._evidence, self.picture.topology)
-        self._store: Store | None = None
-        self._runs: RunQueue | None = None
+        self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.releases = Durations(RELEASE_BOUNDS_S)
         self.count_connections: Callable[[], int] | None = None
@@ -139,7 +132,7 @@ class Agent:
             settings=self.settings,
             clock=self.clock,
             stays=stays,
-            is_reserved=lambda: bool(self.book.active()),
+            is_reserved=lambda: bool(self.registry.active()),
             history=self.history,
             on_look=lambda: self.benches.note_look(),
         )
@@ -149,21 +142,21 @@ class Agent:
             self.device,
             self.host,
             devices=self.picture.devices,
-            runs=lambda: self.runs,
-            book=self.book,
+            runs=self.runs,
+            registry=self.registry,
             settings=self.settings,
             clock=self.clock,
             spawn=self._spawn,
         )
 
-    def _build_leases(self) -> LeaseDesk:
-        return LeaseDesk(
-            self.book,
-            store=lambda: self.store,
+    def _build_leases(self) -> LeaseService:
+        return LeaseService(
+            self.registry,
+            self.store,
             devices=self.picture.devices,
             view=self.picture.view,
             find_runs=self.benches.find_in_the_way,
-            make_way=self._make_way,
+            free=self._make_way,
             clock=self.clock,
             spawn=self._spawn,
         )
@@ -188,33 +181,28 @@ class Agent:
     # ---- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Opens the store, then starts looking at the host; returns before the first look has ended. May be repeated.
+        """Reads what is stored, then starts to observe the host; does not wait for the first look. May be repeated.
 
         Raises:
-            StoreUnavailableError: the state directory cannot be used, or another agent uses it.
+            StoreUnavailableError: the store does not answer.
         """
-        if self._store is not None:
+        if self._has_started:
             return
-        self._store = await Store.open(
-            self.settings.state_dir / ("meshwright.sqlite3" if self.settings.simulate is None else "simulated.sqlite3"),
-            clock=self.clock,
-            keep_runs=self.settings.keep_runs,
-        )
-        await self.history.open(self._store)
+        self._has_started = True
+        await self.history.recall()
         if isinstance(self.host, HostWatch):
             self.host.recall()
-        await self._store.finish_interrupted("the agent stopped while this run was under way")
-        self._runs = RunQueue(self._store, self.benches.execute, clock=self.clock)
-        await self._runs.start()
-        await self.benches.recall(self._store)
-        await self.leases.start()
+        await self.runs.finish_interrupted()
+        await self.benches.recall()
+        await self.leases.recall()
+        self._spawn(self.leases.run())
         self.doorkeeper.start()
         self._spawn(self.doorkeeper.tell(self.board.report))
         self._spawn(self.host.run())
         if self.settings.label_file is not None:
             self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
         self._spawn(self.own_health.run())
-        self._spawn(self.history.run())
+        self._spawn(self.history.run(self.board.settle))
         self._spawn(self._forget_gone())
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -230,13 +218,10 @@ class Agent:
         self.draining = True
         self.history.end_following()
         self.picture.note_change()
-        ending: list[Coroutine[Any, Any, Any]] = [self.plans.close(DRAIN_TIMEOUT_S / 4)]
-        if self._runs:
-            ending.append(self._runs.close("the agent is shutting down"))
-        await asyncio.gather(*ending)
+        await asyncio.gather(self.plans.close(DRAIN_TIMEOUT_S / 4), self.runs.close("the agent is shutting down"))
 
     async def close(self) -> None:
-        """Drains, then ends the children and closes the store."""
+        """Drains, then ends the children; the store is closed by its owner."""
         await self.drain()
         self.doorkeeper.close()
         for task in self._tasks:
@@ -244,39 +229,13 @@ class Agent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         children = (self.device, self.probe, self.planner, self.compiler)
         await asyncio.gather(*(child.close() for child in children))
-        if self._store:
+        with contextlib.suppress(StoreUnavailableError):
             await self.history.flush()
-            await self._store.close()
-
-    async def _save_unsaved(self) -> None:
-        await self.runs.save_unsaved()
 
     def _on_worker_change(self) -> None:
         self._openings.note(self.device.view())
         self.watch.note_worker()
         self.picture.note_change()
-
-    @property
-    def store(self) -> Store:
-        """The store.
-
-        Raises:
-            StoreUnavailableError: the agent has not started, or has stopped.
-        """
-        if self._store is None:
-            raise StoreUnavailableError("the store is not open", hint="wait until GET /readyz answers 200")
-        return self._store
-
-    @property
-    def runs(self) -> RunQueue:
-        """The queue of runs.
-
-        Raises:
-            StoreUnavailableError: the agent has not started.
-        """
-        if self._runs is None:
-            raise StoreUnavailableError("the queue of runs is not open", hint="wait until GET /readyz answers 200")
-        return self._runs
 
     # ---- what is here ------------------------------------------------------------------------------------------
 
@@ -300,9 +259,6 @@ class Agent:
     def health(self) -> Health:
         """Returns every component's state."""
         return self.board.view(self.clock.now())
-
-    def _settle_health(self, now: datetime) -> None:
-        self.board.settle(now)
 
     async def _forget_gone(self) -> None:
         """Forgets the states of components that are not here any more, when each that is has had its first look."""
@@ -356,18 +312,17 @@ class Agent:
 
     # ---- plans, and what jobs need to know ---------------------------------------------------------------------
 
-    async def plan(self, request: PlanRequest | bytes, key: str | None = None) -> PlanAnswer | Run:
+    async def plan(self, request: PlanRequest | bytes) -> PlanAnswer | Run:
         """Returns plans; where the compiler is to be asked and has not said it before, the run that asks it.
 
         Args:
             request: the request, or its JSON.
-            key: the caller's Idempotency-Key.
 
         Raises:
             ProblemError: see `PlanMaker.answer_body` and `Evidence.settle_plans`.
         """
         answering = self.plans.answer_body(request) if isinstance(request, bytes) else self.plans.answer(request)
-        return await self._evidence.settle_plans(await answering, key)
+        return await self._evidence.settle_plans(await answering)
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
         """Returns the variables that a job here should start with; InvalidRequestError as of the function."""

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -110,7 +111,6 @@ def doctor(
 
 def _serve(settings: Settings) -> int:
     from meshwright_agent.access.errors import AccessSettingsError
-    from meshwright_agent.agent import Agent
     from meshwright_agent.api.app import build_app
     from meshwright_agent.descriptors import raise_descriptor_limit
     from meshwright_agent.serving.claim import HostTakenError
@@ -123,10 +123,9 @@ def _serve(settings: Settings) -> int:
     try:
         with logging_to_stderr(settings.log_format, settings.log_level), sending:
             raise_descriptor_limit()
-            agent = Agent(settings)
             refused: RefusedConnections = Counter()
             with _claiming(settings) as tell:
-                return serve(build_app(agent, refused), agent, on_listening=tell, refused=refused)
+                return serve(settings, partial(build_app, refused=refused), on_listening=tell, refused=refused)
     except (CannotListenError, StoreUnavailableError, TracingUnavailableError, HostTakenError) as error:
         typer.echo(str(error), err=True)
         return 1

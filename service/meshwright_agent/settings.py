@@ -113,8 +113,6 @@ class Settings(BaseSettings):
         le=1 << 25,
         description="the same for POST /mesh/plan, whose topology may be many hosts",
     )
-    keep_runs: int = Field(default=1000, ge=1, description="finished runs to keep")
-    keep_events: int = Field(default=10000, ge=1, description="events of health to keep")
     expect: str = Field(
         default="",
         description="devices that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, cards of "
@@ -136,6 +134,11 @@ class Settings(BaseSettings):
     sysfs_root: Path = Field(default=Path("/sys"), description="for containers that mount the host's elsewhere")
     proc_root: Path = Field(default=Path("/proc"), description="likewise")
     dev_root: Path = Field(default=Path("/dev"), description="likewise")
+
+    @property
+    def database_path(self) -> Path:
+        """The file of the agent's store; a simulated host has one of its own."""
+        return self.state_dir / ("meshwright.sqlite3" if self.simulate is None else "simulated.sqlite3")
 
     @field_validator(*_PATHS, mode="before")
     @classmethod

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 from datetime import timedelta
 from pathlib import Path
 
+from meshwright.errors import RunNotFoundError, StoreUnavailableError
 from meshwright.wire.health import HealthEvent
 from meshwright.wire.leases import Lease, LeasedDevice
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
 from meshwright_agent.health.memory import Fault, HealthMemory
+from meshwright_agent.leases import StoredLease, _build_document
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
-from meshwright_agent.store.idempotency import KeyUse
-from meshwright_agent.store.leases import StoredLease
+from meshwright_agent.store import COMPILE, HEALTH, PLAN, RECORD, RUN, Document, Store, StoredEvent
 from tests.fakes.stored import EPOCH, ManualBoot, ManualClock, build_event, build_plan, build_record_json, build_run
 
 NAME = "simulated.sqlite3"
@@ -51,23 +53,25 @@ def build_memory() -> str:
 
 
 async def fill(store: Store) -> None:
-    """Writes rows into every table."""
+    """Writes documents of every kind and events of every stream."""
     for number in range(1, RUNS + 1):
         queued = build_run(number)
-        use = KeyUse.of(f"key-{number}", "bench", queued.request)
-        await store.save_run(queued, events=[build_event(queued, 1)], key=use)
-        if number < RUNS:
-            await store.save_run(_end(queued))
-    held = [StoredLease(build_lease(number), "boot-1", 4000.0) for number in range(LEASES)]
-    for lease in held:
-        await store.save_leases([lease], key=KeyUse.of(f"key-{lease.lease.id}", "leases", {}))
-    await store.save_leases(ended={held[-1].lease.id: "ended by request"})
+        run = queued if number == RUNS else _end(queued)
+        event = StoredEvent(f"{RUN}/{run.id}", 1, EPOCH.timestamp(), build_event(queued, 1).model_dump_json())
+        await store.write(Document(RUN, run.id, run.model_dump_json(), run.state), events=[event])
+    for number in range(LEASES):
+        held = StoredLease(lease=build_lease(number), boot_id="boot-1", until_s=4000.0)
+        await store.write(_build_document(held, "ended by request" if number == LEASES - 1 else ""))
     events = [build_health_event(seq) for seq in range(1, EVENTS + 1)]
-    await store.save_health(events, memory=build_memory(), keep=1000)
+    rows = [StoredEvent(HEALTH, each.seq, each.at.timestamp(), each.model_dump_json()) for each in events]
+    await store.write(Document(HEALTH, "memory", build_memory()), events=rows)
     for number in range(1, 6):
-        await store.put_plan(f"mw1-{number:032x}", build_plan(number).model_dump_json())
-        await store.put_verification(f"key-{number}", '{"status": "verified"}')
-    await store.check()
+        plan = build_plan(number)
+        await store.write(
+            Document(PLAN, f"mw1-{number:032x}", plan.model_dump_json()),
+            Document(COMPILE, f"key-{number}", '{"status": "verified"}'),
+            Document(RECORD, f"[{number}]", json.dumps({"run_id": "run-0001", "record": build_record_json()})),
+        )
 
 
 def _end(queued: Run) -> Run:
@@ -75,15 +79,11 @@ def _end(queued: Run) -> Run:
 
 
 def write_database(folder: Path) -> Path:
-    """Returns a file with rows in every table, closed, its journal folded in."""
+    """Returns a file with something of everything, closed, its journal folded in."""
 
     async def main() -> None:
-        store = await Store.open(folder / NAME, clock=ManualClock())
-        await fill(store)
-        run = build_run(1, state="succeeded", finished_at=EPOCH)
-        record = build_event(run, 2, type="record", record=build_record_json())
-        await store.save_run(run, events=[record])
-        await store.close()
+        async with Store.open(folder / NAME, clock=ManualClock()) as store:
+            await fill(store)
 
     asyncio.run(main())
     return folder / NAME
@@ -106,30 +106,31 @@ def start_on(folder: Path) -> str:
     """Starts an agent on a database and reads what routes read; returns what `store` says of itself then."""
 
     async def main() -> str:
-        agent = Agent(Settings(simulate="h100:8", state_dir=folder), clock=ManualClock(), boot=ManualBoot(), environ={})
-        await agent.start()
-        try:
-            await _read_all(agent)
-            return f"{agent.board.state('store', agent.clock.now())}: {_find_reason(agent)}"
-        finally:
-            await agent.close()
+        settings = Settings(simulate="h100:8", state_dir=folder)
+        async with Store.open(settings.database_path, clock=ManualClock()) as store:
+            agent = Agent(settings, store, clock=ManualClock(), boot=ManualBoot(), environ={})
+            await agent.start()
+            try:
+                await _read_all(agent)
+                return f"{agent.board.state('store', agent.clock.now())}: {_find_reason(agent)}"
+            finally:
+                await agent.close()
 
     return asyncio.run(main())
 
 
 async def _read_all(agent: Agent) -> None:
-    await agent.runs.list(limit=100, state=None)
-    await agent.runs.list(limit=100, state="succeeded")
-    await agent.store.latest_bench()
+    await agent.runs.list_runs(limit=100)
+    await agent.runs.list_runs(limit=100, state="succeeded")
+    await agent.runs.read_latest_bench()
     await agent.history.list_events(after=None, limit=100)
-    await agent.history.list_events(after=0, limit=100)
     for number in range(1, RUNS + 1):
-        await agent.store.events_after(f"run-{number:04}", 0)
-        await agent.store.get_plan(f"mw1-{number:032x}")
-        await agent.store.get_verification(f"key-{number}")
-        await agent.store.recall_key(f"key-{number}")
-    agent.leases.list()
-    await agent.own_health.look()
+        with contextlib.suppress(StoreUnavailableError, RunNotFoundError):
+            await agent.runs.get(f"run-{number:04}")
+        await agent.store.get(PLAN, f"mw1-{number:032x}")
+        await agent.store.get(COMPILE, f"key-{number}")
+    agent.leases.list_leases()
+    await agent.own_health.check()
 
 
 def _find_reason(agent: Agent) -> str:

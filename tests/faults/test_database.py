@@ -49,7 +49,7 @@ def test_a_file_that_is_overwritten_while_it_is_used_is_said_so_and_set_aside_by
             assert httpx.get(f"{agent.url}{path}").status_code == 200, path
         assert agent.stop() == 0
     with start_agent(cpu_devices=2, state_dir=tmp_path) as again:
-        (kept,) = (path for path in tmp_path.glob(f"{NAME}.damaged-*Z"))
+        (kept,) = (path for path in tmp_path.glob(f"{NAME}.set-aside-*Z"))
         assert kept.name in await_state(again, "store", "degraded")["reason"]
         assert ask(again, "/runs")["runs"] == []
         assert do_bench(again)
@@ -68,17 +68,21 @@ def test_a_database_that_another_process_holds_refuses_the_start_until_it_is_let
         wait_for(lambda: ask(after, f"/runs/{done}")["state"] == "succeeded", after, limit_s=10)
 
 
-def test_a_database_of_a_newer_agent_is_refused_by_number_and_left_alone(tmp_path: Path) -> None:
-    newer = sqlite3.connect(tmp_path / NAME)
-    newer.execute("PRAGMA user_version = 1000")
-    newer.execute("CREATE TABLE future (content TEXT)")
-    newer.commit()
-    newer.close()
-    refused = serve_and_leave(tmp_path, "--cpu-devices", "1")
-    assert refused.returncode == 1
-    assert "has schema 1000, written by a newer agent" in refused.stderr
-    assert "--state-dir" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    kept = sqlite3.connect(tmp_path / NAME)
-    assert kept.execute("SELECT name FROM sqlite_master").fetchall() == [("future",)]
-    kept.close()
+def test_an_upgrade_and_a_downgrade_keep_leases_and_set_all_else_aside(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=2, state_dir=tmp_path) as before:
+        body = {"devices": [0], "purpose": "slurm job 7", "ttl_s": 3600}
+        assert httpx.put(f"{before.url}/leases/slurm-7", json=body, timeout=30).status_code == 201
+        do_bench(before)
+        assert before.stop() == 0
+    for number in (1000, 1):
+        other = sqlite3.connect(tmp_path / NAME)
+        other.execute(f"PRAGMA user_version = {number}")
+        other.close()
+        with start_agent(cpu_devices=2, state_dir=tmp_path) as after:
+            assert [lease["id"] for lease in ask(after, "/leases")["leases"]] == ["slurm-7"]
+            assert ask(after, "/runs")["runs"] == []
+            seen = await_state(after, "store", "degraded")["reason"]
+            assert f"has the schema {number}" in seen
+            assert "1 lease(s) were taken over" in seen
+            assert after.stop() == 0
+    assert len(list(tmp_path.glob(f"{NAME}.set-aside-*Z"))) == 2

@@ -139,7 +139,7 @@ FIRST: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/runs", None),
     ("GET", "/leases", None),
     ("GET", "/placement/bench", None),
-    ("POST", "/leases", {"purpose": "test", "devices": [0]}),
+    ("PUT", "/leases/a", {"purpose": "test", "devices": [0]}),
 )
 
 

@@ -47,5 +47,5 @@ def test_a_kill_at_any_moment_of_a_bench_leaves_no_run_under_way_and_no_child(tm
         assert cancelled, "no kill met a bench: the moments are spread too far"
         assert all("the agent stopped while this run was under way" in run["error"]["detail"] for run in cancelled)
         assert len(ask(agent, "/runs?limit=1000")["runs"]) == MOMENTS
-        assert not list(tmp_path.glob("*.damaged-*"))
+        assert not list(tmp_path.glob("*.set-aside-*"))
         assert do_bench(agent)

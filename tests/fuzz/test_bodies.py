@@ -42,7 +42,7 @@ SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ),
     ("/batch-size", {"model": MODEL, "target": "h100:8", "mesh": {"fsdp": 8}}),
     ("/placement/bench", {"suite": "quick", "cases": ["host_to_device"], "sizes_bytes": [4096]}),
-    ("/leases", {"devices": [0, 1], "purpose": "job 7", "ttl_s": 30.0, "preemptible": True}),
+    ("/leases/slurm-1", {"devices": [0, 1], "purpose": "job 7", "ttl_s": 30.0, "preemptible": True}),
     ("/devices/release", {}),
     ("/health/acknowledge", {"component": "device:0", "reason": "seen"}),
 )
@@ -94,12 +94,13 @@ def test_no_body_that_is_json_makes_a_server_error(agent: RunningAgent) -> None:
         for number in range(scale(BODIES)):
             path, seed = SEEDS[number % len(SEEDS)]
             body = json.dumps(mutate(seed, chance))
-            response = http.post(path, content=body, headers={"Content-Type": "application/json"})
+            method = "PUT" if path.startswith("/leases") else "POST"
+            response = http.request(method, path, content=body, headers={"Content-Type": "application/json"})
             assert response.status_code < 500, f"{path} {body[:2000]} → {response.status_code} {response.text[:500]}"
             statuses.add(response.status_code)
             if response.status_code == 202:
                 http.delete(response.headers["location"])
-            if path == "/leases" and response.status_code == 201:
+            if path.startswith("/leases") and response.status_code == 201:
                 http.delete(f"/leases/{response.json()['id']}")
     assert {200, 422} <= statuses
     assert agent.process.poll() is None

@@ -128,7 +128,7 @@ HOSTS: Final[Mapping[str, Host]] = {
     ),
     "one missing": _on("dgx-h100", gpus={7: None}, settings={"EXPECT": "8*h100"}),
     "chip gone": _on("tpu-v5p-4", remove=("sys/bus/pci/devices/0000:86:00.0",)),
-    "leased": _on("dgx-h100", first=(("POST", "/leases", {"devices": [0, 1], "purpose": "slurm job 4711"}),)),
+    "leased": _on("dgx-h100", first=(("PUT", "/leases/slurm-4711", {"devices": [0, 1], "purpose": "slurm job 4711"}),)),
     "tokens": _on(
         "dgx-h100",
         settings={"TOKENS_FILE": "{folder}/tokens"},

@@ -20,8 +20,10 @@ def keep_runs(state_dir: Path, runs: Iterable[Run], events: Iterable[RunEvent] =
         assert agent.stop() == 0
     (file,) = state_dir.glob("*.sqlite3")
     with contextlib.closing(sqlite3.connect(file)) as connection, connection:
-        for position, run in enumerate(runs, 1):
-            row = (run.id, run.state, position, run.model_dump_json())
-            connection.execute("INSERT INTO runs (id, state, finished_position, body) VALUES (?, ?, ?, ?)", row)
-        rows = ((event.run_id, event.seq, event.model_dump_json()) for event in events)
-        connection.executemany("INSERT INTO events (run_id, seq, body) VALUES (?, ?, ?)", rows)
+        put = "INSERT INTO documents (kind, key, state, size, body) VALUES ('run', ?, ?, ?, ?)"
+        bodies = ((run, run.model_dump_json()) for run in runs)
+        connection.executemany(put, ((run.id, run.state, len(body), body) for run, body in bodies))
+        put = "INSERT INTO events (stream, seq, at, size, body) VALUES (?, ?, ?, ?, ?)"
+        told = ((event, event.model_dump_json()) for event in events)
+        rows = ((f"run/{event.run_id}", event.seq, event.at.timestamp(), len(body), body) for event, body in told)
+        connection.executemany(put, rows)

@@ -157,10 +157,9 @@ def release(agent: RunningAgent) -> dict[str, Any]:
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def post_bench(agent: RunningAgent, body: dict[str, Any], **headers: str) -> httpx.Response:
-    """Sends a bench; underscores in header names are hyphens."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(f"{agent.url}/placement/bench", json=body, headers=named, timeout=30)
+def post_bench(agent: RunningAgent, body: dict[str, Any]) -> httpx.Response:
+    """Sends a bench."""
+    return httpx.post(f"{agent.url}/placement/bench", json=body, timeout=30)
 
 
 def submit(agent: RunningAgent, body: dict[str, Any]) -> str:

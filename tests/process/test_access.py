@@ -251,7 +251,8 @@ def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened
     def post(path: str, number: int, body: dict[str, Any]) -> httpx.Response:
         return guarded.ask("POST", path, "operate", headers={"X-Request-ID": f"made-{number}"}, json=body)
 
-    lease_id = post("/leases", 1, {"devices": [0], "purpose": "a test"}).json()["id"]
+    lease_id, body = "slurm-4711", {"devices": [0], "purpose": "a test"}
+    guarded.ask("PUT", f"/leases/{lease_id}", "operate", headers={"X-Request-ID": "made-1"}, json=body)
     assert post("/placement/bench", 2, {"devices": [0]}).status_code == 409
     run_id = post("/placement/bench", 3, {"lease": lease_id, "cases": ["matmul"]}).json()["id"]
     guarded.ask("DELETE", f"/runs/{run_id}", "operate")
@@ -265,7 +266,7 @@ def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened
 
     wait_for(lambda: len(lines()) >= 4, guarded.agent, limit_s=30)
     assert lines() == [
-        f"method=POST path=/leases devices=0 lease={lease_id} status=201 request_id=made-1",
+        f"method=PUT path=/leases/{lease_id} devices=0 lease={lease_id} status=201 request_id=made-1",
         "method=POST path=/placement/bench devices=0 status=409 request_id=made-2",
         f"method=POST path=/placement/bench devices=all run={run_id} status=202 request_id=made-3",
         f"method=DELETE path=/leases/{lease_id} devices=0 status=200 request_id=made-4",

@@ -18,7 +18,7 @@ def _ask(agent: RunningAgent, secret: str, method: str, path: str, **body: Any) 
 
 
 def _take(agent: RunningAgent, secret: str, device: int) -> str:
-    made = _ask(agent, secret, "POST", "/leases", devices=[device], purpose="slurm job 7", ttl_s=600)
+    made = _ask(agent, secret, "PUT", f"/leases/slurm-{device}", devices=[device], purpose="slurm job 7", ttl_s=600)
     assert made.status_code == 201, made.text
     lease: dict[str, Any] = made.json()
     return str(lease["id"])
@@ -35,14 +35,17 @@ def test_a_lease_is_renewed_and_ended_by_the_token_that_took_it_or_by_an_admin_a
         leases = [_take(agent, prolog, device) for device in range(4)]
     with start_agent(cpu_devices=4, state_dir=tmp_path / "state", **settings) as agent:
         wait_for(lambda: len(_ask(agent, admin, "GET", "/leases").json()["leases"]) == 4, agent)
-        for method, route, body in (("DELETE", "", {}), ("POST", "/renew", {"ttl_s": 1})):
-            refused = _ask(agent, trainer, method, f"/leases/{leases[0]}{route}", **body)
+        own = f"/leases/{leases[0]}"
+        again: dict[str, Any] = {"devices": [0], "purpose": "mine"}
+        bench: dict[str, Any] = {"cases": ["matmul"], "devices": [0], "lease": leases[0]}
+        for method, path, body in (("DELETE", own, {}), ("PUT", own, again), ("POST", "/placement/bench", bench)):
+            refused = _ask(agent, trainer, method, path, **body)
             assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
-            assert "was taken by prolog, and trainer asks" in refused.json()["detail"]
+            assert "belongs to prolog, and trainer asks" in refused.json()["detail"]
         kept = _ask(agent, trainer, "GET", f"/leases/{leases[0]}").json()
         assert (kept["owner"], kept["expires_in_s"] > 100) == ("prolog", True)
-        renewed = _ask(agent, prolog, "POST", f"/leases/{leases[0]}/renew", ttl_s=900)
-        assert renewed.json()["expires_in_s"] > 800
+        renewed = _ask(agent, prolog, "PUT", f"/leases/{leases[0]}", devices=[0], purpose="slurm job 7", ttl_s=900)
+        assert (renewed.status_code, renewed.json()["expires_in_s"] > 800) == (200, True)
         assert _ask(agent, prolog, "DELETE", f"/leases/{leases[0]}").status_code == 200
         assert _ask(agent, admin, "DELETE", f"/leases/{leases[1]}").status_code == 200
         transport = httpx.HTTPTransport(uds=str(agent.uds))

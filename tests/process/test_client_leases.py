@@ -20,7 +20,6 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import (
     ComponentNotFoundError,
     DeviceLeasedError,
-    IdempotencyConflictError,
     LeaseNotFoundError,
     MeshwrightError,
 )
@@ -128,16 +127,16 @@ def test_the_fake_agent_leases_as_the_real_one_does(host: RunningAgent) -> None:
         assert _behave(real) == _behave(fake)
 
 
-def test_a_key_that_was_used_for_another_lease_is_refused_by_both(host: RunningAgent) -> None:
+def test_an_id_is_renewed_or_refused_by_both_alike(host: RunningAgent) -> None:
     fake = FakeAgent("cpu:8")
     codes = []
     for http in (httpx.Client(base_url=host.url), fake.http_client()):
         with http:
-            for purpose in ("a", "a", "b"):
-                reply = http.post("/leases", json={"purpose": purpose}, headers={"Idempotency-Key": "k-1"})
+            for lease_id, devices in (("a", [0]), ("a", [0]), ("a", [1]), (".a", [2])):
+                reply = http.put(f"/leases/{lease_id}", json={"purpose": "x", "devices": devices})
                 codes.append((reply.status_code, reply.json().get("code")))
-    refused = (409, IdempotencyConflictError.code)
-    assert codes == [(201, None), (200, None), refused] * 2
+            http.delete("/leases/a")
+    assert codes == [(201, None), (200, None), (409, "device_leased"), (422, "invalid_request")] * 2
 
 
 @pytest.mark.exhaustive

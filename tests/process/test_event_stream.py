@@ -47,16 +47,16 @@ def test_a_listener_without_an_id_hears_what_comes_alone(agent: RunningAgent) ->
 def test_a_path_that_is_no_utf_8_costs_neither_health_nor_history(tmp_path: Path) -> None:
     folder = Path(f"{tmp_path}/state\udcff")
     with start_agent(cpu_devices=1, state_dir=folder, **QUICK) as agent:
-        seen = await_state(agent, "disk", "healthy")
+        seen = await_state(agent, "store", "healthy")
         assert "state\\udcff" in seen["reason"]
-        told = wait_for(lambda: httpx.get(f"{agent.url}/events?component=disk").json()["events"], agent)
+        told = wait_for(lambda: httpx.get(f"{agent.url}/events?component=store").json()["events"], agent)
         assert "state\\udcff" in told[0]["reason"]
 
 
 def test_a_stream_that_is_cut_and_resumed_tells_each_event_once(agent: RunningAgent) -> None:
     told: list[str] = []
     for number in range(5):
-        httpx.post(f"{agent.url}/health/acknowledge", json={"component": "disk", "reason": f"{number}"}, timeout=30)
+        httpx.post(f"{agent.url}/health/acknowledge", json={"component": "store", "reason": f"{number}"}, timeout=30)
     last = httpx.get(f"{agent.url}/events").json()["last_seq"]
 
     def hear_one(seen: str) -> str:

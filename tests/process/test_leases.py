@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,13 @@ def _without_leases(request: pytest.FixtureRequest) -> Iterator[None]:
             httpx.delete(f"{host.url}/leases/{lease['id']}", timeout=30)
 
 
-def post_lease(agent: RunningAgent, devices: Any = "all", *, key: str | None = None, **fields: Any) -> httpx.Response:
-    headers = {} if key is None else {"Idempotency-Key": key}
+def put_lease(agent: RunningAgent, devices: Any = "all", *, lease_id: str = "", **fields: Any) -> httpx.Response:
     body = {"devices": devices, "purpose": "test", **fields}
-    return httpx.post(f"{agent.url}/leases", json=body, headers=headers, timeout=60)
+    return httpx.put(f"{agent.url}/leases/{lease_id or uuid.uuid4().hex}", json=body, timeout=60)
 
 
 def lease(agent: RunningAgent, devices: Any = "all", **fields: Any) -> dict[str, Any]:
-    reply = post_lease(agent, devices, **fields)
+    reply = put_lease(agent, devices, **fields)
     assert reply.status_code == 201, reply.text
     made: dict[str, Any] = reply.json()
     assert reply.headers["location"] == f"/leases/{made['id']}"
@@ -72,7 +72,8 @@ def test_a_lease_is_made_read_renewed_and_ended_once(host: RunningAgent) -> None
     made = lease(host, [0, 1], purpose="slurm job 7", ttl_s=100)
     assert ask(host, "/leases")["leases"][0]["purpose"] == "slurm job 7"
     assert 0 < ask(host, f"/leases/{made['id']}")["expires_in_s"] <= 100
-    renewed = httpx.post(f"{host.url}/leases/{made['id']}/renew", json={"ttl_s": 500}, timeout=30)
+    renewed = put_lease(host, [0, 1], lease_id=made["id"], ttl_s=500)
+    assert renewed.status_code == 200
     assert 400 < renewed.json()["expires_in_s"] <= 500
     path = f"{host.url}/leases/{made['id']}"
     assert httpx.delete(path, timeout=30).json()["id"] == made["id"]
@@ -93,26 +94,34 @@ def test_a_lease_is_made_read_renewed_and_ended_once(host: RunningAgent) -> None
 def test_a_wrong_request_is_told_what_works_and_reserves_nothing(
     host: RunningAgent, fields: dict[str, Any], detail: str, hint: str
 ) -> None:
-    reply = post_lease(host, **{"devices": [0], **fields})
+    reply = put_lease(host, **{"devices": [0], **fields})
     assert reply.status_code == 422
     assert reply.json()["detail"].startswith(detail)
     assert hint in reply.json()["hint"]
     assert ask(host, "/leases")["leases"] == []
 
 
-def test_one_key_is_one_lease(host: RunningAgent) -> None:
-    first = post_lease(host, [2], key="lease-key-1")
-    second = post_lease(host, [2], key="lease-key-1")
-    other = post_lease(host, [3], key="lease-key-1")
-    assert [reply.status_code for reply in (first, second, other)] == [201, 200, 409]
-    assert first.json()["id"] == second.json()["id"]
-    assert other.json()["code"] == "idempotency_conflict"
+def test_one_id_is_one_lease_at_a_time(host: RunningAgent) -> None:
+    replies = [put_lease(host, [device], lease_id="slurm-4711", purpose=name) for device, name in ((2, "a"), (2, "b"))]
+    other = put_lease(host, [3], lease_id="slurm-4711")
+    assert [reply.status_code for reply in (*replies, other)] == [201, 200, 409]
+    assert (replies[1].json()["purpose"], other.json()["code"]) == ("b", "device_leased")
+    assert "it holds device 2, and device 3 is asked for" in other.json()["detail"]
+    httpx.delete(f"{host.url}/leases/slurm-4711", timeout=30)
+    assert put_lease(host, [3], lease_id="slurm-4711").status_code == 201
+
+
+@pytest.mark.parametrize("lease_id", [".a", "a" * 65, "a b", "%C3%A4"])
+def test_an_id_that_is_not_allowed_is_refused_with_the_rule(host: RunningAgent, lease_id: str) -> None:
+    reply = put_lease(host, [0], lease_id=lease_id)
+    assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, "lease_id")
+    assert ask(host, "/leases")["leases"] == []
 
 
 def test_a_running_bench_gives_way_and_a_preemptible_lease_is_refused(host: RunningAgent) -> None:
     run_id = start_long_bench(host)
     waiting = post_bench(host, LONG).json()["id"]
-    refused = post_lease(host, [0], preemptible=True)
+    refused = put_lease(host, [0], preemptible=True)
     assert (refused.status_code, refused.json()["code"]) == (409, "device_busy")
     assert read_run(host, run_id)["state"] == "running"
     made = lease(host, [0], purpose="slurm job 7")
@@ -180,7 +189,7 @@ def test_what_only_leases_are_in_the_way_of_is_409_and_says_which_and_what_works
         assert f"leased by {made['id']} (slurm job 7)" in refused.json()["detail"]
         assert works in refused.json()["hint"]
     assert (plan(host, mesh="x:9").status_code, plan(host, mesh="x:9").json()["code"]) == (422, "plan_infeasible")
-    for reply in (post_lease(host, "all"), post_bench(host, QUICK)):
+    for reply in (put_lease(host, "all"), post_bench(host, QUICK)):
         assert (reply.status_code, reply.json()["code"]) == (409, "device_leased")
         assert '"devices": [3, 4, 5, 6, 7]' in reply.json()["hint"]
 
@@ -190,7 +199,7 @@ def test_where_all_devices_are_leased_every_request_for_some_is_409(host: Runnin
     model = {"model": "llama3-8b", "training": {"global_batch": 8, "sequence_length": 128}}
     asked = [{"mesh": "x:-1"}, {"mesh": "x:8"}, {"mesh": "x:2", "devices": {"count": 2}}, model]
     replies = [plan(host, **fields) for fields in asked]
-    replies += [post_bench(host, QUICK), post_lease(host, {"count": 1}), post_lease(host, [4])]
+    replies += [post_bench(host, QUICK), put_lease(host, {"count": 1}), put_lease(host, [4])]
     replies += [httpx.get(f"{host.url}/mesh/plan?mesh=x:-1", timeout=60)]
     for reply in replies:
         assert (reply.status_code, reply.json()["code"]) == (409, "device_leased"), reply.text
@@ -204,17 +213,17 @@ def test_a_number_of_devices_is_leased_of_those_that_are_free(host: RunningAgent
 
     lease(host, [0, 3], purpose="slurm job 7")
     assert take(4, purpose="evaluation", preemptible=True) == [1, 2, 4, 5]
-    refused = post_lease(host, {"count": 3}, preemptible=True)
+    refused = put_lease(host, {"count": 3}, preemptible=True)
     assert (refused.status_code, "ask for 2 or fewer" in refused.json()["hint"]) == (409, True)
     assert take(2) == [6, 7]
     assert len(take(3, purpose="slurm job 8")) == 3  # from the preemptible lease
     assert sorted(each["purpose"] for each in ask(host, "/leases")["leases"]) == ["slurm job 7", "slurm job 8", "test"]
-    refused = post_lease(host, {"count": 2})
+    refused = put_lease(host, {"count": 2})
     assert "slurm job 8" in refused.json()["detail"]
-    refused = post_lease(host, {"count": 9})
+    refused = put_lease(host, {"count": 9})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
     for wrong in ({"count": 0}, {"count": "2"}, {"count": True}, {"count": None}, {"counts": 2}, {}):
-        assert post_lease(host, wrong).json()["code"] == "invalid_request"
+        assert put_lease(host, wrong).json()["code"] == "invalid_request"
 
 
 def test_the_devices_say_who_has_leased_them_and_for_how_long(host: RunningAgent) -> None:

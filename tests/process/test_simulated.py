@@ -69,12 +69,10 @@ def test_the_devices_are_the_targets(simulated: RunningAgent) -> None:
 def test_nothing_is_healthy_but_what_is_the_agents_own(simulated: RunningAgent) -> None:
     await_state(simulated, "store", "healthy")
     await_state(simulated, "simulated", "unknown")
-    await_state(simulated, "disk", "healthy")
     health = ask(simulated, "/health")
     assert {part["name"]: part["state"] for part in health["components"]} == {
         "simulated": "unknown",
         "store": "healthy",
-        "disk": "healthy",
     }
     assert health["state"] == "unknown"
 

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,6 @@ from typing import Final
 
 import httpx
 
-from meshwright_agent.store.leases import KEEP_ENDED
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.documents import ROOT
 from tests.process.living import RELEASE_LIMIT_S, await_state, do_bench, end_leases
@@ -28,12 +28,9 @@ LOG: Final = ROOT / "build/soak-agent.log"
 SAMPLE_EVERY_S: Final = 2.0
 SETTINGS: Final = {
     "MESHWRIGHT_CRASH_BUDGET": "1000000",  # the kills are ours
-    "MESHWRIGHT_KEEP_RUNS": "100",
-    "MESHWRIGHT_KEEP_EVENTS": "30",
     "MESHWRIGHT_PROBE_INTERVAL_S": "5",
     "MESHWRIGHT_LOG_LEVEL": "warning",
 }
-"""Kept rows are few, so that their bound is met early and growth beyond it shows."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Soaked:
 
 def soak(minutes: float, seed: int = 0) -> Soaked:
     """Returns what so many minutes of load did to an agent of its own."""
-    with start_agent(cpu_devices=4, **SETTINGS) as agent:
+    with start_agent(cpu_devices=4, module="tests.soak.small", **SETTINGS) as agent:
         await_state(agent, "driver", "healthy")
         _fill_leases(agent)
         load, samples, began_s = Load(agent, seed), list[Sample](), time.monotonic()
@@ -74,10 +71,10 @@ def soak(minutes: float, seed: int = 0) -> Soaked:
 
 
 def _fill_leases(agent: RunningAgent) -> None:
-    """Makes and ends as many leases as are kept, which no setting makes fewer."""
+    """Makes and ends more leases than `small` keeps."""
     with httpx.Client(base_url=agent.url, timeout=60) as http:
-        for _ in range(KEEP_ENDED):
-            lease = http.post("/leases", json={"purpose": "soak"}).raise_for_status().json()
+        for _ in range(110):
+            lease = http.put(f"/leases/{uuid.uuid4().hex}", json={"purpose": "soak"}).raise_for_status().json()
             http.delete(f"/leases/{lease['id']}").raise_for_status()
 
 

@@ -140,7 +140,7 @@ def cancel(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def _post_bench(http: httpx.Client, chance: random.Random, body: dict[str, Any]) -> httpx.Response:
-    return http.post("/placement/bench", json=body, headers={"Idempotency-Key": f"soak-{chance.getrandbits(64):x}"})
+    return http.post("/placement/bench", json=body)
 
 
 def listen(load: Load, http: httpx.Client, chance: random.Random) -> None:
@@ -172,7 +172,10 @@ def reserve(load: Load, http: httpx.Client, chance: random.Random) -> None:
     """Leases a device or all, which pre-empts a bench; gives it back, or lets it run out."""
     load.ended.wait(chance.uniform(1, 6))
     wanted = {"devices": chance.choice(("all", [0], [1, 2])), "purpose": "soak", "ttl_s": chance.uniform(0.2, 2)}
-    lease = load.take("leases", http.post("/leases", json={**wanted, "preemptible": chance.random() < 0.3}))
+    lease = load.take(
+        "leases",
+        http.put(f"/leases/soak-{chance.getrandbits(64):x}", json={**wanted, "preemptible": chance.random() < 0.3}),
+    )
     if "id" in lease and chance.random() < 0.5:
         load.ended.wait(chance.uniform(0, 1))
         load.take("leases", http.delete(f"/leases/{lease['id']}"))

@@ -23,9 +23,8 @@ class Sample:
     Attributes:
         orphans: events of runs that are no longer kept.
         most_events: of one run that is kept.
-        rows: of each table but `events`: how many those are depends on how many of the kept runs came to their end (six
-            events each, three of one that was cancelled), and so on the machine's pace. They are bounded by `orphans`,
-            `most_events` and the number of runs.
+        rows: documents of each kind, and events but those of runs, which `orphans`, `most_events` and the number of
+            runs bound: how many those are depends on the machine's pace.
     """
 
     at_s: float
@@ -73,22 +72,22 @@ def count_events(path: Path) -> tuple[int, int]:
     """Returns how many events belong to no run, and the most that one run has."""
     with _reading(path) as connection:
         (orphans,) = connection.execute(
-            "SELECT COUNT(*) FROM events WHERE run_id NOT IN (SELECT id FROM runs)"
+            "SELECT COUNT(*) FROM events WHERE stream LIKE 'run/%' "
+            "AND stream NOT IN (SELECT 'run/' || key FROM documents WHERE kind = 'run')"
         ).fetchone()
         (most,) = connection.execute(
-            "SELECT COALESCE(MAX(events), 0) FROM (SELECT COUNT(*) AS events FROM events GROUP BY run_id)"
+            "SELECT COALESCE(MAX(number), 0) FROM "
+            "(SELECT COUNT(*) AS number FROM events WHERE stream LIKE 'run/%' GROUP BY stream)"
         ).fetchone()
     return orphans, most
 
 
 def count_rows(path: Path) -> dict[str, int]:
-    """Returns how many rows each table of the file has but `events`; one that a later schema adds is among them."""
+    """Returns how many documents there are of each kind, and how many events of all streams but those of runs."""
     with _reading(path) as connection:
-        tables = connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name != 'events' AND name NOT LIKE 'sqlite_%' "
-            "ORDER BY name"
-        ).fetchall()
-        return {table: connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for (table,) in tables}
+        kinds = connection.execute("SELECT kind, COUNT(*) FROM documents GROUP BY kind ORDER BY kind").fetchall()
+        streams = "SELECT stream, COUNT(*) FROM events WHERE stream NOT LIKE 'run/%' GROUP BY stream"
+        return dict(kinds) | {f"{name} events": count for name, count in connection.execute(streams)}
 
 
 def _reading(path: Path) -> contextlib.closing[sqlite3.Connection]:

@@ -72,16 +72,15 @@ def test_every_figure_of_a_sample_is_watched() -> None:
     assert len(WATCHED) == len(Sample.__dataclass_fields__) - len({"at_s", "rows"})
 
 
-def test_rows_are_counted_in_every_table_there_is(tmp_path: Path) -> None:
+def test_documents_are_counted_by_kind_and_events_of_runs_apart(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.sqlite3") as connection:
-        connection.execute("CREATE TABLE one (a)")
-        connection.execute("CREATE TABLE later (b)")
-        connection.execute("INSERT INTO later VALUES (1)")
-        connection.execute("CREATE TABLE runs (id)")
-        connection.execute("CREATE TABLE events (run_id)")
-        connection.execute("INSERT INTO runs VALUES ('a')")
-        connection.executemany("INSERT INTO events VALUES (?)", [("a",), ("a",), ("gone",)])
-    assert count_rows(tmp_path / "a.sqlite3") == {"later": 1, "one": 0, "runs": 1}
+        connection.execute("CREATE TABLE documents (kind, key)")
+        connection.execute("CREATE TABLE events (stream)")
+        connection.executemany("INSERT INTO documents VALUES (?, ?)", [("run", "a"), ("plan", "b"), ("plan", "c")])
+        streams = ["run/a", "run/a", "run/gone", "health"]
+        connection.executemany("INSERT INTO events VALUES (?)", [(stream,) for stream in streams])
+    connection.close()
+    assert count_rows(tmp_path / "a.sqlite3") == {"plan": 2, "run": 1, "health events": 1}
     assert count_events(tmp_path / "a.sqlite3") == (1, 2)
 
 

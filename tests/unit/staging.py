@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from meshwright.wire.runs import Run, RunEvent
-from meshwright_agent.runs.queue import Emit, RunQueue
-from meshwright_agent.store.database import Store
+from meshwright_agent import runs as module
+from meshwright_agent.runs import Emit, RunQueue
+from meshwright_agent.store import Store
 from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import opened
 
@@ -63,8 +66,7 @@ class Stage:
         self.queue, self.bench, self.store, self.clock = queue, bench, store, clock
 
     async def submit(self, **request: Any) -> str:
-        run, _ = await self.queue.submit("bench", request)
-        return run.id
+        return (await self.queue.submit("bench", request, self.bench.execute)).id
 
     async def submit_running(self) -> str:
         run_id = await self.submit()
@@ -75,6 +77,12 @@ class Stage:
         async for _ in self.queue.events(run_id):
             pass
         return await self.queue.get(run_id)
+
+    async def stored(self, run_id: str) -> Run:
+        """Returns a run as the store has it."""
+        document = await self.store.get("run", run_id)
+        assert document is not None
+        return Run.model_validate_json(document.body)
 
     async def events(self, run_id: str, after: int = 0) -> list[RunEvent]:
         return [event async for event in self.queue.events(run_id, after)]
@@ -87,19 +95,22 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def play(tmp_path: Path, act: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
-    """Runs `act` with a started queue, and closes it."""
-    store_options = {name: options.pop(name) for name in ("timeout_s", "keep_runs") if name in options}
+    """Runs `act` with a queue, and closes it; options are constants of the module, or `timeout_s` of the store."""
+    store_options = {"timeout_s": options.pop("timeout_s")} if "timeout_s" in options else {}
 
     async def main() -> None:
         clock, bench = ManualClock(), Bench()
         async with opened(tmp_path / "s.sqlite3", clock=clock, **store_options) as store:
-            queue = RunQueue(store, bench.execute, **({"clock": clock} | options))
-            await queue.start()
+            queue = RunQueue(store, clock=clock)
+            await queue.finish_interrupted()
             async with asyncio.timeout(60):
                 await act(Stage(queue, bench, store, clock))
                 await queue.close("the test ended")
 
-    asyncio.run(main())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in options.items():
+            patch.setattr(module, name, value)
+        asyncio.run(main())
 
 
 def states(events: list[RunEvent]) -> list[str]:

@@ -18,11 +18,11 @@ from meshwright_agent.answers.benches import SCRAPED_MOST
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.planner import parse_here
-from tests.fakes.stored import build_record_json
+from tests.fakes.stored import build_closed_store, build_record_json
 
 
 def build_agent(folder: Path, count: int = 8) -> Agent:
-    agent = Agent(Settings(cpu_devices=count, state_dir=folder), environ={})
+    agent = Agent(Settings(cpu_devices=count, state_dir=folder), build_closed_store(folder), environ={})
     devices: list[dict[str, Any]] = [{"id": index, "kind": "cpu", "platform": "cpu"} for index in range(count)]
     view = {"platform": "cpu", "jax": "0.0", "jaxlib": "0.0", "process_index": 0, "devices": devices}
     agent.watch.sight = Sight(jax=view, jax_at=agent.clock.now(), jax_generation=1)
@@ -67,7 +67,7 @@ def test_a_plan_that_cannot_be_stored_is_answered_and_says_so(tmp_path: Path) ->
 
 
 def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
-    agent = Agent(Settings(cpu_devices=8, state_dir=tmp_path), environ={})
+    agent = Agent(Settings(cpu_devices=8, state_dir=tmp_path), build_closed_store(tmp_path), environ={})
     with pytest.raises(NotReadyError):
         plan(agent, mesh="x:8")
 
@@ -79,7 +79,9 @@ def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
 def test_a_job_is_told_what_its_platform_reads_and_what_was_asked_for(
     tmp_path: Path, simulated: str, variables: dict[str, str]
 ) -> None:
-    agent = Agent(Settings(simulate=simulated, state_dir=tmp_path), environ={"JAX_ENABLE_X64": "1"})
+    agent = Agent(
+        Settings(simulate=simulated, state_dir=tmp_path), build_closed_store(tmp_path), environ={"JAX_ENABLE_X64": "1"}
+    )
     assert agent.environment("balanced", None).variables == variables
     fake = FakeAgent(simulated.replace("2x4", "8"))
     with fake.client() as client:
@@ -107,7 +109,9 @@ def test_a_scrape_sees_so_many_records_and_no_more(tmp_path: Path) -> None:
 
 def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for_a_look(tmp_path: Path) -> None:
     agent = Agent(
-        Settings(state_dir=tmp_path, probe_interval_s=0.005, stale_after_s=0.01, start_timeout_s=0.01), environ={}
+        Settings(state_dir=tmp_path, probe_interval_s=0.005, stale_after_s=0.01, start_timeout_s=0.01),
+        build_closed_store(tmp_path),
+        environ={},
     )
     for name in ("store", "device:9"):
         agent.history.memory.note_state(name, "healthy", agent.started_at)

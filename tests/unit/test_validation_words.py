@@ -221,7 +221,7 @@ def test_a_field_is_named_as_it_was_sent_even_where_it_looks_like_a_type() -> No
 
 
 def test_a_header_and_a_parameter_are_named_and_not_called_the_body() -> None:
-    for place, name in (("header", "Idempotency-Key"), ("query", "memory-fraction")):
+    for place, name in (("header", "last-event-id"), ("query", "memory-fraction")):
         found = {
             "type": "string_too_short",
             "loc": (place, name),

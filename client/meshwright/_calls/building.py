@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -21,11 +20,19 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One request, and how its answer is read: `read(answer, host)`."""
+    """One request, and how its answer is read: `read(answer, host)`.
+
+    Attributes:
+        makes_run: the agent makes a run of each request, so that one whose answer is lost is not sent again.
+        gone: the answer where the request was sent again after a lost answer and finds nothing (404); None: that is an
+            error.
+    """
 
     endpoint: Endpoint[Any]
     request: Request
     read: Callable[[Answer, str], T]
+    makes_run: bool = False
+    gone: Answer | None = None
 
     @property
     def statuses(self) -> frozenset[int]:
@@ -52,8 +59,8 @@ def build_model(
     fields: Mapping[str, Any] | None = None,
     parts: dict[str, str] | None = None,
     query: Mapping[str, object] | None = None,
-    is_keyed: bool = False,
-    key: str | None = None,
+    makes_run: bool = False,
+    gone: BaseModel | None = None,
 ) -> Call[R]:
     """Returns a call whose answer is the endpoint's model.
 
@@ -62,8 +69,8 @@ def build_model(
         fields: of its request.
         parts: of its path.
         query: behind its path.
-        is_keyed: carries an Idempotency-Key where the endpoint does not always.
-        key: the caller's own Idempotency-Key; None: one made here, where one is carried.
+        makes_run: makes a run where the endpoint does not always.
+        gone: the answer where a repetition finds nothing.
 
     Raises:
         InvalidRequestError: the fields are not those of the endpoint's request, or a part of the path is none.
@@ -75,10 +82,16 @@ def build_model(
     if endpoint.request is not None:
         headers["Content-Type"] = "application/json"
         body = _write_body(build_request_model(endpoint.request, fields or {}))
-    if endpoint.is_keyed or is_keyed:
-        headers["Idempotency-Key"] = uuid.uuid4().hex if key is None else key
     request = Request(endpoint.method, path, headers, body)
-    return Call(endpoint, request, lambda answer, host: read_reply(model, answer, request, host))
+    return Call(
+        endpoint,
+        request,
+        lambda answer, host: read_reply(model, answer, request, host),
+        makes_run=endpoint.makes_run or makes_run,
+        gone=None
+        if gone is None
+        else Answer(200, {"content-type": "application/json"}, gone.model_dump_json().encode()),
+    )
 
 
 def _write_body(request: BaseModel) -> bytes:

@@ -87,7 +87,7 @@ def release() -> Call[Release]:
 
 
 def plans(mesh: MeshLike | MeshSpec | None, **options: Unpack[PlanOptions]) -> Call[Plans]:
-    """`POST /mesh/plan`; where it asks the compiler, with an Idempotency-Key made here, once per call.
+    """`POST /mesh/plan`; where it asks the compiler, it makes a run.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
@@ -97,7 +97,7 @@ def plans(mesh: MeshLike | MeshSpec | None, **options: Unpack[PlanOptions]) -> C
         given["lease"] = own.id
     said = {name: write_model(value) if name in _MODELS else write_sequence(value) for name, value in given.items()}
     fields = {"mesh": None if mesh is None else write_mesh(mesh), **said}
-    return build_model(endpoints.PLAN, fields=fields, is_keyed=options.get("verify", "none") != "none")
+    return build_model(endpoints.PLAN, fields=fields, makes_run=options.get("verify", "none") != "none")
 
 
 _MODELS: Final = ("model", "training", "search")
@@ -115,7 +115,7 @@ def best_plan(call: Call[Plans]) -> Call[Plan]:
     def read(answer: Answer, host: str) -> Plan:
         return take_best(call.read(answer, host), asked=str(call.request), host=host)
 
-    return Call(call.endpoint, call.request, read)
+    return Call(call.endpoint, call.request, read, makes_run=call.makes_run)
 
 
 def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
@@ -149,7 +149,7 @@ def batch_size(
     memory_strategy: MemoryStrategyName = "balanced",
     verify: Verify = "none",
 ) -> Call[BatchSize]:
-    """`POST /batch-size`; where it asks the compiler, with an Idempotency-Key made here, once per call.
+    """`POST /batch-size`; where it asks the compiler, it makes a run.
 
     Raises:
         InvalidRequestError: an argument has the wrong type, or the batch is < 1.
@@ -166,11 +166,11 @@ def batch_size(
         "memory_strategy": memory_strategy,
         "verify": verify,
     }
-    return build_model(endpoints.BATCH_SIZE, fields=fields, is_keyed=verify != "none")
+    return build_model(endpoints.BATCH_SIZE, fields=fields, makes_run=verify != "none")
 
 
 def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[Run]:
-    """`POST /placement/bench`, with an Idempotency-Key made here, once per call.
+    """`POST /placement/bench`.
 
     Raises:
         InvalidRequestError: an argument has the wrong type or is out of range.

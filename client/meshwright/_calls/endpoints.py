@@ -1,8 +1,7 @@
 """Every route of the agent, once: method, path, what it answers, and how a repeated request is taken.
 
-All of them may be repeated: GETs and DELETE by nature, plans and batch sizes because they are functions of
-the request, a release because releasing twice is releasing, a bench and a lease because their Idempotency-Key makes
-them the same run and the same lease.
+All of them may be repeated (a lease has an id that the client makes), except a request that makes a run: a bench, and
+a plan or batch size that asks the compiler. Where its answer is lost, it is not sent again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents
-from meshwright.wire.leases import Lease, LeaseRenewal, LeaseRequest, Leases
+from meshwright.wire.leases import Lease, LeaseRequest, Leases
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
@@ -37,8 +36,7 @@ class Endpoint(Generic[R]):
         reply: the model of the answer; `str` for plain text, `dict` for JSON without a model.
         request: the model of the body, or None.
         statuses: those that are answers; all others are errors.
-        is_keyed: true where every request makes a run or a lease, so that it carries an Idempotency-Key; a plan and a
-            batch size carry one where the compiler is asked.
+        makes_run: true where every request makes a run.
         is_retried: false where the question is how things stand right now.
     """
 
@@ -47,7 +45,7 @@ class Endpoint(Generic[R]):
     reply: type[R]
     request: type[BaseModel] | None = None
     statuses: frozenset[int] = frozenset({200})
-    is_keyed: bool = False
+    makes_run: bool = False
     is_retried: bool = True
 
     def build_path(self, parts: Mapping[str, str], query: Mapping[str, object]) -> str:
@@ -82,7 +80,7 @@ PLAN: Final = Endpoint("POST", "/mesh/plan", Plans, request=PlanRequest, statuse
 STORED_PLAN: Final = Endpoint("GET", "/mesh/plan/{fingerprint}", Plans)
 BATCH_SIZE: Final = Endpoint("POST", "/batch-size", BatchSize, request=BatchSizeRequest, statuses=frozenset({200, 202}))
 SUBMIT_BENCH: Final = Endpoint(
-    "POST", "/placement/bench", Run, request=BenchRequest, statuses=frozenset({200, 202}), is_keyed=True
+    "POST", "/placement/bench", Run, request=BenchRequest, statuses=frozenset({200, 202}), makes_run=True
 )
 LATEST_BENCH: Final = Endpoint("GET", "/placement/bench", LatestBench)
 RUNS: Final = Endpoint("GET", "/runs", RunList)
@@ -92,10 +90,9 @@ CANCEL_RUN: Final = Endpoint("DELETE", "/runs/{run_id}", Run, statuses=frozenset
 ENVIRONMENT: Final = Endpoint("GET", "/environment", Environment)
 TARGETS: Final = Endpoint("GET", "/targets", Targets)
 METRICS: Final = Endpoint("GET", "/metrics", str)
-LEASE: Final = Endpoint("POST", "/leases", Lease, request=LeaseRequest, statuses=frozenset({200, 201}), is_keyed=True)
+PUT_LEASE: Final = Endpoint("PUT", "/leases/{lease_id}", Lease, request=LeaseRequest, statuses=frozenset({200, 201}))
 LEASES: Final = Endpoint("GET", "/leases", Leases)
 GET_LEASE: Final = Endpoint("GET", "/leases/{lease_id}", Lease)
-RENEW_LEASE: Final = Endpoint("POST", "/leases/{lease_id}/renew", Lease, request=LeaseRenewal)
 END_LEASE: Final = Endpoint("DELETE", "/leases/{lease_id}", Lease)
 EVENTS: Final = Endpoint("GET", "/events", HealthEvents)
 EVENT_STREAM: Final = Endpoint("GET", "/events/stream", str)

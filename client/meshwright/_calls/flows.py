@@ -19,7 +19,14 @@ from meshwright._calls import calls
 from meshwright._calls.building import Call
 from meshwright._calls.endpoints import Endpoint
 from meshwright._calls.messages import Answer, Failure, Outcome, Request
-from meshwright._calls.outcomes import RetryPolicy, build_error, build_problem_error, decide_retry, read_reply
+from meshwright._calls.outcomes import (
+    RetryPolicy,
+    build_error,
+    build_problem_error,
+    decide_retry,
+    is_lost_answer,
+    read_reply,
+)
 from meshwright._calls.sse import Frame, SseParser
 from meshwright.errors import AgentTimeoutError, RunCancelledError, RunFailedError
 from meshwright.wire.bench import BenchRecord, BenchResult
@@ -31,6 +38,8 @@ SHORTEST_WINDOW_S: Final = 0.2
 CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 ACCEPTED: Final = 202
+NOT_FOUND: Final = 404
+RUN_HINT: Final = "the agent may have made the run all the same: see GET /runs before you ask again"
 MIN_ANSWER_S: Final = 1.0
 """However near the deadline is, a request that is sent is given so long."""
 
@@ -152,9 +161,14 @@ def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flo
     """Sends until there is an answer; a kept-alive connection that turns out to be dead costs no retry, once."""
     deadline = deadline or Deadline()
     policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
-    retries, stale, waited_s = 0, 0, 0.0
+    retries, stale, waited_s, is_lost = 0, 0, 0.0, False
     while True:
         outcome: Outcome = yield Send(call.request, _answer_time(deadline))
+        if call.makes_run and is_lost_answer(outcome):
+            raise build_error(outcome, call.request, link.host, hint=RUN_HINT)
+        if call.gone is not None and is_lost and isinstance(outcome, Answer) and outcome.status == NOT_FOUND:
+            return call.gone
+        is_lost = is_lost or is_lost_answer(outcome)
         if isinstance(outcome, Failure) and outcome.kind == "stale" and not stale:
             stale = 1
             continue

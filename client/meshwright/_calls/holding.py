@@ -13,7 +13,7 @@ from typing import Final
 from meshwright._calls import leases
 from meshwright._calls.building import Call
 from meshwright._calls.flows import CANCEL_TIMEOUT_S, Deadline, Flow, Link, Pause, Send, exchange
-from meshwright._calls.messages import Answer
+from meshwright._calls.messages import Request
 from meshwright.errors import DeviceLeasedError, LeaseNotFoundError, MeshwrightError
 from meshwright.wire.leases import Lease
 
@@ -109,18 +109,42 @@ def take(call: Call[Lease], link: Link, wait_s: float) -> Flow[Lease]:
         except (MeshwrightError, GeneratorExit):
             raise
         except BaseException:  # the caller was interrupted: what the agent has reserved meanwhile, nobody would end
-            yield from _withdraw(call, link)
+            yield Send(Request("DELETE", call.request.path, {"Accept": "application/json"}), CANCEL_TIMEOUT_S)
             raise
         else:
             return lease
 
 
-def _withdraw(call: Call[Lease], link: Link) -> Flow[None]:
-    """Ends the lease that a request has made, if it has: asked again with its key, the agent answers with it."""
-    outcome = yield Send(call.request, CANCEL_TIMEOUT_S)
-    if isinstance(outcome, Answer) and outcome.status in call.statuses:
-        lease = call.read(outcome, link.host)
-        yield Send(leases.end_lease(lease).request, CANCEL_TIMEOUT_S)
+def find(lease: Lease | str, link: Link, deadline: Deadline | None = None) -> Flow[Lease]:
+    """Returns a lease as it stands now.
+
+    Raises:
+        LeaseNotFoundError: it has ended, or never was.
+    """
+    lease = yield from exchange(leases.get_lease(lease), link, deadline)
+    return lease
+
+
+def renew(lease: Lease | str, link: Link, ttl_s: float, deadline: Deadline | None = None) -> Flow[Lease]:
+    """Makes a lease end `ttl_s` from now; asks for it first, since a lease that has ended must not be made anew.
+
+    Raises:
+        LeaseNotFoundError: it has ended, or never was.
+    """
+    held = yield from find(lease, link, deadline)
+    renewed = yield from exchange(leases.renew_lease(held, ttl_s), link, deadline)
+    return renewed
+
+
+def end(lease: Lease | str, link: Link) -> Flow[Lease]:
+    """Ends a lease and returns it as it was.
+
+    Raises:
+        LeaseNotFoundError: it has ended, or never was.
+    """
+    held = lease if isinstance(lease, Lease) else (yield from find(lease, link))
+    ended = yield from exchange(leases.end_lease(held), link)
+    return ended
 
 
 def keep(held: Held, link: Link, ttl_s: float) -> Flow[None]:
@@ -155,8 +179,8 @@ def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline
         asked_at = link.build_deadline(0.0).at or 0.0
         try:
             within = link.build_deadline(min(RENEW_TIMEOUT_S, end.left_s() or 0.0))
-            held.lease = yield from exchange(leases.renew_lease(held.lease, ttl_s), link, within)
-        except LeaseNotFoundError as error:
+            held.lease = yield from renew(held.lease, link, ttl_s, within)
+        except (LeaseNotFoundError, DeviceLeasedError) as error:
             held.lose(error)
             return None
         except MeshwrightError as error:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Literal
 
 from meshwright._calls import endpoints
 from meshwright._calls.building import Call, build_model, write_sequence
 from meshwright._calls.options import DeviceNames
 from meshwright.errors import InvalidRequestError
-from meshwright.wire.leases import Lease, Leases
+from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, Leases
 from meshwright.wire.mesh import Plan
 
 LeasedLike = Literal["all"] | DeviceNames | Mapping[str, int] | Plan
 """Local indices or uuids; "all": every device of the host; {"count": 4}: so many that are free; a plan: those that it
 uses."""
 
-MAX_KEY_LENGTH: Final = 255
-"""Of an Idempotency-Key. Source: the agent's own contract, `POST /leases`."""
 
-
-def lease(devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible: bool, key: str | None = None) -> Call[Lease]:
-    """`POST /leases`, with this Idempotency-Key, or with one made here, once per call.
+def put_lease(
+    lease_id: str | None, devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible: bool
+) -> Call[Lease]:
+    """`PUT /leases/{id}`; an id is made here where none is given.
 
     Raises:
         InvalidRequestError: an argument has the wrong type or is out of range, or the plan is of other hardware.
     """
     names = name_devices(devices) if isinstance(devices, Plan) else write_sequence(devices)
     fields = {"devices": names, "purpose": purpose, "ttl_s": ttl_s, "preemptible": preemptible}
-    return build_model(endpoints.LEASE, fields=fields, key=None if key is None else _check_key(key))
+    lease_id = f"lease-{secrets.token_hex(8)}" if lease_id is None else _check_id(lease_id)
+    return build_model(endpoints.PUT_LEASE, parts={"lease_id": lease_id}, fields=fields)
+
+
+def renew_lease(lease: Lease, ttl_s: float) -> Call[Lease]:
+    """`PUT /leases/{id}` with all that the lease has, and another time.
+
+    Raises:
+        InvalidRequestError: a time that is out of range.
+    """
+    devices = tuple(each.uuid or each.local_index for each in lease.devices)
+    return put_lease(lease.id, devices, purpose=lease.purpose, ttl_s=ttl_s, preemptible=lease.preemptible)
 
 
 def leases() -> Call[Leases]:
@@ -41,18 +53,9 @@ def get_lease(lease: Lease | str) -> Call[Lease]:
     return build_model(endpoints.GET_LEASE, parts={"lease_id": _name_lease(lease)})
 
 
-def renew_lease(lease: Lease | str, ttl_s: float) -> Call[Lease]:
-    """`POST /leases/{id}/renew`.
-
-    Raises:
-        InvalidRequestError: a time that is out of range.
-    """
-    return build_model(endpoints.RENEW_LEASE, parts={"lease_id": _name_lease(lease)}, fields={"ttl_s": ttl_s})
-
-
-def end_lease(lease: Lease | str) -> Call[Lease]:
+def end_lease(lease: Lease) -> Call[Lease]:
     """`DELETE /leases/{id}`."""
-    return build_model(endpoints.END_LEASE, parts={"lease_id": _name_lease(lease)})
+    return build_model(endpoints.END_LEASE, parts={"lease_id": lease.id}, gone=lease)
 
 
 def _name_lease(lease: Lease | str) -> str:
@@ -86,14 +89,15 @@ def name_devices(plan: Plan) -> tuple[int | str, ...]:
     return tuple(each.uuid or each.local_index for each in sorted(plan.devices, key=lambda each: each.local_index))
 
 
-def _check_key(key: str) -> str:
-    if not (0 < len(key) <= MAX_KEY_LENGTH and key.isascii() and key.isprintable()):
+def _check_id(lease_id: str) -> str:
+    if re.fullmatch(LEASE_ID_PATTERN, lease_id) is None:
         raise _refuse(
-            f"key {key[:40]!r} is none: an Idempotency-Key is 1 to {MAX_KEY_LENGTH} printable ASCII characters",
-            'name the job, such as key="slurm-4711"',
-            field="key",
+            f"lease_id {lease_id[:80]!r} is not an id of a lease; it is 1 to 64 letters, digits, dots, hyphens and "
+            "underscores, a letter or digit first",
+            'name the job, such as "slurm-4711"',
+            field="lease_id",
         )
-    return key
+    return lease_id
 
 
 def _refuse(detail: str, hint: str, *, field: str = "devices") -> InvalidRequestError:

@@ -34,6 +34,9 @@ RESTART_S: Final = 15.0
 """How long an agent that is started again is waited for: systemd pauses for 2 s after a crash, a busy host for more."""
 RESTART_STEP_S: Final = 1.0
 _GONE: Final = frozenset({"refused", "lost", "stale"})
+_LOST: Final = frozenset({"timeout", "stale", "lost"})
+_GATEWAY: Final = frozenset({502, 504})
+"""Of what stands between client and agent."""
 _STARTING: Final = frozenset({"not_ready", "draining"})
 _UNAVAILABLE: Final = 503
 _REPEATABLE: Final = frozenset({408, 429})
@@ -104,6 +107,13 @@ def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy, waited_s: 
     return asked_s if asked_s <= MAX_RETRY_AFTER_S else None
 
 
+def is_lost_answer(outcome: Outcome) -> bool:
+    """Returns whether the agent may have done what was asked, though no answer of it came."""
+    if isinstance(outcome, Failure):
+        return outcome.kind in _LOST
+    return outcome.status in _GATEWAY
+
+
 def _is_away(outcome: Outcome) -> bool:
     """Returns whether this is what a client sees of an agent that ends, is not there, or has just begun."""
     if isinstance(outcome, Failure):
@@ -127,10 +137,15 @@ def parse_retry_after(value: str | None, *, now: datetime) -> float | None:
     return max(0.0, delay_s) if math.isfinite(delay_s) else None
 
 
-def build_error(outcome: Outcome, request: Request, host: str) -> MeshwrightError:
-    """Returns the error that a failure, or a reply that is no answer to `request`, means."""
+def build_error(outcome: Outcome, request: Request, host: str, *, hint: str = "") -> MeshwrightError:
+    """Returns the error that a failure, or a reply that is no answer to `request`, means.
+
+    Args:
+        outcome, request, host: what was answered to what, by whom.
+        hint: of a failure, in the place of the usual one.
+    """
     if isinstance(outcome, Failure):
-        return _build_connection_error(outcome, request, host)
+        return _build_connection_error(outcome, request, host, hint)
     problem = _parse_problem(outcome)
     if problem is None:
         return _build_foreign_error(outcome, request, host)
@@ -192,9 +207,9 @@ def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
         raise translate_validation(error.errors()) from error
 
 
-def _build_connection_error(failure: Failure, request: Request, host: str) -> AgentConnectionError:
-    hint = _HINTS[failure.kind]
-    if failure.kind in _LIKE_REFUSED and host.startswith("https:"):
+def _build_connection_error(failure: Failure, request: Request, host: str, said: str) -> AgentConnectionError:
+    hint = said or _HINTS[failure.kind]
+    if not said and failure.kind in _LIKE_REFUSED and host.startswith("https:"):
         hint = (
             f"where the agent asks for a client certificate, it may have refused this client's: {_REFUSED}; else {hint}"
         )

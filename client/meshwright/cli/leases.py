@@ -61,8 +61,9 @@ def make_lease(
         str | None,
         typer.Option(metavar="FILE", help="Of a plan that `meshwright plan -o FILE` kept, or of a fingerprint."),
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Asked again with this key, the lease is the same.")
+    lease_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="Such as slurm-4711; a lease of yours with this id is renewed."),
     ] = None,
     id_only: Annotated[bool, typer.Option("--id-only", help="Print its id, and nothing else.")] = False,
 ) -> int:
@@ -83,7 +84,7 @@ def make_lease(
         raise typer.BadParameter("a plan names its devices; leave DEVICES and --count out", param_hint="--plan")
     with session.open() as client:
         chosen = named if plan is None else load_plan(plan, client=client)
-        lease = client.lease(chosen, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key)
+        lease = client.lease(chosen, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, lease_id=lease_id)
         with ending_untold(client, lease):
             if id_only:
                 session.print_lines(lease.id)

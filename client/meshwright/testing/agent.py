@@ -57,7 +57,7 @@ class FakeAgent(Faulty):
         readiness: what `/readyz` answers.
         metrics: what `/metrics` answers.
         runs: its benches and compiles; `runs.outcome` sets what benches end with, `runs.held` leaves all running.
-        leases: who has which devices; `leases.end()` and `leases.create()` do what others would do.
+        leases: who has which devices; `leases.end()` and `leases.put()` do what others would do.
         verification: what its compiler says of each plan; None: a made-up report that it fits. An error: the run fails.
         requests: every request that came, in order.
         pauses_s: the seconds that its clients would have waited between retries.
@@ -204,7 +204,7 @@ class FakeAgent(Faulty):
         self._plans.update({plan.fingerprint: plan for plan in plans.plans})
         if request.verify == "none":
             return plans
-        return self._accept("plan", request, asked, lambda: self._verify_plans(plans))
+        return self._accept("plan", request, lambda: self._verify_plans(plans))
 
     def _verify_plans(self, plans: Plans) -> Outcome:
         if isinstance(self.verification, ProblemError):
@@ -216,14 +216,14 @@ class FakeAgent(Faulty):
         self._plans.update({plan.fingerprint: plan for plan in verified})
         return plans.model_copy(update={"plans": verified})
 
-    def _accept(self, kind: RunKind, request: BaseModel, asked: Asked, finish: Callable[[], Outcome]) -> object:
+    def _accept(self, kind: RunKind, request: BaseModel, finish: Callable[[], Outcome]) -> object:
         """Answers 202 and a run; the second time, as what was compiled is kept, 200 and its result."""
         for run in self.runs.list(1000, "succeeded").runs:
             if (run.kind, run.request) == (kind, request.model_dump(mode="json")):
                 return _mark_stored(run.result or {})
         if not self.readiness.ready:
             raise NotReadyError(self.readiness.line)
-        return _write_accepted(self.runs.submit_any(kind, request, asked.key, finish))
+        return _write_accepted(self.runs.submit_any(kind, request, finish))
 
     def _stored_plan(self, asked: Asked) -> Plans:
         return Plans(plans=(self._find_plan(asked.parts["fingerprint"]),))
@@ -244,7 +244,7 @@ class FakeAgent(Faulty):
             reply = answer_batch_size(named, platform=self.devices.platform, kind=kind, basis="live")
             return reply.model_copy(update={"reckoned": reckoned})
         reply = answer_batch_size(request, platform=self.devices.platform, kind=kind, basis="live")
-        return self._accept("batch_size", request, asked, lambda: self._fit(request, reply))
+        return self._accept("batch_size", request, lambda: self._fit(request, reply))
 
     def _reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
         stored = None if request.plan is None else self._find_plan(request.plan)
@@ -260,9 +260,11 @@ class FakeAgent(Faulty):
         request: BenchRequest = asked.body
         if not self.readiness.ready:
             raise NotReadyError(self.readiness.line)
+        if request.lease is not None:
+            self.leases.check_owner(request.lease, asked.caller)
         named = request.devices if self.devices.platform == "cpu" and request.devices else None
         self.leases.require(named or [each.local_index for each in self.devices.devices], request.lease)
-        return _write_accepted(self.runs.submit(request, asked.key, self.devices))
+        return _write_accepted(self.runs.submit(request, self.devices))
 
     def _latest_bench(self, _asked: Asked) -> object:
         return self.runs.latest()
@@ -300,8 +302,8 @@ class FakeAgent(Faulty):
         self._history.note("acknowledged", cleared, before.state, reason=request.reason)
         return cleared
 
-    def _lease(self, asked: Asked) -> Answer:
-        lease, is_new = self.leases.create(asked.body, asked.key, self.devices, asked.caller)
+    def _put_lease(self, asked: Asked) -> Answer:
+        lease, is_new = self.leases.put(asked.parts["lease_id"], asked.body, self.devices, asked.caller)
         headers = {"content-type": "application/json", "location": f"/leases/{lease.id}"}
         return Answer(201 if is_new else 200, headers, lease.model_dump_json().encode())
 
@@ -311,11 +313,8 @@ class FakeAgent(Faulty):
     def _get_lease(self, asked: Asked) -> Lease:
         return self.leases.get(asked.parts["lease_id"])
 
-    def _renew_lease(self, asked: Asked) -> Lease:
-        return self.leases.renew(asked.parts["lease_id"], asked.body.ttl_s)
-
     def _end_lease(self, asked: Asked) -> Lease:
-        return self.leases.end(asked.parts["lease_id"])
+        return self.leases.end(asked.parts["lease_id"], asked.caller)
 
     def _environment(self, asked: Asked) -> Environment:
         strategy, fraction = (
@@ -360,10 +359,9 @@ _ROUTES: Final = {
     ("GET", "/environment"): "_environment",
     ("GET", "/targets"): "_targets",
     ("GET", "/metrics"): "_metrics",
-    ("POST", "/leases"): "_lease",
+    ("PUT", "/leases/{lease_id}"): "_put_lease",
     ("GET", "/leases"): "_list_leases",
     ("GET", "/leases/{lease_id}"): "_get_lease",
-    ("POST", "/leases/{lease_id}/renew"): "_renew_lease",
     ("DELETE", "/leases/{lease_id}"): "_end_lease",
     ("GET", "/events"): "_events",
     ("GET", "/events/stream"): "_event_stream",

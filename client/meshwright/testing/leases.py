@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from meshwright.errors import (
     DeviceBusyError,
     DeviceLeasedError,
-    IdempotencyConflictError,
+    ForbiddenError,
     InvalidRequestError,
     LeaseNotFoundError,
 )
 from meshwright.planning.selection import select_for_lease
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, DeviceLease, Devices
-from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest, Leases
+from meshwright.wire.leases import LEASE_ID_PATTERN, DeviceCount, Lease, LeasedDevice, LeaseRequest, Leases
 
 Clock = Callable[[], datetime]
 
@@ -31,35 +32,56 @@ class LeaseBook:
         self._cancel_runs = cancel_runs
         self._leases: dict[str, Lease] = {}
         self._ended: dict[str, str] = {}
-        self._keys: dict[str, tuple[LeaseRequest, str]] = {}
-        self._made = 0
 
-    def create(self, request: LeaseRequest, key: str | None, devices: Devices, owner: str = "") -> tuple[Lease, bool]:
-        """Returns the new lease and true, or the one that this key made before and false.
+    def put(self, lease_id: str, request: LeaseRequest, devices: Devices, owner: str = "") -> tuple[Lease, bool]:
+        """Returns a new lease and true, or a renewed one and false.
 
         Raises:
-            DeviceLeasedError: somebody else has one of the devices.
+            ForbiddenError: the lease belongs to another owner.
+            DeviceLeasedError: another lease has one of the devices, or this one has other devices.
             DeviceBusyError: a bench runs, and the lease is preemptible.
-            IdempotencyConflictError: the key was used for another request.
-            InvalidRequestError: there is no such device.
+            InvalidRequestError: there is no such device, or the id is not allowed.
         """
-        if key in self._keys:
-            before, lease_id = self._keys[key]
-            if before == request and (lease := self._current(now := self._clock()).get(lease_id)) is not None:
-                return _show(lease, now), False
-            raise IdempotencyConflictError(
-                f"key {key!r} was used for another lease, or for one that has ended", hint="use a new key"
-            )
+        if re.fullmatch(LEASE_ID_PATTERN, lease_id) is None:
+            message = f"lease_id {lease_id[:80]!r} does not match {LEASE_ID_PATTERN}"
+            raise InvalidRequestError(message, errors=[{"field": "lease_id", "message": message}])
+        if (held := self._current(self._clock()).get(lease_id)) is not None:
+            return self._renew(held, request, devices, owner), False
         chosen = _choose(request, self.mark(devices))
         preempted = self._preempt({device.local_index for device in chosen}, request)
         cancelled = self._make_room(request)
-        lease = self._add(request, chosen, owner).model_copy(
+        lease = self._add(lease_id, request, chosen, owner).model_copy(
             update={"preempted_leases": preempted, "cancelled_runs": cancelled}
         )
         self._leases[lease.id] = lease
-        if key is not None:
-            self._keys[key] = (request, lease.id)
         return lease, True
+
+    def _renew(self, held: Lease, request: LeaseRequest, devices: Devices, owner: str) -> Lease:
+        self.check_owner(held.id, owner)
+        has = [device.local_index for device in held.devices]
+        if isinstance(request.devices, DeviceCount):
+            is_same = request.devices.count == len(has)
+        else:
+            is_same = sorted(has) == sorted(device.local_index for device in _choose(request, devices))
+        if not is_same or request.preemptible != held.preemptible:
+            raise DeviceLeasedError(
+                f"lease {held.id} holds device {has} with preemptible {held.preemptible}; a renewal may change ttl_s "
+                "and purpose only",
+                hint=f"end it first (DELETE /leases/{held.id}), or use another id",
+            )
+        expires_at = self._clock() + timedelta(seconds=request.ttl_s)
+        self._leases[held.id] = held.model_copy(update={"expires_at": expires_at, "purpose": request.purpose})
+        return self.get(held.id)
+
+    def check_owner(self, lease_id: str, owner: str) -> None:
+        """Does nothing where this owner may use a lease, or none has this id.
+
+        Raises:
+            ForbiddenError: it belongs to another owner.
+        """
+        lease = self._current(self._clock()).get(lease_id)
+        if lease is not None and owner and lease.owner not in {"", owner}:
+            raise ForbiddenError(f"lease {lease.id} belongs to {lease.owner}, and {owner} asks", hint="use another id")
 
     def list(self) -> Leases:
         """Returns the leases that there are, oldest first."""
@@ -80,23 +102,15 @@ class LeaseBook:
             raise LeaseNotFoundError(detail, hint="GET /leases")
         return _show(lease, now)
 
-    def renew(self, lease_id: str, ttl_s: float) -> Lease:
-        """Makes a lease end `ttl_s` from now; returns it.
-
-        Raises:
-            LeaseNotFoundError: it has ended, or never was.
-        """
-        expires_at = self._clock() + timedelta(seconds=ttl_s)
-        self._leases[lease_id] = self.get(lease_id).model_copy(update={"expires_at": expires_at})
-        return self.get(lease_id)
-
-    def end(self, lease_id: str) -> Lease:
+    def end(self, lease_id: str, owner: str = "") -> Lease:
         """Ends a lease; returns it as it was.
 
         Raises:
             LeaseNotFoundError: it has ended, or never was.
+            ForbiddenError: it belongs to another owner.
         """
         ended = self.get(lease_id)
+        self.check_owner(lease_id, owner)
         self._drop(lease_id, "ended by request (DELETE)")
         return ended
 
@@ -160,11 +174,10 @@ class LeaseBook:
             self._drop(lease.id, f"pre-empted by another lease ({request.purpose})")
         return tuple(lease.id for lease in in_the_way)
 
-    def _add(self, request: LeaseRequest, chosen: Sequence[Device], owner: str) -> Lease:
+    def _add(self, lease_id: str, request: LeaseRequest, chosen: Sequence[Device], owner: str) -> Lease:
         now = self._clock()
-        self._made += 1
         return Lease(
-            id=f"lease-{self._made:08x}",
+            id=lease_id,
             devices=tuple(
                 LeasedDevice(local_index=each.local_index, uuid=each.uuid, pci_bus_id=each.pci_bus_id)
                 for each in chosen

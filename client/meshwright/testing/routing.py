@@ -51,11 +51,6 @@ class Asked:
     caller: str = ""
 
     @property
-    def key(self) -> str | None:
-        """The Idempotency-Key."""
-        return self.request.headers.get("idempotency-key")
-
-    @property
     def after(self) -> int | None:
         """The number of the last event that is known; None: none was said."""
         said = self.request.headers.get("last-event-id") or self.query.get("after")

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
-from meshwright.errors import IdempotencyConflictError, ProblemError, RunCancelledError, RunNotFoundError
+from meshwright.errors import ProblemError, RunCancelledError, RunNotFoundError
 from meshwright.planning.compile_request import build_unfitted
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, LatestBench
@@ -139,32 +139,14 @@ class RunBook:
         self._runs: dict[str, Run] = {}
         self._events: dict[str, list[RunEvent]] = {}
         self._planned: dict[str, Outcome] = {}
-        self._keys: dict[str, tuple[BaseModel, str]] = {}
 
-    def submit(self, request: BenchRequest, key: str | None, devices: Devices) -> Run:
-        """Returns the new bench, or the one that this key made before.
+    def submit(self, request: BenchRequest, devices: Devices) -> Run:
+        """Returns a new bench."""
+        return self.submit_any("bench", request, lambda: self.outcome or build_result(request, devices, self._clock()))
 
-        Raises:
-            IdempotencyConflictError: the key was used for another request.
-        """
-        return self.submit_any(
-            "bench", request, key, lambda: self.outcome or build_result(request, devices, self._clock())
-        )
-
-    def submit_any(self, kind: RunKind, request: BaseModel, key: str | None, plan: Callable[[], Outcome]) -> Run:
-        """Returns a new run that will end with what `plan` says, or the one that this key made before.
-
-        Raises:
-            IdempotencyConflictError: the key was used for another request.
-        """
-        if key in self._keys:
-            before, run_id = self._keys[key]
-            if before != request:
-                raise IdempotencyConflictError(f"key {key!r} was used for another {kind}", hint="use a new key")
-            return self._runs[run_id]
+    def submit_any(self, kind: RunKind, request: BaseModel, plan: Callable[[], Outcome]) -> Run:
+        """Returns a new run that will end with what `plan` says."""
         run = self._start(kind, request, plan())
-        if key is not None:
-            self._keys[key] = (request, run.id)
         return run if self.held else self.finish(run.id)
 
     def _start(self, kind: RunKind, request: BaseModel, planned: Outcome) -> Run:

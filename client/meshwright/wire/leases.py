@@ -15,6 +15,9 @@ from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, Line, Reply, Reque
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; one that nobody renews must end some day."""
 
+LEASE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Of the id that a client makes for a lease."""
+
 TtlS = Annotated[
     float, Field(strict=True, gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")
 ]
@@ -27,7 +30,7 @@ class DeviceCount(RequestPart):
 
 
 class LeaseRequest(RequestPart):
-    """`POST /leases`: reserve devices of this host."""
+    """`PUT /leases/{lease_id}`: reserve devices of this host, or renew the lease."""
 
     devices: (
         Literal["all"]
@@ -49,12 +52,6 @@ class LeaseRequest(RequestPart):
     preemptible: StrictBool = Field(
         default=False, description="true: a lease that is not preemptible takes the devices over"
     )
-
-
-class LeaseRenewal(RequestPart):
-    """`POST /leases/{lease_id}/renew`: the lease ends `ttl_s` from now, earlier or later than before."""
-
-    ttl_s: TtlS
 
 
 class LeasedDevice(Reply):

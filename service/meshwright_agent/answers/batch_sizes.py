@@ -44,7 +44,7 @@ class BatchSizes:
         advice = self._advise(request.model_copy(update={"target": reckoned.target}))
         return advice.model_copy(update={"reckoned": reckoned})
 
-    async def answer_by_compile(self, request: BatchSizeRequest, key: str | None = None) -> BatchSize | Run:
+    async def answer_by_compile(self, request: BatchSizeRequest) -> BatchSize | Run:
         """Returns the same with the largest batch that the compiler says fits, or the run that will say so.
 
         Raises:
@@ -52,7 +52,7 @@ class BatchSizes:
         """
         task = await self._plans.build_fit_task(request)
         advice = self._advise(request.model_copy(update={"hardware": request.hardware or task.chip}))
-        return await self._evidence.settle_batch(advice, request, task, key)
+        return await self._evidence.settle_batch(advice, request, task)
 
     def _advise(self, request: BatchSizeRequest) -> BatchSize:
         check_batch_fields(request)

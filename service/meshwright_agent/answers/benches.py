@@ -26,11 +26,9 @@ from meshwright_agent.bench.scope import DEFAULTS
 from meshwright_agent.clock import Clock
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import LOG_LINES, HostWatch
-from meshwright_agent.leasing.book import LeaseBook
-from meshwright_agent.runs.queue import Emit, RunQueue
+from meshwright_agent.leases import LeaseRegistry, Owner, StoredLease
+from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
-from meshwright_agent.store.leases import StoredLease
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 BENCH_GRACE_S: Final = 60.0
@@ -40,8 +38,6 @@ FRESH_S: Final = 2.0
 SCRAPED_MOST: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
 
-Done = tuple[dict[str, Any], int | None]
-
 
 class Benches:
     """Benches of one host.
@@ -50,8 +46,8 @@ class Benches:
         device: the worker.
         host: what looks at the devices, or stands for them.
         devices: the host with its leases; raises UnavailableError while it is not known.
-        runs: the queue, once it is open.
-        book: the leases that hold.
+        runs: the queue of benches.
+        registry: the leases that hold.
         settings: the worker's time limits.
         clock: ages looks.
         spawn: starts work that the agent ends when it closes.
@@ -63,8 +59,8 @@ class Benches:
         host: HostWatch | SimulatedHost,
         *,
         devices: Callable[[], Devices],
-        runs: Callable[[], RunQueue],
-        book: LeaseBook,
+        runs: RunQueue,
+        registry: LeaseRegistry,
         settings: Settings,
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
@@ -74,7 +70,7 @@ class Benches:
         self._host = host
         self._devices = devices
         self._runs = runs
-        self._book = book
+        self._registry = registry
         self._settings = settings
         self._clock = clock
         self._spawn = spawn
@@ -90,11 +86,11 @@ class Benches:
 
     # ---- what was measured -----------------------------------------------------------------------------------------
 
-    async def recall(self, store: Store) -> None:
+    async def recall(self) -> None:
         """Reads what benches of before have measured."""
-        for record in (await store.latest_bench()).records:
+        for record in (await self._runs.read_latest_bench()).records:
             self.remember(record)
-        self.measurements.recall(await store.list_succeeded("bench", limit=BENCHES_MOST))
+        self.measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
 
     def remember(self, record: BenchRecord) -> None:
         """Keeps a record for scrapes, without its samples, in the place of the older one of its case."""
@@ -113,34 +109,32 @@ class Benches:
 
     # ---- what is asked ---------------------------------------------------------------------------------------------
 
-    async def submit(self, request: BenchRequest, key: str | None) -> Run:
-        """Queues a bench after checking that it can be done here; the same key gives the same run.
+    async def submit(self, request: BenchRequest, *, by: Owner) -> Run:
+        """Queues a bench after checking that it can be done here.
 
         Raises:
             RequestError: it cannot be done on this host.
             DeviceLeasedError: a lease covers a device that it would open; LeaseNotFoundError: its own has ended.
             DeviceBusyError: such a device is in use by another process, or may be.
+            ForbiddenError: the lease that it names belongs to another owner.
             NotReadyError: who has the devices could not be looked at.
         """
-        said = request.model_dump(mode="json")
-        earlier = None if key is None else await self._runs().recall("bench", said, key=key)
-        if earlier is not None:
-            return earlier
         self._host.require_hardware("a bench")
         self._host.require_topology()
         self._require_unreserved(request)
+        if request.lease is not None and (own := self._registry.find(request.lease)) is not None:
+            by.check(own.lease)
         await self._look_at_owners()
         check_bench(request, self._devices())
         self._require_platform()
         self._require_unreserved(request)  # one may have come while the owners were looked at
-        run, _ = await self._runs().submit("bench", said, key=key)
-        return run
+        return await self._runs.submit("bench", request.model_dump(mode="json"), self.execute)
 
     def find_in_the_way(self, leased: Sequence[Device]) -> tuple[str, ...]:
         """Returns the benches, waiting or under way, that would open one of these devices, oldest first."""
         names = {device.local_index for device in leased}
         found = []
-        for run in self._runs().list_live("device"):
+        for run in self._runs.list_live("device"):
             opened = list_opened(BenchRequest.model_validate(run.request), self._devices())
             if names & {device.local_index for device in opened}:
                 found.append(run.id)
@@ -156,15 +150,15 @@ class Benches:
         if in_the_way := self._list_in_the_way(request, opened):
             there = self._devices()
             others = there.devices if there.platform == "cpu" else ()  # on accelerators JAX opens all devices
-            raise self._book.refuse(in_the_way, opened, "the bench", others)
+            raise self._registry.refuse(in_the_way, opened, "the bench", others)
 
     def _list_in_the_way(self, request: BenchRequest, opened: Sequence[Device]) -> tuple[StoredLease, ...]:
-        if request.lease is not None and self._book.find(request.lease) is None:
+        if request.lease is not None and self._registry.find(request.lease) is None:
             detail = f"the bench names lease {request.lease!r}, which is not here or has ended"
             raise LeaseNotFoundError(
                 detail, hint="GET /leases lists those that hold; leave it out to bench free devices"
             )
-        return self._book.list_covering(opened, but=request.lease)
+        return self._registry.list_covering(opened, but=request.lease)
 
     async def _look_at_owners(self) -> None:
         """Looks who has the devices, unless that was done just now; of CPUs there is no owner.
@@ -196,7 +190,7 @@ class Benches:
     # ---- what is done ----------------------------------------------------------------------------------------------
 
     async def execute(self, run: Run, emit: Emit) -> Done:
-        """Does one bench that was taken: the queue calls it.
+        """Does one bench: the queue calls it.
 
         Raises:
             CallCancelled: a lease has come.
@@ -241,7 +235,7 @@ class Benches:
         try:
             check_idle(BenchRequest.model_validate(self._measuring.request), self._devices())
         except DeviceBusyError as error:
-            self._spawn(self._runs().cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
+            self._spawn(self._runs.cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
 
     async def _look_again(self) -> None:
         if self._device.state in {"ready", "busy"}:  # not started anew for a look: a lease may have ended it

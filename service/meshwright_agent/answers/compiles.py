@@ -22,8 +22,7 @@ from meshwright.planning.compile_request import build_unfitted
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.verification import Verification, VerificationStatus
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
-from meshwright_agent.store.verifications import TABLE as VERIFICATIONS
+from meshwright_agent.store import COMPILE, Document, Store
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.faults import Obituary
 from meshwright_agent.worker.supervisor import Supervisor
@@ -57,13 +56,13 @@ class Compiles:
     Args:
         child: the compiler.
         settings: its limits.
-        store: the store, once it is open.
+        store: keeps answers.
 
     Attributes:
         counts: compiles that ended, by status.
     """
 
-    def __init__(self, child: Supervisor, *, settings: Settings, store: Callable[[], Store]) -> None:
+    def __init__(self, child: Supervisor, store: Store, *, settings: Settings) -> None:
         self._child = child
         self._timeout_s = settings.compile_timeout_s
         self._limit_bytes = settings.compile_memory_bytes or read_default_limit_bytes() or None
@@ -83,7 +82,7 @@ class Compiles:
         try:
             return _mark_stored(task, text)
         except ValidationError as error:
-            self._store().note_forgotten(VERIFICATIONS, str(error), name=task.key)
+            log.error("what the compiler said of %s cannot be read and is asked anew: %s", task.key, error)
             return None
 
     async def compile(self, task: CompileTask, tell: Callable[[dict[str, Any]], None]) -> Compiled:
@@ -142,15 +141,16 @@ class Compiles:
 
     async def _find(self, task: CompileTask) -> str | None:
         try:
-            return await self._store().get_verification(task.key)
+            document = await self._store.get(COMPILE, task.key)
         except StoreUnavailableError as error:
             log.warning("whether %s was compiled before is not known: %s", task.key, error.detail)
             return None
+        return document.body if document else None
 
     async def _keep(self, task: CompileTask, text: str) -> None:
         """Stores an answer; a store that does not answer costs the storing, not the answer."""
         try:
-            await self._store().put_verification(task.key, text)
+            await self._store.write(Document(COMPILE, task.key, text))
         except StoreUnavailableError as error:
             log.warning("what the compiler said of %s is not stored: %s", task.key, error.detail)
 

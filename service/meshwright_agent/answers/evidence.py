@@ -1,22 +1,20 @@
 """Evidence: plans and batch sizes that the compiler vouches for. What is known is answered at once, else by a run.
 
-Rule: the answer of a run is that of a request made after it. Equal requests that come while one is compiled are given
-the same run. Knows no route.
+Rule: the answer of a run is that of a request made after it. Knows no route.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
-from meshwright.wire.runs import Run, RunKind
+from meshwright.wire.runs import Run
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanMaker
 from meshwright_agent.answers.replies import PlanAnswer
 from meshwright_agent.bodies import shorten_large
-from meshwright_agent.runs.queue import Emit, Execute, RunQueue
+from meshwright_agent.runs import Emit, RunQueue
 from meshwright_agent.worker.compile_task import CompileTask
 
 
@@ -26,33 +24,29 @@ class Evidence:
     Args:
         compiles: what the compiler says.
         plans: makes and keeps plans.
-        runs: the queue, once it is open.
+        runs: the queue of compiles.
     """
 
-    def __init__(self, compiles: Compiles, plans: PlanMaker, runs: Callable[[], RunQueue]) -> None:
+    def __init__(self, compiles: Compiles, plans: PlanMaker, runs: RunQueue) -> None:
         self._compiles = compiles
         self._plans = plans
         self._runs = runs
 
     # ---- plans -----------------------------------------------------------------------------------------
 
-    async def settle_plans(self, answer: PlanAnswer, key: str | None) -> PlanAnswer | Run:
+    async def settle_plans(self, answer: PlanAnswer) -> PlanAnswer | Run:
         """Returns the plans with what the compiler says of them, or the run that will say so.
 
         Args:
             answer: plans with their tasks, not kept yet; without tasks it is returned as it is.
-            key: the caller's Idempotency-Key.
 
         Raises:
-            IdempotencyConflictError: the key was used for another request.
             QueueFullError: as many compiles wait as may.
             StoreUnavailableError: the store does not answer; DrainingError: the agent is shutting down.
         """
         if not answer.tasks:
             return answer
         request, tasks = json.loads(answer.request), [CompileTask(**task) for task in answer.tasks]
-        if key is not None and (earlier := await self._runs().recall("plan", request, key=key)) is not None:
-            return earlier
         known = [text for task in tasks if (text := await self._compiles.recall(task)) is not None]
         kept = await self._plans.keep(answer)  # its fingerprint is good for a mesh while it is compiled
         if len(known) == len(tasks):
@@ -63,27 +57,22 @@ class Evidence:
             finished = kept.verify([each.text for each in compiled]).cut_for_run()
             return json.loads(finished.write()), compiled[-1].generation
 
-        return await self._submit("plan", request, tasks, key, execute)
+        return await self._runs.submit("plan", request, execute)
 
     # ---- batch sizes -----------------------------------------------------------------------------------
 
-    async def settle_batch(
-        self, advice: BatchSize, request: BatchSizeRequest, task: CompileTask, key: str | None
-    ) -> BatchSize | Run:
+    async def settle_batch(self, advice: BatchSize, request: BatchSizeRequest, task: CompileTask) -> BatchSize | Run:
         """Returns the advice with the largest batch that the compiler says fits, or the run that will say so.
 
         Args:
             advice: what the table says.
             request: what was asked.
             task: what is to be compiled.
-            key: the caller's Idempotency-Key.
 
         Raises:
             ProblemError: as for `settle_plans`.
         """
         said = shorten_large(request.model_dump(mode="json"))
-        if key is not None and (earlier := await self._runs().recall("batch_size", said, key=key)) is not None:
-            return earlier
         if (known := await self._compiles.recall(task)) is not None:
             return _add_batch(advice, known)
 
@@ -91,20 +80,9 @@ class Evidence:
             compiled = await self._compiles.compile(task, emit)
             return _add_batch(advice, compiled.text).model_dump(mode="json"), compiled.generation
 
-        return await self._submit("batch_size", said, [task], key, execute)
+        return await self._runs.submit("batch_size", said, execute)
 
     # ---- runs ------------------------------------------------------------------------------------------
-
-    async def _submit(
-        self, kind: RunKind, request: dict[str, Any], tasks: Sequence[CompileTask], key: str | None, execute: Execute
-    ) -> Run:
-        """Queues a run; without a key of the caller's, one that waits or runs for an equal request is joined.
-
-        Equal is what is asked and what is compiled for it: a fingerprint may mean another plan by now.
-        """
-        share = json.dumps([request, [task.key for task in tasks]], sort_keys=True)
-        run, _ = await self._runs().submit(kind, request, key=key, execute=execute, share=share)
-        return run
 
 
 def _add_batch(advice: BatchSize, text: str) -> BatchSize:

@@ -24,7 +24,7 @@ from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.answers.replies import PlanAnswer, frame_stored
 from meshwright_agent.bodies import decode_body, parse_body
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import PLAN, Document, Store
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.planner import Here, write_plans
 from meshwright_agent.worker.protocol import FrameError
@@ -46,7 +46,7 @@ class PlanMaker:
 
     Args:
         planner: the child.
-        store: the store, once it is open.
+        store: keeps plans.
         here: this host; raises UnavailableError while it is not known.
         tell_here: this host as the planner takes it (`worker.planner.parse_here`).
     """
@@ -54,8 +54,8 @@ class PlanMaker:
     def __init__(
         self,
         planner: Supervisor,
+        store: Store,
         *,
-        store: Callable[[], Store],
         here: Callable[[], Here],
         tell_here: Callable[[Here], dict[str, Any]],
     ) -> None:
@@ -162,8 +162,8 @@ class PlanMaker:
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:
         """Stores the plans; a store that does not answer costs the storing, not the plan."""
         try:
-            for fingerprint, body in zip(answer.fingerprints, answer.kept, strict=True):
-                await self._store().put_plan(fingerprint, body)
+            kept = zip(answer.fingerprints, answer.kept, strict=True)
+            await self._store.write(*(Document(PLAN, fingerprint, body) for fingerprint, body in kept))
         except StoreUnavailableError as error:
             message = f"the plan is right but was not stored, its fingerprint finds nothing: {error.detail}"
             hint = "keep this reply in a file (MESHWRIGHT_PLAN)"
@@ -179,11 +179,11 @@ class PlanMaker:
         return frame_stored(await self._find_stored(fingerprint))
 
     async def _find_stored(self, fingerprint: str) -> str:
-        body = await self._store().get_plan(fingerprint)
-        if body is None:
+        document = await self._store.get(PLAN, fingerprint)
+        if document is None:
             detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
             raise PlanNotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
-        return body
+        return document.body
 
 
 def _build_draining() -> DrainingError:

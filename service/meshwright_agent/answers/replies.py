@@ -28,8 +28,7 @@ class PlanAnswer:
     Attributes:
         frame: the reply without its plans, JSON.
         fingerprints: of what is kept: the plans, best first, and the one for when a device fails.
-        kept: each plan with its devices and with nothing of a model, JSON, where nobody is shown it `packing.pack`ed:
-            what is stored.
+        kept: each plan with its devices and with nothing of a model, JSON: what is stored.
         shown: each plan as the request wants it, JSON.
         tasks: what is to be compiled for each plan, a `worker.compile_task.CompileTask` as JSON; none where nothing is.
         bare: each plan without its devices, JSON; where something is to be compiled.

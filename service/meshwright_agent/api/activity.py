@@ -58,7 +58,7 @@ class ActivityCollector(Collector):
 
     def _collect_work(self) -> Iterator[Metric]:
         runs, releases = self._agent.runs, self._agent.releases
-        yield build_gauge("meshwright_leases_active", len(self._agent.book.active()))
+        yield build_gauge("meshwright_leases_active", len(self._agent.registry.active()))
         yield build_counters("meshwright_preemptions_total", ("what",), self._agent.leases.preempted)
         yield build_histogram("meshwright_release_duration_seconds", ("outcome",), [((), releases)])
         yield build_histogram("meshwright_run_duration_seconds", ("kind", "state"), [((), runs.durations)])

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchTraining
 from meshwright.wire.runs import Run
-from meshwright_agent.api.dependencies import BODY_REFUSALS, SITE_REFUSAL, AgentHere, IdempotencyKey, needs, problems
+from meshwright_agent.api.dependencies import BODY_REFUSALS, SITE_REFUSAL, AgentHere, needs, problems
 from meshwright_agent.api.gate import JsonRoute, refuse_other_sites
 from meshwright_agent.api.runs import ACCEPTED, answer_run
 
@@ -23,7 +23,6 @@ _REFUSALS = problems(
 )
 _COMPILE_REFUSALS = problems(
     s404="plan_not_found: no stored plan has the fingerprint",
-    s409="idempotency_conflict: the key was used for another request",
     s422="unknown_hardware (with near names), invalid_request, or a mesh or model that cannot be",
     s429="queue_full: many compiles wait already; try again after Retry-After",
     s503="no device is known yet, the store does not answer, the planner failed, or the agent is shutting down",
@@ -37,9 +36,7 @@ _COMPILE_REFUSALS = problems(
     responses=_COMPILE_REFUSALS | BODY_REFUSALS | ACCEPTED,
     openapi_extra=needs("read"),
 )
-async def advise_by_post(
-    agent: AgentHere, request: BatchSizeRequest = _DETECT, idempotency_key: IdempotencyKey = None
-) -> Response:
+async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> Response:
     """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
 
     With a `model` also `reckoned`: how many sequences its step should have on a mesh, and which limit says so. With
@@ -48,7 +45,7 @@ async def advise_by_post(
     """
     if request.verify == "none":
         return _reply(await agent.batch_sizes.answer(request))
-    answer = await agent.batch_sizes.answer_by_compile(request, idempotency_key)
+    answer = await agent.batch_sizes.answer_by_compile(request)
     return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer)
 
 

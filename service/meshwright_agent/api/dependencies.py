@@ -1,10 +1,10 @@
-"""What routes share: the agent behind them, the idempotency key, and how they are documented."""
+"""What routes share: the agent behind them, and how they are documented."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Request
 from pydantic import BaseModel
 
 from meshwright.errors import InvalidRequestError
@@ -19,20 +19,6 @@ async def _find_agent(request: Request) -> Agent:
 
 
 AgentHere = Annotated[Agent, Depends(_find_agent)]
-
-_KEY_WORDS: Final = "any unique text: repeating a request with it gives the first answer again"
-IdempotencyKey = Annotated[
-    str | None, Header(alias="Idempotency-Key", description=_KEY_WORDS, min_length=1, max_length=255)
-]
-IDEMPOTENCY_PARAMETER: Final[dict[str, Any]] = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-    "description": "with verify: repeating a request with it gives the same run; else not needed: equal requests "
-    "give equal plans",
-}
-
 
 MOST_SEQ: Final = 2**53
 """The largest number that an event may have: what every JSON reader keeps whole (RFC 8259 §6)."""

@@ -62,7 +62,7 @@ class Rendering:
 
     def read(self, agent: Agent) -> Shown:
         """Returns the replies of this moment."""
-        is_still = agent.host.is_still and not agent.book.active()
+        is_still = agent.host.is_still and not agent.registry.active()
         key = (agent.picture.key(), 0 if is_still else int(agent.clock.monotonic()))
         if self._shown is None or self._shown.key != key:
             self._shown = self._render(agent.picture.devices(), key)

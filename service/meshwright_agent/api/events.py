@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AwareDatetime, BeforeValidator
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import HealthEvents
-from meshwright_agent.agent import Agent
 from meshwright_agent.api.dependencies import MOST_SEQ, STORE_REFUSALS, AgentHere, LastEventId, problems
 from meshwright_agent.api.gate import JsonRoute
 
@@ -50,11 +49,6 @@ async def read_events(
     return await agent.history.list_events(after=after, limit=limit, component=component, since=moment)
 
 
-async def _find_open(agent: AgentHere) -> Agent:
-    agent.history.require_open()
-    return agent
-
-
 @router.get(
     "/events/stream",
     summary="Events of health as they happen (SSE)",
@@ -62,7 +56,7 @@ async def _find_open(agent: AgentHere) -> Agent:
     responses=_REFUSALS,
 )
 async def stream_events(
-    agent: Annotated[Agent, Depends(_find_open)],
+    agent: AgentHere,
     seen: LastEventId,
     component: ComponentName = None,
     after: Annotated[int | None, Query(ge=0, le=MOST_SEQ, description="only events after this seq")] = None,

@@ -7,54 +7,57 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from meshwright.wire.leases import DeviceCount, Lease, LeaseRenewal, LeaseRequest, Leases
+from meshwright.wire.leases import LEASE_ID_PATTERN, DeviceCount, Lease, LeaseRequest, Leases
 from meshwright_agent.access.callers import Caller
 from meshwright_agent.access.scopes import covers
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.dependencies import (
-    BODY_REFUSALS,
-    STORE_REFUSALS,
-    AgentHere,
-    IdempotencyKey,
-    needs,
-    problems,
-)
-from meshwright_agent.api.gate import CALLER_KEY, JsonRoute, PlainRoute, check_query, name_caller, note_operation
-from meshwright_agent.leasing.ownership import Claimant
+from meshwright_agent.api.dependencies import BODY_REFUSALS, STORE_REFUSALS, AgentHere, needs, problems
+from meshwright_agent.api.gate import CALLER_KEY, JsonRoute, PlainRoute, check_query, note_operation
+from meshwright_agent.leases import Owner
 
 router = APIRouter(tags=["leases"], route_class=JsonRoute)
 
 LeaseId = Annotated[str, Path(max_length=128)]
+NewLeaseId = Annotated[
+    str,
+    Path(
+        pattern=LEASE_ID_PATTERN,
+        description="made by the client, such as slurm-4711: 1 to 64 letters, digits, dots, hyphens and underscores, "
+        "a letter or digit first",
+    ),
+]
+_OWNER_REFUSAL = problems(s403="forbidden: the lease belongs to another owner")
 _UNKNOWN = problems(s404="lease_not_found: no lease has this id, or it has ended, and why") | STORE_REFUSALS
 _REFUSALS = problems(
-    s409="device_leased: a lease is in the way; device_busy: a bench is in the way of a preemptible lease, or the "
-    "agent's worker does not let go; idempotency_conflict: the key made another request, or a lease that has ended",
-    s422="invalid_request: a device that is not there, or more devices than there are",
-    s503="no device is known yet, or the store does not answer",
+    s409="device_leased: another lease is in the way, or the lease of this id holds other devices; device_busy: a "
+    "bench is in the way of a preemptible lease, or the agent's worker does not end",
+    s422="invalid_request: a device that is not there, more devices than there are, or an id that is not allowed",
+    s503="no device is known yet, or the store does not answer: nothing has changed",
 )
 
 
-@router.post(
-    "/leases",
+@router.put(
+    "/leases/{lease_id}",
     status_code=201,
-    summary="Reserve devices",
+    summary="Reserve devices, or renew a lease",
     response_model=Lease,
-    responses={200: {"description": "the lease that this Idempotency-Key made", "model": Lease}}
+    responses={200: {"description": "the lease was renewed", "model": Lease}}
     | _REFUSALS
+    | _OWNER_REFUSAL
     | BODY_REFUSALS,
     openapi_extra=needs("operate"),
 )
-async def create_lease(
-    agent: AgentHere, request: LeaseRequest, http: Request, idempotency_key: IdempotencyKey = None
-) -> Response:
+async def put_lease(agent: AgentHere, lease_id: NewLeaseId, request: LeaseRequest, http: Request) -> Response:
     """Reserves devices: until the lease ends, no bench opens them and no plan takes them unless it is told to.
 
     Unless `preemptible`, it takes devices over from preemptible leases and from benches, and the agent's own worker is
     off them when the answer comes. Other processes are not touched: `POST /devices/release` names them.
+
+    While a lease of this id holds, the same owner renews it: it ends `ttl_s` from now, and `purpose` may change. The id
+    of a lease that has ended may be used again.
     """
-    owner = name_owner(name_caller(http.scope))
     note_operation(http, f"count:{asked.count}" if isinstance(asked := request.devices, DeviceCount) else asked)
-    lease, is_new = await agent.leases.create(request, owner=owner, key=idempotency_key)
+    lease, is_new = await agent.leases.put(lease_id, request, by=read_owner(http))
     if isinstance(asked, DeviceCount):
         _note_devices(http, lease)
     note_operation(http, lease=lease.id)
@@ -66,16 +69,11 @@ async def create_lease(
     )
 
 
-def name_owner(caller: str) -> str:
-    """Returns the name of the token or certificate that was shown; "" where none was: an address owns nothing."""
-    kind, _, name = caller.partition(":")
-    return name if kind in {"token", "cert"} else ""
-
-
-def read_claimant(request: Request) -> Claimant:
-    """Returns for whom a request wants to renew or end a lease."""
+def read_owner(request: Request) -> Owner:
+    """Returns as whom a request asks: the token or certificate that was shown; an address owns nothing."""
     caller: Caller = request.scope[CALLER_KEY]
-    return Claimant(name_owner(caller.name), is_admin=covers(caller.scope, "admin"))
+    kind, _, name = caller.name.partition(":")
+    return Owner(name if kind in {"token", "cert"} else "", is_admin=covers(caller.scope, "admin"))
 
 
 async def list_leases(request: Request) -> Response:
@@ -83,7 +81,7 @@ async def list_leases(request: Request) -> Response:
     if request.scope["query_string"]:
         check_query(request, ())
     agent: Agent = request.app.state.agent
-    return Response(Leases(leases=agent.leases.list()).model_dump_json(), media_type="application/json")
+    return Response(Leases(leases=agent.leases.list_leases()).model_dump_json(), media_type="application/json")
 
 
 @router.get("/leases/{lease_id}", summary="A lease", responses=_UNKNOWN)
@@ -92,23 +90,12 @@ async def read_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
     return await agent.leases.get(lease_id)
 
 
-@router.post(
-    "/leases/{lease_id}/renew",
-    summary="Renew a lease",
-    responses=_UNKNOWN | BODY_REFUSALS,
-    openapi_extra=needs("operate"),
+@router.delete(
+    "/leases/{lease_id}", summary="End a lease", responses=_UNKNOWN | _OWNER_REFUSAL, openapi_extra=needs("operate")
 )
-async def renew_lease(agent: AgentHere, lease_id: LeaseId, request: LeaseRenewal, http: Request) -> Lease:
-    """Lets a lease end `ttl_s` from now, earlier or later than before."""
-    lease = await agent.leases.renew(lease_id, request.ttl_s, by=read_claimant(http))
-    _note_devices(http, lease)
-    return lease
-
-
-@router.delete("/leases/{lease_id}", summary="End a lease", responses=_UNKNOWN, openapi_extra=needs("operate"))
 async def end_lease(agent: AgentHere, lease_id: LeaseId, http: Request) -> Lease:
     """Ends a lease and returns it as it was; a second time it is not found."""
-    lease = await agent.leases.end(lease_id, by=read_claimant(http))
+    lease = await agent.leases.end(lease_id, by=read_owner(http))
     _note_devices(http, lease)
     return lease
 

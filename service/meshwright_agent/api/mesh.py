@@ -6,7 +6,7 @@ Plans come from the agent as text and go out as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,7 +22,6 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.answers.replies import PlanAnswer
 from meshwright_agent.api.dependencies import (
     BODY_REFUSALS,
-    IDEMPOTENCY_PARAMETER,
     SITE_REFUSAL,
     AgentHere,
     document_body,
@@ -40,7 +39,6 @@ _REFUSALS = problems(
     s429="queue_full: many plans or compiles wait already; try again after Retry-After",
     s503="no device is known yet, the worker cannot start, or the planner died or did not answer in time",
 )
-_KEY_MAX_CHARS: Final = 255
 
 
 class PlanQuery(BaseModel):
@@ -136,14 +134,6 @@ def _answer(agent: Agent, answer: PlanAnswer | Run) -> Response:
     return answer_run(answer, agent.clock.now()) if isinstance(answer, Run) else _reply(answer.write())
 
 
-def _read_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= _KEY_MAX_CHARS:
-        message = f"the key has {len(key)} characters; it may have 1 to {_KEY_MAX_CHARS}"
-        raise _refuse("Idempotency-Key", message, "send a shorter unique text, such as a UUID")
-    return key
-
-
 async def plan_by_post(request: Request) -> Response:
     """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint.
 
@@ -153,7 +143,7 @@ async def plan_by_post(request: Request) -> Response:
     agent: Agent = request.app.state.agent
     limit_bytes = agent.settings.plan_body_limit_bytes
     body = await read_body(request, limit_bytes, setting="MESHWRIGHT_PLAN_BODY_LIMIT_BYTES")
-    return _answer(agent, await agent.plan(body, _read_key(request)))
+    return _answer(agent, await agent.plan(body))
 
 
 @router.get(
@@ -188,15 +178,12 @@ PLAIN_ROUTES = (
         tags=["mesh"],
         summary="Plan a mesh",
         response_model=Plans,
-        openapi_extra=needs("read")
-        | {"requestBody": document_body(PlanRequest), "parameters": [IDEMPOTENCY_PARAMETER]},
+        openapi_extra=needs("read") | {"requestBody": document_body(PlanRequest)},
         responses=_REFUSALS
         | ACCEPTED
         | BODY_REFUSALS
         | problems(
             s404="lease_not_found: no device is covered by the lease that it names",
-            s409="device_leased: leases of others have all or too many of the devices; idempotency_conflict: with "
-            "verify, the key was used for another request",
             s413="the body is larger than MESHWRIGHT_PLAN_BODY_LIMIT_BYTES",
         ),
     ),

@@ -34,7 +34,7 @@ async def list_runs(
     state: Annotated[RunState | None, Query()] = None,
 ) -> Response:
     """The newest runs, of one state if asked; without their results, which `GET /runs/{id}` has."""
-    runs = await agent.runs.list(limit=limit, state=state)
+    runs = await agent.runs.list_runs(limit=limit, state=state)
     return Response(await write_list(RunList(runs=()), "runs", runs), media_type="application/json")
 
 

@@ -19,7 +19,7 @@ from meshwright_agent.clock import read_boot_clock
 from meshwright_agent.descriptors import ENOUGH, read_descriptor_limit
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.host.look import ask_probe, ask_worker, explain_held
-from meshwright_agent.leasing.left import read_left_leases
+from meshwright_agent.leases import read_held
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import has_accelerators
 
@@ -101,7 +101,7 @@ async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> d
 
 
 def _explain_lease(settings: Settings) -> str:
-    left = read_left_leases(settings.state_dir / "meshwright.sqlite3", read_boot_clock(settings.proc_root))
+    left = read_held(settings.database_path, read_boot_clock(settings.proc_root))
     if not left:
         return ""
     lease = left[0].lease

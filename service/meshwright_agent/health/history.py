@@ -1,8 +1,7 @@
-"""The history of health: each change of a state and each reported fault, numbered, stored, told to listeners.
+"""The history of health: each change of a state and each reported fault, numbered, stored, and reported to listeners.
 
-Rule: noting an event never waits. One task writes what was noted, in batches; while the store does not answer, events
-wait in memory, and those for which there is no room are counted. Listeners read the store, so that one who never reads
-costs nothing. Knows neither checks nor HTTP.
+Noting an event never waits. One task writes what was noted; events that the store does not take are dropped and
+counted, and what must be remembered is written again. Listeners read the store, so that a slow one costs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any, Final
@@ -22,73 +21,51 @@ from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.memory import HealthMemory
 from meshwright_agent.health.words import make_sendable
-from meshwright_agent.store.database import Store
-from meshwright_agent.store.health_events import MEMORY
+from meshwright_agent.store import HEALTH, Document, Store, StoredEvent
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 2000
-"""Events in memory that the store has not taken: some 1 MB."""
-BATCH: Final = 256
-RETRY_S: Final = 1.0
 TICK_S: Final = 1.0
-"""How often it is looked whether an observation has grown too old, which is an event as well."""
+"""How often observations are checked for their age, which makes events as well."""
 
 
 class History:
     """Events of one host's health.
 
     Args:
-        clock: tells the time to `on_tick`.
-        keep: events that are kept.
-        on_tick: called every second; what it finds out of date is an event.
+        store: where they are kept.
+        clock: tells the time.
 
     Attributes:
         memory: what must be remembered; written with the events when it has changed.
-        lost_count: events that were dropped because the store did not answer for too long.
+        lost_count: events that were dropped because the store did not take them.
         counts: events by component and kind, since the agent started.
     """
 
-    def __init__(self, *, clock: Clock, keep: int, on_tick: Callable[[datetime], None] | None = None) -> None:
+    def __init__(self, store: Store, *, clock: Clock) -> None:
         self.memory = HealthMemory()
         self.lost_count = 0
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.last_seq = 0
+        self._store = store
         self._clock = clock
-        self._keep = keep
-        self._on_tick = on_tick
-        self._store: Store | None = None
-        self._waiting: deque[HealthEvent] = deque()
-        self._in_flight = 0
+        self._waiting: list[HealthEvent] = []
         self._stored_seq = 0
         self._news = asyncio.Event()
-        self._written = asyncio.Event()
         self._is_closed = False
 
-    @property
-    def waiting_count(self) -> int:
-        """Events that the store has not taken yet."""
-        return len(self._waiting)
-
-    async def open(self, store: Store) -> None:
-        """Takes up where the agent before this one ended.
+    async def recall(self) -> None:
+        """Continues where the agent before this one ended; comes before the first event.
 
         Raises:
             StoreUnavailableError: the store does not answer.
         """
-        stored = await store.read_health()
+        self.last_seq = self._stored_seq = await self._store.last_seq(HEALTH)
+        document = await self._store.get(HEALTH, "memory")
         try:
-            self.memory.load(stored.memory)
+            self.memory.load(document.body if document else None)
         except ValidationError as error:
             log.error("what was remembered of the host's health cannot be read and is forgotten: %s", error)
-            store.note_forgotten(MEMORY, str(error))
-        self.last_seq = stored.last_seq + len(self._waiting)
-        renumbered = [
-            event.model_copy(update={"seq": stored.last_seq + number}) for number, event in enumerate(self._waiting, 1)
-        ]
-        self._waiting = deque(renumbered)
-        self._stored_seq = stored.last_seq
-        self._store = store
 
     # noting
 
@@ -118,73 +95,58 @@ class History:
         words = {name: make_sendable(fields.get(name, "")) for name in ("reason", "action")}
         self._waiting.append(HealthEvent(seq=self.last_seq, **fields | words))
         self.counts[fields["component"], fields["kind"]] += 1
-        if len(self._waiting) > MOST_WAITING:
-            del self._waiting[self._in_flight]  # what the store is just being given may be written yet
-            self.lost_count += 1
         self._news.set()
 
     # writing
 
-    async def run(self) -> None:
-        """Writes what is noted, for ever; a store that does not answer is tried again."""
+    async def run(self, on_tick: Callable[[datetime], None]) -> None:
+        """Writes what is noted, for ever.
+
+        Args:
+            on_tick: called every second; what it finds out of date is an event.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._news.wait()
             try:
-                is_kept = await self._turn()
+                on_tick(self._clock.now())
+                self._news.clear()
+                await self.flush()
+            except StoreUnavailableError:
+                await asyncio.sleep(TICK_S)
             except Exception:
                 log.exception("the history of health was not kept")
-                is_kept = False
-            if not is_kept:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(TICK_S)
 
-    async def _turn(self) -> bool:
-        """Looks at the time, then writes what waits; returns whether that went well."""
-        if self._on_tick is not None:
-            self._on_tick(self._clock.now())
-        self._news.clear()
-        return await self.flush()
+    async def flush(self) -> None:
+        """Writes everything that waits.
 
-    async def flush(self) -> bool:
-        """Writes everything that waits; returns False, and keeps it, where the store does not take it."""
-        while self._waiting or self.memory.is_dirty:
-            batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
-            memory = self.memory.dump() if self.memory.is_dirty else None
-            self.memory.is_dirty = False
-            is_written = False
-            self._in_flight = len(batch)
-            try:
-                is_written = await self._write(batch, memory)
-            finally:
-                self._in_flight = 0
-                self.memory.is_dirty = self.memory.is_dirty or (memory is not None and not is_written)
-            if not is_written:
-                return False
-            for event in batch:
-                self._waiting.popleft()
-                self._stored_seq = event.seq
-            self._announce()
-        return True
-
-    async def _write(self, batch: list[HealthEvent], memory: str | None) -> bool:
-        if self._store is None:
-            return False
+        Raises:
+            StoreUnavailableError: the store does not take it: the events are dropped, what must be remembered stays.
+        """
+        if not self._waiting and not self.memory.is_dirty:
+            return
+        events, self._waiting = self._waiting, []
+        documents = [Document(HEALTH, "memory", self.memory.dump())] if self.memory.is_dirty else []
+        self.memory.is_dirty = False
+        is_written = False
         try:
-            await self._store.save_health(batch, memory=memory, keep=self._keep)
-        except StoreUnavailableError as error:
-            log.warning("%d events of health wait for the store: %s", len(self._waiting), error)
-            return False
-        return True
-
-    def _announce(self) -> None:
-        written, self._written = self._written, asyncio.Event()
-        written.set()
+            await self._store.write(*documents, events=[*map(_build_event, events)])
+            is_written = True
+        finally:
+            if is_written:
+                self._stored_seq = events[-1].seq if events else self._stored_seq
+            else:
+                self.memory.is_dirty = self.memory.is_dirty or bool(documents)
+                self.lost_count += len(events)
+                if events:
+                    log.warning("%d events of health are lost: the store did not take them", len(events))
 
     def end_following(self) -> None:
-        """Lets listeners go when they have everything: the agent shuts down."""
+        """Ends the streams of listeners when they have everything: the agent shuts down."""
         self._is_closed = True
-        self._announce()
+        self._store.announce()
 
     # reading
 
@@ -193,13 +155,21 @@ class History:
     ) -> HealthEvents:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
 
-        `last_seq` is of the newest that the store has: who goes on from there misses none that is yet to be written.
+        `last_seq` is that of the newest stored event: a listener that continues from there misses none that is yet to
+        be written.
 
         Raises:
-            StoreUnavailableError: the store does not answer, or the agent has not started.
+            StoreUnavailableError: the store does not answer.
         """
-        store, stored = self._require_store(), self._stored_seq
-        events = await store.list_health_events(after=after, limit=limit, component=component, since=since)
+        stored = self._stored_seq
+        found = await self._store.list_events(
+            HEALTH,
+            after=after,
+            limit=limit,
+            where=("component", component),
+            since=since.timestamp() if since else 0.0,
+        )
+        events = tuple(HealthEvent.model_validate_json(each.body) for each in found)
         seen = (event.seq for event in events)
         known = after if after is not None and after <= self.last_seq else 0
         return HealthEvents(events=events, last_seq=max(stored, known, *seen))
@@ -212,28 +182,12 @@ class History:
         Raises:
             StoreUnavailableError: as `list_events`.
         """
-        store = self._require_store()
         after = after if after <= self.last_seq else 0
-        while True:
-            written = self._written
-            events = await store.list_health_events(after=after, limit=BATCH, component=component)
-            for event in events:
-                after = event.seq
-                yield event
-            if not events and self._is_closed:
-                return
-            if not events:
-                await written.wait()
+        stream = self._store.follow(HEALTH, after, is_live=lambda: not self._is_closed, where=("component", component))
+        async with contextlib.aclosing(stream):
+            async for body in stream:
+                yield HealthEvent.model_validate_json(body)
 
-    def require_open(self) -> None:
-        """Passes if events can be read.
 
-        Raises:
-            StoreUnavailableError: the agent has not started.
-        """
-        self._require_store()
-
-    def _require_store(self) -> Store:
-        if self._store is None:
-            raise StoreUnavailableError("the store is not open", hint="wait until GET /readyz answers 200")
-        return self._store
+def _build_event(event: HealthEvent) -> StoredEvent:
+    return StoredEvent(HEALTH, event.seq, event.at.timestamp(), event.model_dump_json())

@@ -16,7 +16,7 @@ from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.verdicts import name_component
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.leases import LeaseRegistry
 from meshwright_agent.worker.planner import Here
 
 
@@ -25,7 +25,7 @@ class HostPicture:
 
     Args:
         host: what looks at the devices, or stands for them.
-        book: the leases that hold.
+        registry: the leases that hold.
         board: how devices are.
         measured: what benches found here, as the planner takes it.
         clock: ages facts.
@@ -35,33 +35,26 @@ class HostPicture:
         self,
         host: HostWatch | SimulatedHost,
         *,
-        book: LeaseBook,
+        registry: LeaseRegistry,
         board: HealthBoard,
         measured: Callable[[], object],
         clock: Clock,
     ) -> None:
         self._host = host
-        self._book = book
+        self._registry = registry
         self._board = board
         self._measured = measured
         self._clock = clock
         self._version = 0
-        self._lease_version = 0
         self._topology: tuple[object, Topology] | None = None
 
     def note_change(self) -> None:
         """Takes note that the worker, or the agent itself, has come into another state."""
         self._version += 1
 
-    def note_lease(self) -> None:
-        """Takes note that a lease was made, renewed or has ended."""
-        self._lease_version += 1
-        self.note_change()
-
     def key(self) -> object:
         """Returns what tells one state of knowledge from the next: equal keys, equal facts (their ages aside)."""
-        self._book.active()  # one that has run out since is a change
-        return (self._host.key, self._lease_version if self._host.is_still else self._version)
+        return (self._host.key, self._registry.key(), 0 if self._host.is_still else self._version)
 
     def devices(self) -> Devices:
         """Returns the host's topology with its facts.
@@ -70,7 +63,7 @@ class HostPicture:
             NotReadyError: neither the probe nor the worker has answered yet.
         """
         self._host.require_facts()
-        return self._book.mark(self._host.devices(self._clock.now()))
+        return self._registry.mark(self._host.devices(self._clock.now()))
 
     def topology(self) -> Topology:
         """Returns what the planner sees.

@@ -13,7 +13,7 @@ from typing import Any, Final
 from meshwright.errors import DeviceBusyError, ProblemError
 from meshwright.wire.devices import Holder, Release, Unseen
 from meshwright_agent.clock import Clock
-from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import read_roots
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor

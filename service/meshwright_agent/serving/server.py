@@ -29,6 +29,7 @@ from meshwright.errors import MeshwrightError
 from meshwright_agent.access.exposure import check_exposure
 from meshwright_agent.access.tls import say_failure
 from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
+from meshwright_agent.clock import Clock, SystemClock
 from meshwright_agent.descriptors import OWN, fit_connections, raise_descriptor_limit
 from meshwright_agent.serving.accepting import ACCEPTED_FROM, REFUSING, Listener, Room
 from meshwright_agent.serving.ahead import read_ahead, spare_collector
@@ -36,6 +37,7 @@ from meshwright_agent.serving.connections import Connection, Limits
 from meshwright_agent.serving.notify import Notifier
 from meshwright_agent.serving.refused import RefusalLines, RefusedConnections
 from meshwright_agent.settings import Settings
+from meshwright_agent.store import Store
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048
@@ -219,33 +221,67 @@ class AgentServer(uvicorn.Server):
 
 
 def serve(
-    app: ASGIApp,
-    agent: Agent,
+    settings: Settings,
+    build_app: Callable[[Agent], ASGIApp],
     *,
     on_listening: Callable[[list[str]], None],
     refused: RefusedConnections | None = None,
+    clock: Clock | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status: 0, or 1 if the agent could not start.
 
     Args:
-        app: answers the requests.
-        agent: whose life the app leads.
+        settings: of the agent.
+        build_app: returns what answers the requests, and leads the agent's life.
         on_listening: gets the addresses once they answer.
         refused: where connections are counted that end without a request.
+        clock: the agent's; None: the machine's.
 
     Raises:
         CannotListenError: an address is taken.
         AccessSettingsError: others could reach the agent, and it would ask them for nothing.
         StoreUnavailableError: the state directory cannot be used.
     """
-    settings = agent.settings
     check_exposure(settings)
     limits = Limits.of(settings, connections=_fit_connections(settings.connection_limit))
     room = Room(limits.connections + REFUSING, Counter() if refused is None else refused)
     sockets: list[socket.socket] = [Listener.over(sock, room) for sock in _open_sockets(settings)]
     own = identify_file(settings.uds) if settings.uds else None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
+    try:
+        has_started = asyncio.run(
+            _serve(settings, build_app, sockets, limits, room, on_listening, clock or SystemClock())
+        )
+    finally:
+        if settings.uds and identify_file(settings.uds) == own:  # and not of one that has begun while this one drained
+            settings.uds.unlink(missing_ok=True)
+    sys.stdout.flush()
+    return 0 if has_started else 1
+
+
+async def _serve(
+    settings: Settings,
+    build_app: Callable[[Agent], ASGIApp],
+    sockets: list[socket.socket],
+    limits: Limits,
+    room: Room,
+    on_listening: Callable[[list[str]], None],
+    clock: Clock,
+) -> bool:
+    """Opens the store, then serves an agent with it; returns whether it has started."""
     addresses = [_describe(sock, "http" if settings.tls_cert_file is None else "https") for sock in sockets]
-    config = uvicorn.Config(
+    async with Store.open(settings.database_path, clock=clock) as store:
+        agent = Agent(settings, store, clock=clock)
+        config = _build_config(build_app(agent), limits, room)
+        server = AgentServer(config, agent, lambda: on_listening(addresses), room.lines)
+        agent.count_connections = lambda: len(server.server_state.connections)
+        await server.serve(sockets=sockets)
+    return server.started
+
+
+def _build_config(app: ASGIApp, limits: Limits, room: Room) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http=functools.partial(Connection, limits=limits, room=room),  # type: ignore[arg-type]
         ws="none",
@@ -258,17 +294,6 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(DRAIN_TIMEOUT_S),
     )
-    server = AgentServer(config, agent, lambda: on_listening(addresses), room.lines)
-    agent.count_connections = lambda: len(server.server_state.connections)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
-    try:
-        server.run(sockets=sockets)
-    finally:
-        if settings.uds and identify_file(settings.uds) == own:  # and not of one that has begun while this one drained
-            settings.uds.unlink(missing_ok=True)
-    sys.stdout.flush()
-    return 0 if server.started else 1
 
 
 def _fit_connections(wanted: int) -> int:

@@ -24,7 +24,6 @@ from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import DeviceLease, Devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.bodies import parse_body, shorten_large
-from meshwright_agent.packing import pack
 from meshwright_agent.worker.child import CallContext, serve
 
 KIND: Final = "planner"
@@ -182,7 +181,6 @@ def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
     fallback = plans.fallback.plans if plans.fallback else ()
     kept = [_forget_model(each).model_dump_json() for each in (*plans.plans, *fallback)]
     shown = None if request.include_devices and not _is_told(plans) else _write_shown(request, plans)
-    kept = kept if shown is None else list(map(pack, kept))
     fingerprints = [each.fingerprint for each in (*plans.plans, *fallback)]
     written = {"frame": _write_frame(request, plans), "fingerprints": fingerprints, "kept": kept, "shown": shown}
     models = {"models": [each.model.model_dump_json() if each.model else "null" for each in plans.plans]}

@@ -14,6 +14,7 @@ from meshwright_agent.api.app import build_api
 from meshwright_agent.api.dependencies import needs
 from meshwright_agent.api.gate import JsonRoute, PlainRoute
 from meshwright_agent.settings import Settings
+from tests.fakes.stored import build_closed_store
 from tests.unit.api.asgi import Heard, ask
 
 NEEDED = {
@@ -22,8 +23,7 @@ NEEDED = {
     "POST /placement/bench": "operate",
     "POST /devices/release": "operate",
     "DELETE /runs/{run_id}": "operate",
-    "POST /leases": "operate",
-    "POST /leases/{lease_id}/renew": "operate",
+    "PUT /leases/{lease_id}": "operate",
     "DELETE /leases/{lease_id}": "operate",
     "POST /health/acknowledge": "admin",
 }
@@ -31,7 +31,7 @@ NEEDED = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return build_api(Agent(Settings())).openapi()
+    return build_api(Agent(Settings(), build_closed_store())).openapi()
 
 
 def test_every_operation_that_may_change_something_is_listed_with_its_scope(document: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def test_reading_needs_read_and_probes_need_nothing(document: dict[str, Any]) ->
 
 
 def test_every_route_asks_who_is_there_and_answers_nobody_who_came_past_the_gate(document: dict[str, Any]) -> None:
-    app = build_api(Agent(Settings()))
+    app = build_api(Agent(Settings(), build_closed_store()))
     operations = [(path, method) for path, found in document["paths"].items() for method in found]
     assert len(operations) > 15
     for path, method in operations:

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DeviceBusyError, DeviceLeasedError, NotReadyError, RunFailedError, WorkerTimeoutError
+from meshwright.errors import (
+    DeviceBusyError,
+    DeviceLeasedError,
+    ForbiddenError,
+    NotReadyError,
+    RunFailedError,
+    WorkerTimeoutError,
+)
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LeasedDevice
@@ -24,14 +31,14 @@ from meshwright_agent.facts.model import ProcessFacts, build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.leasing.book import LeaseBook
-from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.leases import LeaseRegistry, Owner
+from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import Store
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualBoot, ManualClock
+from tests.fakes.stored import ManualBoot, ManualClock, build_closed_store
 from tests.fakes.supervised import FakeSupervisor, Reply, answering
-from tests.unit.leasing.leases import build_lease
+from tests.unit.leases.scene import build_lease
 
 FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
 
@@ -41,13 +48,13 @@ class Scene:
     benches: Benches
     watch: HostWatch
     runs: RunQueue
-    book: LeaseBook
+    registry: LeaseRegistry
     probe: FakeSupervisor
     device: FakeSupervisor
     clock: ManualClock
 
-    async def submit(self, **fields: Any) -> Run:
-        return await self.benches.submit(BenchRequest.model_validate(fields), None)
+    async def submit(self, *, owner: str = "", **fields: Any) -> Run:
+        return await self.benches.submit(BenchRequest.model_validate(fields), by=Owner(owner))
 
     async def finish(self, run: Run) -> Run:
         async for _ in self.runs.events(run.id):
@@ -56,9 +63,9 @@ class Scene:
         assert ended.state in FINAL_STATES
         return ended
 
-    def lease(self, *indices: int) -> None:
+    def lease(self, *indices: int, owner: str = "") -> None:
         named = tuple(LeasedDevice(local_index=index) for index in indices)
-        self.book.put(self.book.date(build_lease(devices=named), 60))
+        self.registry.put(self.registry.date(build_lease(devices=named, owner=owner), 60))
 
     def count(self, supervisor: FakeSupervisor, op: str) -> int:
         return sum(call[0] == op for call in supervisor.calls)
@@ -68,6 +75,10 @@ def run_scene(
     folder: Path, looks: list[Reply], answers: list[Reply], test: Callable[[Scene], Coroutine[Any, Any, Any]]
 ) -> None:
     async def main() -> None:
+        async with Store.open(folder / "runs.sqlite3", clock=ManualClock()) as store:
+            await play(store)
+
+    async def play(store: Store) -> None:
         clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
         probe, device = answering(*looks), answering(*answers)
         board, settings = HealthBoard(stale_after_s=60), Settings()
@@ -77,12 +88,12 @@ def run_scene(
             board=board,
             settings=settings,
             clock=clock,
-            history=History(clock=clock, keep=100),
+            history=History(build_closed_store(), clock=clock),
             stays=False,
             on_look=lambda: benches.note_look(),
         )
-        book = LeaseBook(clock, ManualBoot())
-        store = await Store.open(folder / "runs.sqlite3", clock=clock)
+        registry = LeaseRegistry(clock, ManualBoot())
+        runs = RunQueue(store, clock=clock)
 
         def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             task = asyncio.create_task(work)
@@ -90,27 +101,24 @@ def run_scene(
             return task
 
         def devices() -> Devices:
-            return book.mark(watch.devices(clock.now()))
+            return registry.mark(watch.devices(clock.now()))
 
         benches = Benches(
             device,  # type: ignore[arg-type]
             watch,
             devices=devices,
-            runs=lambda: runs,
-            book=book,
+            runs=runs,
+            registry=registry,
             settings=settings,
             clock=clock,
             spawn=spawn,
         )
-        runs = RunQueue(store, benches.execute, clock=clock)
-        await runs.start()
         await watch.look_at_facts()
         try:
-            await test(Scene(benches, watch, runs, book, probe, device, clock))
+            await test(Scene(benches, watch, runs, registry, probe, device, clock))
         finally:
             await runs.close("over")
             await asyncio.gather(*tasks, return_exceptions=True)
-            await store.close()
 
     asyncio.run(main())
 
@@ -134,7 +142,7 @@ def test_who_has_a_device_is_looked_at_when_a_bench_is_asked_for(tmp_path: Path,
     async def test(scene: Scene) -> None:
         with pytest.raises(DeviceBusyError, match=r"device 3 .* process 4711 \(python train.py\) in slurm 7"):
             await scene.submit(devices=[0])
-        assert await scene.runs.list() == ()
+        assert await scene.runs.list_runs() == ()
 
     run_scene(tmp_path, [look(dgx), taken], [{}], test)
 
@@ -166,7 +174,7 @@ def test_what_closes_a_device_while_a_bench_waits_fails_it_and_opens_nothing(
             scene.clock.advance(100)  # so that the look at its submission is old
             return await first(run, emit)
 
-        scene.runs._execute = execute_later
+        scene.benches.execute = execute_later
         run = await scene.finish(await scene.submit(cases=["matmul", "all_reduce"]))
         assert (run.state, run.result) == ("failed", None)
         assert run.error is not None
@@ -201,7 +209,7 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
             await look_at_jax()
             scene.lease(0)
 
-        scene.runs._execute = execute
+        scene.benches.execute = execute
         scene.watch.look_at_jax = start_jax  # type: ignore[method-assign]
         ended = await scene.finish(await scene.submit())
         assert ended.state == "cancelled"
@@ -219,10 +227,10 @@ def test_a_bench_whose_own_lease_has_ended_fails_and_is_not_said_to_be_pre_empte
         work = scene.benches.execute
 
         async def execute(run: Run, emit: Any) -> Any:
-            scene.book.end("lease-1")
+            scene.registry.remove(*scene.registry.active())
             return await work(run, emit)
 
-        scene.runs._execute = execute
+        scene.benches.execute = execute
         scene.lease(0)
         ended = await scene.finish(await scene.submit(devices=[0], lease="lease-1"))
         assert ended.state == "failed"
@@ -314,7 +322,7 @@ def test_no_bench_is_taken_where_a_device_may_be_in_use(tmp_path: Path, dgx: Mac
     async def test(scene: Scene) -> None:
         with pytest.raises(DeviceBusyError, match=r"device 3 .* may be in use"):
             await scene.submit(devices=[3])
-        assert await scene.runs.list() == ()
+        assert await scene.runs.list_runs() == ()
         assert scene.device.calls == []
 
     run_scene(tmp_path, [look(dgx, processes=None, used_bytes=2**30)], [{}], test)
@@ -335,3 +343,13 @@ def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: 
     assert dgx.jax is not None
     free, hidden = look(dgx, processes=()), look(dgx, processes=None, used_bytes=2**30)
     run_scene(tmp_path, [free, free, hidden], [dict(dgx.jax)], test)
+
+
+def test_a_bench_under_another_owners_lease_is_forbidden(tmp_path: Path, dgx: Machine) -> None:
+    async def test(scene: Scene) -> None:
+        scene.lease(0, owner="ann")
+        with pytest.raises(ForbiddenError, match="belongs to ann, and bob asks"):
+            await scene.submit(devices=[0], lease="lease-1", owner="bob")
+        assert await scene.runs.list_runs() == ()
+
+    run_scene(tmp_path, [look(dgx)], [{}], test)

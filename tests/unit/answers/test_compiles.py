@@ -21,42 +21,20 @@ from meshwright.errors import (
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.compiles import LOG_LINES, Compiles
 from meshwright_agent.settings import Settings
+from meshwright_agent.store import COMPILE, Document
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.faults import Obituary
 from tests.fakes.supervised import FakeSupervisor, answering
+from tests.unit.answers.test_plans import MemoryStore
 
 TASK = CompileTask("verify", "cpu:2", key="k", job="{}")
 CRASHED, LATE = WorkerCrashedError("it died"), WorkerTimeoutError("it did not answer")
 
 
-class MemoryStore:
-    """The verbs of the store that compiles need; may refuse to write, or both."""
-
-    def __init__(self, refusal: ProblemError | None = None, *, is_busy: bool = False) -> None:
-        self.kept: dict[str, str] = {}
-        self.forgotten: list[tuple[str, str]] = []
-        self.refusal = refusal
-        self.is_busy = is_busy
-
-    async def get_verification(self, key: str) -> str | None:
-        if self.is_busy and self.refusal is not None:
-            raise self.refusal
-        return self.kept.get(key)
-
-    async def put_verification(self, key: str, body: str) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.kept[key] = body
-
-    def note_forgotten(self, table: str, reason: str, *, name: str) -> None:
-        assert reason
-        self.forgotten.append((table, name))
-
-
 def build(child: FakeSupervisor, store: MemoryStore | None = None, **settings: Any) -> Compiles:
     kept = store or MemoryStore()
     known = Settings(**({"compile_memory_bytes": 1 << 30} | settings))
-    return Compiles(child, settings=known, store=lambda: kept)  # type: ignore[arg-type, return-value]
+    return Compiles(child, kept, settings=known)  # type: ignore[arg-type]
 
 
 def compile_with(compiles: Compiles) -> Verification:
@@ -95,12 +73,11 @@ def test_a_store_that_does_not_recall_costs_a_compile_and_not_the_answer() -> No
 
 @pytest.mark.parametrize("text", ["5", "null", "{}", '{"status": "perhaps"}', "[" * 100_000])
 @pytest.mark.parametrize("op", ["verify", "fit"])
-def test_an_answer_that_cannot_be_read_is_counted_and_costs_a_compile(op: Literal["verify", "fit"], text: str) -> None:
+def test_an_answer_that_cannot_be_read_costs_a_compile(op: Literal["verify", "fit"], text: str) -> None:
     store = MemoryStore()
-    store.kept[TASK.key] = text
+    store.kept[TASK.key] = Document(COMPILE, TASK.key, text)
     compiles = build(answering(say()), store)
     assert asyncio.run(compiles.recall(replace(TASK, op=op))) is None
-    assert store.forgotten == [("verifications", TASK.key)]
     assert compile_with(compiles).status == "verified"
     assert asyncio.run(compiles.recall(TASK)) is not None
 
@@ -111,7 +88,7 @@ def test_only_what_holds_for_good_is_kept(status: str) -> None:
     compile_with(build(answering(say(status=status)), store))
     assert (TASK.key in store.kept) is (status in {"verified", "does_not_fit"})
     if store.kept:
-        assert json.loads(store.kept["k"])["stored"] is False
+        assert json.loads(store.kept["k"].body)["stored"] is False
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import IdempotencyConflictError, StoreUnavailableError
+from meshwright.errors import StoreUnavailableError
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest, Plans
-from meshwright.wire.model import TrainingSpec
 from meshwright.wire.runs import Run
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.evidence import Evidence
 from meshwright_agent.answers.plans import PlanMaker
 from meshwright_agent.answers.replies import PlanAnswer
-from meshwright_agent.runs.queue import RunQueue
+from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import PLAN, Store
 from meshwright_agent.worker.compile_task import CompileTask
 from meshwright_agent.worker.planner import Here, write_plans
 from meshwright_agent.worker.supervisor import Answer
@@ -58,14 +57,14 @@ class Desk:
     def __init__(self, compiler: FakeSupervisor, store: Store, queue: RunQueue, evidence: Evidence) -> None:
         self.compiler, self.store, self.queue, self.evidence = compiler, store, queue, evidence
 
-    async def ask(self, request: PlanRequest = REQUEST, key: str | None = None) -> PlanAnswer | Run:
+    async def ask(self, request: PlanRequest = REQUEST) -> PlanAnswer | Run:
         answer = PlanAnswer.of(write_plans(request, Here(build_target("cpu:4"))))
-        return await self.evidence.settle_plans(answer, key)
+        return await self.evidence.settle_plans(answer)
 
-    async def ask_batch(self, key: str | None = None, key_: str = "k", **task: Any) -> BatchSize | Run:
-        """Asks with the caller's key, for the job of the key `key_`."""
+    async def ask_batch(self, key: str = "k", **task: Any) -> BatchSize | Run:
+        """Asks for the job of this key."""
         return await self.evidence.settle_batch(
-            ADVICE, ASKED, CompileTask(**({"op": "fit", "target": "cpu:2", "key": key_, "job": "{}"} | task)), key
+            ADVICE, ASKED, CompileTask(**({"op": "fit", "target": "cpu:2", "key": key, "job": "{}"} | task))
         )
 
     async def ended(self, run: PlanAnswer | BatchSize | Run) -> Run:
@@ -79,18 +78,17 @@ def play(folder: Path, compiler: FakeSupervisor, act: Callable[[Desk], Awaitable
     async def main() -> None:
         async with opened(folder / "s.sqlite3") as store:
             settings, clock = Settings(), ManualClock()
-            compiles = Compiles(compiler, settings=settings, store=lambda: store)  # type: ignore[arg-type]
+            compiles = Compiles(compiler, store, settings=settings)  # type: ignore[arg-type]
             plans = PlanMaker(
                 answering({}),  # type: ignore[arg-type]
-                store=lambda: store,
+                store,
                 here=lambda: Here(build_target("cpu:4")),
                 tell_here=lambda _: {},
             )
-            queue = RunQueue(store, _never, clock=clock)
-            await queue.start()
+            queue = RunQueue(store, clock=clock)
             try:
                 async with asyncio.timeout(30):
-                    await act(Desk(compiler, store, queue, Evidence(compiles, plans, lambda: queue)))
+                    await act(Desk(compiler, store, queue, Evidence(compiles, plans, queue)))
             finally:
                 await queue.close("the test ended")
 
@@ -106,10 +104,6 @@ class HeldCompiler(FakeSupervisor):
     async def call(self, op: str, arguments: dict[str, Any], **options: Any) -> Answer:
         await self.gate.wait()
         return await super().call(op, arguments, **options)
-
-
-async def _never(_run: Run, _emit: object) -> tuple[dict[str, Any], int | None]:
-    raise AssertionError("no bench was asked for")
 
 
 def read(answer: PlanAnswer | Run) -> Verification:
@@ -143,7 +137,8 @@ def test_the_first_time_a_run_answers_and_the_second_time_the_store(tmp_path: Pa
 def test_the_stored_plan_is_the_mesh_alone_whoever_asks_with_which_model(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
         async def read_kept(request: PlanRequest) -> str:
-            return await desk.store.get_plan(write_plans(request, HOST)["fingerprints"][0]) or ""
+            document = await desk.store.get(PLAN, write_plans(request, HOST)["fingerprints"][0])
+            return document.body if document else ""
 
         done = await desk.ended(await desk.ask())
         shown = Plans.model_validate(done.result).plans[0]
@@ -167,7 +162,7 @@ def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> No
         told = PlanAnswer.of(
             write_plans(REQUEST, Here(build_target("cpu:4"))) | {"tasks": [{**answer.tasks[0], "answer": reason}]}
         )
-        assert read(await desk.evidence.settle_plans(told, None)).status == "not_compiled"
+        assert read(await desk.evidence.settle_plans(told)).status == "not_compiled"
         plain = await desk.ask(REQUEST.model_copy(update={"verify": "none"}))
         assert isinstance(plain, PlanAnswer)
         assert plain.tasks == ()
@@ -176,14 +171,12 @@ def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> No
     play(tmp_path, answering(VERIFIED), act)
 
 
-def test_equal_requests_meanwhile_are_given_the_same_run_and_others_their_own(tmp_path: Path) -> None:
+def test_each_request_is_a_run_of_its_own_and_the_compiler_is_asked_once(tmp_path: Path) -> None:
     compiler = HeldCompiler(deque([VERIFIED]))
 
     async def act(desk: Desk) -> None:
-        other = REQUEST.model_copy(update={"allow_unused": True})
-        runs = [await desk.ask(), await desk.ask(), await desk.ask(other), await desk.ask(key="mine")]
-        ids = [run.id for run in runs if isinstance(run, Run)]
-        assert (ids[0], len(set(ids))) == (ids[1], 3)
+        runs = [await desk.ask() for _ in range(3)]
+        assert len({run.id for run in runs if isinstance(run, Run)}) == 3
         compiler.gate.set()
         for run in runs:
             assert (await desk.ended(run)).state == "succeeded"
@@ -192,28 +185,11 @@ def test_equal_requests_meanwhile_are_given_the_same_run_and_others_their_own(tm
     play(tmp_path, compiler, act)
 
 
-def test_equal_requests_at_once_are_one_run_and_leave_room_for_others(tmp_path: Path) -> None:
-    compiler = HeldCompiler(deque([VERIFIED]))
-
-    async def act(desk: Desk) -> None:
-        runs = await asyncio.gather(*(desk.ask() for _ in range(10)), *(desk.ask_batch() for _ in range(10)))
-        assert all(isinstance(run, Run) for run in runs)
-        assert [len({run.id for run in part if isinstance(run, Run)}) for part in (runs[:10], runs[10:])] == [1, 1]
-        other = await desk.ask(REQUEST.model_copy(update={"training": TrainingSpec(global_batch=8)}))
-        assert isinstance(other, Run)
-        assert len(await desk.queue.list()) == 3
-
-    play(tmp_path, compiler, act)
-
-
-def test_an_equal_request_for_what_is_another_job_by_now_is_a_run_of_its_own(tmp_path: Path) -> None:
+def test_equal_requests_for_other_jobs_are_compiled_each(tmp_path: Path) -> None:
     compiler = HeldCompiler(deque([{"answer": json.dumps(FITTED)}]))
 
     async def act(desk: Desk) -> None:
-        first, other = await desk.ask_batch(key_="of h100"), await desk.ask_batch(key_="of a100")
-        assert isinstance(first, Run)
-        assert isinstance(other, Run)
-        assert first.id != other.id
+        _, other = await desk.ask_batch(key="of h100"), await desk.ask_batch(key="of a100")
         compiler.gate.set()
         await desk.ended(other)
         assert len(compiler.calls) == 2
@@ -221,22 +197,9 @@ def test_an_equal_request_for_what_is_another_job_by_now_is_a_run_of_its_own(tmp
     play(tmp_path, compiler, act)
 
 
-def test_a_key_gives_its_run_again_also_when_the_answer_is_stored(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        run = await desk.ended(await desk.ask(key="nightly"))
-        again = await desk.ask(key="nightly")
-        assert isinstance(again, Run)
-        assert (again.id, again.state) == (run.id, "succeeded")
-        with pytest.raises(IdempotencyConflictError):
-            await desk.ask(REQUEST.model_copy(update={"mesh": "dp:4"}), key="nightly")
-        assert isinstance(await desk.ask(key="another"), PlanAnswer)
-
-    play(tmp_path, answering(VERIFIED), act)
-
-
 def test_a_store_that_does_not_answer_is_said_since_a_run_needs_it(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
-        await desk.store.close()
+        await desk.store._call(desk.store._close)
         with pytest.raises(StoreUnavailableError):
             await desk.ask()
 
@@ -259,8 +222,6 @@ def test_the_largest_batch_stands_beside_the_tables_advice(tmp_path: Path) -> No
         assert isinstance(again, BatchSize)
         assert again.compiled is not None
         assert again.compiled.verification.stored
-        recalled = await desk.ask_batch(key="k1")
-        assert isinstance(recalled, BatchSize)
 
     play(tmp_path, answering({"answer": json.dumps(FITTED)}), act)
 
@@ -275,13 +236,3 @@ def test_a_batch_for_which_nothing_compiles_is_said_at_once(tmp_path: Path) -> N
         assert answer.compiled.verification.status == "not_compiled"
 
     play(tmp_path, answering({}), act)
-
-
-def test_a_batchs_key_gives_its_run_again(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        first = await desk.ended(await desk.ask_batch(key="nightly"))
-        again = await desk.ask_batch(key="nightly")
-        assert isinstance(again, Run)
-        assert again.id == first.id
-
-    play(tmp_path, answering({"answer": json.dumps(FITTED)}), act)

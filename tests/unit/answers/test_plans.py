@@ -16,6 +16,7 @@ from meshwright.errors import (
     NotReadyError,
     PlanInfeasibleError,
     PlanNotFoundError,
+    ProblemError,
     QueueFullError,
     StoreUnavailableError,
     WorkerCrashedError,
@@ -23,6 +24,7 @@ from meshwright.errors import (
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.answers.plans import MAX_WAITING, PLAN_TIMEOUT_S, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
+from meshwright_agent.store import Document
 from meshwright_agent.worker.planner import Here, write_plans
 from meshwright_agent.worker.protocol import FrameError
 from meshwright_agent.worker.supervisor import CallCancelled
@@ -33,16 +35,22 @@ ANSWER = write_plans(TARGET, None)
 
 
 class MemoryStore:
-    """The two verbs of the store that plans need; a test compares nothing more with the real one."""
+    """The two verbs of the store that plans and compiles need; may refuse to write, or both."""
 
-    def __init__(self) -> None:
-        self.plans: dict[str, str] = {}
+    def __init__(self, refusal: ProblemError | None = None, *, is_busy: bool = False) -> None:
+        self.kept: dict[str, Document] = {}
+        self.refusal = refusal
+        self.is_busy = is_busy
 
-    async def put_plan(self, fingerprint: str, body: str) -> None:
-        self.plans[fingerprint] = body
+    async def write(self, *documents: Document) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.kept |= {document.key: document for document in documents}
 
-    async def get_plan(self, fingerprint: str) -> str | None:
-        return self.plans.get(fingerprint)
+    async def get(self, kind: str, key: str) -> Document | None:
+        if self.is_busy and self.refusal is not None:
+            raise self.refusal
+        return self.kept.get(key)
 
 
 def hide() -> Here:
@@ -58,14 +66,9 @@ def build(
 ) -> PlanMaker:
     kept = MemoryStore() if store is None else store
 
-    def open_store() -> Any:
-        if isinstance(kept, Exception):
-            raise kept
-        return kept
-
     return PlanMaker(
         planner,  # type: ignore[arg-type]
-        store=open_store,
+        kept,
         here=look or (lambda: Here(build_target(here))),
         tell_here=lambda known: {"target": here, "health": known.health, "notices": []},
     )
@@ -226,6 +229,6 @@ def test_a_fingerprint_that_nobody_made_is_not_found() -> None:
 
 @pytest.mark.parametrize("request_", [TARGET, PlanRequest(mesh="x:8")])
 def test_a_store_that_does_not_answer_costs_the_storing_and_not_the_plan(request_: PlanRequest) -> None:
-    plans = read(build(answering(ANSWER), StoreUnavailableError("disk full")), request_)
+    plans = read(build(answering(ANSWER), MemoryStore(StoreUnavailableError("disk full"))), request_)
     assert plans.plans
     assert [(notice.code, "disk full" in notice.message) for notice in plans.warnings] == [("plan_not_stored", True)]

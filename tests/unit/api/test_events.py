@@ -52,15 +52,15 @@ def test_an_id_that_no_event_can_have_is_refused_and_nothing_is_passed_over(app:
 def test_a_stream_ends_and_does_not_fail_when_the_store_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> list[Any]:
         async with opened(tmp_path / "db") as store:
-            history = History(clock=ManualClock(), keep=100)
-            await history.open(store)
+            history = History(store, clock=ManualClock())
+            await history.recall()
             history.note_fault("store", "x", state="degraded", reason="", action="", at=EPOCH)
             await history.flush()
             heard: list[Any] = []
             agent: Any = SimpleNamespace(history=history)
             async for sent in stream_events(agent, seen=0):
                 heard.append(sent.id)
-                await store.close()
+                await store._call(store._close)
             return heard
 
     with caplog.at_level(logging.WARNING):

@@ -13,13 +13,13 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_api
 from meshwright_agent.api.health import LONGEST_LINE, BoardRendering, shorten_line
 from meshwright_agent.settings import Settings
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualClock, build_closed_store
 from tests.unit.api.asgi import ask
 
 
 def build_agent() -> tuple[Agent, ManualClock]:
     clock = ManualClock()
-    return Agent(Settings(), clock=clock), clock
+    return Agent(Settings(), build_closed_store(), clock=clock), clock
 
 
 def read(rendering: BoardRendering, agent: Agent) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class MemoryAgent:
         default_factory=lambda: SimpleNamespace(failure_count=0, size_bytes=None, writes=Durations(WRITE_BOUNDS_S))
     )
     count_connections: Any = None
-    book: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
+    registry: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
     leases: Any = field(default_factory=lambda: SimpleNamespace(preempted=Counter({("run",): 2})))
     history: Any = field(default_factory=lambda: SimpleNamespace(counts=Counter({("store", "state"): 3}), lost_count=1))
     compiles: Any = field(default_factory=lambda: SimpleNamespace(counts=Counter(verified=3, aborted=1)))
@@ -95,7 +95,17 @@ class MemoryAgent:
 
 
 def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
-    made = {"clock", "board", "compiles", "releases", "count_connections", "book", "leases", "history", "doorkeeper"}
+    made = {
+        "clock",
+        "board",
+        "compiles",
+        "releases",
+        "count_connections",
+        "registry",
+        "leases",
+        "history",
+        "doorkeeper",
+    }
     real = set(dir(Agent)) | made | {"benches", "picture", "device", "probe", "planner", "compiler"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 

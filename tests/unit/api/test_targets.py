@@ -9,12 +9,13 @@ from meshwright.topology.targets import list_targets
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_api
 from meshwright_agent.settings import Settings
+from tests.fakes.stored import build_closed_store
 from tests.unit.api.asgi import ask
 
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    return build_api(Agent(Settings()))
+    return build_api(Agent(Settings(), build_closed_store()))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.fakes.measured import (
     build_matmul,
     build_memory,
 )
-from tests.fakes.stored import EPOCH, ManualClock, build_run
+from tests.fakes.stored import EPOCH, ManualClock, build_closed_store, build_run
 
 
 def read(known: HostMeasurements, later_s: float = 0.0) -> list[Measurement]:
@@ -99,7 +99,7 @@ def test_stored_runs_are_recalled_in_the_order_in_which_they_were_made(caplog: p
 
 def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> None:
     clock = ManualClock(READ_AT)
-    agent = Agent(Settings(state_dir=tmp_path), clock=clock, environ={})
+    agent = Agent(Settings(state_dir=tmp_path), build_closed_store(tmp_path), clock=clock, environ={})
     agent.watch.sight = Sight(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
     told = json.loads(json.dumps(agent.picture.tell_here(agent.picture.here())))
     assert parse_here(told).measured == ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -69,3 +71,10 @@ def meshwright(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     for name in ("COLUMNS", "MESHWRIGHT_URL", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return CommandLine(capsys)
+
+
+@pytest.fixture(autouse=True)
+def _counted_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives leases the ids lease-00000001, lease-00000002 … in place of random ones."""
+    numbers = itertools.count(1)
+    monkeypatch.setattr("meshwright._calls.leases.secrets", SimpleNamespace(token_hex=lambda _: f"{next(numbers):08x}"))

@@ -28,7 +28,8 @@ def h100(meshwright: CommandLine) -> CommandLine:
 def _lease_away(line: CommandLine, **fields: object) -> str:
     """Somebody else's lease of everything; returns its id."""
     request = LeaseRequest.model_validate({"purpose": "job 9", **fields})
-    return line.fake.leases.create(request, None, line.fake.devices)[0].id
+    lease_id = f"lease-{len(line.fake.leases.list().leases) + 1}"
+    return line.fake.leases.put(lease_id, request, line.fake.devices)[0].id
 
 
 def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None:
@@ -49,10 +50,10 @@ def test_a_script_gets_the_id_alone_or_the_whole_as_json(h100: CommandLine) -> N
     assert (reply["purpose"], reply["devices"][0]["local_index"]) == ("y", 1)
 
 
-def test_asked_again_with_its_key_a_lease_is_the_same(h100: CommandLine) -> None:
-    ids = {h100("lease", "0", "--purpose", "x", "--key", "job-7", "--id-only").out for _ in range(2)}
-    assert len(ids) == len(h100.fake.leases.list().leases) == 1
-    assert h100("lease", "1", "--purpose", "x", "--key", "job-7").code == 1
+def test_asked_again_with_its_id_a_lease_is_the_same(h100: CommandLine) -> None:
+    ids = {h100("lease", "0", "--purpose", "x", "--id", "job-7", "--id-only").out for _ in range(2)}
+    assert ids == {"job-7\n"}
+    assert h100("lease", "1", "--purpose", "x", "--id", "job-7").code == 1
 
 
 @pytest.mark.parametrize("options", [("--id-only",), ("--json",), ()])
@@ -66,7 +67,7 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
     monkeypatch.setattr("meshwright.cli.print_error", lambda *_: None)
     monkeypatch.setattr("meshwright.cli.drop_stdout", lambda: None)
     assert h100("lease", "0", "--purpose", "x", *options).code == 2
-    assert [request.method for request in h100.fake.requests] == ["POST", "DELETE"]
+    assert [request.method for request in h100.fake.requests] == ["PUT", "DELETE"]
 
 
 def test_all_devices_are_meant_unless_some_are_named(h100: CommandLine) -> None:
@@ -130,8 +131,8 @@ def test_a_lease_that_ends_while_those_of_its_purpose_are_ended_is_no_failure(
     first, second = (_lease_away(h100, devices=[each]) for each in (0, 1))
     end = h100.fake.leases.end
 
-    def end_both(lease_id: str) -> object:
-        ended = end(lease_id)
+    def end_both(lease_id: str, owner: str) -> object:
+        ended = end(lease_id, owner)
         monkeypatch.setattr(h100.fake.leases, "end", end)
         end(second)
         return ended
@@ -198,7 +199,7 @@ def test_devices_are_named_or_counted_and_not_both(h100: CommandLine, line: tupl
 def test_a_command_holds_a_number_of_devices(h100: CommandLine) -> None:
     _lease_away(h100, devices=(0, 1))
     assert h100("hold", "--count", "3", "--purpose", "x", "--", "true").code == 0
-    asked = next(request for request in h100.fake.requests if request.method == "POST")
+    asked = next(request for request in h100.fake.requests if request.method == "PUT")
     assert json.loads(asked.body or b"")["devices"] == {"count": 3}
 
 
@@ -213,7 +214,7 @@ def _hold(line: CommandLine, code: str, *options: str) -> int:
 def test_the_exit_code_is_the_commands_and_the_lease_is_ended(h100: CommandLine, code: int) -> None:
     assert _hold(h100, f"raise SystemExit({code})") == code
     assert h100.fake.leases.list().leases == ()
-    assert [request.method for request in h100.fake.requests] == ["POST", "GET", "DELETE"]
+    assert [request.method for request in h100.fake.requests] == ["PUT", "GET", "DELETE"]
 
 
 def test_a_command_that_a_signal_ended_is_128_and_its_number(h100: CommandLine) -> None:

@@ -32,7 +32,7 @@ def plan(h100: CommandLine, tmp_path: Path) -> str:
 def _lease_away(line: CommandLine, *devices: int) -> str:
     """Somebody else's lease; returns its id."""
     request = LeaseRequest.model_validate({"purpose": "job 9", "devices": devices})
-    return line.fake.leases.create(request, None, line.fake.devices)[0].id
+    return line.fake.leases.put(f"lease-{devices[0]}", request, line.fake.devices)[0].id
 
 
 def test_the_devices_of_a_kept_plan_are_reserved_by_their_uuids(h100: CommandLine, plan: str) -> None:

@@ -237,12 +237,14 @@ def test_a_bench_whose_stream_is_cut_again_and_again_misses_nothing_and_repeats_
 
 
 @both
-def test_a_bench_is_submitted_once_although_its_answer_was_lost(kind: Kind) -> None:
+def test_a_bench_whose_answer_was_lost_is_not_submitted_again(kind: Kind) -> None:
     fake = FakeAgent()
     fake.drop_next(path="/placement/bench")
-    fake.fail_next(502, "", path="/placement/bench")
-    ask(kind, fake, lambda c: c.bench(cases=["matmul"]))
-    assert len(fake.runs.list(99, None).runs) == 1
+    with pytest.raises(AgentConnectionError, match="see GET /runs"):
+        ask(kind, fake, lambda c: c.bench(cases=["matmul"]))
+    assert len(fake.requests) == 1
+    fake.drop_next(path="/placement/bench", kind="refused")
+    assert ask(kind, fake, lambda c: c.bench(cases=["matmul"])).records
 
 
 @both

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import (
+    AgentConnectionError,
     AgentTimeoutError,
     InvalidMeshError,
     InvalidRequestError,
@@ -70,23 +71,23 @@ def test_the_kept_plan_carries_its_verification() -> None:
 
 
 @KINDS
-def test_without_verify_nothing_is_compiled_and_no_key_is_sent(kind: Kind) -> None:
+def test_without_verify_nothing_is_compiled(kind: Kind) -> None:
     fake = FakeAgent()
     plan = ask(kind, fake, lambda client: client.plan("dp:8", model="llama3-8b"))
-    assert plan.verification is None
-    assert "idempotency-key" not in fake.requests[-1].headers
-    ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
-    assert sum("idempotency-key" in request.headers for request in fake.requests) == 1
+    assert (plan.verification, fake.runs.list(10, None).runs) == (None, ())
 
 
-def test_a_dropped_answer_is_asked_for_again_under_the_same_key() -> None:
+@pytest.mark.parametrize("asked", [{}, ASKED])
+def test_a_dropped_answer_is_asked_for_again_unless_it_makes_a_run(asked: dict[str, Any]) -> None:
     fake = FakeAgent()
     fake.drop_next(path="/mesh/plan")
     with fake.client() as client:
-        client.plan("dp:8", **ASKED)
-    keys = {request.headers["idempotency-key"] for request in fake.requests if request.path == "/mesh/plan"}
-    assert len(keys) == 1
-    assert len(fake.runs.list(10, None).runs) == 1
+        if not asked:
+            client.plan("dp:8")
+            return
+        with pytest.raises(AgentConnectionError, match="see GET /runs"):
+            client.plan("dp:8", **asked)
+    assert len(fake.requests) == 1
 
 
 def test_a_stream_that_breaks_does_not_lose_the_answer() -> None:

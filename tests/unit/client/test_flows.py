@@ -16,6 +16,7 @@ from meshwright._calls.messages import Answer, Failure
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
+    MeshwrightError,
     NotReadyError,
     QueueFullError,
     RunCancelledError,
@@ -85,12 +86,26 @@ def test_readiness_is_asked_once_and_not_ready_is_ansay() -> None:
         script.run(flows.exchange(calls.ready(), script.link()))
 
 
-def test_a_bench_is_submitted_again_under_the_same_key() -> None:
-    script = Script(sends=[Failure("lost", "no"), Answer(202, {}, say(_run("queued")).body)])
-    script.run(flows.exchange(calls.submit_bench(mesh=None), script.link()))
-    keys = [step.request.headers["Idempotency-Key"] for step in script.sent(Send)]
-    assert len(keys) == 2
-    assert len(set(keys)) == 1
+ACCEPTED = Answer(202, {}, say(_run("queued")).body)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Failure("lost", "no"), Failure("timeout", "no"), Failure("stale", "no"), Answer(504, {}, b"a proxy's page")],
+)
+def test_a_request_that_makes_a_run_is_not_sent_again_where_its_answer_is_lost(outcome: Any) -> None:
+    script = Script(sends=[outcome, ACCEPTED])
+    with pytest.raises(MeshwrightError) as caught:
+        script.run(flows.exchange(calls.submit_bench(mesh=None), script.link()))
+    assert len(script.sent(Send)) == 1
+    if isinstance(outcome, Failure):
+        assert "see GET /runs" in str(caught.value)
+
+
+@pytest.mark.parametrize("outcome", [Failure("refused", "no"), refuse(NotReadyError("starting"))])
+def test_a_request_that_makes_a_run_is_sent_again_where_none_was_made(outcome: Any) -> None:
+    script = Script(sends=[outcome, ACCEPTED])
+    assert script.run(flows.exchange(calls.submit_bench(mesh=None), script.link())).state == "queued"
 
 
 # ---- follow

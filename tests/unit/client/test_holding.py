@@ -20,7 +20,7 @@ from meshwright.errors import (
     MeshwrightError,
     UnauthorizedError,
 )
-from meshwright.wire.leases import Lease
+from meshwright.wire.leases import Lease, LeasedDevice
 from tests.unit.client.script import Script, refuse, say
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,12 +29,13 @@ NOBODY = Failure("refused", "no")
 
 
 def _lease(left_s: float = 60.0, **fields: Any) -> Lease:
-    named = {"id": "lease-1", "devices": (), "purpose": "train", "preemptible": False, **fields}
+    devices = (LeasedDevice(local_index=0),)
+    named = {"id": "lease-1", "devices": devices, "purpose": "train", "preemptible": False, **fields}
     return Lease(**named, created_at=NOW, expires_at=NOW + timedelta(seconds=left_s), expires_in_s=left_s)
 
 
 def _take(script: Script, wait_s: float) -> Lease:
-    call = leases.lease("all", purpose="train", ttl_s=60.0, preemptible=False)
+    call = leases.put_lease("lease-1", "all", purpose="train", ttl_s=60.0, preemptible=False)
     return script.run(holding.take(call, script.link(), wait_s))
 
 
@@ -43,12 +44,15 @@ def _keep(script: Script, held: Held, ttl_s: float = 60.0) -> None:
 
 
 def test_a_lease_is_renewed_at_a_third_of_its_time_and_the_newest_is_told() -> None:
-    script = Script(sends=[say(_lease(6)), say(_lease(5.7)), GONE])
+    script = Script(sends=[say(_lease(6)), say(_lease(6)), say(_lease(5.7)), say(_lease(5.7)), GONE])
     held = Held(_lease(6))
     _keep(script, held, ttl_s=6)
     assert script.pauses_s == pytest.approx([2.0, 2.0, 1.9])
     assert held.lease.expires_in_s == 5.7
-    assert {step.request.path for step in script.sent(Send)} == {"/leases/lease-1/renew"}
+    assert [str(step.request) for step in script.sent(Send)] == [
+        *["GET /leases/lease-1", "PUT /leases/lease-1"] * 2,
+        "GET /leases/lease-1",
+    ]
 
 
 def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_told_at_once() -> None:
@@ -67,8 +71,8 @@ def test_questions_and_renewals_are_as_many_as_their_times_say() -> None:
     script = Script(sends=[say(_lease(60))] * 30 + [GONE])
     _keep(script, Held(_lease(60)))
     methods = [step.request.method for step in script.sent(Send)]
-    assert methods == (["GET"] * 9 + ["POST"]) * 3 + ["GET"]
-    assert script.now_s == 62.0
+    assert methods == (["GET"] * 10 + ["PUT"]) * 2 + ["GET"] * 9
+    assert script.now_s == 58.0
 
 
 def test_a_lease_that_the_agent_no_longer_knows_is_lost_at_once_with_the_agents_reason() -> None:
@@ -151,25 +155,16 @@ def test_devices_that_become_free_in_time_are_got_by_waiting() -> None:
     script = Script(sends=[refuse(DeviceLeasedError("job 7 has them"))] * 2 + [say(_lease())])
     assert _take(script, 30.0).id == "lease-1"
     assert script.pauses_s == [AGAIN_S, AGAIN_S]
-    keys = {step.request.headers["Idempotency-Key"] for step in script.sent(Send)}
-    assert len(keys) == 1  # a lost answer and a repetition make one lease
+    assert {str(step.request) for step in script.sent(Send)} == {"PUT /leases/lease-1"}
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)])
 def test_a_lease_whose_taker_is_interrupted_before_the_answer_is_ended(interruption: BaseException) -> None:
-    script = Script(sends=[interruption, say(_lease()), say(_lease())])
+    script = Script(sends=[interruption, say(_lease())])
     with pytest.raises(type(interruption)):
         _take(script, 30.0)
-    asked, again, end = (step.request for step in script.sent(Send))
-    assert again == asked  # with its key: the lease that it made, if it made one
+    _, end = (step.request for step in script.sent(Send))
     assert (end.method, end.path) == ("DELETE", "/leases/lease-1")
-
-
-def test_who_is_interrupted_and_has_no_lease_ends_none() -> None:
-    script = Script(sends=[KeyboardInterrupt(), refuse(DeviceLeasedError("job 7 has them"))])
-    with pytest.raises(KeyboardInterrupt):
-        _take(script, 30.0)
-    assert len(script.sent(Send)) == 2
 
 
 def test_waiting_ends_when_its_time_is_over() -> None:
@@ -222,3 +217,22 @@ def test_a_lease_that_cannot_be_ended_is_told_with_its_own_end() -> None:
     told = script.run(holding.give_back(Held(_lease()), script.link()))
     assert "lease-1 could not be ended, and ends by itself at 2026-01-01" in told
     assert script.now_s <= holding.CANCEL_TIMEOUT_S
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_an_end_whose_answer_was_lost_and_that_finds_nothing_then_is_an_end(is_named: bool) -> None:
+    found = [say(_lease())] if is_named else []
+    script = Script(sends=[*found, Failure("lost", "no"), GONE])
+    ended = script.run(holding.end("lease-1" if is_named else _lease(), script.link()))
+    assert ended.id == "lease-1"
+    for outcomes in ([GONE], [NOBODY, GONE]):  # which nobody can have ended by this request
+        script = Script(sends=outcomes)
+        with pytest.raises(LeaseNotFoundError):
+            script.run(holding.end(_lease(), script.link()))
+
+
+def test_a_lease_that_has_ended_is_not_made_anew_by_a_renewal() -> None:
+    script = Script(sends=[GONE])
+    with pytest.raises(LeaseNotFoundError):
+        script.run(holding.renew(_lease(), script.link(), 60.0))
+    assert [str(step.request) for step in script.sent(Send)] == ["GET /leases/lease-1"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from meshwright._calls.endpoints import ENDPOINTS
-from meshwright.errors import BY_CODE, DeviceLeasedError, IdempotencyConflictError, InvalidMeshError
+from meshwright.errors import BY_CODE, DeviceLeasedError, ForbiddenError, InvalidMeshError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.testing.agent import _ROUTES
@@ -71,7 +71,7 @@ def test_answers_have_the_shape_that_the_routes_promise() -> None:
     with fake.http_client() as http:
         run_id = http.post("/placement/bench", json={}).json()["id"]
         fingerprint = http.post("/mesh/plan", json={"mesh": "dp:4"}).json()["plans"][0]["fingerprint"]
-        lease_id = http.post("/leases", json={"purpose": "x"}).json()["id"]
+        lease_id = http.put("/leases/a", json={"purpose": "x"}).json()["id"]
         for endpoint in ENDPOINTS:
             if not issubclass(endpoint.reply, BaseModel) or endpoint.request is not None:
                 continue
@@ -102,11 +102,11 @@ def test_a_bench_is_accepted_with_its_location() -> None:
         ("GET", "/runs/none", None, "run_not_found"),
         ("GET", "/mesh/plan/none", None, "plan_not_found"),
         ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
-        ("POST", "/leases", {"purpose": ""}, "invalid_request"),
-        ("POST", "/leases", {"purpose": "x", "devices": [99]}, "invalid_request"),
+        ("PUT", "/leases/a", {"purpose": ""}, "invalid_request"),
+        ("PUT", "/leases/a", {"purpose": "x", "devices": [99]}, "invalid_request"),
         ("GET", "/leases/none", None, "lease_not_found"),
         ("DELETE", "/leases/none", None, "lease_not_found"),
-        ("POST", "/leases/none/renew", {"ttl_s": 60}, "lease_not_found"),
+        ("PUT", "/leases/.a", {"purpose": "x"}, "invalid_request"),
         ("POST", "/health/acknowledge", {"component": "none", "reason": "x"}, "component_not_found"),
     ],
 )
@@ -172,15 +172,6 @@ def test_a_release_cancels_what_runs_and_stops_the_worker() -> None:
         assert client.devices().worker.state == "stopped"
 
 
-def test_a_key_makes_one_run_and_is_refused_for_another_request() -> None:
-    book, devices = RunBook(lambda: NOW), build_devices("cpu:2", at=NOW)
-    first = book.submit(BenchRequest(), "k", devices)
-    assert book.submit(BenchRequest(), "k", devices) == first
-    with pytest.raises(IdempotencyConflictError):
-        book.submit(BenchRequest(suite="full"), "k", devices)
-    assert book.submit(BenchRequest(), None, devices).id != first.id
-
-
 def _lease(**fields: Any) -> LeaseRequest:
     return LeaseRequest.model_validate({"purpose": "job", **fields})
 
@@ -203,10 +194,10 @@ def _build_leases(now: list[datetime]) -> LeaseBook:
 def test_a_device_never_has_two_leases_and_a_lease_that_stays_gives_way_to_nobody(asked: list[Any]) -> None:
     now, here = [NOW], build_devices("h100:4", at=NOW)
     book = _build_leases(now)
-    for devices, preemptible, ttl_s, wait_s in asked:
+    for number, (devices, preemptible, ttl_s, wait_s) in enumerate(asked):
         before = {lease.id: lease for lease in book.list().leases}
         with contextlib.suppress(DeviceLeasedError):
-            book.create(_lease(devices=devices, preemptible=preemptible, ttl_s=ttl_s), None, here)
+            book.put(f"lease-{number}", _lease(devices=devices, preemptible=preemptible, ttl_s=ttl_s), here)
         after = book.list().leases
         indices = [device.local_index for lease in after for device in lease.devices]
         assert len(indices) == len(set(indices))
@@ -217,15 +208,17 @@ def test_a_device_never_has_two_leases_and_a_lease_that_stays_gives_way_to_nobod
         assert all(lease.expires_in_s > 0 for lease in book.list().leases)
 
 
-def test_a_key_makes_one_lease_and_is_spent_when_it_has_ended() -> None:
+def test_an_id_makes_one_lease_which_its_owner_renews_and_which_may_be_made_again_when_it_has_ended() -> None:
     book, here = _build_leases([NOW]), build_devices("h100:4", at=NOW)
-    first, is_new = book.create(_lease(), "k", here)
-    assert (is_new, book.create(_lease(), "k", here)) == (True, (first, False))
-    with pytest.raises(IdempotencyConflictError):
-        book.create(_lease(preemptible=True), "k", here)
-    book.end(first.id)
-    with pytest.raises(IdempotencyConflictError):
-        book.create(_lease(), "k", here)
+    first, is_new = book.put("a", _lease(), here, "ann")
+    assert (is_new, first.id, book.put("a", _lease(purpose="more"), here, "ann")[0].purpose) == (True, "a", "more")
+    with pytest.raises(DeviceLeasedError):
+        book.put("a", _lease(devices=[0]), here, "ann")
+    for ask in (lambda: book.put("a", _lease(), here, "bob"), lambda: book.end("a", "bob")):
+        with pytest.raises(ForbiddenError):
+            ask()
+    book.end("a", "ann")
+    assert book.put("a", _lease(devices=[1]), here, "bob")[1]
 
 
 def test_a_lease_by_uuid_is_one_of_the_device_and_is_shown_on_it() -> None:
@@ -239,7 +232,7 @@ def test_a_lease_by_uuid_is_one_of_the_device_and_is_shown_on_it() -> None:
 
 def test_events_count_from_one_and_end_with_the_final_state() -> None:
     book = RunBook(lambda: NOW)
-    run = book.submit(BenchRequest(), None, build_devices("cpu:2", at=NOW))
+    run = book.submit(BenchRequest(), build_devices("cpu:2", at=NOW))
     events = book.events(run.id, 0)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert [event.state in FINAL_STATES for event in events] == [False] * (len(events) - 1) + [True]

@@ -25,13 +25,13 @@ from meshwright_agent.doctor.findings import Finding, format_findings
 from meshwright_agent.doctor.surroundings import Surroundings
 from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts, Problem
 from meshwright_agent.facts.tpu import read_chips
-from meshwright_agent.leasing.book import LeaseBook
+from meshwright_agent.leases import LeaseRegistry, _build_document
 from meshwright_agent.serving.claim import claim_host, find_owner
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import Store
 from tests.fakes.machines import RECORDED, plant_machine
 from tests.fakes.tree import plant
-from tests.unit.leasing.leases import build_lease
+from tests.unit.leases.scene import build_lease
 
 PLAIN = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA13 = PLAIN | {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
@@ -536,13 +536,12 @@ def test_the_doctor_starts_no_jax_beside_the_agent_of_the_host(tpu_host: Setting
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings, is_over: bool) -> None:
     boot = read_boot_clock(tpu_host.proc_root)
-    book = LeaseBook(SystemClock(), boot)
+    registry = LeaseRegistry(SystemClock(), boot)
     lease = build_lease(devices=(LeasedDevice(local_index=2), LeasedDevice(local_index=3)))
 
     async def write() -> None:
-        store = await Store.open(tpu_host.state_dir / "meshwright.sqlite3", clock=SystemClock())
-        await store.save_leases([book.date(lease, -1 if is_over else 600)])
-        await store.close()
+        async with Store.open(tpu_host.database_path, clock=SystemClock()) as store:
+            await store.write(_build_document(registry.date(lease, -1 if is_over else 600)))
 
     asyncio.run(write())
     worker, touched = look_at_worker(tpu_host)

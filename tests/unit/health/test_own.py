@@ -1,163 +1,105 @@
-"""The agent's own parts, on a real store: room on the disk, and a file that is gone."""
+"""The store as a component: a full disk, a file that is gone, one that was set aside."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
-from collections.abc import Awaitable, Callable
+import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright.errors import StoreUnavailableError
+from meshwright.wire.health import Component
+from meshwright_agent.health import own as module
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.own import MIN_FREE_BYTES, OwnHealth
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import Document, Store
 from tests.fakes.stored import ManualClock
-from tests.unit.store.opening import run_with_store
+from tests.unit.store.opening import held, recover, run_with_store
 
 
-class Scene:
-    def __init__(self, store: Store, **settings: Any) -> None:
-        self.clock = ManualClock()
-        self.board = HealthBoard(stale_after_s=60)
-        self.writes: list[str] = []
-        self.own = OwnHealth(
-            store=lambda: store,
-            board=self.board,
-            settings=Settings(state_dir=store.path.parent, **settings),
-            clock=self.clock,
-            on_writable=self.write,
-        )
-
-    async def write(self) -> None:
-        self.writes.append("written")
-
-    def states(self) -> dict[str, str]:
-        return {name: self.board.state(name, self.clock.now()) for name in self.board.names()}
-
-    def reason(self, name: str) -> str:
-        return self.board.component(name, self.clock.now()).reason
+def build(store: Store) -> tuple[OwnHealth, HealthBoard]:
+    clock = ManualClock()
+    board = HealthBoard(stale_after_s=60)
+    return OwnHealth(store, board=board, settings=Settings(state_dir=store.path.parent), clock=clock), board
 
 
-def count_writes(store: Store) -> int:
-    """Transactions that were written."""
-    return sum(spread.cumulative[-1][1] for spread in store.writes.spreads() if spread.labels == ("written",))
+def read(board: HealthBoard) -> Component:
+    return board.component("store", ManualClock().now())
 
 
-def run(folder: Path, test: Callable[[Store], Awaitable[None]]) -> None:
-    run_with_store(folder / "db", test)
-
-
-def test_what_works_is_healthy_after_a_look_and_not_before(tmp_path: Path) -> None:
+def test_a_store_that_works_is_healthy_after_a_check_and_not_before(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        scene = Scene(store)
-        assert set(scene.states().values()) == {"initializing"}
-        await scene.own.look()
-        assert scene.states() == {"store": "healthy", "disk": "healthy"}
-        assert "MiB are free" in scene.reason("disk")
-        assert scene.writes == ["written"]
+        own, board = build(store)
+        assert (board.names(), read(board).state) == (("store",), "initializing")
+        await own.check()
+        assert (read(board).state, "MiB are free" in read(board).reason) == ("healthy", True)
 
-    run(tmp_path, test)
+    run_with_store(tmp_path / "db", test)
 
 
-@pytest.mark.parametrize(("free", "state"), [(MIN_FREE_BYTES, "healthy"), (1 << 20, "degraded"), (0, "unhealthy")])
-def test_a_disk_with_less_than_its_minimum_is_degraded_and_a_full_one_unhealthy(
-    free: int, state: str, tmp_path: Path
+def test_little_room_on_the_disk_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(f_bavail=MIN_FREE_BYTES // 4096 - 1, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+    async def test(store: Store) -> None:
+        own, board = build(store)
+        await own.check()
+        assert (read(board).state, "256 MiB" in read(board).reason) == ("degraded", True)
+        assert str(tmp_path) in read(board).action
+        disk.f_bavail += 1
+        await own.check()
+        assert read(board).state == "healthy"
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+
+    async def until(board: HealthBoard, state: str) -> None:
+        async with asyncio.timeout(30):
+            while read(board).state != state:  # noqa: ASYNC110 -- the board tells nobody
+                await asyncio.sleep(0.01)
+
     async def test(store: Store) -> None:
-        async def measure() -> int:
-            return free
-
-        store.measure_free_bytes = measure  # type: ignore[method-assign]
-        scene = Scene(store)
-        await scene.own.look()
-        assert scene.states()["disk"] == state
-        assert f"{free >> 20} MiB are free" in scene.reason("disk")
-        assert ("256 MiB that should be" in scene.reason("disk")) is (state == "degraded")
-
-    run(tmp_path, test)
-
-
-def test_a_disk_that_takes_no_write_is_unhealthy(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        scene = Scene(store)
-
-        async def fail(*, writes: bool) -> None:
-            assert writes
-            raise StoreUnavailableError("the store does not answer: database or disk is full")
-
-        store.check = fail  # type: ignore[method-assign]
-        await scene.own.look()
-        assert (scene.states()["store"], scene.states()["disk"]) == ("unhealthy", "unhealthy")
-        assert scene.writes == []
-
-    run(tmp_path, test)
-
-
-@pytest.mark.parametrize(
-    ("interval_s", "stale_after_s", "written"),
-    [(30.0, 120.0, "100100100"), (30.0, 60.0, "111111111"), (30.0, 61.0, "101010101"), (0.5, 120.0, "100100100")],
-)
-def test_one_write_is_proof_for_three_looks_and_never_for_longer_than_a_look_holds(
-    interval_s: float, stale_after_s: float, written: str, tmp_path: Path
-) -> None:
-    async def test(store: Store) -> None:
-        scene = Scene(store, probe_interval_s=interval_s, stale_after_s=stale_after_s)
-        counts = []
-        for _ in written:
-            before = count_writes(store)
-            await scene.own.look()
-            await asyncio.sleep(0)
-            counts.append(count_writes(store) - before)
-            assert scene.states()["store"] == "healthy"
-        assert "".join(map(str, counts)) == written
-
-    run(tmp_path, test)
-
-
-def test_a_failure_of_anything_is_followed_by_looks_that_write_until_one_succeeds(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        scene = Scene(store)
-        await scene.own.look()
-        await scene.own.look()
-        with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as operator:
-            operator.execute("CREATE TRIGGER full BEFORE INSERT ON heartbeat BEGIN SELECT RAISE(ABORT, 'full'); END")
-            operator.execute(
-                "CREATE TRIGGER none BEFORE INSERT ON verifications BEGIN SELECT RAISE(ABORT, 'full'); END"
-            )
+        own, board = build(store)
+        running = asyncio.create_task(own.run())
+        await until(board, "healthy")
+        with held(tmp_path / "db"):
             with pytest.raises(StoreUnavailableError):
-                await store.put_verification("key", "{}")
-            for _ in range(2):
-                await scene.own.look()
-                assert scene.states()["store"] == "unhealthy"
-            operator.execute("DROP TRIGGER full")
-        await scene.own.look()
-        assert scene.states()["store"] == "healthy"
+                await store.write(Document("plan", "1", "{}"))
+            await until(board, "unhealthy")
+            assert read(board).action
+        await recover(store)
+        running.cancel()
+        await own.check()
+        assert read(board).state == "healthy"
 
-    run(tmp_path, test)
+    run_with_store(tmp_path / "db", test, timeout_s=0.2)
 
 
-def test_a_look_that_only_reads_sees_that_what_was_written_is_gone(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_unhealthy(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        scene = Scene(store)
-        await scene.own.look()
-        with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as operator:
-            operator.execute("DELETE FROM heartbeat")
-        await scene.own.look()
-        assert "was not read back" in scene.reason("store")
+        own, board = build(store)
+        store.path.unlink()
+        await own.check()
+        assert (read(board).state, "restart the agent" in read(board).action) == ("unhealthy", True)
 
-    run(tmp_path, test)
+    run_with_store(tmp_path / "db", test)
 
 
-def test_a_folder_that_is_gone_makes_both_unhealthy(tmp_path: Path) -> None:
+def test_a_database_that_was_set_aside_is_degraded_and_says_that_leases_were_lost(tmp_path: Path) -> None:
+    (tmp_path / "db").write_text("not a database" * 100)
+
     async def test(store: Store) -> None:
-        scene = Scene(store)
-        store.path = tmp_path / "gone" / "db"
-        await scene.own.look()
-        assert scene.states()["disk"] == "unhealthy"
+        own, board = build(store)
+        await own.check()
+        assert (read(board).state, "its leases are lost" in read(board).reason) == ("degraded", True)
+        assert "set-aside" in read(board).reason
 
-    run(tmp_path, test)
+    run_with_store(tmp_path / "db", test)

@@ -21,7 +21,7 @@ from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.view import build_devices
 from tests.fakes.machines import RECORDED, Machine, plant_machine
 from tests.fakes.nvml import FakeNvml
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualClock, build_closed_store
 from tests.fakes.well import WELL
 
 UUID = "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0"
@@ -45,7 +45,7 @@ class Scene:
         self.start()
 
     def start(self) -> None:
-        self.history = History(clock=self.clock, keep=100)
+        self.history = History(build_closed_store(), clock=self.clock)
         self.history.memory.load(self.dump)
         self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
         self.verdicts = Verdicts(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)

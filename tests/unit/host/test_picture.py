@@ -8,23 +8,23 @@ from pathlib import Path
 
 from meshwright_agent.agent import Agent
 from meshwright_agent.host.watch import Sight
-from meshwright_agent.leasing.choice import build_leased
+from meshwright_agent.leases import _build_leased
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import plant_machine
-from tests.fakes.stored import EPOCH, ManualBoot, ManualClock
-from tests.unit.leasing.leases import build_lease
+from tests.fakes.stored import EPOCH, ManualBoot, ManualClock, build_closed_store
+from tests.unit.leases.scene import build_lease
 
 
 def build_agent(folder: Path, boot: ManualBoot) -> Agent:
     """Returns an agent that has seen eight GPUs."""
-    agent = Agent(Settings(state_dir=folder), clock=ManualClock(), boot=boot, environ={})
+    agent = Agent(Settings(state_dir=folder), build_closed_store(folder), clock=ManualClock(), boot=boot, environ={})
     agent.watch.sight = Sight(facts=plant_machine("dgx-h100", folder).read(), facts_at=EPOCH)
     return agent
 
 
 def lease_first(agent: Agent) -> None:
-    leased = (build_leased(agent.picture.devices().devices[0]),)
-    agent.book.put(agent.book.date(build_lease(devices=leased), 60.0))
+    leased = (_build_leased(agent.picture.devices().devices[0]),)
+    agent.registry.put(agent.registry.date(build_lease(devices=leased), 60.0))
 
 
 def list_leased(agent: Agent) -> list[int]:
@@ -56,7 +56,13 @@ def test_a_lease_stands_in_the_topology_until_it_has_run_out(tmp_path: Path) -> 
 
 
 def test_of_a_simulated_host_only_leases_change_the_picture(tmp_path: Path) -> None:
-    agent = Agent(Settings(simulate="h100:8", state_dir=tmp_path), clock=ManualClock(), boot=ManualBoot(), environ={})
+    agent = Agent(
+        Settings(simulate="h100:8", state_dir=tmp_path),
+        build_closed_store(tmp_path),
+        clock=ManualClock(),
+        boot=ManualBoot(),
+        environ={},
+    )
     before = agent.picture.key()
     agent.picture.note_change()
     assert agent.picture.key() == before

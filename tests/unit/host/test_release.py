@@ -15,9 +15,9 @@ from meshwright.wire.devices import Release
 from meshwright.wire.runs import Run
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.host.release import ANSWER_S, BOUND_S, LOOK_S, make_way, release_devices
-from meshwright_agent.runs.queue import Emit, RunQueue
+from meshwright_agent.runs import Emit, Execute, RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import Store
 from meshwright_agent.worker.process import ChildSpec, Ending
 from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
@@ -35,6 +35,7 @@ class Scene:
     spawn: FakeSpawn
     probe: FakeSupervisor
     runs: RunQueue
+    execute: Execute
 
     async def release(self) -> Release:
         return await release_devices(
@@ -48,7 +49,7 @@ class Scene:
 
     async def begin_run(self) -> Run:
         """Returns a bench that runs."""
-        run, _ = await self.runs.submit("bench", {})
+        run = await self.runs.submit("bench", {}, self.execute)
         while run.state != "running":
             await asyncio.sleep(0)
             run = await self.runs.get(run.id)
@@ -62,20 +63,18 @@ def run_scene(
         spawning = spawn or FakeSpawn()
         spec = ChildSpec("device", "some.worker", dict, backoff_initial_s=0.0)
         worker = Supervisor(spec, clock=SystemClock(), spawn=spawning)
-        store = await Store.open(folder / "runs.sqlite3", clock=SystemClock())
 
         async def execute(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
             answer = await worker.call("bench", {}, deadline_s=30)
             return answer.result, answer.generation
 
-        runs = RunQueue(store, execute, clock=SystemClock())
-        await runs.start()
-        try:
-            await test(Scene(worker, spawning, answering(look), runs))
-        finally:
-            await worker.close()
-            await runs.close("over")
-            await store.close()
+        async with Store.open(folder / "runs.sqlite3", clock=SystemClock()) as store:
+            runs = RunQueue(store, clock=SystemClock())
+            try:
+                await test(Scene(worker, spawning, answering(look), runs, execute))
+            finally:
+                await worker.close()
+                await runs.close("over")
 
     asyncio.run(main())
 

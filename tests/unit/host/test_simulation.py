@@ -14,12 +14,16 @@ from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.devices import Rendering
+from meshwright_agent.leases import Owner
 from meshwright_agent.settings import Settings
-from tests.fakes.stored import ManualClock
+from meshwright_agent.store import Store
+from tests.fakes.stored import ManualClock, build_closed_store
 
 
 def build(folder: Path, target: str = "2*h100:8") -> Agent:
-    return Agent(Settings(simulate=target, state_dir=folder), clock=ManualClock(), environ={})
+    return Agent(
+        Settings(simulate=target, state_dir=folder), build_closed_store(folder), clock=ManualClock(), environ={}
+    )
 
 
 def test_a_simulated_host_lists_the_devices_of_all_its_hosts_as_declared(tmp_path: Path) -> None:
@@ -47,7 +51,7 @@ def test_nothing_is_healthy_since_nothing_was_checked(tmp_path: Path) -> None:
     assert {component.state for component in agent.health().components} == {"initializing"}
     agent.host.report()  # type: ignore[union-attr]
     seen = {component.name: component.state for component in agent.health().components}
-    assert seen == {"simulated": "unknown", **dict.fromkeys(("store", "disk"), "initializing")}
+    assert seen == {"simulated": "unknown", "store": "initializing"}
     assert agent.health().state == "unknown"
 
 
@@ -65,7 +69,7 @@ def test_it_is_ready_and_says_what_it_is(tmp_path: Path) -> None:
 def test_what_needs_hardware_is_refused_and_no_child_is_started(tmp_path: Path) -> None:
     agent = build(tmp_path)
     with pytest.raises(InvalidRequestError, match=r"simulates 2\*h100:8") as caught:
-        asyncio.run(agent.benches.submit(BenchRequest(), None))
+        asyncio.run(agent.benches.submit(BenchRequest(), by=Owner()))
     assert caught.value.hint
     answer = asyncio.run(agent.release())
     assert (answer.released, answer.held, answer.killed) == (True, (), False)
@@ -74,9 +78,11 @@ def test_what_needs_hardware_is_refused_and_no_child_is_started(tmp_path: Path) 
 
 def test_a_simulation_is_kept_apart_from_what_was_measured_here(tmp_path: Path) -> None:
     async def live() -> None:
-        agent = build(tmp_path)
-        await agent.start()
-        await agent.close()
+        settings = Settings(simulate="h100:8", state_dir=tmp_path)
+        async with Store.open(settings.database_path, clock=ManualClock()) as store:
+            agent = Agent(settings, store, clock=ManualClock(), environ={})
+            await agent.start()
+            await agent.close()
 
     asyncio.run(live())
     files = {path.name.split(".")[0] for path in tmp_path.iterdir()}
@@ -85,7 +91,9 @@ def test_a_simulation_is_kept_apart_from_what_was_measured_here(tmp_path: Path) 
 
 def test_nothing_ages_so_that_devices_are_written_once(tmp_path: Path) -> None:
     clock = ManualClock()
-    agent = Agent(Settings(simulate="v5e:4x4", state_dir=tmp_path), clock=clock, environ={})
+    agent = Agent(
+        Settings(simulate="v5e:4x4", state_dir=tmp_path), build_closed_store(tmp_path), clock=clock, environ={}
+    )
     rendering = Rendering()
     first = rendering.read(agent)
     clock.advance(3600)

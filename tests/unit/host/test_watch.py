@@ -24,7 +24,7 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import read_roots
 from meshwright_agent.worker.supervisor import Answer, CallCancelled, Supervisor
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualClock, build_record_json
+from tests.fakes.stored import ManualClock, build_closed_store, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, look_and_ask
 
 STALE_AFTER_S = 60.0
@@ -76,7 +76,7 @@ def stage(
         board=board,
         settings=settings,
         clock=clock,
-        history=History(clock=clock, keep=100),
+        history=History(build_closed_store(), clock=clock),
         stays=stays,
     )
     return Scene(watch, *fakes, board, clock, settings)
@@ -596,7 +596,7 @@ def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog
         board=scene.board,
         settings=settings,
         clock=scene.clock,
-        history=History(clock=scene.clock, keep=100),
+        history=History(build_closed_store(), clock=scene.clock),
         stays=True,
     )
 

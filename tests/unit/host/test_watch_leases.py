@@ -17,7 +17,7 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import build_device_spec
 from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualClock
+from tests.fakes.stored import ManualClock, build_closed_store
 from tests.fakes.supervised import FakeSupervisor, answering, look_and_ask
 
 
@@ -41,7 +41,7 @@ class Host:
             board=self.board,
             settings=Settings(hold=hold, **settings),  # type: ignore[arg-type]
             clock=self.clock,
-            history=History(clock=self.clock, keep=100),
+            history=History(build_closed_store(), clock=self.clock),
             stays=False,
             is_reserved=lambda: self.is_reserved,
         )

@@ -1,30 +1,36 @@
+"""The queue: the life of one run, lanes, limits, cancelling, closing, and what a start finds."""
+
 from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.errors import (
     DrainingError,
-    IdempotencyConflictError,
     QueueFullError,
     RunNotFoundError,
     WorkerCrashedError,
 )
+from meshwright.wire.runs import Run, RunKind
+from meshwright_agent.runs import LANE_OF, USUAL_RUN_S, Done, Emit, build_run_id
+from meshwright_agent.store import RUN, Document, Store, StoredEvent
 from meshwright_agent.worker.supervisor import CallCancelled
-from tests.fakes.stored import EPOCH
+from tests.fakes.stored import EPOCH, build_event, build_run
 from tests.unit.staging import Stage, play, states, until
+from tests.unit.store.opening import run_with_store
 
 # ---- one run ---------------------------------------------------------------------------------------
 
 
 def test_a_run_is_queued_then_running_then_succeeded_with_result_generation_and_times(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
-        run, created = await stage.queue.submit("bench", {"suite": "quick"})
-        assert created
+        run = await stage.queue.submit("bench", {"suite": "quick"}, stage.bench.execute)
         assert (run.state, run.request, run.created_at) == ("queued", {"suite": "quick"}, EPOCH)
         await until(lambda: run.id in stage.bench.begun)
         (running,) = stage.queue.running
@@ -34,7 +40,7 @@ def test_a_run_is_queued_then_running_then_succeeded_with_result_generation_and_
         done = await stage.ended(run.id)
         assert (done.state, done.result, done.generation) == ("succeeded", {"records": [1]}, 7)
         assert done.finished_at == EPOCH + timedelta(seconds=3)
-        assert await stage.store.get_run(run.id) == done
+        assert await stage.stored(run.id) == done
         assert states(await stage.events(run.id)) == ["queued", "running", "succeeded"]
         await until(lambda: not stage.queue.running)
 
@@ -50,7 +56,7 @@ def test_runs_go_one_at_a_time_in_the_order_of_submission(tmp_path: Path) -> Non
             await stage.ended(run_id)
         assert stage.bench.begun == ids == sorted(ids)
         assert stage.bench.busy_count_max == 1
-        assert [run.id for run in await stage.queue.list()] == ids[::-1]
+        assert [run.id for run in await stage.queue.list_runs()] == ids[::-1]
 
     play(tmp_path, act)
 
@@ -129,14 +135,14 @@ def test_an_unknown_run_is_not_found_by_any_verb(tmp_path: Path) -> None:
 def test_lists_show_runs_as_they_stand_in_memory(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         first, second = await stage.submit_running(), await stage.submit()
-        assert [run.id for run in await stage.queue.list(state="running")] == [first]
-        assert [run.id for run in await stage.queue.list(state="queued")] == [second]
-        assert [run.id for run in await stage.queue.list(limit=1)] == [second]
+        assert [run.id for run in await stage.queue.list_runs(state="running")] == [first]
+        assert [run.id for run in await stage.queue.list_runs(state="queued")] == [second]
+        assert [run.id for run in await stage.queue.list_runs(limit=1)] == [second]
 
     play(tmp_path, act)
 
 
-# ---- limits and keys -------------------------------------------------------------------------------
+# ---- limits -------------------------------------------------------------------------------
 
 
 def test_beyond_the_limit_runs_are_refused_with_a_time_to_come_back(tmp_path: Path) -> None:
@@ -155,13 +161,13 @@ def test_beyond_the_limit_runs_are_refused_with_a_time_to_come_back(tmp_path: Pa
         with pytest.raises(QueueFullError) as caught:
             await stage.submit()
         assert caught.value.retry_after_s == 1
-        assert len(await stage.queue.list()) == 3
+        assert len(await stage.queue.list_runs()) == 3
         stage.bench.finish(ids[0])
         await stage.ended(ids[0])
         await until(lambda: ids[1] in stage.bench.begun)
         await stage.submit()
 
-    play(tmp_path, act, queue_limit=2)
+    play(tmp_path, act, MAX_WAITING=2)
 
 
 def test_a_run_that_was_cancelled_says_nothing_about_how_long_runs_take(tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_a_run_that_was_cancelled_says_nothing_about_how_long_runs_take(tmp_path
             await stage.submit()
         assert caught.value.retry_after_s == 8
 
-    play(tmp_path, act, queue_limit=1)
+    play(tmp_path, act, MAX_WAITING=1)
 
 
 def test_many_at_once_admit_exactly_as_many_as_there_is_room_for(tmp_path: Path) -> None:
@@ -188,39 +194,7 @@ def test_many_at_once_admit_exactly_as_many_as_there_is_room_for(tmp_path: Path)
         assert sum(isinstance(answer, str) for answer in answers) == 5
         assert sum(isinstance(answer, QueueFullError) for answer in answers) == 15
 
-    play(tmp_path, act, queue_limit=4)
-
-
-def test_the_same_key_and_request_give_the_same_run_also_at_once_and_when_the_queue_is_full(
-    tmp_path: Path,
-) -> None:
-    async def act(stage: Stage) -> None:
-        answers = await asyncio.gather(
-            *(stage.queue.submit("bench", {"a": 1, "b": 2}, key="k") for _ in range(5)),
-            stage.queue.submit("bench", {"b": 2, "a": 1}, key="k"),
-        )
-        assert len({run.id for run, _ in answers}) == 1
-        assert sum(created for _, created in answers) == 1
-        await stage.submit()
-        with pytest.raises(QueueFullError):
-            await stage.submit()
-        run_id = answers[0][0].id
-        await until(lambda: run_id in stage.bench.begun)
-        stage.bench.finish(run_id)
-        done = await stage.ended(run_id)
-        assert await stage.queue.submit("bench", {"a": 1, "b": 2}, key="k") == (done, False)
-
-    play(tmp_path, act, queue_limit=1)
-
-
-def test_a_key_that_named_another_request_is_a_conflict_and_queues_nothing(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        run, _ = await stage.queue.submit("bench", {"a": 1}, key="k")
-        with pytest.raises(IdempotencyConflictError, match=run.id):
-            await stage.queue.submit("bench", {"a": 2}, key="k")
-        assert len(await stage.queue.list()) == 1
-
-    play(tmp_path, act)
+    play(tmp_path, act, MAX_WAITING=4)
 
 
 def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_none(tmp_path: Path) -> None:
@@ -232,9 +206,9 @@ def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_none(tmp
             caller.cancel()
             await asyncio.wait([caller])
         await until(lambda: bool(stage.bench.begun))
-        stored = {run.id for run in await stage.store.list_runs(limit=99)}
+        stored = {run.id for run in await stage.queue.list_runs(limit=99)}
         await stage.queue.cancel_all("enough")
-        assert {run.id for run in await stage.store.list_runs(limit=99, state="cancelled")} >= stored
+        assert {run.id for run in await stage.queue.list_runs(limit=99, state="cancelled")} >= stored
 
     play(tmp_path, act)
 
@@ -286,7 +260,7 @@ def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Pat
         assert done.error is not None
         assert "the first reason" in done.error.detail
 
-    play(tmp_path, act, stop_wait_s=0.01)
+    play(tmp_path, act, STOP_WAIT_S=0.01)
 
 
 def test_a_run_that_has_ended_is_returned_as_it_is(tmp_path: Path) -> None:
@@ -332,8 +306,7 @@ def test_closing_cancels_everything_with_the_reason_and_takes_no_more(tmp_path: 
         listeners = [asyncio.create_task(stage.events(run_id)) for run_id in ids]
         await stage.queue.close("the agent is shutting down")
         for run_id, listener in zip(ids, listeners, strict=True):
-            stored = await stage.store.get_run(run_id)
-            assert stored is not None
+            stored = await stage.stored(run_id)
             assert stored.error is not None
             assert stored.state == "cancelled"
             assert "shutting down" in stored.error.detail
@@ -351,12 +324,10 @@ def test_closing_does_not_wait_for_work_that_will_not_stop(tmp_path: Path) -> No
         run_id = await stage.submit_running()
         await stage.queue.close("the agent is shutting down")
         assert (await stage.queue.get(run_id)).state == "cancelled"
-        stored = await stage.store.get_run(run_id)
-        assert stored is not None
-        assert stored.state == "cancelled"
+        assert (await stage.stored(run_id)).state == "cancelled"
         stage.bench.finish(run_id)
 
-    play(tmp_path, act, stop_wait_s=0.01)
+    play(tmp_path, act, STOP_WAIT_S=0.01)
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -370,6 +341,119 @@ def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_
         await stage.queue.close("the agent is shutting down")
         answers = await asyncio.gather(*submissions, return_exceptions=True)
         assert all(isinstance(answer, str | DrainingError) for answer in answers)
-        assert {run.state for run in await stage.store.list_runs(limit=99)} <= {"cancelled"}
+        assert {run.state for run in await stage.queue.list_runs(limit=99)} <= {"cancelled"}
 
     play(tmp_path, act)
+
+
+def test_a_start_ends_what_it_finds_running_or_waiting_with_the_reason(tmp_path: Path) -> None:
+    async def first(store: Store) -> None:
+        for number, state in enumerate(("queued", "running", "succeeded")):
+            run = build_run(number, state=state)
+            event = StoredEvent(f"run/{run.id}", 1, 0.0, build_event(run, 1).model_dump_json())
+            await store.write(Document(RUN, run.id, run.model_dump_json(), run.state), events=[event])
+
+    async def act(stage: Stage) -> None:
+        for number in (0, 1):
+            run = await stage.queue.get(f"run-{number:04}")
+            assert run.error is not None
+            assert (run.state, "the agent stopped while" in run.error.detail) == ("cancelled", True)
+            assert [event.seq for event in await stage.events(run.id)] == [1, 2]
+        assert (await stage.queue.get("run-0002")).state == "succeeded"
+
+    run_with_store(tmp_path / "s.sqlite3", first)
+    play(tmp_path, act)
+
+
+# ---- lanes -----------------------------------------------------------------------------------------
+
+
+async def submit(stage: Stage, kind: RunKind, **request: Any) -> str:
+    return (await stage.queue.submit(kind, request, stage.bench.execute)).id
+
+
+def test_every_kind_of_run_has_its_lane() -> None:
+    assert set(LANE_OF) == set(get_args(RunKind))
+    assert {kind for kind, lane in LANE_OF.items() if lane == "device"} == {"bench"}
+
+
+def test_a_compile_runs_beside_a_bench_and_compiles_one_after_the_other(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        bench = await submit(stage, "bench")
+        plan, batch = await submit(stage, "plan"), await submit(stage, "batch_size")
+        await until(lambda: {bench, plan} <= set(stage.bench.begun))
+        assert [run.id for run in stage.queue.running] == [bench, plan]
+        assert (stage.queue.queued_count, stage.bench.busy_count_max) == (1, 2)
+        stage.bench.finish(plan)
+        await until(lambda: batch in stage.bench.begun)
+        assert stage.bench.busy_count_max == 2
+        assert [run.id for run in await stage.queue.list_runs()] == [batch, plan, bench]
+
+    play(tmp_path, act)
+
+
+def test_a_full_lane_refuses_and_the_other_takes(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        first = await submit(stage, "plan")
+        await until(lambda: first in stage.bench.begun)
+        await submit(stage, "batch_size")
+        with pytest.raises(QueueFullError) as caught:
+            await submit(stage, "plan")
+        assert caught.value.retry_after_s == USUAL_RUN_S
+        await submit(stage, "bench")
+
+    play(tmp_path, act, MAX_WAITING=1)
+
+
+def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        bench, plan, waiting = [await submit(stage, kind) for kind in ("bench", "plan", "plan")]
+        await until(lambda: {bench, plan} <= set(stage.bench.begun))
+        assert await stage.queue.cancel_all("released", lane="device") == (bench,)
+        found = [(await stage.queue.get(each)).state for each in (bench, plan, waiting)]
+        assert found == ["cancelled", "running", "queued"]
+
+    play(tmp_path, act)
+
+
+def test_a_run_that_no_worker_did_says_nothing_about_how_long_runs_take(tmp_path: Path) -> None:
+    async def known(_run: Run, _emit: Emit) -> Done:
+        return {}, None
+
+    async def act(stage: Stage) -> None:
+        run = await stage.queue.submit("plan", {"n": 1}, known)
+        await stage.ended(run.id)
+        await submit(stage, "plan", n=2)
+        await until(lambda: len(stage.queue.running) == 1)
+        await submit(stage, "plan", n=3)
+        with pytest.raises(QueueFullError) as caught:
+            await submit(stage, "plan", n=4)
+        assert caught.value.retry_after_s == USUAL_RUN_S
+
+    play(tmp_path, act, MAX_WAITING=1)
+
+
+# ---- ids -------------------------------------------------------------------------------------------
+
+
+@given(jumps=st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=30))
+def test_ids_sort_as_they_were_made_whatever_the_wall_clock_does(jumps: list[int]) -> None:
+    now, ids = EPOCH, [""]
+    for jump in jumps:
+        now += timedelta(milliseconds=jump)
+        ids.append(build_run_id(ids[-1], now, "f" * 20))
+    made = ids[1:]
+    assert made == sorted(set(made))
+    assert {len(run_id) for run_id in made} == {36}
+
+
+def test_ids_of_two_queues_at_the_same_time_differ(tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def act(stage: Stage) -> None:
+        ids.append(await stage.submit())
+
+    for name in ("a", "b"):
+        play(tmp_path / name, act)
+    assert ids[0] != ids[1]
+    assert ids[0][:16] == ids[1][:16]

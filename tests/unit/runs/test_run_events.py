@@ -1,23 +1,21 @@
+"""Events of runs: followed to the end, and what becomes of them while nothing can be written."""
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from meshwright.errors import (
-    StoreUnavailableError,
-)
-from meshwright.wire.runs import RunEvent
-from meshwright_agent.runs.queue import RunQueue
-from meshwright_agent.store.database import Store
-from tests.fakes.stored import build_record_json
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.runs import Run, RunEvent
+from meshwright_agent.runs import Done, Emit, LiveRun
+from tests.fakes.stored import ManualClock, build_record_json, build_run
 from tests.unit.staging import Stage, play, states, until
-from tests.unit.store.opening import held, recover
+from tests.unit.store.opening import editing
 
 # ---- events ----------------------------------------------------------------------------------------
 
@@ -71,7 +69,7 @@ def test_progress_and_records_are_seen_while_the_run_is_running(tmp_path: Path) 
         async for event in stage.queue.events(run_id):
             if event.type == "record":
                 break
-        latest = await stage.store.latest_bench()
+        latest = await stage.queue.read_latest_bench()
         assert ([record.median_s for record in latest.records], latest.runs) == ([0.5], (run_id,))
 
     play(tmp_path, act)
@@ -95,41 +93,28 @@ def test_listeners_that_stop_or_never_read_hold_nobody_up(tmp_path: Path) -> Non
     play(tmp_path, act)
 
 
-class PausingStore:
-    """A store whose `events_after` has read, but does not answer before it is told to."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.is_pausing = False
-        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def events_after(self, run_id: str, seq: int) -> tuple[RunEvent, ...]:
-        events = await self._store.events_after(run_id, seq)
-        if self.is_pausing:
-            self.has_read.set()
-            await self.may_answer.wait()
-        return events
-
-
-def test_an_end_that_comes_while_a_listener_reads_is_not_missed(tmp_path: Path) -> None:
+def test_an_end_that_comes_while_a_listener_reads_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(stage: Stage) -> None:
-        store = PausingStore(stage.store)
-        queue = RunQueue(cast(Store, store), stage.bench.execute, clock=stage.clock)
-        await queue.start()
-        run, _ = await queue.submit("bench", {})
-        listener = queue.events(run.id)
+        run_id = await stage.submit_running()
+        listener = stage.queue.events(run_id)
         heard = [await anext(listener), await anext(listener)]
-        store.is_pausing = True
+        has_read, may_answer, read = asyncio.Event(), asyncio.Event(), stage.store.list_events
+
+        async def pause(*args: Any, **kwargs: Any) -> Any:
+            events = await read(*args, **kwargs)
+            has_read.set()
+            await may_answer.wait()
+            return events
+
+        monkeypatch.setattr(stage.store, "list_events", pause)
         rest = asyncio.create_task(_collect(listener))
-        await store.has_read.wait()
-        stage.bench.finish(run.id)
-        await until(lambda: not queue.running)
-        store.may_answer.set()
+        await has_read.wait()
+        stage.bench.finish(run_id)
+        await until(lambda: not stage.queue.running)
+        may_answer.set()
         assert states([*heard, *await rest]) == ["queued", "running", "succeeded"]
-        await queue.close("the test ended")
 
     play(tmp_path, act)
 
@@ -141,57 +126,88 @@ async def _collect(listener: AsyncIterator[RunEvent]) -> list[RunEvent]:
 # ---- a store that fails ----------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """Lets no event be written for the length of a block."""
+    with editing(folder / "s.sqlite3") as other:
+        other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'no space'); END")
+        yield
+        other.execute("DROP TRIGGER full")
+
+
 def test_a_run_that_cannot_be_stored_is_refused_and_not_run(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
-        with held(tmp_path / "s.sqlite3"), pytest.raises(StoreUnavailableError):
+        with full_disk(tmp_path), pytest.raises(StoreUnavailableError, match="no space"):
             await stage.submit()
-        await recover(stage.store)
-        assert stage.bench.begun == []
-        assert {run.state for run in await stage.queue.list()} <= {"failed"}
+        assert (stage.bench.begun, await stage.queue.list_runs()) == ([], ())
         await stage.submit_running()
 
-    play(tmp_path, act, timeout_s=0.5)
+    play(tmp_path, act)
 
 
-def test_a_run_whose_records_cannot_be_stored_fails_and_says_why_and_its_listeners_end(
-    tmp_path: Path,
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_a_run_that_ends_while_nothing_can_be_written_is_stored_whole_when_that_is_over(
+    tmp_path: Path, state: str
 ) -> None:
     async def act(stage: Stage) -> None:
-        run_id = await stage.submit_running()
-        heard = await _listen_until(stage, run_id, "running")
-        with held(tmp_path / "s.sqlite3"):
-            stage.bench.emits[run_id]({"record": build_record_json()})
-            await until(lambda: not stage.queue.running)
-            done = await stage.queue.get(run_id)
-        assert (done.state, done.error and done.error.code) == ("failed", "store_unavailable")
-        await recover(stage.store)
-        assert states(await stage.events(run_id, after=heard))[-1] == "failed"
-        assert [run.state for run in await stage.queue.list()] == ["failed"]
-        second = await stage.submit_running()
-        stage.bench.finish(second)
-        assert (await stage.ended(second)).state == "succeeded"
-
-    play(tmp_path, act, timeout_s=0.5)
-
-
-def test_events_that_could_not_be_stored_are_stored_with_the_end(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        refuse = "CREATE TRIGGER refuse BEFORE INSERT ON records BEGIN SELECT RAISE(ABORT, 'no space'); END"
-        run_id = await stage.submit_running()
+        run_id, waiting = await stage.submit_running(), await stage.submit()
         await _listen_until(stage, run_id, "running")
-        with contextlib.closing(sqlite3.connect(tmp_path / "s.sqlite3", isolation_level=None)) as operator:
-            operator.execute(refuse)
-            stage.bench.on_cancel = lambda: operator.execute("DROP TRIGGER refuse")
+        with full_disk(tmp_path):
             stage.bench.emits[run_id]({"record": build_record_json()})
-            done = await stage.ended(run_id)
-        assert done.error is not None
-        assert "no space" in done.error.detail
+            if state == "succeeded":
+                stage.bench.finish(run_id, n=1)
+            else:
+                asked = await stage.queue.cancel(run_id, "by request")
+                assert asked.state == "running"  # nothing is reported that is not stored
+            await until(lambda: stage.store.failure_count > 3)
+            assert (await stage.queue.get(run_id)).state == "running"
+        assert (await stage.ended(run_id)).state == state
         events = await stage.events(run_id)
         assert [event.type for event in events] == ["state", "state", "record", "state"]
         assert [event.seq for event in events] == [1, 2, 3, 4]
-        assert await stage.store.get_run(run_id) == done
+        assert (await stage.queue.read_latest_bench()).runs == (run_id,)
+        await until(lambda: waiting in stage.bench.begun)
 
-    play(tmp_path, act)
+    play(tmp_path, act, FIRST_RETRY_S=0.01, STOP_WAIT_S=0.1)
+
+
+def test_an_agent_that_ends_while_nothing_can_be_written_ends_and_the_next_start_says_so(tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def first(stage: Stage) -> None:
+        ids.append(await stage.submit_running())
+        with full_disk(tmp_path):
+            stage.bench.finish(ids[0])
+            await until(lambda: stage.store.failure_count > 1)
+            await stage.queue.close("the agent is shutting down")
+
+    async def second(stage: Stage) -> None:
+        run = await stage.queue.get(ids[0])
+        assert run.error is not None
+        assert (run.state, "the agent stopped" in run.error.detail) == ("cancelled", True)
+
+    play(tmp_path, first, FIRST_RETRY_S=0.01)
+    play(tmp_path, second)
+
+
+# ---- what is pending -------------------------------------------------------------------------------
+
+
+def test_while_the_disk_is_slow_progress_is_folded_into_its_newest_and_records_all_stay() -> None:
+    async def do_nothing(_run: Run, _emit: Emit) -> Done:
+        return {}, None
+
+    live = LiveRun(build_run(), do_nothing, ManualClock())
+    live.pending.clear()
+    for number in range(1000):
+        live.emit({"done": number, "total": 1000, "message": ""})
+    live.emit({"record": build_record_json()})
+    live.emit({"done": 1000, "total": 1000, "message": "end"})
+    live.emit({"record": build_record_json()})
+    assert [event.type for event in live.pending] == ["progress", "record", "progress", "record"]
+    assert [event.seq for event in live.pending] == [2, 3, 4, 5]
+    assert live.pending[0].progress is not None
+    assert live.pending[0].progress.done == 999
 
 
 async def _listen_until(stage: Stage, run_id: str, state: str) -> int:

@@ -193,18 +193,18 @@ def _fail(addresses: list[str]) -> None:
 
 
 def test_without_any_address_there_is_nothing_to_serve() -> None:
-    agent = SimpleNamespace(settings=Settings(host=""))
+    settings = Settings(host="")
     with pytest.raises(CannotListenError, match="--host is empty and --uds is not given"):
-        serve(_never, agent, on_listening=_fail)  # type: ignore[arg-type]
+        serve(settings, lambda agent: _never, on_listening=_fail)
 
 
 def test_a_unix_socket_that_cannot_be_had_gives_the_port_back(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with closing(open_tcp("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    agent = SimpleNamespace(settings=Settings(port=port, uds=tmp_path / "taken"))
+    settings = Settings(port=port, uds=tmp_path / "taken")
     with pytest.raises(CannotListenError, match="no socket stands there"):
-        serve(_never, agent, on_listening=_fail)  # type: ignore[arg-type]
+        serve(settings, lambda agent: _never, on_listening=_fail)
     with closing(open_tcp("127.0.0.1", port)):
         assert (tmp_path / "taken").exists()
 

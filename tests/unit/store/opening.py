@@ -1,4 +1,4 @@
-"""Opens a store, or a bare database, for one test and closes it whatever happens."""
+"""Opens a store for one test and closes it whatever happens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import StoreUnavailableError
-from meshwright_agent.store.database import Store
-from meshwright_agent.store.migrations import migrate
+from meshwright_agent.store import Store
 from tests.fakes.stored import ManualClock
 
 Result = TypeVar("Result")
@@ -19,11 +18,8 @@ Result = TypeVar("Result")
 
 @contextlib.asynccontextmanager
 async def opened(path: Path, **options: Any) -> AsyncIterator[Store]:
-    store = await Store.open(path, **({"clock": ManualClock()} | options))
-    try:
+    async with Store.open(path, **({"clock": ManualClock()} | options)) as store:
         yield store
-    finally:
-        await store.close()
 
 
 def run_with_store(path: Path, test: Callable[[Store], Awaitable[Result]], **options: Any) -> Result:
@@ -37,18 +33,16 @@ def run_with_store(path: Path, test: Callable[[Store], Awaitable[Result]], **opt
 
 
 @contextlib.contextmanager
-def migrated() -> Iterator[sqlite3.Connection]:
-    """Gives a database in memory with the newest schema."""
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.execute("PRAGMA foreign_keys = ON")
-        migrate(connection)
+def editing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Gives a connection of another program to the file."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         yield connection
 
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Keeps every other connection from writing into the file, as a sick disk would."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
+    with editing(path) as holder:
         holder.execute("BEGIN IMMEDIATE")
         yield
         holder.execute("ROLLBACK")
@@ -59,4 +53,5 @@ async def recover(store: Store) -> None:
     async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(StoreUnavailableError):
-                return await store.check()
+                await store.check()
+                return

@@ -20,7 +20,7 @@ from meshwright.wire.verification import Verification
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.settings import Settings
-from meshwright_agent.store.database import Store
+from meshwright_agent.store import COMPILE, Store
 from meshwright_agent.worker.children import build_compiler_spec
 from meshwright_agent.worker.compile_task import CompileTask, Operation
 from meshwright_agent.worker.supervisor import Supervisor
@@ -60,14 +60,13 @@ def play(
         known = Settings(**({"compile_memory_bytes": 512 * MIB} | settings))
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd())])}
         child = Supervisor(replace(build_compiler_spec(known, environ), module=module), clock=SystemClock())
-        store = await Store.open(folder / "s.sqlite3", clock=SystemClock())
-        compiles = Compiles(child, settings=known, store=lambda: store)
-        try:
-            async with asyncio.timeout(60):
-                await act(Bench(child, compiles, store))
-        finally:
-            await child.close()
-            await store.close()
+        async with Store.open(folder / "s.sqlite3", clock=SystemClock()) as store:
+            compiles = Compiles(child, store, settings=known)
+            try:
+                async with asyncio.timeout(60):
+                    await act(Bench(child, compiles, store))
+            finally:
+                await child.close()
 
     asyncio.run(main())
 
@@ -137,7 +136,7 @@ def test_the_compilers_death_is_an_answer_in_words_with_its_last_lines(
         assert found.status == "aborted"
         assert words in (found.reason or "")
         assert any(last in line for line in found.log) or (not last and not found.log)
-        assert await bench.store.get_verification(f"verify-{name}") is None
+        assert await bench.store.get(COMPILE, f"verify-{name}") is None
         assert (await bench.compile("well")).status == "verified"
 
     play(tmp_path, act, compile_timeout_s=1.5 if name == "hangs" else 60)

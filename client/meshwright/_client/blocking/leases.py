@@ -29,7 +29,7 @@ class LeaseCalls(Driver):
         purpose: str,
         ttl_s: float = DEFAULT_TTL_S,
         preemptible: bool = False,
-        key: str | None = None,
+        lease_id: str | None = None,
     ) -> Lease:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
@@ -39,16 +39,17 @@ class LeaseCalls(Driver):
             purpose: what for, as others shall read it: "slurm job 4711".
             ttl_s: seconds until the lease ends by itself.
             preemptible: a lease that is not preemptible may take the devices over.
-            key: names the reservation, such as "slurm-4711": asked again with it, the same lease is returned. None:
-                each call is a reservation of its own.
+            lease_id: the id of the lease, such as "slurm-4711". Where a lease of yours with this id holds these devices
+                already, it is renewed. None: an id is made, and each call makes a lease of its own.
 
         Raises:
-            DeviceLeasedError: somebody else has one of the devices; says who, and for how long.
-            IdempotencyConflictError: the key was used for something else, or its lease has ended.
+            DeviceLeasedError: another lease has one of the devices, for how long; or the lease with this id has other
+                devices.
+            ForbiddenError: the lease with this id belongs to another owner.
             InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
                 range.
         """
-        return self._ask(calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, key=key))
+        return self._ask(calls.put_lease(lease_id, devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible))
 
     def leases(self) -> Leases:
         """Returns the leases that there are, oldest first."""
@@ -68,7 +69,7 @@ class LeaseCalls(Driver):
         Raises:
             LeaseNotFoundError: it has ended, or never was.
         """
-        return self._ask(calls.renew_lease(lease, ttl_s))
+        return self._drive(holding.renew(lease, self._link, ttl_s))
 
     def end_lease(self, lease: Lease | str) -> Lease:
         """Ends a lease, and returns it as it was.
@@ -76,7 +77,7 @@ class LeaseCalls(Driver):
         Raises:
             LeaseNotFoundError: it has ended, or never was.
         """
-        return self._ask(calls.end_lease(lease))
+        return self._drive(holding.end(lease, self._link))
 
     @contextlib.contextmanager
     def hold(
@@ -110,7 +111,7 @@ class LeaseCalls(Driver):
             InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
                 range.
         """
-        call = calls.lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
+        call = calls.put_lease(None, devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
         held = Held(self._drive(holding.take(call, self._link, wait_s)), on_lost)
         ended = threading.Event()
         keeper = threading.Thread(

@@ -13,12 +13,11 @@ from meshwright.planning.selection import Health
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, Mig
 from meshwright.wire.leases import LeasedDevice, LeaseRequest
-from meshwright_agent.leasing.book import LeaseBook, covers
-from meshwright_agent.leasing.choice import build_leased, choose_devices
+from meshwright_agent.leases import LeaseRegistry, _build_leased, choose_devices, covers
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import build_host
-from tests.unit.leasing.leases import build_lease
+from tests.unit.leases.scene import build_lease
 
 
 def build(**fields: Any) -> Device:
@@ -52,29 +51,29 @@ MIG = [
 def test_the_strongest_name_that_both_have_counts(leased: Any, device: Any, is_covered: bool) -> None:
     seen, there = LeasedDevice.model_validate(leased), build(**device)
     assert covers(seen, there) is is_covered
-    assert (book_with(seen).covering(there) is not None) is is_covered
+    assert (registry_with(seen).covering(there) is not None) is is_covered
 
 
-def book_with(*leased: LeasedDevice) -> LeaseBook:
-    book = LeaseBook(ManualClock(), ManualBoot())
-    book.put(book.date(build_lease(devices=leased), 60))
-    return book
+def registry_with(*leased: LeasedDevice) -> LeaseRegistry:
+    registry = LeaseRegistry(ManualClock(), ManualBoot())
+    registry.put(registry.date(build_lease(devices=leased), 60))
+    return registry
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, "u", "v"]), st.sampled_from([None, "p"])), max_size=4),
     st.tuples(st.integers(0, 3), st.sampled_from([None, "u", "v"]), st.sampled_from([None, "p"])),
 )
-def test_the_index_of_the_book_says_what_the_rule_says(leased: list[Any], device: Any) -> None:
+def test_the_index_of_the_registry_says_what_the_rule_says(leased: list[Any], device: Any) -> None:
     there = build(local_index=device[0], uuid=device[1], pci_bus_id=device[2])
     names = [LeasedDevice(local_index=index, uuid=uuid, pci_bus_id=pci) for index, uuid, pci in leased]
-    assert (book_with(*names).covering(there) is not None) == any(covers(name, there) for name in names)
+    assert (registry_with(*names).covering(there) is not None) == any(covers(name, there) for name in names)
 
 
 def test_a_lease_of_a_mig_instance_leaves_its_siblings_alone() -> None:
     (chosen,) = choose_devices(LeaseRequest(devices=("mig-1",), purpose="x"), MIG, no_view)
-    book = book_with(build_leased(chosen))
-    assert [book.covering(device) is not None for device in MIG] == [False, True, False]
+    registry = registry_with(_build_leased(chosen))
+    assert [registry.covering(device) is not None for device in MIG] == [False, True, False]
 
 
 def test_the_uuid_of_a_card_means_all_its_instances() -> None:
@@ -108,29 +107,29 @@ def test_devices_named_twice_are_one() -> None:
 
 def test_a_host_is_shown_with_its_leases_and_without_as_it_is() -> None:
     host = build_host(3)
-    book = book_with(LeasedDevice(local_index=1))
-    marked = book.mark(host)
+    registry = registry_with(LeasedDevice(local_index=1))
+    marked = registry.mark(host)
     assert [device.lease.purpose if device.lease else None for device in marked.devices] == [None, "job 7", None]
-    assert LeaseBook(ManualClock(), ManualBoot()).mark(host) is host
+    assert LeaseRegistry(ManualClock(), ManualBoot()).mark(host) is host
 
 
-def test_every_change_is_told_also_the_end_by_time() -> None:
-    changes: list[int] = []
+def test_the_key_differs_after_each_change_also_after_an_end_by_time() -> None:
     boot = ManualBoot()
-    book = LeaseBook(ManualClock(), boot, on_change=lambda: changes.append(1))
-    book.put(book.date(build_lease(), 60))
-    book.active()
-    assert len(changes) == 1
+    registry = LeaseRegistry(ManualClock(), boot)
+    keys = [registry.key()]
+    registry.put(registry.date(build_lease(), 60))
+    keys.append(registry.key())
     boot.now_s += 60
-    assert book.active() == ()
-    assert len(changes) == 2
-    assert book.take_ended() == {"lease-1": "it was not renewed in time"}
-    assert book.take_ended() == {}
+    assert registry.active() == ()
+    keys.append(registry.key())
+    registry.remove(*registry.list_expired())
+    assert registry.list_expired() == ()
+    assert len(set(keys)) == 3
 
 
 def test_thousands_of_leased_devices_are_marked_in_little_time() -> None:
     host = build_host(4096)
-    book = book_with(*map(build_leased, host.devices))
+    registry = registry_with(*map(_build_leased, host.devices))
     lookups = 0
     original = LeasedDevice.__getattribute__
 
@@ -141,5 +140,5 @@ def test_thousands_of_leased_devices_are_marked_in_little_time() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LeasedDevice, "__getattribute__", count)
-        assert all(device.lease for device in book.mark(host).devices)
+        assert all(device.lease for device in registry.mark(host).devices)
     assert lookups <= 4 * 4096

@@ -1,0 +1,515 @@
+"""Leases: who has reserved which devices of this host, and until when.
+
+A device has at most one lease. The time since the machine started decides when a lease ends, never the wall clock,
+which people and NTP set; a lease of an earlier boot has ended. Every change is stored first: where the store fails,
+nothing has changed. The answer to a new lease comes when the agent's own work is off its devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, FiniteFloat, ValidationError
+
+from meshwright.errors import (
+    DeviceBusyError,
+    DeviceLeasedError,
+    ForbiddenError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    StoreUnavailableError,
+)
+from meshwright.planning.selection import Health, select_for_lease
+from meshwright.topology.model import Topology
+from meshwright.wire.devices import Device, DeviceLease, Devices
+from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest
+from meshwright_agent.clock import BootClock, Clock, SystemClock
+from meshwright_agent.store import HELD, LEASE, Document, Store, parse_bodies, parse_body, read_held_leases
+
+SWEEP_S: Final = 1.0
+"""How often leases that have expired are looked for."""
+EXPIRED: Final = "it was not renewed in time"
+RESTARTED: Final = "the host was restarted"
+ENDED: Final = "ended"
+MAX_SHOWN: Final = 8
+ROUNDING_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+View = Callable[[], tuple[Topology, Health]]
+"""The devices as plans see them, with their leases and their states."""
+Free = Callable[[Sequence[str], str], Awaitable[tuple[str, ...]]]
+"""(ids of runs, reason) → those that were cancelled; the agent is off the host's devices when it returns."""
+
+
+class StoredLease(BaseModel):
+    """A lease with what decides its end. Every version must read this form: see `store`.
+
+    Attributes:
+        lease: as it was when it was written.
+        boot_id: the start of the machine that `until_s` counts from.
+        until_s: seconds since then at which it ends by itself.
+        ended: why it has ended; empty: it had not when it was written.
+    """
+
+    lease: Lease
+    boot_id: str
+    until_s: FiniteFloat
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who asks for a lease, to renew it, to end it, or to bench under it.
+
+    Attributes:
+        name: the name of the token or certificate that was shown; empty where none was.
+        is_admin: may use the leases of all owners.
+    """
+
+    name: str = ""
+    is_admin: bool = False
+
+    def check(self, lease: Lease) -> None:
+        """Raises ForbiddenError unless this owner may use the lease.
+
+        A lease that was taken without a token belongs to all who may operate; and so does every lease to a caller that
+        shows no token, since its scope was given to all who come that way.
+        """
+        if self.is_admin or not self.name or lease.owner in {"", self.name}:
+            return
+        raise ForbiddenError(
+            f"lease {lease.id} ({lease.purpose}) belongs to {lease.owner}, and {self.name} asks; only its owner, or "
+            "the scope admin, may renew it, end it or bench under it",
+            hint=f"ask with the token or certificate of {lease.owner}, with a token of scope admin, or take a lease "
+            "with another id; a lease ends by itself when it is not renewed (expires_in_s)",
+        )
+
+
+class LeaseRegistry:
+    """The leases that hold, in memory. Only what is stored gets in.
+
+    Args:
+        clock: for what people read.
+        boot: for what decides.
+    """
+
+    def __init__(self, clock: Clock, boot: BootClock) -> None:
+        self._clock = clock
+        self._boot = boot
+        self._stored: dict[str, StoredLease] = {}
+        self._places: tuple[object, _Places] | None = None
+        self._version = 0
+
+    def key(self) -> object:
+        """Returns a value that differs where other leases hold."""
+        return self._version, len(self.active())
+
+    def active(self) -> tuple[StoredLease, ...]:
+        """Returns the leases that hold now, oldest first."""
+        now_s = self._boot.since_boot_s()
+        return tuple(held for held in self._stored.values() if held.until_s > now_s)
+
+    def list_expired(self) -> tuple[StoredLease, ...]:
+        """Returns the leases that have expired and are not stored as ended yet."""
+        active = {held.lease.id for held in self.active()}
+        return tuple(held for held in self._stored.values() if held.lease.id not in active)
+
+    def find(self, lease_id: str) -> StoredLease | None:
+        """Returns a lease that holds now."""
+        return next((held for held in self.active() if held.lease.id == lease_id), None)
+
+    def covering(self, device: Device) -> StoredLease | None:
+        """Returns the lease that covers a device."""
+        if self._places is None or self._places[0] != self.key():
+            self._places = (self.key(), _index_leases(self.active()))
+        found = (entry for name in _list_names(device) for entry in self._places[1].get(name, ()))
+        return next((held for leased, held in found if covers(leased, device)), None)
+
+    def list_covering(self, devices: Iterable[Device], *, but: str | None = None) -> tuple[StoredLease, ...]:
+        """Returns the leases that cover any of the devices, oldest first, without the one named."""
+        found = {held.lease.id for device in devices if (held := self.covering(device)) is not None}
+        return tuple(held for held in self.active() if held.lease.id in found - {but})
+
+    def mark(self, devices: Devices) -> Devices:
+        """Returns the host with its leases on its devices."""
+        if not self.active():
+            return devices
+        return devices.model_copy(update={"devices": tuple(map(self._mark_one, devices.devices))})
+
+    def _mark_one(self, device: Device) -> Device:
+        held = self.covering(device)
+        if held is None:
+            return device
+        fields = held.lease.model_dump(include={"id", "purpose", "owner", "preemptible"})
+        note = DeviceLease(**fields, expires_in_s=self._left_s(held))
+        return device.model_copy(update={"lease": note})
+
+    def show(self, held: StoredLease) -> Lease:
+        """Returns a lease as replies show it now."""
+        left_s = self._left_s(held)
+        ends = {"expires_at": self._clock.now() + timedelta(seconds=left_s), "expires_in_s": left_s}
+        return held.lease.model_copy(update=ends)
+
+    def _left_s(self, held: StoredLease) -> float:
+        return max(0.0, held.until_s - self._boot.since_boot_s())
+
+    def refuse(
+        self, in_the_way: Sequence[StoredLease], devices: Sequence[Device], asked: str, there: Sequence[Device] = ()
+    ) -> DeviceLeasedError:
+        """Returns the refusal of `asked` on these devices, which leases cover; `there`: those that it may use."""
+        named = "; ".join(self._describe(held, devices) for held in in_the_way)
+        first = in_the_way[0]
+        free = [device.local_index for device in there if self.covering(device) is None][:MAX_SHOWN]
+        return DeviceLeasedError(
+            f"{asked} needs devices that are reserved: {named}; a device has one lease at a time",
+            hint=(f'use "devices": {free}; or ' if free else "")
+            + f"wait for the end of {first.lease.id} ({self._left_s(first):.0f} s at most), or have it ended: "
+            f"DELETE /leases/{first.lease.id}",
+        )
+
+    def _describe(self, held: StoredLease, devices: Sequence[Device]) -> str:
+        lease = held.lease
+        covered = [
+            device.local_index for device in devices if (own := self.covering(device)) and own.lease.id == lease.id
+        ]
+        owner = f" of {lease.owner}" if lease.owner else ""
+        return (
+            f"device {_list_shown(covered)} by {lease.id}{owner} ({lease.purpose}), "
+            f"which has {self._left_s(held):.0f} s left"
+        )
+
+    def date(self, lease: Lease, ttl_s: float) -> StoredLease:
+        """Returns a lease that ends `ttl_s` from now."""
+        until_s = self._boot.since_boot_s() + ttl_s
+        held = StoredLease(lease=lease, boot_id=self._boot.boot_id, until_s=until_s)
+        return held.model_copy(update={"lease": self.show(held)})
+
+    def put(self, *leases: StoredLease) -> None:
+        """Adds stored leases, or replaces them."""
+        self._stored |= {held.lease.id: held for held in leases}
+        self._version += 1
+
+    def remove(self, *leases: StoredLease) -> None:
+        """Removes leases that are stored as ended."""
+        for held in leases:
+            self._stored.pop(held.lease.id, None)
+        self._version += 1
+
+    def is_of_this_boot(self, held: StoredLease) -> bool:
+        """Where the kernel names no boot, a lease that would last longer than it ever did is of another one."""
+        lasted_s = held.lease.expires_in_s
+        return held.boot_id == self._boot.boot_id and held.until_s - lasted_s <= self._boot.since_boot_s() + ROUNDING_S
+
+
+class LeaseService:
+    """Makes, renews and ends leases.
+
+    Args:
+        registry: the leases that hold.
+        store: where they are stored.
+        devices: the host as it is known; raises UnavailableError while it is not.
+        view: the same as plans see it, for a request that counts devices.
+        find_runs: the benches, waiting or under way, that would open one of these devices.
+        free: ends these runs, and the worker where it has the devices.
+        clock: dates leases.
+        spawn: starts work that the agent ends when it closes.
+
+    Attributes:
+        preempted: how many leases and runs gave way to leases.
+    """
+
+    def __init__(
+        self,
+        registry: LeaseRegistry,
+        store: Store,
+        *,
+        devices: Callable[[], Devices],
+        view: View,
+        find_runs: Callable[[Sequence[Device]], tuple[str, ...]],
+        free: Free,
+        clock: Clock,
+        spawn: Spawn,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._devices = devices
+        self._view = view
+        self._find_runs = find_runs
+        self._free = free
+        self._clock = clock
+        self._spawn = spawn
+        self._lock = asyncio.Lock()
+        self.preempted: Counter[tuple[str, ...]] = Counter({("lease",): 0, ("run",): 0})
+
+    async def recall(self) -> None:
+        """Reads the leases that an earlier agent has stored; ends those of an earlier boot.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        found = tuple(parse_bodies(StoredLease, await self._store.list_documents(LEASE, states=[HELD])))
+        self._registry.put(*(held for held in found if self._registry.is_of_this_boot(held)))
+        of_before = [held for held in found if not self._registry.is_of_this_boot(held)]
+        await self._store.write(*(_build_document(held, RESTARTED) for held in of_before))
+
+    async def run(self) -> None:
+        """Stores for ever which leases have expired."""
+        while True:
+            async with self._lock:
+                if expired := self._registry.list_expired():
+                    with suppress(StoreUnavailableError):  # it has expired all the same
+                        await self._end(expired, EXPIRED)
+            await asyncio.sleep(SWEEP_S)
+
+    async def put(self, lease_id: str, request: LeaseRequest, *, by: Owner) -> tuple[Lease, bool]:
+        """Returns a new lease and True, or a renewed one and False. A caller who leaves stops nothing.
+
+        Raises:
+            ForbiddenError: the lease belongs to another owner.
+            InvalidRequestError: a device is not there.
+            DeviceLeasedError: another lease covers a device, or too many for the count that was asked for; or the lease
+                that holds has other devices.
+            DeviceBusyError: a bench is in the way of a preemptible lease, or the agent's worker does not end.
+            StoreUnavailableError: nothing has changed.
+        """
+        return await asyncio.shield(self._spawn(self._put(lease_id, request, by)))
+
+    async def _put(self, lease_id: str, request: LeaseRequest, by: Owner) -> tuple[Lease, bool]:
+        async with self._lock:
+            held = self._registry.find(lease_id)
+            if held is None:
+                return self._registry.show(await self._create(lease_id, request, by)), True
+            by.check(held.lease)
+            self._check_same(held.lease, request)
+            renewed = self._registry.date(held.lease.model_copy(update={"purpose": request.purpose}), request.ttl_s)
+            await self._store.write(_build_document(renewed))
+            self._registry.put(renewed)
+            return self._registry.show(renewed), False
+
+    def _check_same(self, lease: Lease, request: LeaseRequest) -> None:
+        """Raises DeviceLeasedError unless the request names what the lease holds."""
+        has = [leased.local_index for leased in lease.devices]
+        if isinstance(request.devices, DeviceCount):
+            is_same, asked = request.devices.count == len(has), f"{request.devices.count} device(s)"
+        elif request.devices != "all" and _names_exactly(request.devices, lease):  # also of a simulated fleet
+            is_same, asked = True, ""
+        else:
+            named = choose_devices(request, self._devices().devices, self._view)
+            is_same = len(named) == len(has) and all(any(covers(each, one) for one in named) for each in lease.devices)
+            asked = f"device {_list_shown([device.local_index for device in named])}"
+        differing = [f"it holds device {_list_shown(has)}, and {asked} is asked for"] if not is_same else []
+        if request.preemptible != lease.preemptible:
+            differing.append(f"it has preemptible {lease.preemptible}, and {request.preemptible} is asked for")
+        if differing:
+            raise DeviceLeasedError(
+                f"lease {lease.id} holds already: {'; '.join(differing)}; a renewal may change ttl_s and purpose only",
+                hint=f'renew with "devices": {has}, end it first (DELETE /leases/{lease.id}), or use another id',
+            )
+
+    async def _create(self, lease_id: str, request: LeaseRequest, by: Owner) -> StoredLease:
+        there = self._devices().devices
+        devices = choose_devices(request, there, self._view)
+        in_the_way = self._registry.list_covering(devices)
+        firm = [held for held in in_the_way if request.preemptible or not held.lease.preemptible]
+        if firm:
+            raise self._registry.refuse(firm, devices, "a lease", there)
+        runs = self._find_runs(devices)
+        if runs and request.preemptible:
+            raise _refuse_for_runs(runs, devices)
+        reason = f"pre-empted by lease {lease_id} ({request.purpose})"
+        now = self._clock.now()
+        lease = Lease(
+            id=lease_id,
+            devices=tuple(map(_build_leased, devices)),
+            purpose=request.purpose,
+            preemptible=request.preemptible,
+            owner=by.name,
+            created_at=now,
+            expires_at=now,
+            expires_in_s=0.0,
+            preempted_leases=tuple(each.lease.id for each in in_the_way),
+            cancelled_runs=runs,
+        )
+        held = self._registry.date(lease, request.ttl_s)
+        await self._store.write(_build_document(held), *(_build_document(each, reason) for each in in_the_way))
+        self._registry.remove(*in_the_way)
+        self._registry.put(held)
+        self.preempted["lease",] += len(in_the_way)
+        try:  # a bench may have begun while the lease was written
+            gone = await self._free(self._find_runs(devices), reason)
+        except DeviceBusyError as error:
+            with suppress(StoreUnavailableError):
+                await self._end([held], f"not given: {error.detail}")
+            raise
+        self.preempted["run",] += len(gone)
+        kept = held.model_copy(update={"lease": held.lease.model_copy(update={"cancelled_runs": gone})})
+        self._registry.put(kept)
+        return kept
+
+    async def end(self, lease_id: str, *, by: Owner) -> Lease:
+        """Ends a lease and returns it as it was.
+
+        Raises:
+            LeaseNotFoundError: there is none, or it has ended.
+            ForbiddenError: it belongs to another owner.
+            StoreUnavailableError: it holds on.
+        """
+        async with self._lock:
+            held = await self._find(lease_id)
+            by.check(held.lease)
+            await self._end([held], "ended by request (DELETE)")
+            return self._registry.show(held)
+
+    async def _end(self, leases: Sequence[StoredLease], reason: str) -> None:
+        await self._store.write(*(_build_document(held, reason) for held in leases))
+        self._registry.remove(*leases)
+
+    async def get(self, lease_id: str) -> Lease:
+        """Returns a lease that holds; raises LeaseNotFoundError, with the reason, where it does not."""
+        return self._registry.show(await self._find(lease_id))
+
+    def list_leases(self) -> tuple[Lease, ...]:
+        """Returns the leases that hold, oldest first."""
+        return tuple(map(self._registry.show, self._registry.active()))
+
+    async def _find(self, lease_id: str) -> StoredLease:
+        if (held := self._registry.find(lease_id)) is not None:
+            return held
+        detail = f"there is no lease {lease_id[:80]!r} here"
+        if (document := await self._store.get(LEASE, lease_id)) is not None:
+            detail = f"lease {lease_id[:80]!r} has ended: {parse_body(StoredLease, document).ended or EXPIRED}"
+        raise LeaseNotFoundError(detail, hint="GET /leases lists those that hold; PUT /leases/{id} makes one")
+
+
+def _names_exactly(names: Sequence[int | str], lease: Lease) -> bool:
+    asked = {name if isinstance(name, int) else name.lower() for name in names}
+    held = [{each.local_index, (each.uuid or "").lower()} for each in lease.devices]
+    return all(each & asked for each in held) and all(any(name in each for each in held) for name in asked)
+
+
+def _build_document(held: StoredLease, ended: str = "") -> Document:
+    """Returns a lease as it is stored; one that ends becomes the newest, so that it is not the first to be pruned."""
+    body = held.model_copy(update={"ended": ended}).model_dump_json()
+    return Document(LEASE, held.lease.id, body, ENDED if ended else HELD, keeps_place=not ended)
+
+
+def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
+    """Returns the leases of a store that hold now, oldest first, without opening it; none where it cannot be read."""
+    registry = LeaseRegistry(SystemClock(), boot)
+    for _, body in read_held_leases(path):
+        with suppress(ValidationError):
+            held = StoredLease.model_validate_json(body)
+            if registry.is_of_this_boot(held):
+                registry.put(held)
+    return registry.active()
+
+
+# ---- which devices a request names -----------------------------------------------------------------------------------
+
+
+def choose_devices(request: LeaseRequest, devices: Sequence[Device], view: View) -> tuple[Device, ...]:
+    """Returns the devices that the request names, in the order of the host.
+
+    The uuid of a card names all its MIG instances. A count chooses devices that are healthy and free.
+
+    Raises:
+        InvalidRequestError: a device is not there, there is none, or a count is larger than what is there.
+        DeviceLeasedError: other leases have too many of the devices for a count.
+    """
+    if not devices:
+        raise _refuse("this host has no device that can be leased; a lease covers at least one", "see GET /devices")
+    if request.devices == "all":
+        return tuple(devices)
+    if len({device.host for device in devices}) > 1:
+        raise _refuse(
+            "devices chooses devices of a simulated fleet, whose hosts number alike; an agent leases devices of one "
+            "host",
+            'use "devices": "all", or simulate one host, such as h100:8',
+        )
+    if isinstance(request.devices, DeviceCount):
+        topology, health = view()
+        places = select_for_lease(request.devices.count, topology, health, is_preemptible=request.preemptible)
+        return tuple(topology.devices[place] for place in sorted(places))
+    named: dict[int | str, list[int]] = {}
+    for device in devices:
+        uuids = (device.uuid, device.mig.parent_uuid if device.mig else None)
+        names: tuple[int | str, ...] = (device.local_index, *(uuid.lower() for uuid in uuids if uuid))
+        for name in names:
+            named.setdefault(name, []).append(device.local_index)
+    wanted = {index for name in request.devices for index in _find_named(name, named, devices)}
+    return tuple(device for device in devices if device.local_index in wanted)
+
+
+def _find_named(name: int | str, named: Mapping[int | str, Sequence[int]], devices: Sequence[Device]) -> Sequence[int]:
+    if found := named.get(name if isinstance(name, int) else name.lower()):
+        return found
+    there = _list_shown([device.local_index for device in devices])
+    detail = f"devices names {name!r}; this host has {len(devices)} ({there}); a name is a local index or a uuid"
+    counted = f'; for {name} devices use {{"count": {name}}}' if isinstance(name, int) and name > 0 else ""
+    raise _refuse(detail, f"use {devices[0].uuid or devices[0].local_index!r} or another of GET /devices{counted}")
+
+
+def _refuse(detail: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(detail, hint=hint, errors=[{"field": "devices", "message": detail.rpartition("; ")[2]}])
+
+
+def _refuse_for_runs(runs: Sequence[str], devices: Sequence[Device]) -> DeviceBusyError:
+    named = ", ".join(str(device.local_index) for device in devices)
+    return DeviceBusyError(
+        f"a preemptible lease was asked for device {named}, which {', '.join(runs)} (bench) would open; a preemptible "
+        "lease does not pre-empt",
+        hint=f"wait for {runs[-1]}, cancel it (DELETE /runs/{runs[-1]}), or ask with preemptible: false",
+    )
+
+
+def _list_shown(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices[:MAX_SHOWN])) + (", …" if len(indices) > MAX_SHOWN else "")
+
+
+def _build_leased(device: Device) -> LeasedDevice:
+    return LeasedDevice(local_index=device.local_index, uuid=device.uuid, pci_bus_id=device.pci_bus_id)
+
+
+_Name = tuple[str, str | int]
+_Places = dict[_Name, list[tuple[LeasedDevice, StoredLease]]]
+
+
+def _index_leases(active: Iterable[StoredLease]) -> _Places:
+    """Returns leased devices by each of their names, so that thousands are not compared with thousands."""
+    places: _Places = {}
+    for held in active:
+        for leased in held.lease.devices:
+            for name in (("uuid", leased.uuid), ("pci", leased.pci_bus_id), ("index", leased.local_index)):
+                if name[1] is not None:
+                    places.setdefault((name[0], name[1]), []).append((leased, held))
+    return places
+
+
+def _list_names(device: Device) -> list[_Name]:
+    uuids = (device.uuid, device.mig.parent_uuid if device.mig else None)
+    names: list[_Name] = [("uuid", uuid) for uuid in uuids if uuid]
+    if device.pci_bus_id:
+        names.append(("pci", device.pci_bus_id))
+    return [*names, ("index", device.local_index)]
+
+
+def covers(leased: LeasedDevice, device: Device) -> bool:
+    """Tells whether a leased device is this one, or the card that this MIG instance is a part of.
+
+    The strongest name that both have counts: a host that lost a card numbers the others anew.
+    """
+    if leased.uuid and device.uuid:
+        return leased.uuid == device.uuid or (device.mig is not None and device.mig.parent_uuid == leased.uuid)
+    if leased.pci_bus_id and device.pci_bus_id:
+        return leased.pci_bus_id == device.pci_bus_id
+    return leased.local_index == device.local_index

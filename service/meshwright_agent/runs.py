@@ -1,0 +1,504 @@
+"""Runs: what takes long, one at a time in each lane, with its events, its end, and what a bench measured.
+
+The live state of a run belongs to the task that runs it. A state is stored before it is reported. The task tries again
+to store the end of its run until that succeeds or the agent ends; then the next start ends the run as interrupted.
+How a run is done is the argument `execute`: this module knows neither workers nor compiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextvars import copy_context
+from datetime import datetime
+from typing import Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from meshwright.errors import (
+    DrainingError,
+    InternalError,
+    ProblemError,
+    QueueFullError,
+    RunCancelledError,
+    RunNotFoundError,
+    StoreUnavailableError,
+)
+from meshwright.wire.bench import BenchRecord, LatestBench
+from meshwright.wire.problem import build_problem
+from meshwright.wire.runs import Progress, Run, RunEvent, RunKind, RunState
+from meshwright_agent.clock import Clock
+from meshwright_agent.store import RECORD, RUN, Document, Store, StoredEvent, parse_bodies, parse_body
+from meshwright_agent.telemetry.durations import Durations
+from meshwright_agent.telemetry.tracing import TRACING
+from meshwright_agent.worker.supervisor import CallCancelled
+
+LaneName = Literal["device", "compiler"]
+LANE_OF: Final[Mapping[RunKind, LaneName]] = {"bench": "device", "plan": "compiler", "batch_size": "compiler"}
+"""A bench has the devices, a compile has none, so that they run beside each other."""
+
+STOP_WAIT_S: Final = 1.5
+"""How long a cancel waits for a run to stop: within a release's bound."""
+MAX_WAITING: Final = 8
+"""Runs that may wait in a lane; more are refused with 429."""
+USUAL_RUN_S: Final = 20.0
+"""The expected duration of a run as long as none has succeeded: the time limit of the quick suite."""
+FIRST_RETRY_S: Final = 0.5
+MAX_RETRY_S: Final = 30.0
+"""Between attempts to store the end of a run."""
+
+log = logging.getLogger(__name__)
+
+Done = tuple[dict[str, Any], int | None]
+"""The result of a run as JSON, and the generation of the worker that did it; None where no worker was needed."""
+Emit = Callable[[dict[str, Any]], None]
+"""Takes {"done", "total", "message"} or {"record": {…}}, on the event loop; never raises, never waits."""
+Execute = Callable[[Run, Emit], Coroutine[Any, Any, Done]]
+
+
+class StoredRecord(BaseModel):
+    """What a bench measured, as it is stored: the newest of each case, axis, size, dtype and set of devices."""
+
+    run_id: str
+    record: BenchRecord
+
+
+class LiveRun:
+    """A run between its submission and its end.
+
+    Attributes:
+        run: its newest state.
+        execute: how it is done.
+        context: of its submission: logs and traces of its work name the request.
+        lead: the task that leads it to its stored end.
+        work: its execution, None while it waits.
+        stop_reason: why it was asked to stop, None if it was not.
+        fault: the first update that was neither progress nor a record: a bug, which fails the run.
+        turn: set when its lane is free for it, or when it was cancelled while it waited.
+        news: set when there is something to write, or the work has ended.
+        ended: set when the final state is stored.
+    """
+
+    def __init__(self, run: Run, execute: Execute, clock: Clock) -> None:
+        self.run = run
+        self.execute = execute
+        self.context = copy_context()
+        self.lead: asyncio.Task[None]
+        self.work: asyncio.Task[Done] | None = None
+        self.stop_reason: str | None = None
+        self.fault: ValidationError | None = None
+        self.turn = asyncio.Event()
+        self.news = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._clock = clock
+        self._seq = 0
+        self.pending: list[RunEvent] = []
+        self.note_state(run)
+
+    async def do(self) -> Done:
+        """Returns what `execute` does, as a span of its own; to be run in `context`."""
+        with TRACING.span(f"run {self.run.kind}", meshwright__run_id=self.run.id):
+            return await self.execute(self.run, self.emit)
+
+    def stop(self, reason: str) -> None:
+        """Asks the work to end; the first reason counts."""
+        self.stop_reason = self.stop_reason or reason
+        if self.work is not None:
+            self.work.cancel()
+
+    def emit(self, update: dict[str, Any]) -> None:
+        """Adds the event of an update; of progress that is not stored yet, only the newest is kept."""
+        try:
+            if isinstance(update, dict) and "record" in update:
+                record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
+                self._append("record", record=record)
+            else:
+                progress = Progress.model_validate(update)
+                self.run = self.run.model_copy(update={"progress": progress})
+                if self.pending and self.pending[-1].type == "progress":
+                    self._seq = self.pending.pop().seq - 1
+                self._append("progress", progress=progress)
+        except ValidationError as error:
+            self.fault = self.fault or error
+        self.news.set()
+
+    def note_state(self, run: Run) -> None:
+        """Adds the event of a new state."""
+        self._append("state", state=run.state)
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        self._seq += 1
+        known = {"seq": self._seq, "at": self._clock.now(), "type": kind}
+        event = known | {"run_id": self.run.id, "state": self.run.state} | fields
+        self.pending.append(RunEvent.model_validate(event))
+
+
+class Lane:
+    """Runs that wait for one worker, oldest first, and the one that it does."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[LiveRun] = deque()
+        self.current: LiveRun | None = None
+        self.last_took_s = USUAL_RUN_S
+
+    def advance(self) -> None:
+        """Gives the lane to the next run where it is free."""
+        if self.current is None and self.waiting:
+            self.current = self.waiting.popleft()
+            self.current.turn.set()
+
+    def estimate_wait_s(self, now: datetime) -> float:
+        """Returns the last run's time less the present one's so far, at least 1: a place may be free then."""
+        started_at = self.current.run.started_at if self.current else None
+        had_s = (now - started_at).total_seconds() if started_at else 0.0
+        return max(1.0, self.last_took_s - had_s)
+
+
+class RunQueue:
+    """Runs of one agent: submitted, executed one at a time in each lane, followed, cancelled.
+
+    Args:
+        store: where runs are kept.
+        clock: dates runs and events.
+
+    Attributes:
+        durations: by kind and state, how long runs took.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
+        self._live: dict[str, LiveRun] = {}
+        self._last_id = ""
+        self._is_closing = asyncio.Event()
+        self._admission = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.durations = Durations()
+
+    @property
+    def running(self) -> tuple[Run, ...]:
+        """The runs that are being executed: at most one of each lane."""
+        return tuple(lane.current.run for lane in self._lanes.values() if lane.current is not None)
+
+    @property
+    def queued_count(self) -> int:
+        """How many runs wait."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    async def finish_interrupted(self) -> None:
+        """Ends the stored runs that wait or run: after a start none does.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        unfinished = await self._store.list_documents(RUN, states=("queued", "running"))
+        for document in unfinished:
+            try:
+                run = parse_body(Run, document)
+            except StoreUnavailableError as error:
+                log.error("%s; it is forgotten", error.detail)
+                await self._store.write(removed=[(RUN, document.key)])
+                continue
+            now = self._clock.now()
+            ended = _build_cancelled(run, "the agent stopped while this run was under way", now)
+            seq = await self._store.last_seq(_name_stream(run.id)) + 1
+            event = RunEvent(seq=seq, at=now, type="state", run_id=run.id, state=ended.state)
+            await self._store.write(_build_document(ended), events=[_build_event(event)])
+
+    async def close(self, reason: str) -> None:
+        """Takes no more runs; ends those that run or wait as cancelled with the reason. May be repeated."""
+        self._is_closing.set()
+        async with self._admission:  # a submission under way ends first, so that it is cancelled too
+            await self.cancel_all(reason)
+        for live in self._live.values():  # their work does not stop
+            live.lead.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for live in tuple(self._live.values()):
+            await self._store_end(live, _build_cancelled(live.run, reason, self._clock.now()))
+
+    # ---- submit ------------------------------------------------------------------------------------------------
+
+    async def submit(self, kind: RunKind, request: dict[str, Any], execute: Execute) -> Run:
+        """Returns a queued run.
+
+        A caller that is cancelled meanwhile leaves either a run that is stored and queued, or none.
+
+        Args:
+            kind: says which lane the run waits in.
+            request: what was asked.
+            execute: how this run is done.
+
+        Raises:
+            DrainingError: the queue is closing.
+            QueueFullError: as many runs wait as may; `retry_after_s` says when to come back.
+            StoreUnavailableError: the run cannot be stored, so it is not run.
+        """
+        return await asyncio.shield(self._spawn(self._admit(kind, request, execute)))
+
+    async def _admit(self, kind: RunKind, request: dict[str, Any], execute: Execute) -> Run:
+        async with self._admission:
+            lane = self._lanes[LANE_OF[kind]]
+            self._require_room(lane)
+            now = self._clock.now()
+            self._last_id = build_run_id(self._last_id, now, secrets.token_hex(10))
+            run = Run(id=self._last_id, kind=kind, state="queued", created_at=now, request=request)
+            live = LiveRun(run, execute, self._clock)
+            await self._store_events(live, run)
+            self._live[run.id] = live
+            lane.waiting.append(live)
+            lane.advance()
+            live.lead = self._spawn(self._lead(live, lane))
+            return live.run
+
+    def _require_room(self, lane: Lane) -> None:
+        if self._is_closing.is_set():
+            detail = "the agent is shutting down and takes no more runs"
+            raise DrainingError(detail, hint="try again after its restart")
+        if len(lane.waiting) >= MAX_WAITING:
+            detail = f"{len(lane.waiting)} runs wait; at most {MAX_WAITING} may, and one runs at a time"
+            hint = "try again after Retry-After, or cancel a run"
+            raise QueueFullError(detail, hint=hint, retry_after_s=lane.estimate_wait_s(self._clock.now()))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- read --------------------------------------------------------------------------------------------------
+
+    async def get(self, run_id: str) -> Run:
+        """Returns a run as it stands.
+
+        Raises:
+            RunNotFoundError: there is none with this id, or it is no longer kept.
+            StoreUnavailableError: the store does not answer, and the run is not under way.
+        """
+        if (live := self._live.get(run_id)) is not None:
+            return live.run
+        document = await self._store.get(RUN, run_id)
+        if document is None:
+            detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
+            raise RunNotFoundError(detail, hint="GET /runs lists those that are there")
+        return parse_body(Run, document)
+
+    async def list_runs(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
+        """Returns at most `limit` runs, newest first, of one state if given; without their results."""
+        documents = await self._store.list_documents(
+            RUN, states=[state] if state else (), limit=limit, without="result", newest_first=True
+        )
+        stored = parse_bodies(Run, documents)
+        runs = (self._live[run.id].run if run.id in self._live else run for run in stored)
+        return tuple(run for run in runs if state is None or run.state == state)
+
+    async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
+        """Returns at most `limit` runs of a kind that succeeded, newest first."""
+        documents = await self._store.list_documents(
+            RUN, states=["succeeded"], where=("kind", kind), limit=limit, newest_first=True
+        )
+        return tuple(parse_bodies(Run, documents))
+
+    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
+        """Yields a run's events numbered above `after`: the stored ones, then new ones, to its end.
+
+        Raises:
+            RunNotFoundError, StoreUnavailableError: as `get`.
+        """
+        await self.get(run_id)
+        stream = self._store.follow(_name_stream(run_id), after, is_live=lambda: run_id in self._live)
+        async with contextlib.aclosing(stream):
+            async for body in stream:
+                yield RunEvent.model_validate_json(body)
+
+    async def read_latest_bench(self) -> LatestBench:
+        """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""
+        now = self._clock.now()
+        found = list(parse_bodies(StoredRecord, await self._store.list_documents(RECORD)))
+        records = tuple(
+            each.record.model_copy(update={"age_s": max(0.0, (now - each.record.observed_at).total_seconds())})
+            for each in found
+        )
+        return LatestBench(records=records, runs=tuple(dict.fromkeys(each.run_id for each in found)))
+
+    # ---- cancel ------------------------------------------------------------------------------------------------
+
+    async def cancel(self, run_id: str, reason: str) -> Run:
+        """Cancels a run and returns it when it has stopped; one that has ended stays as it is.
+
+        One that does not stop within `STOP_WAIT_S` is returned as it stands, and is cancelled when it stops.
+
+        Raises:
+            RunNotFoundError: there is none with this id.
+        """
+        if run_id in self._live:
+            await self.cancel_all(reason, only=(run_id,))
+        return await self.get(run_id)
+
+    def list_live(self, lane: LaneName) -> tuple[Run, ...]:
+        """Returns the runs of a lane that wait or run, oldest first."""
+        return tuple(live.run for live in self._live.values() if LANE_OF[live.run.kind] == lane)
+
+    async def cancel_all(
+        self, reason: str, *, lane: LaneName | None = None, only: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Cancels all that run or wait, of one lane and of these ids if given; returns the ids once they have stopped.
+
+        Those that do not stop in time are among them, and are cancelled when they stop.
+        """
+        found = (live for live in self._live.values() if lane in (None, LANE_OF[live.run.kind]))
+        stopping = tuple(live for live in found if only is None or live.run.id in only)
+        for live in stopping:
+            live.stop(reason)
+            waiting = self._lanes[LANE_OF[live.run.kind]].waiting
+            if live in waiting:
+                waiting.remove(live)
+                live.turn.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_WAIT_S):
+                for live in stopping:
+                    await live.ended.wait()
+        return tuple(live.run.id for live in stopping)
+
+    # ---- execute -----------------------------------------------------------------------------------------------
+
+    async def _lead(self, live: LiveRun, lane: Lane) -> None:
+        """Leads one run from its turn to its stored end."""
+        await live.turn.wait()
+        try:
+            if live.stop_reason is None:
+                ended = await self._execute(live)
+            else:
+                ended = _build_cancelled(live.run, live.stop_reason, self._clock.now())
+            await self._store_end(live, ended)
+        finally:
+            if lane.current is live:
+                lane.current = None
+                lane.advance()
+
+    async def _execute(self, live: LiveRun) -> Run:
+        """Returns the run as it ended; stores its events as they come. Those that cannot be stored wait for the end."""
+        live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
+        live.note_state(live.run)
+        live.work = work = asyncio.create_task(live.do(), context=live.context)
+        work.add_done_callback(lambda _: live.news.set())
+        live.news.set()
+        while not work.done():
+            await live.news.wait()
+            live.news.clear()
+            try:
+                await self._store_events(live, live.run)
+            except StoreUnavailableError as error:
+                log.warning("%s goes on, its events wait for the store: %s", live.run.id, error.detail)
+            except asyncio.CancelledError:
+                work.cancel()
+                raise
+        return self._build_ended(live, work)
+
+    def _build_ended(self, live: LiveRun, work: asyncio.Task[Done]) -> Run:
+        """Returns the run as it ended. Asked to stop, it is cancelled in whichever way it stopped."""
+        now = self._clock.now()
+        error = None if work.cancelled() else work.exception() or live.fault
+        if live.stop_reason is not None or work.cancelled():
+            return _build_cancelled(live.run, live.stop_reason or "its task ended early", now)
+        if isinstance(error, CallCancelled):
+            return _build_cancelled(live.run, str(error), now)
+        if error is None:
+            result, generation = work.result()
+            done = {"state": "succeeded", "finished_at": now, "result": result, "generation": generation}
+            return live.run.model_copy(update=done)
+        if not isinstance(error, ProblemError):
+            log.error("%s failed by a bug", live.run.id, exc_info=error)
+            detail = f"{type(error).__name__} while executing {live.run.id}; this is a bug of the agent"
+            error = InternalError(detail, hint="report it with the run's id; the agent's log has the traceback")
+        failed = {"state": "failed", "finished_at": now, "error": build_problem(error)}
+        return live.run.model_copy(update=failed)
+
+    async def _store_end(self, live: LiveRun, ended: Run) -> None:
+        """Stores the final state, then reports it; tries again until that succeeds or the agent ends."""
+        live.note_state(ended)
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._store_events(live, ended)
+                break
+            except StoreUnavailableError as error:
+                log.error("%s ended as %s, which cannot be stored yet: %s", ended.id, ended.state, error.detail)
+            if self._is_closing.is_set():
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(retry_s):
+                    await self._is_closing.wait()
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+        if ended.started_at and ended.finished_at:
+            took_s = (ended.finished_at - ended.started_at).total_seconds()
+            self.durations.observe((ended.kind, ended.state), took_s)
+            if ended.generation is not None:  # a result that was known already says nothing about the next
+                self._lanes[LANE_OF[ended.kind]].last_took_s = took_s
+        del self._live[ended.id]
+        live.run = ended
+        live.ended.set()
+        self._store.announce()
+
+    async def _store_events(self, live: LiveRun, run: Run) -> None:
+        """Stores a run with the events that the store does not have yet; they stay pending where that fails.
+
+        Raises:
+            StoreUnavailableError: nothing was stored.
+        """
+        events, live.pending = live.pending, []
+        if not events:
+            return
+        records = [_build_record(run.id, event.record) for event in events if event.record is not None]
+        try:
+            await self._store.write(_build_document(run), *records, events=[*map(_build_event, events)])
+        except BaseException:
+            live.pending = events + live.pending
+            raise
+
+
+def build_run_id(previous: str, now: datetime, entropy: str) -> str:
+    """Returns "run-" and hex: 12 digits of milliseconds since 1970, always above `previous`, then `entropy`.
+
+    Ids of one queue sort as they were made, also when the wall clock is set back.
+    """
+    milliseconds = int(now.timestamp() * 1000)
+    if previous:
+        milliseconds = max(milliseconds, int(previous[4:16], 16) + 1)
+    return f"run-{milliseconds:012x}{entropy}"
+
+
+def _name_stream(run_id: str) -> str:
+    return f"{RUN}/{run_id}"
+
+
+def _build_document(run: Run) -> Document:
+    return Document(RUN, run.id, run.model_dump_json(), run.state, keeps_place=True)
+
+
+def _build_event(event: RunEvent) -> StoredEvent:
+    return StoredEvent(_name_stream(event.run_id), event.seq, event.at.timestamp(), event.model_dump_json())
+
+
+def _build_record(run_id: str, told: Mapping[str, Any]) -> Document:
+    record = BenchRecord.model_validate(told)
+    parts: Sequence[object] = (
+        record.case,
+        record.axis,
+        record.axis_size,
+        record.dtype,
+        record.size_bytes,
+        record.device_indices,
+    )
+    return Document(RECORD, json.dumps(parts), StoredRecord(run_id=run_id, record=record).model_dump_json())
+
+
+def _build_cancelled(run: Run, reason: str, at: datetime) -> Run:
+    """Returns the run as cancelled, with the reason where a caller looks for it."""
+    error = RunCancelledError(f"{run.id} was cancelled: {reason}", hint="submit it again")
+    return run.model_copy(update={"state": "cancelled", "finished_at": at, "error": build_problem(error)})

@@ -1,0 +1,596 @@
+"""The store: what must survive a restart of the agent, in one SQLite file.
+
+Two tables: `documents` (the newest state of a thing, by kind and key) and `events` (numbered within a stream). Bodies
+are JSON text, and the callers know what stands in them. One thread owns the connection. A write is stored as a whole
+or not at all; a call that fails or takes too long raises StoreUnavailableError.
+
+A file that is damaged, or that has another schema number, is set aside at the start and a new one begins. Leases are
+carried over: every version keeps them in `documents` with the kind "lease" and the state "held".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from meshwright.errors import StoreUnavailableError
+from meshwright_agent.clock import Clock
+from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Model = TypeVar("Model", bound=BaseModel)
+
+SCHEMA: Final = 100
+"""`PRAGMA user_version` of the files that this version writes. Change it with any change of `_TABLES` or of a body."""
+TIMEOUT_S: Final = 10.0
+OPEN_TIMEOUT_S: Final = 100.0
+"""The check at the start reads the whole file. Less than TimeoutStartSec of systemd's unit."""
+MAX_SET_ASIDE: Final = 5
+RETRY_AFTER_S: Final = 5.0
+Where = tuple[str, str | None]
+ANY: Final[Where] = ("", None)
+BATCH: Final = 256
+"""Events that a follower reads at once."""
+
+RUN, RECORD, PLAN, COMPILE, LEASE, HEALTH = "run", "record", "plan", "compile", "lease", "health"
+HELD: Final = "held"
+"""The state of a lease that has not ended."""
+
+
+class Limit(NamedTuple):
+    """How much of a kind, or of one stream of events, is kept; the oldest go first."""
+
+    most: int
+    size_bytes: int
+
+
+LIMITS: Final = {
+    ("documents", RUN): Limit(1000, 1 << 28),
+    ("documents", RECORD): Limit(10_000, 1 << 27),
+    ("documents", PLAN): Limit(10_000, 1 << 30),
+    ("documents", COMPILE): Limit(10_000, 1 << 27),
+    ("documents", LEASE): Limit(1000, 1 << 24),
+    ("events", HEALTH): Limit(10_000, 1 << 24),
+    ("events", RUN): Limit(10_000, 1 << 24),  # of each run
+}
+STANDING: Final = ("queued", "running", HELD)
+"""States of documents that are never pruned."""
+
+_TABLES: Final = (
+    """CREATE TABLE documents (seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, key TEXT NOT NULL,
+    state TEXT NOT NULL, size INTEGER NOT NULL, body TEXT NOT NULL, UNIQUE (kind, key))""",
+    "CREATE INDEX documents_by_state ON documents (kind, state, seq, size)",
+    """CREATE TABLE events (stream TEXT NOT NULL, seq INTEGER NOT NULL, at REAL NOT NULL, size INTEGER NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (stream, seq)) WITHOUT ROWID""",
+    """CREATE TRIGGER events_end_with_their_document AFTER DELETE ON documents
+    BEGIN DELETE FROM events WHERE stream = old.kind || '/' || old.key; END""",
+)
+_PUT: Final = """
+    INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, key) DO UPDATE
+    SET seq = CASE WHEN ? THEN seq ELSE (SELECT MAX(seq) FROM documents) + 1 END,
+        state = excluded.state, size = excluded.size, body = excluded.body
+"""
+_PRUNE: Final = """
+    DELETE FROM {table} WHERE {column} = :name AND seq IN (
+        SELECT seq FROM (
+            SELECT seq, ROW_NUMBER() OVER newest AS place, SUM(size) OVER newest AS total FROM {table}
+            WHERE {column} = :name AND {which} WINDOW newest AS (ORDER BY seq DESC)
+        ) WHERE place > :count OR (total > :size_bytes AND place > 1)
+    )
+"""
+_HELD_LEASES: Final = "SELECT key, body FROM documents WHERE kind = 'lease' AND state = 'held' ORDER BY seq"
+"""What every version can ask of the file of any other version."""
+_SIDES: Final = ("", "-wal", "-shm")
+_PRAGMAS: Final = (
+    "PRAGMA journal_mode = WAL",
+    # A power cut may take the last commits, never the file (sqlite.org/pragma.html#pragma_synchronous).
+    "PRAGMA synchronous = NORMAL",
+)
+_DAMAGE: Final = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("CORRUPT", "NOTADB", "ERROR", "FORMAT", "SCHEMA", "TOOBIG", "MISMATCH", "CONSTRAINT")
+)
+"""Errors at the start that a new file cures; an overwritten schema shows in many ways (sqlite.org/rescode.html)."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """The newest state of one thing.
+
+    Attributes:
+        keeps_place: a document that is written again stays where it is in the order; else it becomes the newest.
+    """
+
+    kind: str
+    key: str
+    body: str
+    state: str = ""
+    keeps_place: bool = False
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """One event of a stream; `at` is seconds since 1970."""
+
+    stream: str
+    seq: int
+    at: float
+    body: str
+
+
+class Store:
+    """One open database. Make it with `Store.open`.
+
+    Attributes:
+        path: the file.
+        set_aside: what became of the file of before, in one sentence; empty where it was sound.
+        failure: why the last call failed; empty where it did not.
+        failure_count: calls that failed or were not done in time.
+        writes: how long writes took, `written` or `failed`.
+        size_bytes: size of the file with its log, at the last `check`; None before the first.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock, timeout_s: float = TIMEOUT_S) -> None:
+        self.path = path
+        self.set_aside = ""
+        self.failure = ""
+        self.failure_count = 0
+        self.writes = Durations(WRITE_BOUNDS_S)
+        self.size_bytes: int | None = None
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meshwright-store")
+        self._changed = asyncio.Event()
+        self._connection: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, path: Path, *, clock: Clock, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Store]:
+        """Opens the store in `path` for a block; makes the file and its directory (mode 0700) where they are missing.
+
+        Args:
+            path: the file.
+            clock: dates a file that is set aside.
+            timeout_s: how long each call may wait for the disk.
+
+        Raises:
+            StoreUnavailableError: another agent uses the file, or it cannot be written.
+        """
+        store = cls(path, clock=clock, timeout_s=timeout_s)
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(_lock(path))
+            except OSError as error:
+                raise store._unavailable(error) from error
+            try:
+                await store._call(store._open, timeout_s=OPEN_TIMEOUT_S)
+                yield store
+            finally:
+                with contextlib.suppress(StoreUnavailableError):
+                    await store._call(store._close)
+                store._thread.shutdown(wait=False, cancel_futures=True)
+
+    # ---- documents ---------------------------------------------------------------------------------------------
+
+    async def write(
+        self, *documents: Document, events: Sequence[StoredEvent] = (), removed: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Writes documents and events, removes documents by kind and key, and prunes what is beyond `LIMITS`.
+
+        An event that is stored already is replaced, so that a write may be repeated.
+
+        Raises:
+            StoreUnavailableError: nothing was written.
+        """
+        if not (documents or events or removed):
+            return
+        began_s, is_given_up, outcome = self._clock.monotonic(), asyncio.Event(), "failed"
+
+        def job() -> None:
+            with _transaction(self._require_connection()) as connection:
+                connection.executemany("DELETE FROM documents WHERE kind = ? AND key = ?", removed)
+                for document in documents:
+                    _put(connection, document)
+                rows = ((each.stream, each.seq, each.at, len(each.body.encode()), each.body) for each in events)
+                connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?)", rows)
+                for kind in {document.kind for document in documents}:
+                    _prune(connection, "documents", kind, kind)
+                for stream in {event.stream for event in events}:
+                    _prune(connection, "events", stream, stream.partition("/")[0])
+                if is_given_up.is_set():
+                    raise TimeoutError("the caller has given up")
+
+        try:
+            await self._call(job)
+            outcome = "written"
+        finally:
+            is_given_up.set()
+            self.writes.observe((outcome,), self._clock.monotonic() - began_s)
+        if events:
+            self.announce()
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        """Returns a document, None if there is none."""
+        found = await self._read("SELECT kind, key, body, state FROM documents WHERE kind = ? AND key = ?", kind, key)
+        return next((Document(*row) for row in found), None)
+
+    async def list_documents(
+        self,
+        kind: str,
+        *,
+        states: Sequence[str] = (),
+        where: Where = ANY,
+        limit: int = -1,
+        without: str = "",
+        newest_first: bool = False,
+    ) -> tuple[Document, ...]:
+        """Returns documents of a kind in their order.
+
+        Args:
+            kind: of the documents.
+            states: only these; empty: all.
+            where: a field of the body and the value that it must have; None: any.
+            limit: at most so many; -1: all.
+            without: a field of the body that is left out.
+            newest_first: the opposite order.
+        """
+        removed, values = f"$.{without}" if without else None, json.dumps(states)
+        found = await self._read(
+            "SELECT kind, key, CASE WHEN ? IS NULL THEN body ELSE json_remove(body, ?) END, state FROM documents "
+            "WHERE kind = ? AND (? = '[]' OR state IN (SELECT value FROM json_each(?))) "
+            "AND (? IS NULL OR json_extract(body, ?) = ?) "
+            f"ORDER BY seq {'DESC' if newest_first else 'ASC'} LIMIT ?",
+            *(removed, removed, kind, values, values, where[1], f"$.{where[0]}", where[1], limit),
+        )
+        return tuple(Document(*row) for row in found)
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    async def last_seq(self, stream: str) -> int:
+        """Returns the number of a stream's last event, 0 if it has none."""
+        found = await self._read("SELECT COALESCE(MAX(seq), 0) FROM events WHERE stream = ?", stream)
+        return int(found[0][0])
+
+    async def list_events(
+        self,
+        stream: str,
+        *,
+        after: int | None,
+        limit: int = BATCH,
+        where: Where = ANY,
+        since: float = 0.0,
+    ) -> tuple[StoredEvent, ...]:
+        """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
+
+        Args:
+            stream: of the events.
+            after, limit: how many, and from where.
+            where: a field of the body and the value that it must have; None: any.
+            since: only events from this time on, in seconds since 1970.
+        """
+        found = await self._read(
+            "SELECT stream, seq, at, body FROM events WHERE stream = ? AND seq > ? AND at >= ? "
+            f"AND (? IS NULL OR json_extract(body, ?) = ?) ORDER BY seq {'DESC' if after is None else 'ASC'} LIMIT ?",
+            *(stream, after or 0, since, where[1], f"$.{where[0]}", where[1], limit),
+        )
+        return tuple(StoredEvent(*row) for row in (reversed(found) if after is None else found))
+
+    async def follow(
+        self, stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
+    ) -> AsyncGenerator[str, None]:
+        """Yields the bodies of events numbered above `after`: the stored ones, then new ones while `is_live()`.
+
+        Whoever ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
+        """
+        while True:
+            changed, lives = self._changed, is_live()
+            found = await self.list_events(stream, after=after, where=where)
+            for event in found:
+                after = event.seq
+                yield event.body
+            if not found and not lives:
+                return
+            if not found:
+                await changed.wait()
+
+    def announce(self) -> None:
+        """Wakes those that follow a stream."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # ---- the file ----------------------------------------------------------------------------------------------
+
+    async def check(self) -> int:
+        """Reads from the file and returns the free bytes of its disk; after a failure it also writes.
+
+        Raises:
+            StoreUnavailableError: the store does not work.
+        """
+
+        def job() -> int:
+            connection = self._require_connection()
+            if _identify(self.path) != self._inode:  # SQLite goes on writing into a file that was deleted
+                raise FileNotFoundError(f"another file stands in the place of {self.path}")
+            connection.execute("SELECT MAX(seq) FROM documents").fetchone()
+            if self.failure:
+                with _transaction(connection):
+                    connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+            self.size_bytes = sum(file.stat().st_size for file in files if file.exists())
+            disk = os.statvfs(self.path.parent)
+            return disk.f_bavail * disk.f_frsize
+
+        free_bytes = await self._call(job)
+        self.failure = ""
+        return free_bytes
+
+    async def _read(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        return await self._call(lambda: self._require_connection().execute(statement, values).fetchall())
+
+    async def _call(self, job: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
+        """Runs `job` in the thread; the one place where errors of SQLite and the disk are translated."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except TimeoutError as error:
+            raise self._unavailable(TimeoutError(f"no answer from the disk within {limit_s:g} s")) from error
+        except (sqlite3.Error, OSError, MemoryError, UnicodeError, RuntimeError) as error:  # RuntimeError: it is closed
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> StoreUnavailableError:
+        self.failure_count += 1
+        self.failure = str(error)
+        code = _read_code(error)
+        hint = f"look at the disk that holds {self.path}: is it full, read-only, or gone? The kernel's log says (dmesg)"
+        if isinstance(error, StoreInUseError):
+            hint = "stop that agent, or give this one its own --state-dir"
+        elif _is_full(self.path, error, code):
+            hint = "make room on that disk, or name another with --state-dir (MESHWRIGHT_STATE_DIR)"
+        elif code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            hint = "another program has the file open and is writing: end that program"
+        elif code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(error, FileNotFoundError):
+            hint = "restart the agent: it sets a damaged file aside, and makes a new one"
+        elif self._connection is None:
+            hint = "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that the agent may write"
+        detail = f"the store {self.path} cannot be used: {error}"
+        return StoreUnavailableError(detail, hint=hint, retry_after_s=RETRY_AFTER_S)
+
+    # in the thread
+
+    def _open(self) -> None:
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        if fresh.exists() and not self.path.exists():
+            fresh.rename(self.path)  # an agent was killed after it had set the file of before aside
+        try:
+            connection = _connect(self.path)
+            if (number := _check_sound(connection)) not in {0, SCHEMA}:
+                leases = _read_held(connection)
+                connection.close()
+                fresh.unlink(missing_ok=True)
+                with contextlib.closing(_connect(fresh)) as other:
+                    _create(other, leases)
+                self._set_aside(f"has the schema {number} and this agent writes {SCHEMA}", len(leases))
+                fresh.rename(self.path)
+                connection = _connect(self.path)
+        except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
+            if not _is_damage(self.path, error):
+                raise
+            self._set_aside(f"is damaged ({error})", 0)
+            connection = _connect(self.path)
+        _create(connection, ())
+        self._connection, self._inode = connection, _identify(self.path)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _require_connection(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise sqlite3.ProgrammingError("it is closed")
+        return self._connection
+
+    def _set_aside(self, reason: str, lease_count: int) -> None:
+        """Renames the file and what SQLite keeps beside it, which must not be replayed into the next."""
+        stem = f"{self.path.name}.set-aside-{self._clock.now():%Y%m%dT%H%M%SZ}"
+        names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
+        target = next(each for each in map(self.path.with_name, names) if not each.exists())
+        for side in _SIDES:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + side).rename(target.with_name(target.name + side))
+        kept = f"its {lease_count} lease(s) were taken over" if lease_count else "its leases are lost"
+        self.set_aside = f"the database of before {reason}; it was set aside as {target}; {kept}"
+        log.error("%s; its runs and plans are not here", self.set_aside)
+        files = self.path.parent.glob(f"{self.path.name}.set-aside-*")
+        aside = [file for file in files if not file.name.endswith(_SIDES[1:])]
+        for file in sorted(aside, key=lambda each: each.stat().st_ctime_ns)[:-MAX_SET_ASIDE]:
+            log.warning("%s is deleted: the last %d databases that were set aside are kept", file, MAX_SET_ASIDE)
+            for side in _SIDES:
+                file.with_name(file.name + side).unlink(missing_ok=True)
+
+
+def _identify(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+class StoreInUseError(OSError):
+    """Another agent has the file."""
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a database file, which ends with its process.
+
+    Raises:
+        StoreInUseError: another agent holds it.
+    """
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise StoreInUseError(
+                f"it is in use by another agent (process {holder}); one agent owns a state directory"
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_sound(connection: sqlite3.Connection) -> int:
+    """Returns the schema number of a sound file; raises sqlite3.DatabaseError where it is not sound."""
+    verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise _build_damage(str(verdict))
+    number = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if number == SCHEMA:
+        expected = sorted(" ".join(each.split()) for each in _TABLES)
+        found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'")
+        if sorted(" ".join(str(sql).split()) for (sql,) in found) != expected:
+            raise _build_damage("its tables are not those of its schema number")
+        if connection.execute("SELECT 1 FROM documents WHERE NOT json_valid(body) LIMIT 1").fetchone():
+            raise _build_damage("a body is not JSON")
+    return number
+
+
+def _build_damage(reason: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _read_code(error: Exception) -> int:
+    """Returns the primary code of an error of SQLite; errors of Python's module itself have none."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _is_damage(path: Path, error: Exception) -> bool:
+    """Tells what a new file cures from trouble of the disk, or with other programs.
+
+    SQLite takes a file whose header has other format versions for one that may not be written
+    (sqlite.org/fileformat.html, 1.3.3).
+    """
+    code = _read_code(error)
+    is_header = code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)
+    return is_header or code in _DAMAGE or isinstance(error, MemoryError | UnicodeDecodeError)
+
+
+def _is_full(path: Path, error: Exception, code: int) -> bool:
+    """Tells a disk without room, of which SQLite says "disk I/O error" where its index file cannot grow."""
+    if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
+        return True
+    with contextlib.suppress(OSError):
+        return code == sqlite3.SQLITE_IOERR and os.statvfs(path.parent).f_bavail == 0
+    return False
+
+
+def _create(connection: sqlite3.Connection, leases: Sequence[tuple[str, str]]) -> None:
+    """Makes the tables of a new file, with the leases of the file before."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA:
+        return
+    with _transaction(connection):
+        for statement in _TABLES:
+            connection.execute(statement)
+        for key, body in leases:
+            _put(connection, Document(LEASE, key, body, HELD))
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _read_held(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    try:
+        return connection.execute(_HELD_LEASES).fetchall()
+    except sqlite3.OperationalError:  # no such table: it was written before this form
+        return []
+
+
+def read_held_leases(path: Path) -> list[tuple[str, str]]:
+    """Returns key and body of the leases in a file that another process may have open; none where it cannot be read."""
+    try:
+        place = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
+            return _read_held(connection)
+    except (sqlite3.Error, MemoryError, UnicodeDecodeError):  # a damaged file fails in many ways
+        return []
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _put(connection: sqlite3.Connection, document: Document) -> None:
+    size = len(document.body.encode())
+    row = (document.kind, document.key, document.state, size, document.body, document.keeps_place)
+    connection.execute(_PUT, row)
+
+
+def _prune(connection: sqlite3.Connection, table: str, name: str, kind: str) -> None:
+    limit = LIMITS.get((table, kind))
+    if limit is None:
+        return
+    standing = ", ".join(f"'{state}'" for state in STANDING)
+    column, which = ("kind", f"state NOT IN ({standing})") if table == "documents" else ("stream", "1")
+    statement = _PRUNE.format(table=table, column=column, which=which)
+    connection.execute(statement, {"name": name, "count": limit.most, "size_bytes": limit.size_bytes})
+
+
+def parse_body(model: type[Model], document: Document) -> Model:
+    """Returns what a document's body says.
+
+    Raises:
+        StoreUnavailableError: the body is not such a thing.
+    """
+    try:
+        return model.model_validate_json(document.body)
+    except ValidationError as error:
+        detail = f"the {document.kind} {document.key[:80]!r} cannot be read from the store: {error}"
+        raise StoreUnavailableError(detail, hint="stop the agent and move its database away to begin anew") from error
+
+
+def parse_bodies(model: type[Model], documents: Sequence[Document]) -> Iterator[Model]:
+    """Yields what bodies say; one that cannot be read is logged and left out."""
+    for document in documents:
+        try:
+            yield parse_body(model, document)
+        except StoreUnavailableError as error:
+            log.error("%s", error.detail)

@@ -1,1 +1,0 @@
-"""SQLite: runs, their events, bench records, plans, idempotency keys. One thread owns the connection."""

@@ -1,0 +1,386 @@
+"""The store on real files: what is kept, in which order, and what becomes of a file that cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import stat
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import StoreUnavailableError
+from meshwright_agent import store as module
+from meshwright_agent.leases import StoredLease
+from meshwright_agent.store import HELD, LEASE, PLAN, RUN, SCHEMA, Document, Limit, Store, StoredEvent
+from tests.fakes.stored import ManualClock
+from tests.unit.store.opening import editing, held, opened, recover, run_with_store
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "leases"
+
+
+def plan(key: object, body: str = "{}", **fields: Any) -> Document:
+    return Document(PLAN, str(key), body, **fields)
+
+
+def event(seq: int, stream: str = "health", body: str = "{}", at: float = 0.0) -> StoredEvent:
+    return StoredEvent(stream, seq, at, body)
+
+
+async def keys(store: Store, kind: str = PLAN, **query: Any) -> list[str]:
+    return [document.key for document in await store.list_documents(kind, **query)]
+
+
+# ---- documents and events --------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    document = Document(RUN, "run-1", '{"kind": "bench"}', "running")
+
+    async def first(store: Store) -> None:
+        await store.write(document, events=[event(1, "run/run-1", '{"n": 1}', 5.0)])
+
+    async def second(store: Store) -> None:
+        assert await store.get(RUN, "run-1") == document
+        assert await store.get(PLAN, "run-1") is None
+        assert await store.list_events("run/run-1", after=0) == (event(1, "run/run-1", '{"n": 1}', 5.0),)
+        assert store.set_aside == ""
+
+    run_with_store(tmp_path / "new" / "db", first)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "new" / "db").stat().st_mode) == 0o600
+    run_with_store(tmp_path / "new" / "db", second)
+
+
+def test_a_document_that_is_written_again_is_the_newest_unless_it_keeps_its_place(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        await store.write(plan(1), plan(2), plan(3))
+        await store.write(plan(1, '{"again": 1}'), plan(2, keeps_place=True))
+        assert await keys(store) == ["2", "3", "1"]
+        assert await keys(store, newest_first=True, limit=2) == ["1", "3"]
+        await store.write(removed=[(PLAN, "3")])
+        assert await keys(store) == ["2", "1"]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_documents_are_listed_by_state_and_field_and_without_a_field(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        rows = [("a", "running", "bench"), ("b", "succeeded", "bench"), ("c", "succeeded", "plan")]
+        for key, state, kind in rows:
+            await store.write(Document(RUN, key, f'{{"kind": "{kind}", "result": [1]}}', state))
+        assert await keys(store, RUN, states=["succeeded", "failed"]) == ["b", "c"]
+        assert await keys(store, RUN, where=("kind", "bench")) == ["a", "b"]
+        assert [each.body for each in await store.list_documents(RUN, without="result", limit=1)] == [
+            '{"kind":"bench"}'
+        ]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_write_is_stored_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        with editing(tmp_path / "db") as other:
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'no space'); END")
+        with pytest.raises(StoreUnavailableError, match="no space") as caught:
+            await store.write(plan(1), events=[event(1)])
+        assert caught.value.retry_after_s
+        assert (await keys(store), store.failure_count) == ([], 1)
+
+    run_with_store(tmp_path / "db", test)
+
+
+@pytest.mark.parametrize(("most", "size_bytes", "kept"), [(3, 1000, [8, 9]), (3, 10**6, [7, 8, 9]), (9, 1, [9])])
+def test_the_newest_are_kept_by_count_and_by_bytes_and_the_last_one_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, size_bytes: int, kept: list[int]
+) -> None:
+    monkeypatch.setitem(module.LIMITS, ("documents", PLAN), Limit(most, size_bytes))
+    monkeypatch.setitem(module.LIMITS, ("events", "health"), Limit(most, size_bytes))
+    body = '"' + "ä" * 200 + '"'
+
+    async def test(store: Store) -> None:
+        for number in range(10):
+            await store.write(plan(number, body), events=[event(number + 1, body=body)])
+        assert await keys(store) == [str(number) for number in kept]
+        found = await store.list_events("health", after=0)
+        assert [each.seq - 1 for each in found] == kept
+        assert await store.last_seq("health") == 10
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_what_runs_or_is_held_is_never_pruned_and_the_events_of_a_run_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.LIMITS, ("documents", RUN), Limit(1, 10**6))
+
+    async def test(store: Store) -> None:
+        for number, state in enumerate(["running", "succeeded", "queued", "failed", "failed"]):
+            run = Document(RUN, str(number), "{}", state, keeps_place=True)
+            await store.write(run, events=[event(1, f"run/{number}")])
+        assert await keys(store, RUN) == ["0", "2", "4"]
+        assert [await store.last_seq(f"run/{number}") for number in range(5)] == [1, 0, 1, 0, 1]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_events_are_listed_by_number_field_and_time(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        for seq in range(1, 7):
+            await store.write(events=[event(seq, body=f'{{"component": "device:{seq % 2}"}}', at=10.0 * seq)])
+
+        async def seqs(**query: Any) -> list[int]:
+            return [each.seq for each in await store.list_events("health", **query)]
+
+        assert await seqs(after=2, limit=2) == [3, 4]
+        assert await seqs(after=None, limit=2) == [5, 6]
+        assert await seqs(after=0, where=("component", "device:1")) == [1, 3, 5]
+        assert await seqs(after=0, since=40.0) == [4, 5, 6]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[str]:
+        lives, heard = [True], []
+        await store.write(events=[event(1, body='"a"')])
+
+        async def listen() -> None:
+            async for body in store.follow("health", 0, is_live=lambda: bool(lives)):
+                heard.append(body)
+
+        listening = asyncio.create_task(listen())
+        for seq, body in ((2, '"b"'), (3, '"c"')):
+            await asyncio.sleep(0.01)
+            await store.write(events=[event(seq, body=body)])
+        lives.clear()
+        store.announce()
+        await asyncio.wait_for(listening, 30)
+        return heard
+
+    assert run_with_store(tmp_path / "db", test) == ['"a"', '"b"', '"c"']
+
+
+# ---- trouble ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_another_program_writes_is_waited_for_in_time_and_nothing_is_written_late(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        with held(tmp_path / "db"):
+            with pytest.raises(StoreUnavailableError, match=r"locked|within 0\.2 s"):
+                await store.write(plan(1))
+            assert store.failure
+        await recover(store)
+        assert store.failure == ""
+        assert await keys(store) == []
+
+    run_with_store(tmp_path / "db", test, timeout_s=0.2)
+
+
+def test_after_a_failure_a_check_writes_before_the_store_counts_as_well(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        assert await store.check() > 0
+        assert store.size_bytes
+        with held(tmp_path / "db"):
+            await store.check()  # reading is proof enough
+            with pytest.raises(StoreUnavailableError):
+                await store.write(plan(1))
+            with pytest.raises(StoreUnavailableError):
+                await store.check()
+        await recover(store)
+
+    run_with_store(tmp_path / "db", test, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path, replace: bool) -> None:
+    async def test(store: Store) -> None:
+        (tmp_path / "db").unlink()
+        if replace:
+            (tmp_path / "db").touch()
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.check()
+        assert "restart the agent" in caught.value.hint
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_closed_store_refuses_and_so_does_one_that_was_never_open(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "db") as store:
+            pass
+        for each in (store, Store(tmp_path / "db", clock=ManualClock())):
+            with pytest.raises(StoreUnavailableError):
+                await each.get(PLAN, "1")
+
+    asyncio.run(test())
+
+
+def test_a_state_directory_that_cannot_be_one_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailableError) as caught:
+        run_with_store(tmp_path / "file" / "db", recover)
+    assert "--state-dir" in caught.value.hint
+
+
+# ---- the file at the start -------------------------------------------------------------------------------------------
+
+
+def hold(path: Path, is_open: Event, end: Event) -> None:
+    async def wait(_store: Store) -> None:
+        is_open.set()
+        await asyncio.to_thread(end.wait, 60)
+
+    run_with_store(path, wait)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_second_agent_is_refused_with_the_process_of_the_first_until_that_ends(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    is_open, end = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "db", is_open, end))
+    process.start()
+    try:
+        assert is_open.wait(60)
+        with pytest.raises(StoreUnavailableError, match=f"another agent \\(process {process.pid}\\)") as caught:
+            run_with_store(tmp_path / "db", recover)
+        assert "stop that agent" in caught.value.hint
+    finally:
+        if is_killed:
+            process.kill()
+        else:
+            end.set()
+        process.join()
+    run_with_store(tmp_path / "db", recover)
+
+
+def fill(path: Path) -> None:
+    async def write(store: Store) -> None:
+        await store.write(*(plan(number, '"' + "x" * 3000 + '"') for number in range(20)))
+
+    run_with_store(path, write)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"not a database" * 100),
+        lambda path: path.write_bytes(path.read_bytes()[: 4096 * 3 + 17]),
+        lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xa5" * 20_000),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"CREATE TABLE documents", b"CREATE TABLE documemts")),
+        lambda path: path.write_bytes(path.read_bytes()[:18] + b"\x77\x77" + path.read_bytes()[20:]),
+        lambda path: sqlite3.connect(path, isolation_level=None).execute("UPDATE documents SET body = '{'").close(),
+    ],
+    ids=["text", "cut", "noise", "schema", "header", "body"],
+)
+def test_a_damaged_file_is_set_aside_and_a_new_one_says_that_leases_are_lost(tmp_path: Path, damage: Any) -> None:
+    fill(tmp_path / "db")
+    damage(tmp_path / "db")
+    (tmp_path / "db-wal").unlink(missing_ok=True)
+
+    async def test(store: Store) -> None:
+        assert f"{tmp_path}/db.set-aside-20261121T070000Z;" in store.set_aside
+        assert "leases are lost" in store.set_aside
+        await store.write(plan(1))
+        assert await keys(store) == ["1"]
+
+    run_with_store(tmp_path / "db", test)
+    assert (tmp_path / "db.set-aside-20261121T070000Z").exists()
+    run_with_store(tmp_path / "db", recover)
+
+
+def test_of_files_that_were_set_aside_the_last_are_kept(tmp_path: Path) -> None:
+    for number in range(module.MAX_SET_ASIDE + 2):
+        (tmp_path / "db").write_bytes(f"not a database {number}".encode() * 100)
+        run_with_store(tmp_path / "db", recover)
+    assert len([each for each in tmp_path.iterdir() if "set-aside" in each.name]) == module.MAX_SET_ASIDE
+
+
+def write_recorded() -> None:
+    """Records the two files; run it where the form of this version changes, and keep the files of before."""
+    lease = (RECORDED / "lease.json").read_text()
+    for name, number, extra in (("this", SCHEMA, ""), ("later", SCHEMA + 23, ", owner_uid INTEGER")):
+        path = RECORDED / f"{name}.sqlite3"
+        path.unlink(missing_ok=True)
+        with editing(path) as connection:
+            for statement in module._TABLES:
+                connection.execute(statement.replace("body TEXT NOT NULL", f"body TEXT NOT NULL{extra}"))
+            row = (LEASE, "slurm-4711", HELD, len(lease), lease)
+            connection.execute("INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?)", row)
+            ended = (LEASE, "slurm-4710", "ended", len(lease), lease)
+            connection.execute("INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?)", ended)
+            connection.execute(f"PRAGMA user_version = {number}")
+
+
+@pytest.mark.parametrize("name", ["this", "later"])
+def test_leases_of_every_version_are_read_and_all_else_of_another_version_is_set_aside(
+    tmp_path: Path, name: str
+) -> None:
+    """The recorded files must never change: they are what an agent of before, and of after, has written."""
+    shutil.copy(RECORDED / f"{name}.sqlite3", tmp_path / "db")
+    with editing(tmp_path / "db") as connection:
+        connection.execute("INSERT INTO events (stream, seq, at, size, body) VALUES ('health', 1, 0.0, 2, '{}')")
+
+    async def test(store: Store) -> None:
+        (held_,) = await store.list_documents(LEASE, states=[HELD])
+        lease = StoredLease.model_validate_json(held_.body)
+        assert (held_.key, lease.lease.purpose, lease.boot_id) == ("slurm-4711", "slurm job 4711", "boot-1")
+        assert (await store.last_seq("health") == 0) is (name == "later")
+        assert ("1 lease(s) were taken over" in store.set_aside) is (name == "later")
+
+    run_with_store(tmp_path / "db", test)
+    run_with_store(tmp_path / "db", recover)
+
+
+def test_a_file_of_before_leases_had_this_form_is_set_aside(tmp_path: Path) -> None:
+    with editing(tmp_path / "db") as connection:
+        connection.execute("CREATE TABLE leases (id TEXT)")
+        connection.execute("PRAGMA user_version = 5")
+
+    async def test(store: Store) -> None:
+        assert "has the schema 5" in store.set_aside
+        assert "leases are lost" in store.set_aside
+
+    run_with_store(tmp_path / "db", test)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_file_that_may_not_be_written_is_refused_and_not_set_aside(tmp_path: Path) -> None:
+    fill(tmp_path / "db")
+    (tmp_path / "db").chmod(0o400)
+    with pytest.raises(StoreUnavailableError):
+        run_with_store(tmp_path / "db", recover)
+    assert not list(tmp_path.glob("*set-aside*"))
+
+
+class KilledError(Exception):
+    """The agent ends here."""
+
+
+def test_an_agent_that_is_killed_while_it_takes_leases_over_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(RECORDED / "later.sqlite3", tmp_path / "db")
+    set_aside = Store._set_aside
+
+    def die(store: Store, *arguments: Any) -> None:
+        set_aside(store, *arguments)
+        raise KilledError
+
+    monkeypatch.setattr(Store, "_set_aside", die)
+    with pytest.raises(KilledError):
+        run_with_store(tmp_path / "db", recover)
+    assert not (tmp_path / "db").exists()
+    monkeypatch.undo()
+
+    async def test(store: Store) -> list[str]:
+        return await keys(store, LEASE, states=[HELD])
+
+    assert run_with_store(tmp_path / "db", test) == ["slurm-4711"]

@@ -64,6 +64,7 @@ class Agent:
         settings: Settings,
         store: Store,
         *,
+        doorkeeper: Doorkeeper | None = None,
         clock: Clock | None = None,
         boot: BootClock | None = None,
         environ: Mapping[str, str] | None = None,
@@ -74,7 +75,7 @@ class Agent:
         self.draining = False
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
-        self.doorkeeper = Doorkeeper(settings, self.clock)
+        self.doorkeeper = doorkeeper or Doorkeeper(settings, self.clock)
         self.history = History(store, clock=self.clock)
         self.board = HealthBoard(
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory

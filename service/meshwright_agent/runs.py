@@ -313,8 +313,9 @@ class RunQueue:
         await self.get(run_id)
         stream = self._store.follow(_name_stream(run_id), after, is_live=lambda: run_id in self._live)
         async with contextlib.aclosing(stream):
-            async for body in stream:
-                yield RunEvent.model_validate_json(body)
+            async for row in stream:
+                for event in parse_bodies(RunEvent, [row]):
+                    yield event
 
     async def read_latest_bench(self) -> LatestBench:
         """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""

@@ -40,6 +40,8 @@ SCHEMA: Final = 100
 TIMEOUT_S: Final = 10.0
 OPEN_TIMEOUT_S: Final = 100.0
 """The check at the start reads the whole file. Less than TimeoutStartSec of systemd's unit."""
+BUSY_TIMEOUT_S: Final = 2.0
+"""How long a write waits for another program that writes into the file."""
 MAX_SET_ASIDE: Final = 5
 RETRY_AFTER_S: Final = 5.0
 Where = tuple[str, str | None]
@@ -80,6 +82,8 @@ _TABLES: Final = (
     """CREATE TRIGGER events_end_with_their_document AFTER DELETE ON documents
     BEGIN DELETE FROM events WHERE stream = old.kind || '/' || old.key; END""",
 )
+_BEGIN: Final = "BEGIN IMMEDIATE"
+"""Inside `with connection`, which commits, or rolls back after an error."""
 _PUT: Final = """
     INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, key) DO UPDATE
     SET seq = CASE WHEN ? THEN seq ELSE (SELECT MAX(seq) FROM documents) + 1 END,
@@ -122,6 +126,11 @@ class Document:
     state: str = ""
     keeps_place: bool = False
 
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return f"{self.kind} {self.key[:80]!r}"
+
 
 @dataclass(frozen=True)
 class StoredEvent:
@@ -131,6 +140,11 @@ class StoredEvent:
     seq: int
     at: float
     body: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return f"event {self.seq} of {self.stream}"
 
 
 class Store:
@@ -158,6 +172,7 @@ class Store:
         self._changed = asyncio.Event()
         self._connection: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
+        self._lock: int | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -173,19 +188,13 @@ class Store:
             StoreUnavailableError: another agent uses the file, or it cannot be written.
         """
         store = cls(path, clock=clock, timeout_s=timeout_s)
-        with contextlib.ExitStack() as stack:
-            try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                stack.enter_context(_lock(path))
-            except OSError as error:
-                raise store._unavailable(error) from error
-            try:
-                await store._call(store._open, timeout_s=OPEN_TIMEOUT_S)
-                yield store
-            finally:
-                with contextlib.suppress(StoreUnavailableError):
-                    await store._call(store._close)
-                store._thread.shutdown(wait=False, cancel_futures=True)
+        try:
+            await store._call(store._open, timeout_s=OPEN_TIMEOUT_S)
+            yield store
+        finally:
+            with contextlib.suppress(StoreUnavailableError):
+                await store._call(store._close)
+            store._thread.shutdown(wait=False, cancel_futures=True)
 
     # ---- documents ---------------------------------------------------------------------------------------------
 
@@ -204,7 +213,8 @@ class Store:
         began_s, is_given_up, outcome = self._clock.monotonic(), asyncio.Event(), "failed"
 
         def job() -> None:
-            with _transaction(self._require_connection()) as connection:
+            with self._require_connection() as connection:
+                connection.execute(_BEGIN)
                 connection.executemany("DELETE FROM documents WHERE kind = ? AND key = ?", removed)
                 for document in documents:
                     _put(connection, document)
@@ -294,8 +304,8 @@ class Store:
 
     async def follow(
         self, stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
-    ) -> AsyncGenerator[str, None]:
-        """Yields the bodies of events numbered above `after`: the stored ones, then new ones while `is_live()`.
+    ) -> AsyncGenerator[StoredEvent, None]:
+        """Yields the events numbered above `after`: the stored ones, then new ones while `is_live()`.
 
         Whoever ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
         """
@@ -304,7 +314,7 @@ class Store:
             found = await self.list_events(stream, after=after, where=where)
             for event in found:
                 after = event.seq
-                yield event.body
+                yield event
             if not found and not lives:
                 return
             if not found:
@@ -326,11 +336,12 @@ class Store:
 
         def job() -> int:
             connection = self._require_connection()
-            if _identify(self.path) != self._inode:  # SQLite goes on writing into a file that was deleted
-                raise FileNotFoundError(f"another file stands in the place of {self.path}")
+            if not self.path.exists() or _identify(self.path) != self._inode:  # SQLite goes on writing into the old one
+                raise FileNotFoundError("the file was removed or replaced, and what is written now would be lost")
             connection.execute("SELECT MAX(seq) FROM documents").fetchone()
             if self.failure:
-                with _transaction(connection):
+                with connection:
+                    connection.execute(_BEGIN)
                     connection.execute(f"PRAGMA user_version = {SCHEMA}")
             files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
             self.size_bytes = sum(file.stat().st_size for file in files if file.exists())
@@ -359,23 +370,24 @@ class Store:
         self.failure_count += 1
         self.failure = str(error)
         code = _read_code(error)
-        hint = f"look at the disk that holds {self.path}: is it full, read-only, or gone? The kernel's log says (dmesg)"
-        if isinstance(error, StoreInUseError):
-            hint = "stop that agent, or give this one its own --state-dir"
-        elif _is_full(self.path, error, code):
-            hint = "make room on that disk, or name another with --state-dir (MESHWRIGHT_STATE_DIR)"
-        elif code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            hint = "another program has the file open and is writing: end that program"
-        elif code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(error, FileNotFoundError):
-            hint = "restart the agent: it sets a damaged file aside, and makes a new one"
-        elif self._connection is None:
-            hint = "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that the agent may write"
+        is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(error, FileNotFoundError)
+        hints = (
+            (isinstance(error, StoreInUseError), "stop that agent, or give this one its own --state-dir"),
+            (_is_full(self.path, error), "make room on that disk, or name another with --state-dir"),
+            (code == sqlite3.SQLITE_BUSY, "another program has the file open and is writing: end that program"),
+            (is_damaged, f"restart the agent: it sets a damaged {self.path} aside, and makes a new one"),
+            (self._connection is None, "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that it may write"),
+            (True, f"look at the disk that holds {self.path}: is it full, read-only, or gone? (dmesg)"),
+        )
+        hint = next(text for applies, text in hints if applies)
         detail = f"the store {self.path} cannot be used: {error}"
         return StoreUnavailableError(detail, hint=hint, retry_after_s=RETRY_AFTER_S)
 
     # in the thread
 
     def _open(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _take_lock(self.path)
         fresh = self.path.with_name(f"{self.path.name}.new")
         if fresh.exists() and not self.path.exists():
             fresh.rename(self.path)  # an agent was killed after it had set the file of before aside
@@ -400,8 +412,11 @@ class Store:
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
+        lock, self._lock = self._lock, None
         if connection is not None:
             connection.close()
+        if lock is not None:
+            os.close(lock)
 
     def _require_connection(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -436,32 +451,31 @@ class StoreInUseError(OSError):
     """Another agent has the file."""
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Holds the lock of a database file, which ends with its process.
+def _take_lock(path: Path) -> int:
+    """Returns a lock on a database file, which ends with its process.
 
     Raises:
         StoreInUseError: another agent holds it.
     """
     lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise StoreInUseError(
-                f"it is in use by another agent (process {holder}); one agent owns a state directory"
-            ) from error
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
+        detail = f"it is in use by another agent (process {holder}); one agent owns a state directory"
+        raise StoreInUseError(detail) from error
+    return lock
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
     try:
         for pragma in _PRAGMAS:
             connection.execute(pragma)
@@ -482,8 +496,9 @@ def _check_sound(connection: sqlite3.Connection) -> int:
         found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'")
         if sorted(" ".join(str(sql).split()) for (sql,) in found) != expected:
             raise _build_damage("its tables are not those of its schema number")
-        if connection.execute("SELECT 1 FROM documents WHERE NOT json_valid(body) LIMIT 1").fetchone():
-            raise _build_damage("a body is not JSON")
+        for table in ("documents", "events"):
+            if connection.execute(f"SELECT 1 FROM {table} WHERE NOT json_valid(body) LIMIT 1").fetchone():
+                raise _build_damage(f"a body of {table} is not JSON")
     return number
 
 
@@ -509,20 +524,19 @@ def _is_damage(path: Path, error: Exception) -> bool:
     return is_header or code in _DAMAGE or isinstance(error, MemoryError | UnicodeDecodeError)
 
 
-def _is_full(path: Path, error: Exception, code: int) -> bool:
+def _is_full(path: Path, error: Exception) -> bool:
     """Tells a disk without room, of which SQLite says "disk I/O error" where its index file cannot grow."""
-    if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
+    if _read_code(error) == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
         return True
-    with contextlib.suppress(OSError):
-        return code == sqlite3.SQLITE_IOERR and os.statvfs(path.parent).f_bavail == 0
-    return False
+    return _read_code(error) == sqlite3.SQLITE_IOERR and path.parent.exists() and os.statvfs(path.parent).f_bavail == 0
 
 
 def _create(connection: sqlite3.Connection, leases: Sequence[tuple[str, str]]) -> None:
     """Makes the tables of a new file, with the leases of the file before."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA:
         return
-    with _transaction(connection):
+    with connection:
+        connection.execute(_BEGIN)
         for statement in _TABLES:
             connection.execute(statement)
         for key, body in leases:
@@ -547,17 +561,6 @@ def read_held_leases(path: Path) -> list[tuple[str, str]]:
         return []
 
 
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
 def _put(connection: sqlite3.Connection, document: Document) -> None:
     size = len(document.body.encode())
     row = (document.kind, document.key, document.state, size, document.body, document.keeps_place)
@@ -574,23 +577,23 @@ def _prune(connection: sqlite3.Connection, table: str, name: str, kind: str) -> 
     connection.execute(statement, {"name": name, "count": limit.most, "size_bytes": limit.size_bytes})
 
 
-def parse_body(model: type[Model], document: Document) -> Model:
-    """Returns what a document's body says.
+def parse_body(model: type[Model], row: Document | StoredEvent) -> Model:
+    """Returns what a body says.
 
     Raises:
         StoreUnavailableError: the body is not such a thing.
     """
     try:
-        return model.model_validate_json(document.body)
+        return model.model_validate_json(row.body)
     except ValidationError as error:
-        detail = f"the {document.kind} {document.key[:80]!r} cannot be read from the store: {error}"
+        detail = f"the {row.name} cannot be read from the store: {error}"
         raise StoreUnavailableError(detail, hint="stop the agent and move its database away to begin anew") from error
 
 
-def parse_bodies(model: type[Model], documents: Sequence[Document]) -> Iterator[Model]:
+def parse_bodies(model: type[Model], rows: Sequence[Document | StoredEvent]) -> Iterator[Model]:
     """Yields what bodies say; one that cannot be read is logged and left out."""
-    for document in documents:
+    for row in rows:
         try:
-            yield parse_body(model, document)
+            yield parse_body(model, row)
         except StoreUnavailableError as error:
             log.error("%s", error.detail)

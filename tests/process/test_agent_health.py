@@ -236,17 +236,22 @@ def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_store_that_does_not_answer_is_unknown_then_unhealthy_then_healthy_again(tmp_path: Path) -> None:
+def test_a_store_that_takes_no_write_is_unhealthy_then_healthy_again(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path, **WATCHFUL) as agent:
         await_state(agent, "store", "healthy")
         other = sqlite3.connect(tmp_path / "meshwright.sqlite3", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")  # the one writer's lock
-        assert "last seen healthy" in await_state(agent, "store", "unknown", limit_s=30)["reason"]
+        assert put_lease(agent).json()["code"] == "store_unavailable"
         assert "locked" in await_state(agent, "store", "unhealthy", limit_s=30)["reason"]
         assert httpx.get(f"{agent.url}/healthz").status_code == 200
         other.execute("ROLLBACK")
         other.close()
         await_state(agent, "store", "healthy", limit_s=30)
+        assert put_lease(agent).status_code == 201
+
+
+def put_lease(agent: RunningAgent) -> httpx.Response:
+    return httpx.put(f"{agent.url}/leases/slurm-7", json={"purpose": "slurm job 7", "devices": [0]}, timeout=60)
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])

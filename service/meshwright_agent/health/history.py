@@ -21,7 +21,7 @@ from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.memory import HealthMemory
 from meshwright_agent.health.words import make_sendable
-from meshwright_agent.store import HEALTH, Document, Store, StoredEvent
+from meshwright_agent.store import HEALTH, Document, Store, StoredEvent, parse_bodies
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class History:
             where=("component", component),
             since=since.timestamp() if since else 0.0,
         )
-        events = tuple(HealthEvent.model_validate_json(each.body) for each in found)
+        events = tuple(parse_bodies(HealthEvent, found))
         seen = (event.seq for event in events)
         known = after if after is not None and after <= self.last_seq else 0
         return HealthEvents(events=events, last_seq=max(stored, known, *seen))
@@ -185,8 +185,9 @@ class History:
         after = after if after <= self.last_seq else 0
         stream = self._store.follow(HEALTH, after, is_live=lambda: not self._is_closed, where=("component", component))
         async with contextlib.aclosing(stream):
-            async for body in stream:
-                yield HealthEvent.model_validate_json(body)
+            async for row in stream:
+                for event in parse_bodies(HealthEvent, [row]):
+                    yield event
 
 
 def _build_event(event: HealthEvent) -> StoredEvent:

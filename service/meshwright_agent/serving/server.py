@@ -26,6 +26,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
+from meshwright_agent.access.doorkeeper import Doorkeeper
 from meshwright_agent.access.exposure import check_exposure
 from meshwright_agent.access.tls import say_failure
 from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
@@ -243,6 +244,8 @@ def serve(
         StoreUnavailableError: the state directory cannot be used.
     """
     check_exposure(settings)
+    clock = clock or SystemClock()
+    doorkeeper = Doorkeeper(settings, clock)
     limits = Limits.of(settings, connections=_fit_connections(settings.connection_limit))
     room = Room(limits.connections + REFUSING, Counter() if refused is None else refused)
     sockets: list[socket.socket] = [Listener.over(sock, room) for sock in _open_sockets(settings)]
@@ -250,9 +253,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown: exit 0, not 143
     try:
-        has_started = asyncio.run(
-            _serve(settings, build_app, sockets, limits, room, on_listening, clock or SystemClock())
-        )
+        has_started = asyncio.run(_serve(settings, build_app, sockets, limits, room, on_listening, doorkeeper, clock))
     finally:
         if settings.uds and identify_file(settings.uds) == own:  # and not of one that has begun while this one drained
             settings.uds.unlink(missing_ok=True)
@@ -267,12 +268,13 @@ async def _serve(
     limits: Limits,
     room: Room,
     on_listening: Callable[[list[str]], None],
+    doorkeeper: Doorkeeper,
     clock: Clock,
 ) -> bool:
     """Opens the store, then serves an agent with it; returns whether it has started."""
     addresses = [_describe(sock, "http" if settings.tls_cert_file is None else "https") for sock in sockets]
     async with Store.open(settings.database_path, clock=clock) as store:
-        agent = Agent(settings, store, clock=clock)
+        agent = Agent(settings, store, doorkeeper=doorkeeper, clock=clock)
         config = _build_config(build_app(agent), limits, room)
         server = AgentServer(config, agent, lambda: on_listening(addresses), room.lines)
         agent.count_connections = lambda: len(server.server_state.connections)

@@ -151,8 +151,8 @@ def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -
         await store.write(events=[event(1, body='"a"')])
 
         async def listen() -> None:
-            async for body in store.follow("health", 0, is_live=lambda: bool(lives)):
-                heard.append(body)
+            async for row in store.follow("health", 0, is_live=lambda: bool(lives)):
+                heard.append(row.body)
 
         listening = asyncio.create_task(listen())
         for seq, body in ((2, '"b"'), (3, '"c"')):

@@ -16,8 +16,8 @@ from meshwright_agent.facts.gpu_health import parse_slowdowns
 from meshwright_agent.facts.health import GpuHealth
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.nvml_questions import ERRORS, QUESTIONS, name_error
-from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
+from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 
 NOWHERE = BusRoots(*[Path("/nowhere")] * 3)

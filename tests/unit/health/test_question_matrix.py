@@ -20,8 +20,8 @@ from meshwright_agent.facts.bus import BusRoots
 from meshwright_agent.facts.model import HostFacts, ProcessFacts
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.nvml_questions import ERRORS, QUESTIONS, Question
-from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
+from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 from tests.unit.health.test_verdicts import Scene
 

@@ -289,10 +289,6 @@ def test_the_readme_lists_every_route(host: RunningAgent) -> None:
     assert sorted(documented) == sorted([*there, *for_people, "GET /openapi.json"])
 
 
-def test_the_readme_lists_every_metric() -> None:
-    assert README.table("Metrics") == [[name, meaning] for name, meaning in METRICS.items()]
-
-
 def test_the_readme_lists_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = {row[0]: row[1] for row in README.table("Install")}

@@ -31,8 +31,7 @@ from tests.agents import RunningAgent, start_agent
 from tests.bench.healthz import REAL_TIME, find_p99, may_go_first, set_policy
 from tests.bench.load import Target, fetch
 from tests.bench.rows import OVER, Row, judge
-from tests.fakes.machines import RECORDED
-from tests.fakes.tree import plant
+from tests.fakes.tree import RECORDED, plant
 from tests.process.living import await_end, do_bench, start_long_bench
 
 CONNECTIONS: Final = 16

@@ -15,9 +15,8 @@ from meshwright_agent.facts.probe import read_host_facts
 from meshwright_agent.facts.sysfs import Roots
 from meshwright_agent.view import JaxSight, build_devices
 from tests.fakes.nvml import FakeNvml
-from tests.fakes.tree import plant
+from tests.fakes.tree import RECORDED, plant
 
-RECORDED = Path(__file__).parent.parent / "recorded"
 NAMES = tuple(sorted(path.name for path in RECORDED.iterdir() if (path / "tree.txt").exists()))
 WITH_MATRIX = tuple(name for name in NAMES if (RECORDED / name / "topo.txt").exists())
 READ_AT = datetime(2026, 11, 1, 12, 0, 0, tzinfo=UTC)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+RECORDED = Path(__file__).parent.parent / "recorded"
+
 
 def plant(text: str, root: Path) -> None:
     """Writes the recorded files below `root`."""

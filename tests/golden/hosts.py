@@ -25,8 +25,7 @@ import httpx
 
 import tests
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.fakes.machines import RECORDED
-from tests.fakes.tree import plant
+from tests.fakes.tree import RECORDED, plant
 from tests.fakes.well import WELL, write_record, xid
 from tests.golden.replies import Golden
 from tests.tokens import add_token

@@ -53,6 +53,16 @@ def list_own_children(pid: int) -> set[int]:
     return set(grown) - {below for each in grown.values() for below in each}
 
 
+def find_children(agent: RunningAgent, kind: str) -> set[int]:
+    """Returns the children of a kind, "device", "probe", "planner" or "compiler", by what `ps` shows of them."""
+    found = set()
+    for pid in list_children(agent.pid):
+        with contextlib.suppress(OSError):
+            if f"worker.{kind}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
 def is_alive(pid: int) -> bool:
     """Returns whether the process is there and no zombie."""
     try:

@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.fakes.machines import RECORDED
-from tests.fakes.tree import plant
+from tests.fakes.tree import RECORDED, plant
 from tests.process.living import (
     LONG,
     ask,

@@ -53,6 +53,8 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
     plan = ask(lambda c: c.plan({"dp": 2, "tp": -1}))
     assert plan.mesh_shape == {"dp": 2, "tp": 4}
     assert ask(lambda c: c.get_plan(plan.fingerprint)) == plan
+    assert len(ask(lambda c: c.plans({"dp": 2, "tp": 4})).plans) >= 1
+    assert [each.name for each in ask(lambda c: c.targets("v6e")).slices][-1] == "v6e-256"
     assert ask(lambda c: c.batch_size("h100", 8)).validation.valid is False
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in ask(lambda c: c.environment()).variables
     assert "meshwright_" in ask(lambda c: c.metrics())
@@ -80,12 +82,6 @@ def test_the_fake_refuses_as_the_real_agent_does(
         ask_sync(client, question)
     assert (real.value.code, real.value.status) == (fake.value.code, fake.value.status)
     assert real.value.request_id
-
-
-def test_the_fake_plans_as_the_real_agent_does(agent: RunningAgent) -> None:
-    real = _ask(agent, "sync", "tcp", lambda c: c.plan("dp:2,tp:4"))
-    with FakeAgent("cpu:8").client() as client:
-        assert client.plan("dp:2,tp:4").fingerprint == real.fingerprint
 
 
 def test_a_plan_is_loaded_by_its_fingerprint_as_a_rank_would(
@@ -161,6 +157,7 @@ def test_a_bench_reports_as_it_goes_and_its_events_can_be_read_again(
     events = _ask(agent, kind, over, lambda c: c.run_events(newest.id))
     assert [event.seq for event in events] == sorted({event.seq for event in events})
     assert events[-1].state == "succeeded"
+    assert newest.id in _ask(agent, kind, over, lambda c: c.latest_bench()).runs
 
 
 @both

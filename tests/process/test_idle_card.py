@@ -14,7 +14,7 @@ import httpx
 
 import tests
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.fakes.machines import RECORDED
+from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 from tests.process.living import await_end, read_worker
 from tests.process.test_agent_health import plant_host

@@ -20,7 +20,7 @@ import pytest
 from meshwright import Client
 from meshwright.testing import FakeAgent, build_devices
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.process.living import is_alive, list_children, list_mapped_files, stopped, worker_pid
+from tests.process.living import find_children, is_alive, list_children, list_mapped_files, stopped, worker_pid
 from tests.process.polling import polling
 
 LARGE = "v5p:16x20x28"
@@ -43,10 +43,8 @@ def ask(agent: RunningAgent, **body: Any) -> httpx.Response:
 
 def find_planner(agent: RunningAgent) -> int:
     """Returns the process id of the planner, which must run."""
-    children = list_children(agent.pid) - {worker_pid(agent)}
-    found = [pid for pid in children if b"worker.planner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(found) == 1, children
-    return found[0]
+    (pid,) = find_children(agent, "planner")
+    return pid
 
 
 # ---- it is not felt -------------------------------------------------------------------------------------------------
@@ -66,24 +64,16 @@ def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_liv
 def test_a_small_plan_on_this_host_needs_no_planner() -> None:
     with start_agent(cpu_devices=4) as agent:
         assert ask(agent, mesh="dp:2,tp:2").status_code == 200
-        assert list_children(agent.pid) <= {worker_pid(agent), *list_probes(agent)}
-
-
-def list_probes(agent: RunningAgent) -> set[int]:
-    """Returns the probes that run just now."""
-    found = set()
-    for pid in list_children(agent.pid):
-        with contextlib.suppress(OSError):
-            if b"worker.probe" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    return found
+        assert list_children(agent.pid) <= {worker_pid(agent), *find_children(agent, "probe")}
 
 
 @pytest.mark.exhaustive
 def test_the_planner_goes_when_nobody_plans() -> None:
     with start_agent(cpu_devices=2, MESHWRIGHT_IDLE_RELEASE_S="0.2") as agent:
         assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
-        wait_for(lambda: list_children(agent.pid) <= {worker_pid(agent), *list_probes(agent)}, agent, limit_s=10)
+        wait_for(
+            lambda: list_children(agent.pid) <= {worker_pid(agent), *find_children(agent, "probe")}, agent, limit_s=10
+        )
         assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
 
 
@@ -138,7 +128,7 @@ def test_a_host_of_many_devices_is_planned_with_its_health() -> None:
     with start_agent(cpu_devices=80) as agent:
         plan = ask(agent, mesh="x:-1").json()["plans"][0]
         assert plan["mesh_shape"] == {"x": 80}
-        assert b"worker.planner" in Path(f"/proc/{find_planner(agent)}/cmdline").read_bytes()
+        assert find_planner(agent)
 
 
 # ---- large bodies ---------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from tests.process.living import (
     ask,
     await_end,
     fill_queue,
+    find_children,
     is_alive,
-    list_children,
     parse_events,
     read_run,
     stopped,
@@ -79,19 +79,10 @@ def verification_of(run: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def find_compilers(agent: RunningAgent) -> list[int]:
-    found = []
-    for pid in list_children(agent.pid):
-        with contextlib.suppress(OSError):
-            if b"worker.compiler" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
-
-
 def await_compiler(agent: RunningAgent, run_id: str) -> int:
     """Returns the process that does a run, once it has begun to."""
     wait_for(lambda: read_run(agent, run_id)["progress"] is not None, agent, limit_s=60)
-    (pid,) = find_compilers(agent)
+    (pid,) = find_children(agent, "compiler")
     return pid
 
 

@@ -7,13 +7,13 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright.errors import ProblemError
+from tests.agents import wait_for
 from tests.process.living import TRIES, is_alive, list_open_files
 from tests.process.supervised import (
     Cancelled,
@@ -38,13 +38,6 @@ async def leave_state(child: Child, state: str) -> None:
     for _ in iter(lambda: child.state == state and time.monotonic() < end, False):
         await asyncio.sleep(0.005)
     assert child.state != state
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> bool:
-    end = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 # the ordinary life
@@ -240,7 +233,7 @@ def test_what_the_child_started_dies_with_it() -> None:
         return grandchild
 
     grandchild = supervise(scenario)
-    assert wait_until(lambda: not is_alive(grandchild))
+    wait_for(lambda: not is_alive(grandchild), limit_s=10)
 
 
 def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
@@ -250,7 +243,7 @@ def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
         return next(int(line.split()[1]) for line in caught.value.log if line.startswith("forked"))
 
     fork = supervise(scenario)
-    assert wait_until(lambda: not is_alive(fork))
+    wait_for(lambda: not is_alive(fork), limit_s=10)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +490,7 @@ def test_no_orphan_is_left_when_the_agent_is_killed_with_sigkill(op: str) -> Non
         child = int(agent.stdout.readline())
         assert is_alive(child)
         agent.kill()
-    assert wait_until(lambda: not is_alive(child))
+    wait_for(lambda: not is_alive(child), limit_s=10)
 
 
 def test_a_child_whose_agent_is_already_gone_leaves_at_once() -> None:

@@ -360,17 +360,6 @@ def _count(observed: Sequence[tuple[str, str, int, float]]) -> str:
     return _scrape(agent, meters)
 
 
-def test_requests_are_counted_by_route_method_and_status() -> None:
-    text = _count(
-        [("/devices", "GET", 200, 0.1)] * 3 + [("/devices", "GET", 304, 0.1), ("/runs/{run_id}", "DELETE", 404, 1)]
-    )
-    name = "meshwright_http_requests_total"
-    assert _value(text, name, route="/devices", method="GET", status="200") == 3
-    assert _value(text, name, route="/devices", method="GET", status="304") == 1
-    assert _value(text, name, route="/runs/{run_id}", method="DELETE", status="404") == 1
-    assert _value(text, "meshwright_http_request_duration_seconds_count", route="/devices") == 4
-
-
 def test_connections_without_a_request_are_counted_by_reason_from_the_start() -> None:
     refused: RefusedConnections = Counter()
     agent = MemoryAgent()

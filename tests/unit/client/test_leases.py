@@ -29,21 +29,6 @@ SHORT_S = 0.3
 
 
 @both
-def test_a_lease_is_made_listed_renewed_and_ended(kind: Kind) -> None:
-    fake = FakeAgent("h100:8")
-    lease = ask(kind, fake, lambda c: c.lease([0, 1], purpose="job 7", ttl_s=60))
-    assert ([device.local_index for device in lease.devices], lease.expires_in_s) == ([0, 1], 60)
-    assert [each.id for each in ask(kind, fake, lambda c: c.leases()).leases] == [lease.id]
-    assert ask(kind, fake, lambda c: c.get_lease(lease.id)).purpose == "job 7"
-    assert ask(kind, fake, lambda c: c.renew_lease(lease, 600)).expires_in_s == pytest.approx(600, abs=1)
-    assert ask(kind, fake, lambda c: c.end_lease(lease)).id == lease.id
-    assert ask(kind, fake, lambda c: c.leases()).leases == ()
-    for question in (lambda c: c.end_lease(lease), lambda c: c.renew_lease(lease, 1), lambda c: c.get_lease(lease)):
-        with pytest.raises(LeaseNotFoundError):
-            ask(kind, fake, question)
-
-
-@both
 def test_a_device_has_one_lease_and_the_refusal_names_it(kind: Kind) -> None:
     fake = FakeAgent("h100:8")
     first = ask(kind, fake, lambda c: c.lease([3], purpose="job 7"))

@@ -1,8 +1,8 @@
 """A child that opens compile targets and compiles small programs for them, with XLA's real compilers.
 
 Run as `python compile_target_job.py`, in the environment of a compiler child, with one case a line as JSON on stdin; it
-prints one line of JSON for each. {"target", "places", "axes", "types"} makes a mesh and compiles an all-reduce over it;
-"capacity" asks what a device has to give; "large" compiles what is too large; "hang" says so and compiles for minutes.
+prints one line of JSON for each. {"target", "places"} makes a mesh and compiles an all-reduce over it; "capacity" asks
+what a device has to give; "large" compiles what is too large.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from meshwright.compiling.capacity import parse_out_of_memory, read_capacity
 from meshwright.compiling.targets import OpenTarget, build_mesh, open_target
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
-MINUTES_OF_WORK = 400
-"""Layers, each of another size so that none is compiled once for all."""
-
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     try:
@@ -32,8 +29,6 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             return {**told, "capacity": read_capacity(opened)}
         if case.get("large"):
             return {**told, **compile_large(opened)}
-        if case.get("hang"):
-            compile_for_minutes(opened)
         return {**told, **compile_mesh(opened, case)}
     except NotCompiledError as error:
         return {"not_compiled": str(error)}
@@ -41,14 +36,11 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 
 def compile_mesh(opened: OpenTarget, case: dict[str, Any]) -> dict[str, Any]:
     places = case.get("places") or [(g, p) for g, members in enumerate(opened.devices) for p in range(len(members))]
-    axes = case.get("axes") or {"a": len(places)}
-    mesh = build_mesh(opened, CompileMesh(shape=axes, axis_types=case.get("types", {}), places=tuple(places)))
+    mesh = build_mesh(opened, CompileMesh(shape={"a": len(places)}, axis_types={}, places=tuple(places)))
     compiled = compile_all_reduce(mesh, opened)
     memory = compiled.memory_analysis()
     return {
         "devices": [tell(device) for device in mesh.devices.flat],
-        "shape": list(mesh.devices.shape),
-        "types": [kind.name for kind in mesh.axis_types],
         "peak": memory.peak_memory_in_bytes,
         "all_reduces": compiled.as_text().count("all-reduce"),
     }
@@ -81,20 +73,6 @@ def compile_large(opened: OpenTarget) -> dict[str, Any]:
             "available": found and found.available_bytes,
         }
     return {"message": None}
-
-
-def compile_for_minutes(opened: OpenTarget) -> None:
-    one = SingleDeviceSharding(opened.devices[0][0])
-
-    def work(array: Any) -> Any:
-        for layer in range(MINUTES_OF_WORK):
-            weights = jnp.full((array.shape[-1], 1024 + 8 * layer), 0.5, jnp.bfloat16)
-            array = jnp.tanh(jnp.sort(array @ weights, axis=-1))
-        return array
-
-    lowered = jax.jit(work).lower(jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=one))
-    print(json.dumps({"compiling": True}), flush=True)
-    lowered.compile()
 
 
 if __name__ == "__main__":

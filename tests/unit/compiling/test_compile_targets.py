@@ -127,16 +127,6 @@ def test_a_slice_has_its_devices_in_the_order_of_the_topology(
     assert len(known) == 1 or told["all_reduces"] > 0
 
 
-@needs_tpu_compiler
-def test_a_mesh_has_the_axes_types_and_places_that_it_is_given(child: Child) -> None:
-    places = [[0, 3], [0, 1], [0, 2], [0, 0]]
-    types = {"dp": "auto", "tp": "explicit"}
-    told = child.ask({"target": write_tpu("v5e", (2, 2)), "axes": {"dp": 2, "tp": 2}, "types": types, "places": places})
-    assert told["shape"] == [2, 2]
-    assert told["types"] == ["Auto", "Explicit"]
-    assert [device[1:3] for device in told["devices"]] == [[1, 1], [1, 0], [0, 1], [0, 0]]
-
-
 PARTS = [
     ("a corner", write_tpu("v5e", (4, 4)), [(0, 0), (0, 1), (0, 4), (0, 5)], [[0, 0], [1, 0], [0, 1], [1, 1]]),
     ("the middle", write_tpu("v5e", (4, 4)), [(0, 5), (0, 6), (0, 9), (0, 10)], [[0, 0], [1, 0], [0, 1], [1, 1]]),
@@ -200,18 +190,6 @@ def test_a_refusal_for_memory_is_read_in_the_words_of_the_libtpu_that_is_here(ch
 
 @pytest.mark.exhaustive
 @needs_tpu_compiler
-def test_two_processes_compile_for_tpu_at_once(child: Child) -> None:
-    case = {"target": write_tpu("v5e", (2, 2))}
-    with Child() as other:
-        other.ask(case)
-        child.ask(case)
-        for each in (child, other):
-            each.send({"target": write_tpu("v5p", (2, 2, 1))})
-        assert child.read()["peak"] == other.read()["peak"] > 0
-
-
-@pytest.mark.exhaustive
-@needs_tpu_compiler
 def test_a_trainer_that_holds_libtpus_lock_is_in_nobodys_way() -> None:
     case = {"target": write_tpu("v5e", (2, 2))}
     with Child(without="ALLOW_MULTIPLE_LIBTPU_LOAD") as trainer:
@@ -220,18 +198,6 @@ def test_a_trainer_that_holds_libtpus_lock_is_in_nobodys_way() -> None:
             assert "lockfile" in other.ask(case)["not_compiled"], "the lock is real"
         with Child() as ours:
             assert ours.ask(case)["peak"] > 0
-
-
-@pytest.mark.exhaustive
-@needs_tpu_compiler
-def test_a_process_killed_while_it_compiles_blocks_nobody() -> None:
-    with Child() as killed:
-        assert killed.ask({"target": write_tpu("v5e", (2, 2)), "hang": True}) == {"compiling": True}
-        assert killed.process.poll() is None
-        killed.process.kill()
-        assert killed.process.wait(LIMIT_S) == -9
-    with Child() as after:
-        assert after.ask({"target": write_tpu("v5e", (2, 2))})["peak"] > 0
 
 
 @needs_tpu_compiler

@@ -87,10 +87,3 @@ def test_fewer_sequences_than_parts_are_not_compiled_and_the_least_is_named() ->
     assert found.verification.status == "not_compiled"
     assert "3 is less than one sequence for each of 4 data-parallel parts" in str(found.verification.reason)
     assert "4 is the least" in str(found.verification.reason)
-
-
-def test_a_mesh_that_the_step_does_not_have_is_not_compiled() -> None:
-    found = fit(build_job(CPU, {"pp": 2, "tp": 2}, SMALL, TrainingSpec(global_batch=4, sequence_length=16)))
-    assert (found.batch_per_device, found.compile_count) == (None, 0)
-    assert found.verification.status == "not_compiled"
-    assert "pipeline" in str(found.verification.reason)

@@ -55,14 +55,6 @@ def test_a_step_above_the_capacity_that_a_job_has_does_not_fit() -> None:
     assert "fsdp" in str(found.reason)
 
 
-@pytest.mark.parametrize(("mesh", "words"), [({"pp": 2, "tp": 2}, "no pipeline stages"), ({"x": 4}, "says nothing")])
-def test_a_mesh_that_the_step_has_no_use_for_is_not_compiled(mesh: dict[str, int], words: str) -> None:
-    found = verify(build_job(CPU, mesh, MODEL, TRAINING))
-    assert (found.status, found.target, found.peak_memory_bytes) == ("not_compiled", "cpu:4", None)
-    assert words in str(found.reason)
-    assert found.key is not None
-
-
 @needs_tpu_compiler
 def test_a_model_that_is_too_large_is_refused_in_the_compilers_own_figures_and_soon() -> None:
     began_s = time.monotonic()

@@ -10,8 +10,8 @@ import pytest
 
 from meshwright._devices.cuda import find_nvml, format_cuda_version
 from meshwright.devices import CUDADetector, DeviceCapabilities, DeviceType
-from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml, check_against_pynvml
+from tests.fakes.tree import RECORDED
 
 MIB = 2**20
 NOWHERE = Path("/nowhere")

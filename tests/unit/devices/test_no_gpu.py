@@ -12,9 +12,8 @@ from meshwright._devices.no_gpu import read_cuda_plugins, read_driver_library
 from meshwright.devices import GpuSight, explain_no_gpu, read_gpu_sight
 from meshwright.topology.identity import HostGpu
 from tests.fakes.cuda_library import STUB_LIBRARY, FakeCudaLibrary, check_library, provide, refuse
-from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
-from tests.fakes.tree import plant
+from tests.fakes.tree import RECORDED, plant
 
 GPUS = tuple(HostGpu(f"0000:0{n}:00.0", f"GPU-{n}0000000-0000-0000-0000-000000000000", "H100") for n in range(2))
 

@@ -8,8 +8,7 @@ import pytest
 from meshwright._devices.tpu import count_hosts, parse_accelerator_type
 from meshwright.devices import DeviceCapabilities, DeviceType, TPUDetector
 from meshwright.topology.chips import find_chip_by_kind
-from tests.fakes.machines import RECORDED
-from tests.fakes.tree import plant
+from tests.fakes.tree import RECORDED, plant
 
 GIB = 2**30
 

@@ -15,8 +15,8 @@ from meshwright_agent.facts.model import GpuHealth
 from meshwright_agent.facts.nvidia import parse_slowdowns, read_nvidia
 from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, name_error
 from meshwright_agent.facts.sysfs import BusRoots
-from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
+from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 
 NOWHERE = BusRoots(*[Path("/nowhere")] * 3)

@@ -22,6 +22,7 @@ from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, Question
 from meshwright_agent.facts.sysfs import BusRoots
 from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
+from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 from tests.unit.health.test_verdicts import Scene
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.compiler.collective import Collective, parse_collective
 from tests.compiler.compare import Row, build_table, compare_orders, list_complaints, summarize
 from tests.compiler.hops import measure_hops
 from tests.compiler.page import put_section
+from tests.process.slice_environment import needs_tpu_compiler
 
 pytestmark = pytest.mark.exhaustive
 
@@ -46,10 +46,6 @@ def answer(job):
 serve_jobs(answer)
 """
 
-needs_compiler = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="libtpu has wheels for Linux on x86-64 only"
-)
-
 
 CHEAP = {
     Case("v5p:2x2x4", (4, 4)): [("UniDirection1DRingStrategy", 2), ("UniDirectionNDRingStrategy", 4)],
@@ -57,7 +53,7 @@ CHEAP = {
 }
 
 
-@needs_compiler
+@needs_tpu_compiler
 def test_the_compiler_gives_our_order_as_many_colours_as_jax_s() -> None:
     rows = compare_orders(CHEAP)
     assert [(row.case, row.axis) for row in rows] == [(case, axis) for case in CHEAP for axis in case.axes]
@@ -67,7 +63,7 @@ def test_the_compiler_gives_our_order_as_many_colours_as_jax_s() -> None:
     assert chosen == [expected for case in CHEAP.values() for expected in case]
 
 
-@needs_compiler
+@needs_tpu_compiler
 def test_where_there_is_no_order_the_answer_says_so() -> None:
     wrong = Case("v5e:2x4", (3, 2))
     answers = run_jobs([Job(wrong, 0, "jax"), Job(wrong, 0, "ours")])

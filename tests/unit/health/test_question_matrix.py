@@ -20,7 +20,6 @@ from meshwright_agent.facts.model import HostFacts, ProcessFacts
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, Question
 from meshwright_agent.facts.sysfs import BusRoots
-from tests.fakes.machines import RECORDED
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL

@@ -25,7 +25,7 @@ from tests.process.living import (
     start_long_bench,
     stopped,
 )
-from tests.process.test_leases import lease, post_lease
+from tests.process.test_leases import lease, put_lease
 from tests.process.test_verified_plans import await_compiler, build_request, submit, verification_of
 
 pytestmark = pytest.mark.exhaustive
@@ -116,7 +116,7 @@ def test_an_upgrade_ends_a_bench_and_a_compile_as_cancelled_with_the_reason_and_
     with start_agent(cpu_devices=3, state_dir=tmp_path) as before:
         await_state(before, "driver", "healthy")  # until then the host's memory is not known, and a bench is small
         compiling = submit(before, build_request(2))
-        job = lease(before, [2], ttl_s=1000, purpose="slurm job 7", key="job-7")
+        job = lease(before, [2], ttl_s=1000, purpose="slurm job 7", lease_id="job-7")
         own = lease(before, [0, 1], ttl_s=1000, purpose="acceptance", preemptible=True)
         with stopped(await_compiler(before, compiling)):  # it does not end by itself meanwhile
             running = [start_long_bench(before, devices=[0, 1], lease=own["id"]), compiling]
@@ -136,7 +136,7 @@ def test_an_upgrade_ends_a_bench_and_a_compile_as_cancelled_with_the_reason_and_
         assert all(900 < each["expires_in_s"] < 1000 for each in kept)
         refused = post_bench(after, {**QUICK, "devices": [2], "lease": own["id"]})
         assert (refused.status_code, refused.json()["code"]) == (409, "device_leased")
-        assert post_lease(after, [2], ttl_s=1000, purpose="slurm job 7", key="job-7").json()["id"] == job["id"]
+        assert put_lease(after, [2], ttl_s=1000, purpose="slurm job 7", lease_id="job-7").json()["id"] == job["id"]
         again = await_end(after, post_bench(after, {**QUICK, "devices": [0, 1], "lease": own["id"]}).json()["id"])
         assert again["state"] == "succeeded", again["error"]
         assert verification_of(await_end(after, submit(after, build_request(2)), limit_s=200))["status"] == "verified"

@@ -373,7 +373,10 @@ class Store:
         is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(error, FileNotFoundError)
         hints = (
             (isinstance(error, StoreInUseError), "stop that agent, or give this one its own --state-dir"),
-            (_is_full(self.path, error), "make room on that disk, or name another with --state-dir"),
+            (
+                _is_full(self.path, error),
+                f"make room on that disk ({self.path.parent}), or name another with --state-dir",
+            ),
             (code == sqlite3.SQLITE_BUSY, "another program has the file open and is writing: end that program"),
             (is_damaged, f"restart the agent: it sets a damaged {self.path} aside, and makes a new one"),
             (self._connection is None, "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that it may write"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.agents import start_agent, wait_for
-from tests.faults.causing import WATCHFUL, hold_database, serve_and_leave
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.faults.causing import WATCHFUL, hold_database
 from tests.process.living import QUICK, ask, await_state, do_bench, post_bench
 
 pytestmark = pytest.mark.exhaustive
@@ -40,9 +40,10 @@ def test_a_file_that_is_overwritten_while_it_is_used_is_said_so_and_set_aside_by
         await_state(agent, "store", "healthy")
         fold_journal(tmp_path / NAME)
         overwrite(tmp_path / NAME)
+        wait_for(lambda: put_lease(agent).status_code == 503, agent, limit_s=30)
         seen = await_state(agent, "store", "unhealthy", limit_s=30)
         assert "malformed" in seen["reason"] or "not a database" in seen["reason"]
-        assert "restart the agent" in seen["reason"]
+        assert "restart the agent" in seen["action"]
         refused = post_bench(agent, QUICK)
         assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
         for path in ("/healthz", "/readyz", "/devices", "/mesh/plan?mesh=dp:2"):
@@ -55,24 +56,29 @@ def test_a_file_that_is_overwritten_while_it_is_used_is_said_so_and_set_aside_by
         assert do_bench(again)
 
 
-def test_a_database_that_another_process_holds_refuses_the_start_until_it_is_let_go(tmp_path: Path) -> None:
+def test_while_another_process_holds_the_database_what_must_be_written_is_refused(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path) as before:
         done = do_bench(before)["id"]
         assert before.stop() == 0
-    with hold_database(tmp_path / NAME):
-        refused = serve_and_leave(tmp_path, "--cpu-devices", "1")
-        assert refused.returncode == 1
-        assert "database is locked" in refused.stderr
-        assert "Traceback" not in refused.stderr
+    with hold_database(tmp_path / NAME), start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
+        refused = put_lease(agent)
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+        assert "locked" in refused.json()["detail"]
+        assert ask(agent, f"/runs/{done}")["state"] == "succeeded"
+        await_state(agent, "store", "unhealthy", limit_s=30)
     with start_agent(cpu_devices=2, state_dir=tmp_path) as after:
-        wait_for(lambda: ask(after, f"/runs/{done}")["state"] == "succeeded", after, limit_s=10)
+        assert put_lease(after).status_code == 201
+
+
+def put_lease(agent: RunningAgent) -> httpx.Response:
+    body = {"devices": [0], "purpose": "slurm job 7", "ttl_s": 3600}
+    return httpx.put(f"{agent.url}/leases/slurm-7", json=body, timeout=30)
 
 
 def test_an_upgrade_and_a_downgrade_keep_leases_and_set_all_else_aside(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, state_dir=tmp_path) as before:
-        body = {"devices": [0], "purpose": "slurm job 7", "ttl_s": 3600}
-        assert httpx.put(f"{before.url}/leases/slurm-7", json=body, timeout=30).status_code == 201
         do_bench(before)
+        assert put_lease(before).status_code == 201
         assert before.stop() == 0
     for number in (1000, 1):
         other = sqlite3.connect(tmp_path / NAME)

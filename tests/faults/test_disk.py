@@ -31,22 +31,22 @@ DISK_BYTES = 4 << 20
 
 
 @pytest.fixture(params=["a disk without room", "files that may not grow"])
-def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Spoil]]:
-    """A state directory, and what takes its disk away for the length of a block."""
+def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Spoil, str]]:
+    """A state directory, what takes its disk away for the length of a block, and how the store is before and after."""
     if request.param == "files that may not grow":
-        yield tmp_path, forbid_growth
+        yield tmp_path, forbid_growth, "healthy"
         return
     with mount_small_disk(tmp_path / "disk", DISK_BYTES):
-        yield tmp_path / "disk/state", lambda _: fill_disk(tmp_path / "disk")
+        yield tmp_path / "disk/state", lambda _: fill_disk(tmp_path / "disk"), "degraded"  # a disk of 4 MiB is small
 
 
 def test_a_full_disk_costs_runs_and_nothing_else_and_is_forgotten_when_there_is_room(
-    spoiled: tuple[Path, Spoil],
+    spoiled: tuple[Path, Spoil, str],
 ) -> None:
-    state_dir, spoil = spoiled
+    state_dir, spoil, usual = spoiled
     with start_agent(cpu_devices=2, state_dir=state_dir, **WATCHFUL) as agent:
         before = do_bench(agent)
-        await_state(agent, "store", "healthy")
+        await_state(agent, "store", usual)
         with spoil(agent):
             refused = post_bench(agent, QUICK)
             assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
@@ -57,21 +57,29 @@ def test_a_full_disk_costs_runs_and_nothing_else_and_is_forgotten_when_there_is_
             assert read_run(agent, before["id"])["state"] == "succeeded"  # what was written can be read
             for path in ("/healthz", "/readyz", "/devices", "/runs", "/placement/bench"):
                 assert httpx.get(f"{agent.url}{path}").status_code == 200, path
-        await_state(agent, "store", "healthy", limit_s=30)
+        await_state(agent, "store", usual, limit_s=30)
         assert do_bench(agent)
         assert agent.stop() == 0
 
 
-def test_a_run_that_ends_while_the_disk_is_full_is_written_when_there_is_room(spoiled: tuple[Path, Spoil]) -> None:
-    state_dir, spoil = spoiled
+def test_a_run_that_ends_while_the_disk_is_full_is_written_when_there_is_room(
+    spoiled: tuple[Path, Spoil, str],
+) -> None:
+    state_dir, spoil, usual = spoiled
     with start_agent(cpu_devices=2, state_dir=state_dir, **WATCHFUL) as agent:
         await_state(agent, "driver", "healthy")  # until then the host's memory is not known, and a bench is small
         run_id = start_long_bench(agent)
         with spoil(agent):
-            assert httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30).json()["state"] == "cancelled"
-            assert read_run(agent, run_id)["state"] == "cancelled"
+            asked = httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30)
+            assert (asked.status_code, asked.json()["state"]) == (202, "running")  # nothing is told that is not stored
             await_state(agent, "store", "unhealthy", limit_s=30)
-        await_state(agent, "store", "healthy", limit_s=30)
+            assert read_run(agent, run_id)["state"] == "running"
+            lease = {"purpose": "slurm job 7", "devices": [0]}
+            refused = httpx.put(f"{agent.url}/leases/slurm-7", json=lease, timeout=30)
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+            assert ask(agent, "/leases")["leases"] == []
+        await_state(agent, "store", usual, limit_s=30)
+        assert await_end(agent, run_id)["state"] == "cancelled"
         assert await_end(agent, submit(agent, QUICK))["state"] == "succeeded"
         assert [run["state"] for run in ask(agent, "/runs?state=cancelled")["runs"]] == ["cancelled"]
         agent.process.kill()  # nothing is left to be written at the end
@@ -98,4 +106,4 @@ def test_a_start_on_a_full_disk_is_refused_with_what_to_do_and_harms_nothing(tmp
             assert "Traceback" not in refused.stderr
         with start_agent(cpu_devices=2, state_dir=disk / "state") as after:
             assert read_run(after, done)["state"] == "succeeded"
-            await_state(after, "store", "healthy", limit_s=30)
+            await_state(after, "store", "degraded", limit_s=30)

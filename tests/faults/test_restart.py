@@ -136,7 +136,7 @@ def test_an_upgrade_ends_a_bench_and_a_compile_as_cancelled_with_the_reason_and_
         assert all(900 < each["expires_in_s"] < 1000 for each in kept)
         refused = post_bench(after, {**QUICK, "devices": [2], "lease": own["id"]})
         assert (refused.status_code, refused.json()["code"]) == (409, "device_leased")
-        assert put_lease(after, [2], ttl_s=1000, purpose="slurm job 7", lease_id=job["id"]).status_code == 200
+        assert put_lease(after, [2], ttl_s=1000, purpose="slurm job 7", lease_id="job-7").json()["id"] == job["id"]
         again = await_end(after, post_bench(after, {**QUICK, "devices": [0, 1], "lease": own["id"]}).json()["id"])
         assert again["state"] == "succeeded", again["error"]
         assert verification_of(await_end(after, submit(after, build_request(2)), limit_s=200))["status"] == "verified"

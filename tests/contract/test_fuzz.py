@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.contract.openapi import build_document
+from tests.contract.openapi import SNAPSHOT
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
 SMALL_BENCH = {"cases": ["host_to_device"], "sizes_bytes": [4096], "samples": 3}
@@ -28,7 +28,7 @@ CONFIG = SchemathesisConfig.from_dict(
         "checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "3xx", "404", "409", "422", "429"]}},
     }
 )
-schema = schemathesis.openapi.from_dict(build_document(), config=CONFIG)
+schema = schemathesis.openapi.from_path(SNAPSHOT, config=CONFIG)
 
 
 @dataclass(frozen=True)

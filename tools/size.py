@@ -30,20 +30,20 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 34_700,
-    "code lines of the service": 12_900,
-    "code lines of planner, topology, compiler, verify": 12_300,
+    "code lines": 33_800,
+    "code lines of the service": 11_900,
+    "code lines of planner, topology, compiler, verify": 12_250,
     "code lines of the rest of the client": 9_600,
-    "modules": 409,
-    "modules of the service": 165,
-    "modules of planner, topology, compiler, verify": 135,
+    "modules": 347,
+    "modules of the service": 128,
+    "modules of planner, topology, compiler, verify": 110,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 54_000,
-    "settings": 42,
+    "code lines of tests and tools": 52_900,
+    "settings": 40,
     "metrics": 31,
-    "component kinds": 13,
-    "error codes": 33,
-    "fields in OpenAPI": 576,
+    "component kinds": 12,
+    "error codes": 32,
+    "fields in OpenAPI": 575,
     "most options of a command": 23,
 }
 

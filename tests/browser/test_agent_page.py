@@ -36,11 +36,12 @@ def test_the_page_says_for_what_and_how_long_a_device_is_leased_and_which_is_fre
     agent: RunningAgent, tmp_path: Path
 ) -> None:
     body = {"devices": [2], "purpose": "slurm job 7", "ttl_s": 3600}
-    made = httpx.post(f"{agent.url}/leases", json=body, timeout=30).json()
+    path = f"{agent.url}/leases/slurm-7"
+    httpx.put(path, json=body, timeout=30).raise_for_status()
     try:
         shown = read_section(visit(agent.url, tmp_path), "devices")
     finally:
-        httpx.delete(f"{agent.url}/leases/{made['id']}", timeout=30)
+        httpx.delete(path, timeout=30)
     assert re.findall(r"leased, [56]\d min left: slurm job 7", shown) != []
     assert shown.count("slurm job 7") == 1
 

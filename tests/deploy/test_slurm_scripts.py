@@ -266,7 +266,7 @@ def test_a_job_id_that_is_none_names_no_file(tmp_path: Path, job: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_s", "ttl_s"), [(-3600, 86400), (1, 600), (7200, 7500), (29 * 86400, 29 * 86400 + 300), (40 * 86400, 2592000)]
+    ("in_s", "ttl_s"), [(-3600, 86400), (120, 600), (7200, 7500), (29 * 86400, 29 * 86400 + 300), (40 * 86400, 2592000)]
 )
 def test_a_lease_lasts_to_the_jobs_end_and_a_day_where_that_is_past(tmp_path: Path, in_s: int, ttl_s: int) -> None:
     asked = read_asked_ttl(tmp_path, str(int(time.time()) + in_s))

@@ -188,7 +188,7 @@ def test_equal_requests_at_once_are_runs_of_their_own_and_compiled_once(host: Ru
     with ThreadPoolExecutor(3) as threads:
         replies = list(threads.map(lambda _: post(host, body), range(3)))
     assert {reply.status_code for reply in replies} == {202}
-    runs = [await_end(host, run_id) for run_id in sorted({reply.json()["id"] for reply in replies})]
+    runs = [await_end(host, run_id, limit_s=200) for run_id in sorted({reply.json()["id"] for reply in replies})]
     assert len(runs) == 3
     assert [verification_of(run)["stored"] for run in runs] == [False, True, True]
     assert post(host, body).status_code == 200

@@ -166,7 +166,8 @@ def test_a_requeued_job_gets_its_devices_though_its_first_run_could_not_end_its_
     again = node.run("prolog.sh", SLURM_RESTART_COUNT="1", MESHWRIGHT_STRICT="1")
     (second,) = read_leases(host)
     assert (again.returncode, again.stderr, node.notes()) == (0, "", [])
-    assert second["id"] != first["id"]
+    assert second["id"] == first["id"]
+    assert second["created_at"] > first["created_at"]
 
 
 @pytest.mark.exhaustive
@@ -228,7 +229,7 @@ def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tm
         node.environment["MESHWRIGHT_TOKEN"] = secrets["new"]
         ended = node.run("epilog.sh")
         assert (ended.returncode, node.notes()) == (0, [f"{JOB}.over"])
-        assert "was taken by old, and new asks" in ended.stderr
+        assert "belongs to old, and new asks" in ended.stderr
         following = node.run("prolog.sh", SLURM_JOB_ID="4712", SLURM_JOB_GPUS="1", MESHWRIGHT_STRICT="1")
         assert (following.returncode, node.notes()) == (0, [f"{JOB}.over"]), following.stderr
         taken = node.run("prolog.sh", SLURM_JOB_ID="4713", SLURM_JOB_GPUS="0", MESHWRIGHT_STRICT="1")

@@ -118,7 +118,7 @@ def test_a_document_that_cannot_be_read_holds_no_start_up(tmp_path: Path) -> Non
         assert agent.stop() == 0
     connection = sqlite3.connect(tmp_path / "meshwright.sqlite3")
     with connection:
-        connection.execute("UPDATE health_memory SET body = ?", ('{"states": [1], "faults": 3}',))
+        connection.execute("UPDATE documents SET body = ? WHERE kind = 'health'", ('{"states": [1], "faults": 3}',))
     connection.close()
     with start_agent(cpu_devices=2, state_dir=tmp_path, **QUICK) as agent:
         assert "cannot be read and is forgotten" in agent.log_text()

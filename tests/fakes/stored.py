@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import DeviceRef, Plan
 from meshwright.wire.runs import Run, RunEvent
-from meshwright_agent.store import Store
 
 EPOCH = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
 
@@ -31,11 +29,6 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         self._now += timedelta(seconds=seconds)
         self._monotonic_s += max(0.0, seconds)
-
-
-def build_closed_store(folder: Path = Path("/nonexistent")) -> Store:
-    """Returns a store that is not open: whatever asks it is refused."""
-    return Store(folder / "meshwright.sqlite3", clock=ManualClock())
 
 
 @dataclass

@@ -18,7 +18,8 @@ from meshwright_agent.answers.benches import SCRAPED_MOST
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
 from meshwright_agent.worker.planner import parse_here
-from tests.fakes.stored import build_closed_store, build_record_json
+from tests.fakes.stored import build_record_json
+from tests.unit.store.opening import build_closed_store
 
 
 def build_agent(folder: Path, count: int = 8) -> Agent:

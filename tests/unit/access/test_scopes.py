@@ -14,8 +14,8 @@ from meshwright_agent.api.app import build_api
 from meshwright_agent.api.dependencies import needs
 from meshwright_agent.api.gate import JsonRoute, PlainRoute
 from meshwright_agent.settings import Settings
-from tests.fakes.stored import build_closed_store
 from tests.unit.api.asgi import Heard, ask
+from tests.unit.store.opening import build_closed_store
 
 NEEDED = {
     "POST /mesh/plan": "read",

@@ -36,9 +36,10 @@ from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualBoot, ManualClock, build_closed_store
+from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.supervised import FakeSupervisor, Reply, answering
 from tests.unit.leases.scene import build_lease
+from tests.unit.store.opening import build_closed_store
 
 FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
 

@@ -13,8 +13,9 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_api
 from meshwright_agent.api.health import LONGEST_LINE, BoardRendering, shorten_line
 from meshwright_agent.settings import Settings
-from tests.fakes.stored import ManualClock, build_closed_store
+from tests.fakes.stored import ManualClock
 from tests.unit.api.asgi import ask
+from tests.unit.store.opening import build_closed_store
 
 
 def build_agent() -> tuple[Agent, ManualClock]:

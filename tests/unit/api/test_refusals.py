@@ -21,8 +21,8 @@ from meshwright_agent.api.devices import build_etag
 from meshwright_agent.api.mesh import PlanQuery
 from meshwright_agent.api.runs import age_records
 from meshwright_agent.settings import Settings
-from tests.fakes.stored import build_closed_store
 from tests.unit.api.asgi import JSON, ask
+from tests.unit.store.opening import build_closed_store
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 PATHS = {

@@ -9,8 +9,8 @@ from meshwright.topology.targets import list_targets
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.app import build_api
 from meshwright_agent.settings import Settings
-from tests.fakes.stored import build_closed_store
 from tests.unit.api.asgi import ask
+from tests.unit.store.opening import build_closed_store
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from tests.fakes.measured import (
     build_matmul,
     build_memory,
 )
-from tests.fakes.stored import EPOCH, ManualClock, build_closed_store, build_run
+from tests.fakes.stored import EPOCH, ManualClock, build_run
+from tests.unit.store.opening import build_closed_store
 
 
 def read(known: HostMeasurements, later_s: float = 0.0) -> list[Measurement]:

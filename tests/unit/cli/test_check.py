@@ -36,7 +36,7 @@ from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
-OF_AGENT = {"worker", "store", "disk", "access", "kernel_log"}
+OF_AGENT = {"worker", "store", "access", "kernel_log"}
 LOOKED_AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 
 

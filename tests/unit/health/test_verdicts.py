@@ -21,8 +21,9 @@ from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.view import build_devices
 from tests.fakes.machines import RECORDED, Machine, plant_machine
 from tests.fakes.nvml import FakeNvml
-from tests.fakes.stored import ManualClock, build_closed_store
+from tests.fakes.stored import ManualClock
 from tests.fakes.well import WELL
+from tests.unit.store.opening import build_closed_store
 
 UUID = "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0"
 ADDRESS = "0000:1b:00.0"

@@ -11,8 +11,9 @@ from meshwright_agent.host.watch import Sight
 from meshwright_agent.leases import _build_leased
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import plant_machine
-from tests.fakes.stored import EPOCH, ManualBoot, ManualClock, build_closed_store
+from tests.fakes.stored import EPOCH, ManualBoot, ManualClock
 from tests.unit.leases.scene import build_lease
+from tests.unit.store.opening import build_closed_store
 
 
 def build_agent(folder: Path, boot: ManualBoot) -> Agent:

@@ -17,7 +17,8 @@ from meshwright_agent.api.devices import Rendering
 from meshwright_agent.leases import Owner
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
-from tests.fakes.stored import ManualClock, build_closed_store
+from tests.fakes.stored import ManualClock
+from tests.unit.store.opening import build_closed_store
 
 
 def build(folder: Path, target: str = "2*h100:8") -> Agent:

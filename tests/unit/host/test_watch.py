@@ -24,8 +24,9 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import read_roots
 from meshwright_agent.worker.supervisor import Answer, CallCancelled, Supervisor
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualClock, build_closed_store, build_record_json
+from tests.fakes.stored import ManualClock, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, look_and_ask
+from tests.unit.store.opening import build_closed_store
 
 STALE_AFTER_S = 60.0
 FOREIGN = HolderFacts(pid=4711, name="python", devices=("GPU-0",))

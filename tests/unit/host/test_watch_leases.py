@@ -17,8 +17,9 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.worker.children import build_device_spec
 from meshwright_agent.worker.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
-from tests.fakes.stored import ManualClock, build_closed_store
+from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering, look_and_ask
+from tests.unit.store.opening import build_closed_store
 
 
 @pytest.fixture(scope="module")

@@ -55,3 +55,8 @@ async def recover(store: Store) -> None:
             with contextlib.suppress(StoreUnavailableError):
                 await store.check()
                 return
+
+
+def build_closed_store(folder: Path = Path("/nonexistent")) -> Store:
+    """Returns a store that is not open: whatever asks it is refused."""
+    return Store(folder / "meshwright.sqlite3", clock=ManualClock())

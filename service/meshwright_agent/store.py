@@ -395,7 +395,7 @@ class Store:
         if fresh.exists() and not self.path.exists():
             fresh.rename(self.path)  # an agent was killed after it had set the file of before aside
         try:
-            connection = _connect(self.path)
+            connection = self._connection = _connect(self.path)
             if (number := _check_sound(connection)) not in {0, SCHEMA}:
                 leases = _read_held(connection)
                 connection.close()
@@ -404,14 +404,16 @@ class Store:
                     _create(other, leases)
                 self._set_aside(f"has the schema {number} and this agent writes {SCHEMA}", len(leases))
                 fresh.rename(self.path)
-                connection = _connect(self.path)
+                connection = self._connection = _connect(self.path)
         except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
+            if self._connection is not None:
+                self._connection.close()
             if not _is_damage(self.path, error):
                 raise
             self._set_aside(f"is damaged ({error})", 0)
-            connection = _connect(self.path)
+            connection = self._connection = _connect(self.path)
         _create(connection, ())
-        self._connection, self._inode = connection, _identify(self.path)
+        self._inode = _identify(self.path)
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -477,7 +479,7 @@ def _take_lock(path: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     try:
         for pragma in _PRAGMAS:

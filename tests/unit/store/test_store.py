@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import shutil
-import sqlite3
 import stat
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -22,6 +21,11 @@ from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import editing, held, opened, recover, run_with_store
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "leases"
+
+
+def spoil_bodies(path: Path) -> None:
+    with editing(path) as connection:
+        connection.execute("UPDATE documents SET body = '{'")
 
 
 def plan(key: object, body: str = "{}", **fields: Any) -> Document:
@@ -276,7 +280,7 @@ def fill(path: Path) -> None:
         lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xa5" * 20_000),
         lambda path: path.write_bytes(path.read_bytes().replace(b"CREATE TABLE documents", b"CREATE TABLE documemts")),
         lambda path: path.write_bytes(path.read_bytes()[:18] + b"\x77\x77" + path.read_bytes()[20:]),
-        lambda path: sqlite3.connect(path, isolation_level=None).execute("UPDATE documents SET body = '{'").close(),
+        spoil_bodies,
     ],
     ids=["text", "cut", "noise", "schema", "header", "body"],
 )

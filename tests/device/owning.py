@@ -7,6 +7,7 @@ import random
 import signal
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,12 @@ CONTEXT_BYTES: Final = 400 << 20
 """What a CUDA context takes of a card, beside its arrays: 300 to 400 MB."""
 _QUICK: Final[dict[str, Any]] = {"cases": ["matmul", "memory_bandwidth", "host_to_device"]}
 _SMALL: Final[dict[str, Any]] = {"sizes_bytes": [1 << 20], "matmul_size": 128, "samples": 3}
+
+
+def take_lease(agent: RunningAgent, *, ttl_s: int) -> httpx.Response:
+    """Takes a lease of all devices, under a new id."""
+    body = {"purpose": "a job", "ttl_s": ttl_s}
+    return httpx.put(f"{agent.url}/leases/{uuid.uuid4().hex}", json=body, timeout=30)
 
 
 def check_rest(bed: Bed) -> Iterator[Finding]:
@@ -184,7 +191,7 @@ def check_lease(bed: Bed) -> Iterator[Finding]:
         for number in range(1, max(2, bed.tries // 2) + 1):
             run_id, pid = start_bench(agent, bed.long_bench), worker_pid(agent)
             began_s = time.monotonic()
-            reply = httpx.post(f"{agent.url}/leases", json={"purpose": "a job", "ttl_s": 120}, timeout=30)
+            reply = take_lease(agent, ttl_s=120)
             took_s = time.monotonic() - began_s
             assert reply.status_code in {200, 201}, reply.text
             lease = reply.json()
@@ -245,7 +252,7 @@ def check_hold(bed: Bed) -> Iterator[Finding]:
         later = read_worker(agent)
         kept = later["state"] == "ready" and later["generation"] == first["generation"]
         yield Finding("kept for four times the idle time", kept, kept, rule="True", note=str(later))
-        reply = httpx.post(f"{agent.url}/leases", json={"purpose": "a job", "ttl_s": 60}, timeout=30)
+        reply = take_lease(agent, ttl_s=60)
         away = read_worker(agent)["state"]
         yield Finding("during a lease", away, away == "stopped", rule="stopped", note=str(reply.status_code))
         httpx.delete(f"{agent.url}/leases/{reply.json()['id']}", timeout=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,18 @@ def write_case(named: NamedSlice) -> dict[str, Any]:
 FEW = ("v4-8", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8", "2*v5e:4x4")
 """One of each generation, and several slices. The others are exhaustive."""
 
-CASES = [(named.name, write_case(named)) for named in read_named_slices()] + SEVERAL + UNNAMED
+MAX_CHIPS = 2048
+"""Of the named slices above it the largest of each generation is compared: libtpu takes seconds to describe one."""
+
+
+def choose_slices() -> list[NamedSlice]:
+    """Returns the named slices to compare."""
+    by_size = sorted(read_named_slices(), key=lambda each: math.prod(each.shape))
+    largest = {each.name.partition("-")[0]: each for each in by_size}
+    return [each for each in by_size if math.prod(each.shape) <= MAX_CHIPS or each in largest.values()]
+
+
+CASES = [(named.name, write_case(named)) for named in choose_slices()] + SEVERAL + UNNAMED
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,12 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from meshwright_agent.api.gate import PlainRoute
+from meshwright_agent.access.callers import Caller
+from meshwright_agent.api.gate import CALLER_KEY, PlainRoute
 
 CONTENT_SECURITY_POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_SCOPE_IN_PAGE: Final = b'data-scope="read"'
+"""What the page finds its visitor's scope in; it shows no button that the agent would refuse."""
 _MEDIA_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
@@ -24,7 +27,9 @@ def _page(path: str, file: str, summary: str) -> PlainRoute:
 
     async def read(request: Request) -> Response:
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
-        return Response(body, media_type=media_type, headers=headers)
+        caller: Caller = request.scope[CALLER_KEY]
+        page = body.replace(_SCOPE_IN_PAGE, f'data-scope="{caller.scope}"'.encode(), 1)
+        return Response(page, media_type=media_type, headers=headers)
 
     return PlainRoute(path, read, summary=summary, include_in_schema=False, response_class=HTMLResponse)
 

@@ -1,9 +1,11 @@
-// The agent's page: what is here, is it healthy, which mesh, how fast. Asks the same routes as everybody else.
+// The agent's page: is the host healthy, which devices are here, who holds them, which mesh, how fast. It reads the public routes.
 "use strict";
 
 const REFRESH_S = 10;
 const GIB = 2 ** 30;
 const STATE_CLASS = { healthy: "good", degraded: "warn", unhealthy: "bad", unknown: "warn", initializing: "quiet" };
+const WORST_FIRST = ["unhealthy", "unknown", "degraded", "initializing", "healthy"];
+const BENCH_QUESTION = "Measuring uses every idle device of this host until it ends, about a minute. Start?";
 
 async function ask(path, options) {
   const response = await fetch(path, options);
@@ -12,7 +14,7 @@ async function ask(path, options) {
   throw new Error([document_.detail, document_.hint].filter(Boolean).join(" · "));
 }
 
-function seen(fact) {
+function describeAge(fact) {
   return `${fact.basis}, ${Math.round(fact.age_s)} s ago`;
 }
 
@@ -20,10 +22,14 @@ function gib(bytes) {
   return bytes === null || bytes === undefined ? "unknown" : `${(bytes / GIB).toFixed(1)} GiB`;
 }
 
-function mark(state, text) {
+function markState(state, text) {
   const node = element("span", text || state);
   node.className = STATE_CLASS[state] || "";
-  return element("td", "", node);
+  return node;
+}
+
+function stateCell(state, text) {
+  return element("td", "", markState(state, text));
 }
 
 // Local indices; with the host before them where there are several, as on a simulated or joined topology.
@@ -32,17 +38,17 @@ function labels(devices) {
   return devices.map((d) => (several ? `${d.host}/${d.local_index}` : d.local_index));
 }
 
-function left(seconds) {
+function describeDuration(seconds) {
   for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
     if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit}`;
   }
   return `${Math.round(seconds)} s`;
 }
 
-// As `meshwright devices` says it: who holds a device, and for what and how long it is leased.
-function holders(device) {
-  const lease = device.lease && `leased, ${left(device.lease.expires_in_s)} left: ${device.lease.purpose}`;
-  if (device.processes === null) return ["?", lease].filter(Boolean).join("; ");
+// As `meshwright devices` prints it: the processes that hold a device, and its lease.
+function describeHolders(device) {
+  const lease = device.lease && `leased, ${describeDuration(device.lease.expires_in_s)} left: ${device.lease.purpose}`;
+  if (device.processes === null) return ["holders unknown", lease].filter(Boolean).join("; ");
   const names = device.processes.map((p) => `${p.pid} ${p.name || p.command || ""}`.trim() + (p.own ? " (agent)" : ""));
   return [names.join(", "), lease].filter(Boolean).join("; ") || "free";
 }
@@ -53,7 +59,7 @@ function showDevices(devices) {
   const shown = labels(devices.devices);
   const rows = devices.devices.map((d, index) => [
     shown[index], d.kind + (d.virtual ? " (virtual)" : ""), d.uuid || d.pci_bus_id || (d.coords ? d.coords.join(",") : ""),
-    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", holders(d), seen(d),
+    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", describeHolders(d), describeAge(d),
   ]);
   place("devices", table(["", "kind", "identity", "memory", "used", "NUMA", "jax id", "held by", "known"], rows),
     ...devices.warnings.map((w) => element("p", `${w.message}${w.hint ? ` · ${w.hint}` : ""}`)));
@@ -73,10 +79,20 @@ function showLinks(devices) {
 }
 
 function showHealth(health) {
-  const rows = health.components.map((c) => [
-    c.name, mark(c.state), c.reason, c.action, c.age_s === null ? "never" : `${Math.round(c.age_s)} s ago`,
+  const components = health.components.toSorted((a, b) => WORST_FIRST.indexOf(a.state) - WORST_FIRST.indexOf(b.state));
+  const rows = components.map((c) => [
+    c.name, stateCell(c.state), c.reason, c.action, c.age_s === null ? "never" : `${Math.round(c.age_s)} s ago`,
   ]);
-  place("health", table(["component", "state", "seen", "what to do", "checked"], rows));
+  place("health", table(["component", "state", "reason", "action", "checked"], rows));
+  place("state", markState(health.state));
+  const bad = components.filter((c) => !["healthy", "initializing"].includes(c.state));
+  const others = bad.length > 1 ? ` (and ${bad.length - 1} more)` : "";
+  place("worst", ...bad.slice(0, 1).map((c) => new Text([`${c.name}: ${c.reason}${others}`, c.action].filter(Boolean).join(" · "))));
+}
+
+function showLeases(list) {
+  const rows = list.leases.map((l) => [l.purpose, l.devices.map((d) => d.local_index).join(","), l.owner, describeDuration(l.expires_in_s), l.id]);
+  place("leases", list.leases.length ? table(["purpose", "devices", "owner", "ends in", "id"], rows) : element("p", "no device is leased"));
 }
 
 function drawMesh(plan) {
@@ -96,7 +112,7 @@ function showPlan(plans) {
     ...plan.warnings.map((w) => element("p", `${w.code}: ${w.message} ${w.hint}`)), code);
 }
 
-function listed(record) {
+function describeDevices(record) {
   const indices = record.device_indices;
   const whole = indices.length > 2 && indices.every((index, place) => index === indices[0] + place);
   return whole ? `${indices[0]}-${indices[indices.length - 1]}` : indices.join(record.case === "device_to_device" ? "→" : ",");
@@ -106,8 +122,8 @@ function showBench(latest) {
   const rows = latest.records.map((r) => {
     const rate = r.busbw_bytes_per_s ?? r.algbw_bytes_per_s;
     const speed = r.flops_per_s ? `${(r.flops_per_s / 1e9).toFixed(1)} GFLOP/s` : `${(rate / 1e9).toFixed(2)} GB/s`;
-    return [r.case, listed(r), r.axis ? `${r.axis}:${r.axis_size}` : "", `${(r.size_bytes / 2 ** 20).toFixed(2)} MiB`, speed,
-      `${(r.median_s * 1e3).toFixed(2)} ms`, mark(r.correct ? "healthy" : "unhealthy", r.correct ? "right" : `${r.nwrong} wrong`), seen(r)];
+    return [r.case, describeDevices(r), r.axis ? `${r.axis}:${r.axis_size}` : "", `${(r.size_bytes / 2 ** 20).toFixed(2)} MiB`, speed,
+      `${(r.median_s * 1e3).toFixed(2)} ms`, stateCell(r.correct ? "healthy" : "unhealthy", r.correct ? "right" : `${r.nwrong} wrong`), describeAge(r)];
   });
   place("bench", latest.records.length ? table(["case", "devices", "axis", "size", "speed", "median", "result", "known"], rows) : element("p", "nothing measured yet"));
 }
@@ -116,7 +132,7 @@ function followRun(run) {
   const bar = document.getElementById("bench-progress");
   const events = new EventSource(`/runs/${run.id}/events`);
   bar.hidden = false;
-  const hear = async (message) => {
+  const showEvent = async (message) => {
     const event = JSON.parse(message.data);
     if (event.progress) {
       bar.max = event.progress.total;
@@ -129,25 +145,36 @@ function followRun(run) {
       showBench(await ask("/placement/bench"));
     }
   };
-  for (const type of ["state", "progress", "record"]) events.addEventListener(type, hear);
+  for (const type of ["state", "progress", "record"]) events.addEventListener(type, showEvent);
 }
 
-function tell(id) {
+function showError(id) {
   return (error) => place(id, element("p", error.message));
 }
 
+function showUnreachable() {
+  place("state", markState("unknown", "unknown: the agent does not answer"));
+  place("worst");
+}
+
+// A host whose health cannot be read has no verdict: the last one is not left standing.
+function showHealthError(error) {
+  place("state", markState("unknown"));
+  place("worst");
+  showError("health")(error);
+}
+
 async function refresh() {
-  const line = (await (await fetch("/readyz")).text()).trim();
-  place("ready", new Text(line));
-  document.getElementById("ready").className = line.startsWith("ready") ? "good" : "bad";
+  place("ready", new Text((await (await fetch("/readyz")).text()).trim()));
   await Promise.all([
-    ask("/devices").then(showDevices).catch(tell("devices")),
-    ask("/health").then(showHealth).catch(tell("health")),
+    ask("/health").then(showHealth).catch(showHealthError),
+    ask("/devices").then(showDevices).catch(showError("devices")),
+    ask("/leases").then(showLeases).catch(showError("leases")),
   ]);
 }
 
 function planMesh(mesh) {
-  return ask(`/mesh/plan?mesh=${encodeURIComponent(mesh)}`).then(showPlan).catch(tell("plan"));
+  return ask(`/mesh/plan?mesh=${encodeURIComponent(mesh)}`).then(showPlan).catch(showError("plan"));
 }
 
 document.getElementById("plan-form").addEventListener("submit", (event) => {
@@ -155,7 +182,10 @@ document.getElementById("plan-form").addEventListener("submit", (event) => {
   planMesh(document.getElementById("mesh").value);
 });
 
+// Whether the visitor may start a bench is known to the agent, which writes it into the page.
+document.getElementById("bench-controls").hidden = document.documentElement.dataset.scope === "read";
 document.getElementById("bench-start").addEventListener("click", () => {
+  if (!confirm(BENCH_QUESTION)) return;
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" };
   ask("/placement/bench", options).then(followRun).catch((error) => place("bench-state", new Text(error.message)));
 });
@@ -166,7 +196,6 @@ if (linked !== null) {
   planMesh(linked);
 }
 
-const unreachable = () => place("ready", new Text("the agent does not answer"));
-refresh().catch(unreachable);
-ask("/placement/bench").then(showBench).catch(tell("bench"));
-setInterval(() => refresh().catch(unreachable), REFRESH_S * 1000);
+refresh().catch(showUnreachable);
+ask("/placement/bench").then(showBench).catch(showError("bench"));
+setInterval(() => refresh().catch(showUnreachable), REFRESH_S * 1000);

@@ -89,6 +89,7 @@ def test_a_healthy_host_is_green_in_the_headline_and_every_device_is_listed(agen
     assert read_header(page).startswith(f"{host} healthy ready · worker ")
     assert re.search(r'id="state"[^>]*><span class="good">healthy<', page.html)
     assert read_section(page, "devices").count("cpu (virtual)") == 8
+    assert "no device is leased" in read_section(page, "leases")
 
 
 def test_a_degraded_host_is_not_green_and_its_worst_component_comes_first(tmp_path: Path) -> None:
@@ -141,10 +142,6 @@ def test_the_page_shows_every_component_with_its_state(agent: RunningAgent, page
     shown = read_section(page, "health")
     for component in httpx.get(f"{agent.url}/health").json()["components"]:
         assert re.search(rf"{component['name']}\s+{component['state']}\s", shown), component
-
-
-def test_the_page_lists_leases(agent: RunningAgent, tmp_path: Path, page: Visit) -> None:
-    assert "no device is leased" in read_section(page, "leases")
 
 
 def test_a_link_to_a_mesh_shows_its_plan_as_a_grid_with_its_code(agent: RunningAgent, page: Visit) -> None:

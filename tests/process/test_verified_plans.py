@@ -130,16 +130,6 @@ def test_the_stored_plan_is_the_mesh_without_the_callers_model(host: RunningAgen
     assert plan["model"]["parameter_count"] > 0
 
 
-@pytest.mark.exhaustive
-def test_two_agents_compile_for_tpus_at_once() -> None:
-    with start_agent(cpu_devices=1) as one, start_agent(cpu_devices=1) as other:
-        runs = [(agent, submit(agent, build_request(8, **ON_TPU))) for agent in (one, other)]
-        pids = [await_compiler(agent, run_id) for agent, run_id in runs]
-        assert all(map(is_alive, pids))
-        for agent, run_id in runs:
-            assert verification_of(await_end(agent, run_id, limit_s=120))["status"] == "verified"
-
-
 # ---- asked in other ways --------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from meshwright.planning.cost.work import Block, build_work
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.tensors import count_parameters
 from meshwright.topology.chips import Chip
 from tests.accuracy.evaluate import Prediction, Predictor, by_row
 from tests.accuracy.run import Run

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from meshwright.compiling.compilers import read_versions
-from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.models import read_model
+from meshwright.planning.parallelism import find_role
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 from meshwright.wire.verification import Verification

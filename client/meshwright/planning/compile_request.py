@@ -7,13 +7,15 @@ command without an agent go this way, so that they ask alike. Knows no process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.axis_names import find_role
 from meshwright.planning.compile_job import build_job
+from meshwright.planning.expressible import check_axes
 from meshwright.planning.models import read_model
+from meshwright.planning.parallelism import MeshAxes
+from meshwright.planning.tensors import Part, Tensor, list_tensors
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.cost import PlanSchedule
@@ -42,7 +44,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
         spec = read_model(model)
         _check_sizes(spec)
         job = build_job(plan, spec, apply_schedule(training, plan.schedule))
-        check_stages(plan.mesh_shape)
+        check_axes(plan.mesh_shape)
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=plan.target)
     return job
@@ -73,43 +75,32 @@ def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
     return InvalidRequestError(detail, hint=hint, errors=[{"field": missing, "message": detail}])
 
 
-def check_stages(mesh_shape: Mapping[str, int]) -> None:
-    """Passes over a mesh whose axes the step that is compiled has.
-
-    Raises:
-        NotCompiledError: an axis larger than 1 is a pipeline.
-    """
-    name = next((name for name, size in mesh_shape.items() if size > 1 and find_role(name) == "pipeline"), None)
-    if name is not None:
-        raise NotCompiledError(
-            f"axis {name} of {mesh_shape[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
-            f"leave {name} out, and compile one stage by giving the model that many layers fewer"
-        )
-
-
 def _check_sizes(model: ModelSpec) -> None:
-    for sizes in _list_weights(model):
-        count = math.prod(sizes.values())
+    tensors = list_tensors(model)
+    arrays: list[tuple[Tensor, tuple[int, ...]]] = [(tensor, tensor.shape) for tensor in tensors.outer]
+    arrays += [(tensor, (layer.count, *tensor.shape)) for layer in tensors.layers for tensor in layer.tensors]
+    for tensor, shape in arrays:
+        count = math.prod(shape)
         if count > ELEMENTS_MAX:
-            product = " × ".join(f"{name} {size}" for name, size in sizes.items())
-            detail = f"{product} are {count} elements of one weight; no compiler takes an array of 2**63 or more"
-            fields = [{"field": f"model.{name}", "message": detail} for name in sizes]
-            raise InvalidRequestError(detail, hint=f"make {max(sizes, key=sizes.__getitem__)} smaller", errors=fields)
+            said = f"weight {tensor.name} {list(shape)} has {count} elements"
+            detail = f"{said}; no compiler takes an array of 2**63 or more"
+            names = [name for name in (*_SIZES[tensor.part], *_SHARED_SIZES) if getattr(model, name)]
+            largest = max(names, key=lambda name: int(getattr(model, name)))
+            fields = [{"field": f"model.{name}", "message": detail} for name in names]
+            raise InvalidRequestError(detail, hint=f"make {largest} smaller", errors=fields)
 
 
-def _list_weights(model: ModelSpec) -> Iterator[dict[str, int]]:
-    """Yields for each kind of weight the fields whose product is its size, all layers together as the step has them."""
-    hidden = {"hidden_size": model.hidden_size}
-    layers = {"num_hidden_layers": model.num_hidden_layers, **hidden}
-    yield {"vocab_size": model.vocab_size, **hidden}
-    if model.positions == "learned":
-        yield {"max_position_embeddings": model.max_position_embeddings or 1, **hidden}
-    yield {**layers, "num_attention_heads": model.num_attention_heads, "head_dim": model.head_size}
-    if model.num_experts:
-        yield {**layers, "num_experts": model.num_experts, "moe_intermediate_size": model.expert_size}
-        yield {**layers, "num_shared_experts": model.num_shared_experts, "moe_intermediate_size": model.expert_size}
-    else:
-        yield {**layers, "intermediate_size": model.intermediate_size}
+_SHARED_SIZES: Final = ("hidden_size", "num_hidden_layers")
+_SIZES: Final[Mapping[Part, tuple[str, ...]]] = {
+    "embedding": ("vocab_size", "max_position_embeddings"),
+    "head": ("vocab_size",),
+    "attention": ("num_attention_heads", "head_dim", "kv_lora_rank"),
+    "norms": (),
+    "mlp": ("intermediate_size",),
+    "router": ("num_experts",),
+    "experts": ("num_experts", "moe_intermediate_size"),
+}
+"""Fields of a model that make a tensor large."""
 
 
 def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:
@@ -164,4 +155,5 @@ def build_unfitted(data_parallel_size: int, verification: Verification) -> Compi
 
 def count_parts(mesh_shape: Mapping[str, int]) -> int:
     """Returns over how many parts the step lays a batch."""
-    return math.prod(size for name, size in mesh_shape.items() if find_role(name) in ("data", "fsdp", "expert"))
+    axes = MeshAxes.of(mesh_shape)
+    return axes.measure(axes.batch)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import DoesNotDivideError, InvalidRequestError
-from meshwright.planning.axis_names import ROLE_NAMES, Role, find_role
 from meshwright.planning.divisors import choose_near, list_divisors, write_values
+from meshwright.planning.parallelism import ROLE_NAMES, Role, find_role
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 MOST_OFFERED: Final = 4

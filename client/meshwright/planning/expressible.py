@@ -7,9 +7,10 @@ Knows no jax.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshwright.errors import NotCompiledError
+from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes
 from meshwright.wire.model import ModelSpec
 
 
@@ -28,6 +29,19 @@ def check_expressible(model: ModelSpec, sequence_length: int) -> None:
         raise NotCompiledError(
             f"{model.name or 'the model'} has {', '.join(found)}, which the step that is compiled does not have; its "
             f"parameters are counted and its plan stands, but no compiler says whether it fits"
+        )
+
+
+def check_axes(mesh_shape: Mapping[str, int]) -> None:
+    """Raises NotCompiledError unless the compiled step has every axis that is larger than 1."""
+    axes = MeshAxes.of(mesh_shape)
+    for name in axes.find(None):
+        known = ", ".join(names[0] for names in ROLE_NAMES.values())
+        raise NotCompiledError(f"axis {name} says nothing of what it is for; the step knows axes by name, as {known}")
+    for name in axes.find("pipeline"):
+        raise NotCompiledError(
+            f"axis {name} of {axes.sizes[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
+            f"leave {name} out, and compile one stage by giving the model that many layers fewer"
         )
 
 

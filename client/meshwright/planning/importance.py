@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.axis_names import ROLES, Role, find_role
+from meshwright.planning.parallelism import ROLES, Role, find_role
 
 RANK_RATIO: Final = 4.0
 """How much more an axis counts than the next one in rank, inside a granule. Ours: it ranks axes, and predicts

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.axis_names import find_role
 from meshwright.planning.divisibility import check_divides
 from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.parallelism import find_role
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.selection import Pool, select_devices
+from meshwright.planning.tensors import count_parameters
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans

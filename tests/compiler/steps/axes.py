@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from meshwright.planning.axis_names import Role, find_role
+from meshwright.planning.parallelism import Role, find_role
 
 Array = Any
 Splits = tuple[Role | None, ...]

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from meshwright.compiling import NotCompiledError
-from meshwright.compiling.step.sharding import StepAxes, Tensor, build_spec, build_tensors, walk_tensors
+from meshwright.compiling.step.sharding import Tensor, build_spec, build_tensors, walk_tensors
 from meshwright.planning.divisibility import check_divides
-from meshwright.planning.expressible import find_inexpressible
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.expressible import check_axes, find_inexpressible
+from meshwright.planning.parallelism import MeshAxes
 from meshwright.planning.presets import Preset, read_presets
+from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import PLAIN, models
 
@@ -40,7 +41,7 @@ EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_inte
 
 
 def count_elements(model: ModelSpec, *, scanned: bool, mesh: dict[str, int] | None = None) -> int:
-    return sum(tensor.size for tensor in walk_tensors(build_tensors(model, StepAxes.of(mesh or {}), scanned=scanned)))
+    return sum(tensor.size for tensor in walk_tensors(build_tensors(model, MeshAxes.of(mesh or {}), scanned=scanned)))
 
 
 @pytest.mark.parametrize("preset", COMPILED)
@@ -62,7 +63,7 @@ def test_where_a_mesh_divides_a_model_every_tensor_is_divided_evenly(
 ) -> None:
     fitting = fit_model(model, mesh)
     check_divides(fitting, TrainingSpec(global_batch=math.prod(mesh.values()), sequence_length=LENGTH), mesh)
-    for tensor in walk_tensors(build_tensors(fitting, StepAxes.of(mesh), scanned=scanned)):
+    for tensor in walk_tensors(build_tensors(fitting, MeshAxes.of(mesh), scanned=scanned)):
         check_places(tensor, mesh)
 
 
@@ -105,7 +106,7 @@ def list_axes(spec: PartitionSpec) -> Iterator[tuple[str, ...]]:
 
 def find(model: dict[str, Any], name: str, **mesh: int) -> Tensor:
     """Returns one tensor of a layer, or one outside of them."""
-    tensors = build_tensors(ModelSpec(**model), StepAxes.of(mesh), scanned=False)
+    tensors = build_tensors(ModelSpec(**model), MeshAxes.of(mesh), scanned=False)
     tensor: Tensor = tensors.get(name) or tensors["layers"][0][name]
     return tensor
 
@@ -137,8 +138,8 @@ def test_a_tensor_lies_where_its_part_in_a_matmul_says(
 
 def test_layers_are_stacked_or_listed_and_a_stack_is_never_divided() -> None:
     model = ModelSpec(**PLAIN)
-    stacked = build_tensors(model, StepAxes.of({"fsdp": 2}), scanned=True)["layers"]
-    listed = build_tensors(model, StepAxes.of({"fsdp": 2}), scanned=False)["layers"]
+    stacked = build_tensors(model, MeshAxes.of({"fsdp": 2}), scanned=True)["layers"]
+    listed = build_tensors(model, MeshAxes.of({"fsdp": 2}), scanned=False)["layers"]
     assert len(listed) == model.num_hidden_layers
     assert {name: tensor.shape for name, tensor in stacked.items()} == {
         name: (model.num_hidden_layers, *tensor.shape) for name, tensor in listed[0].items()
@@ -150,11 +151,11 @@ def test_layers_are_stacked_or_listed_and_a_stack_is_never_divided() -> None:
 
 
 def test_axes_of_one_device_are_no_axes() -> None:
-    assert StepAxes.of({"dp": 1, "pp": 1, "whatever": 1, "tp": 2}) == StepAxes({"tp": 2}, {"tensor": ("tp",)})
+    assert MeshAxes.of({"dp": 1, "pp": 1, "whatever": 1, "tp": 2}) == MeshAxes({"tp": 2})
 
 
 def test_axes_are_found_by_role_in_the_order_of_the_mesh() -> None:
-    axes = StepAxes.of({"replica": 2, "dp": 2, "fsdp": 2, "ep": 2, "cp": 2, "tp": 2})
+    axes = MeshAxes.of({"replica": 2, "dp": 2, "fsdp": 2, "ep": 2, "cp": 2, "tp": 2})
     assert axes.batch == ("replica", "dp", "fsdp", "ep")
     assert (axes.context, axes.tensor, axes.expert) == (("cp",), ("tp",), ("ep",))
     assert axes.measure(axes.batch) == 16
@@ -162,25 +163,25 @@ def test_axes_are_found_by_role_in_the_order_of_the_mesh() -> None:
 
 def test_a_pipeline_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(NotCompiledError, match=r"axis pp of 2 is a pipeline.*no pipeline stages; leave pp out"):
-        StepAxes.of({"pp": 2, "tp": 4})
+        check_axes({"pp": 2, "tp": 4})
 
 
 def test_a_name_that_says_nothing_is_refused_with_those_that_do() -> None:
     with pytest.raises(NotCompiledError, match=r"axis x says nothing.*pp, dp, fsdp, ep, sp, tp"):
-        StepAxes.of({"x": 2, "tp": 4})
+        check_axes({"x": 2, "tp": 4})
 
 
 def test_weights_lie_over_context_and_experts_only_beside_fsdp_and_only_where_they_divide() -> None:
-    both = StepAxes.of({"fsdp": 2, "ep": 2, "cp": 3})
+    both = MeshAxes.of({"fsdp": 2, "ep": 2, "cp": 3})
     assert both.shard_weights(12) == ("fsdp", "cp", "ep")
     assert both.shard_weights(6) == ("fsdp", "cp")
     assert both.shard_weights(4) == ("fsdp", "ep")
     assert both.shard_weights(4, without=("ep",)) == ("fsdp",)
     assert both.shard_weights(5) == ()
-    assert StepAxes.of({"ep": 2, "cp": 3}).shard_weights(6) == ()
+    assert MeshAxes.of({"ep": 2, "cp": 3}).shard_weights(6) == ()
 
 
 def test_axes_that_do_not_divide_a_dimension_are_not_taken() -> None:
-    axes = StepAxes.of({"tp": 4})
+    axes = MeshAxes.of({"tp": 4})
     assert (axes.take(("tp",), 8), axes.take(("tp",), 2), axes.take((), 3)) == (("tp",), (), ())
     assert build_spec(("tp",), (), None) == PartitionSpec(("tp",), None, None)

@@ -10,7 +10,7 @@ import pytest
 from meshwright.compiling.child import compile_in_child
 from meshwright.compiling.report import STAGES
 from meshwright.planning.models import read_model
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification

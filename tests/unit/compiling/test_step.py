@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from meshwright.compiling import NotCompiledError
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.step.layers import EPSILON, normalise, rotate, scale_rms
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 SIZES: dict[str, Any] = {

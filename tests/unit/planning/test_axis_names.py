@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planning.axis_names import ROLE_NAMES, ROLES, Role, find_role
+from meshwright.planning.parallelism import ROLE_NAMES, ROLES, Role, find_role
 
 
 @pytest.mark.parametrize(

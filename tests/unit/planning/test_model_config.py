@@ -12,7 +12,7 @@ from meshwright.errors import InvalidRequestError
 from meshwright.planning.model_config import is_config
 from meshwright.planning.model_families import FAMILIES, UNSUPPORTED, WRAPPERS
 from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.configs import GEMMA3_4B, PUBLISHED
 

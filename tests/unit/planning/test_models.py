@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.parameters import count_parameters
 from meshwright.planning.presets import find_preset, parse_presets, read_presets, suggest_presets
+from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models
 

@@ -27,7 +27,8 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshwright.compiling.step.sharding import EXPERT_MATMUL, Axes, Layout, Tensor, Tensors, build_spec, keep
+from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, Tensor, Tensors, build_spec, keep
+from meshwright.planning.parallelism import Axes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array

@@ -14,7 +14,7 @@ what it keeps a part of.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,97 +23,10 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.compiling import NotCompiledError
-from meshwright.planning.axis_names import ROLE_NAMES, Role, find_role
+from meshwright.planning.parallelism import Axes, MeshAxes
+from meshwright.planning.tensors import Tensor as ModelTensor
+from meshwright.planning.tensors import list_tensors
 from meshwright.wire.model import ModelSpec
-
-Axes = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StepAxes:
-    """The axes of a mesh by role, outermost first; those of size 1 are left out.
-
-    Attributes:
-        sizes: axis → size.
-        by_role: role → axes.
-    """
-
-    sizes: Mapping[str, int]
-    by_role: Mapping[Role, Axes]
-
-    @classmethod
-    def of(cls, shape: Mapping[str, int]) -> StepAxes:
-        """Returns the axes of a mesh of this shape.
-
-        Raises:
-            NotCompiledError: an axis has a name that says nothing, or is one that the step does not have.
-        """
-        wide = {name: size for name, size in shape.items() if size > 1}
-        roles: dict[Role, list[str]] = {}
-        for name in wide:
-            roles.setdefault(_read_role(name), []).append(name)
-        if "pipeline" in roles:
-            name = roles["pipeline"][0]
-            raise NotCompiledError(
-                f"axis {name} of {wide[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
-                f"leave {name} out, and compile one stage by giving the model that many layers fewer"
-            )
-        return cls(wide, {role: tuple(names) for role, names in roles.items()})
-
-    def find(self, *roles: Role) -> Axes:
-        """Returns the axes of these roles, role by role."""
-        return tuple(name for role in roles for name in self.by_role.get(role, ()))
-
-    def measure(self, axes: Sequence[str]) -> int:
-        """Returns over how many parts these axes divide a dimension."""
-        return math.prod(self.sizes[name] for name in axes)
-
-    @property
-    def batch(self) -> Axes:
-        """Axes that a batch lies over."""
-        return self.find("data", "fsdp", "expert")
-
-    @property
-    def context(self) -> Axes:
-        """Axes that a sequence lies over inside attention."""
-        return self.find("context")
-
-    @property
-    def tensor(self) -> Axes:
-        """Axes that heads, feed-forward columns and the vocabulary lie over."""
-        return self.find("tensor")
-
-    @property
-    def expert(self) -> Axes:
-        """Axes that experts lie over."""
-        return self.find("expert")
-
-    def shard_weights(self, size: int, *, without: Axes = ()) -> Axes:
-        """Returns the axes that a weight's dimension of `size` lies over, beside those it has already."""
-        if not self.find("fsdp"):
-            return ()
-        chosen: Axes = ()
-        for name in self.find("fsdp", "context", "expert"):
-            if name not in without and size % self.measure((*chosen, name)) == 0:
-                chosen = (*chosen, name)
-        return chosen
-
-    def take_tensor(self, size: int) -> Axes:
-        """Returns the tensor axes, or none where they do not divide a dimension of `size`."""
-        return self.take(self.tensor, size)
-
-    def take(self, axes: Axes, size: int) -> Axes:
-        """Returns the axes, or none where they do not divide a dimension of `size`."""
-        return axes if size % self.measure(axes) == 0 else ()
-
-
-def _read_role(name: str) -> Role:
-    role = find_role(name)
-    if role is None:
-        known = ", ".join(names[0] for names in ROLE_NAMES.values())
-        raise NotCompiledError(f"axis {name} says nothing of what it is for; the step knows axes by name, as {known}")
-    return role
 
 
 def build_spec(*dimensions: Axes | None) -> PartitionSpec:
@@ -123,7 +36,7 @@ def build_spec(*dimensions: Axes | None) -> PartitionSpec:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One trained tensor.
+    """One trained tensor on a mesh.
 
     Attributes:
         shape: of the whole.
@@ -145,109 +58,21 @@ Tensors = dict[str, Any]
 """Name → Tensor, or a dict of them, or for layers that are not scanned a tuple of dicts."""
 
 
-class TensorTable:
-    """The tensors of one model on one mesh."""
-
-    def __init__(self, model: ModelSpec, axes: StepAxes) -> None:
-        self._model = model
-        self._axes = axes
-
-    def list_outer(self) -> Tensors:
-        """Returns the tensors outside the layers."""
-        model = self._model
-        # Columns of the table are split: a look-up of rows that lie elsewhere would gather all of it.
-        over = self._axes.take_tensor(model.hidden_size)
-        tensors = {"embedding": self._matrix(model.vocab_size, model.hidden_size, columns=over, fsdp=1)}
-        if model.positions == "learned":
-            tensors["positions"] = self._plain(model.max_position_embeddings or 1, model.hidden_size)
-        if not model.tie_word_embeddings:
-            tensors["head"] = self._matrix(model.hidden_size, model.vocab_size, columns=self._axes.tensor, fsdp=0)
-        return {**tensors, **self._norm("final_norm", model.hidden_size)}
-
-    def list_layer(self) -> Tensors:
-        """Returns the tensors of one layer."""
-        hidden = self._model.hidden_size
-        block = self._list_experts() if self._model.num_experts else self._list_mlp()
-        norms = {**self._norm("attention_norm", hidden), **self._norm("mlp_norm", hidden)}
-        return {**norms, **self._list_attention(), **block}
-
-    def _list_attention(self) -> Tensors:
-        model, tensor = self._model, self._axes.tensor
-        hidden, size = model.hidden_size, model.head_size
-        tensors: Tensors = {}
-        for name, heads in (("query", model.num_attention_heads), ("key", model.kv_heads), ("value", model.kv_heads)):
-            over = self._axes.take_tensor(heads * size)  # also where the axes cut heads: a part of one is a part too
-            tensors[name] = self._matrix(hidden, heads * size, columns=over, fsdp=0)
-            if model.attention_bias:
-                tensors[f"{name}_bias"] = self._plain(heads * size, over=over)
-        if model.qk_norm:
-            tensors |= {"query_norm": self._plain(size), "key_norm": self._plain(size)}
-        tensors["output"] = self._matrix(model.num_attention_heads * size, hidden, rows=tensor, fsdp=1)
-        if model.attention_output_bias:
-            tensors["output_bias"] = self._plain(hidden)
-        return tensors
-
-    def _list_mlp(self) -> Tensors:
-        model, tensor = self._model, self._axes.tensor
-        hidden, inner = model.hidden_size, model.intermediate_size
-        ins = ("gate", "up") if model.gated else ("up",)
-        tensors = {name: self._matrix(hidden, inner, columns=tensor, fsdp=0) for name in ins}
-        tensors["down"] = self._matrix(inner, hidden, rows=tensor, fsdp=1)
-        if model.mlp_bias:
-            tensors |= {f"{name}_bias": self._plain(inner, over=tensor) for name in ins}
-            tensors["down_bias"] = self._plain(hidden)
-        return tensors
-
-    def _list_experts(self) -> Tensors:
-        model, hidden = self._model, self._model.hidden_size
-        count, inner = model.num_experts or 1, model.expert_size
-        ins = ("gate", "up") if model.gated else ("up",)
-        tensors = {"router": self._matrix(hidden, count, fsdp=0)}
-        tensors |= {name: self._expert(count, hidden, inner, columns=self._axes.tensor) for name in ins}
-        tensors["down"] = self._expert(count, inner, hidden, rows=self._axes.tensor)
-        if model.num_shared_experts:
-            shared = inner * model.num_shared_experts
-            tensors |= {f"shared_{n}": self._matrix(hidden, shared, columns=self._axes.tensor, fsdp=0) for n in ins}
-            tensors["shared_down"] = self._matrix(shared, hidden, rows=self._axes.tensor, fsdp=1)
-        return tensors
-
-    def _matrix(self, rows_: int, columns_: int, *, fsdp: int, rows: Axes = (), columns: Axes = ()) -> Tensor:
-        """Returns a matrix [rows, columns] whose dimension `fsdp` is sharded over fsdp too."""
-        used, sizes = [rows, columns], (rows_, columns_)
-        stored = list(used)
-        stored[fsdp] = (*used[fsdp], *self._axes.shard_weights(sizes[fsdp] // self._axes.measure(used[fsdp])))
-        return Tensor((rows_, columns_), build_spec(*stored), build_spec(*used))
-
-    def _expert(self, count: int, rows_: int, columns_: int, *, rows: Axes = (), columns: Axes = ()) -> Tensor:
-        expert = self._axes.expert
-        over = self._axes.shard_weights(columns_ if rows else rows_, without=expert)
-        stored = build_spec(expert, rows, over) if rows else build_spec(expert, over, columns)
-        return Tensor((count, rows_, columns_), stored, build_spec(expert, rows, columns))
-
-    def _norm(self, name: str, size: int) -> Tensors:
-        scale = {name: self._plain(size)}
-        return scale if self._model.norm == "rmsnorm" else {**scale, f"{name}_bias": self._plain(size)}
-
-    def _plain(self, *shape: int, over: Axes = ()) -> Tensor:
-        """Returns a tensor that every device has whole, but for its last dimension's `over`."""
-        spec = build_spec(*(None for _ in shape[:-1]), over)
-        return Tensor(shape, spec, spec)
+def build_tensors(model: ModelSpec, axes: MeshAxes, *, scanned: bool) -> Tensors:
+    """Returns all tensors of a model whose layers are alike: those outside the layers, and "layers"."""
+    tensors = list_tensors(model)
+    (layer,) = tensors.layers
+    layers: Any = _place(layer.tensors, axes, stack=(layer.count,) if scanned else ())
+    return {**_place(tensors.outer, axes), "layers": layers if scanned else (layers,) * layer.count}
 
 
-def build_tensors(model: ModelSpec, axes: StepAxes, *, scanned: bool) -> Tensors:
-    """Returns all tensors of the model: those outside the layers, and "layers"."""
-    table = TensorTable(model, axes)
-    layer = table.list_layer()
-    if scanned:
-        layers: Any = {name: _stack(tensor, model.num_hidden_layers) for name, tensor in layer.items()}
-    else:
-        layers = tuple(layer for _ in range(model.num_hidden_layers))
-    return {**table.list_outer(), "layers": layers}
-
-
-def _stack(tensor: Tensor, count: int) -> Tensor:
-    stored = PartitionSpec(None, *tensor.stored)
-    return Tensor((count, *tensor.shape), stored, PartitionSpec(None, *tensor.used))
+def _place(tensors: Iterable[ModelTensor], axes: MeshAxes, stack: tuple[int, ...] = ()) -> Tensors:
+    """Returns tensors on a mesh, by name; `stack`: a first dimension that no axis cuts."""
+    placed = {}
+    for tensor in tensors:
+        stored, used = (build_spec(*(None for _ in stack), *place) for place in tensor.place(axes))
+        placed[tensor.name] = Tensor((*stack, *tensor.shape), stored, used)
+    return placed
 
 
 def walk_tensors(tensors: Tensors | tuple[Tensors, ...] | Tensor) -> Iterator[Tensor]:
@@ -276,7 +101,7 @@ class Layout:
     """A mesh and its axes by role."""
 
     mesh: Mesh
-    axes: StepAxes
+    axes: MeshAxes
 
     def put(self, value: Array, *dimensions: Axes | None) -> Array:
         """Returns the array, each dimension over these axes."""

@@ -28,7 +28,6 @@ from meshwright.compiling.step.layers import Decoder, build_residual, normalise
 from meshwright.compiling.step.sharding import (
     EXPERT_MATMUL,
     Layout,
-    StepAxes,
     Tensor,
     Tensors,
     build_spec,
@@ -36,7 +35,8 @@ from meshwright.compiling.step.sharding import (
     pin,
     walk_tensors,
 )
-from meshwright.planning.expressible import check_expressible
+from meshwright.planning.expressible import check_axes, check_expressible
+from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Array = jax.Array
@@ -186,7 +186,8 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
             step has not.
     """
     check_expressible(model, training.sequence_length)
-    layout = Layout(mesh, StepAxes.of(dict(mesh.shape)))
+    check_axes(dict(mesh.shape))
+    layout = Layout(mesh, MeshAxes.of(dict(mesh.shape)))
     tensors = build_tensors(model, layout.axes, scanned=training.scan_layers)
     forward = _Forward(model, training, layout, tensors)
 

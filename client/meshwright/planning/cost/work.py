@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
-from meshwright.planning.parameters import LayerCount, count_parameters
+from meshwright.planning.tensors import LayerTensors, Part, Tensor, list_tensors
 from meshwright.wire.model import ModelSpec
 
 Cut = Literal["outputs", "inputs", "tokens"]
@@ -134,65 +135,40 @@ class Work:
 
 def build_work(model: ModelSpec, sequence_length: int) -> Work:
     """Returns what a model computes on sequences of this many tokens."""
-    count = count_parameters(model)
+    tensors = list_tensors(model)
+    attention = _build_attention(model, sequence_length)
     return Work(
         hidden=model.hidden_size,
         vocabulary=model.vocab_size,
         sequence_length=sequence_length,
-        blocks=tuple(_build_blocks(model, sequence_length)),
+        blocks=tuple(_build_block(model, layer, attention) for layer in tensors.layers),
         head=Matmul(model.hidden_size, model.vocab_size, "outputs"),
-        embedding_parameters=count.embedding,
+        embedding_parameters=tensors.measure("embedding"),
         is_tied=model.tie_word_embeddings,
     )
 
 
-def _build_blocks(model: ModelSpec, length: int) -> Iterator[Block]:
-    count = count_parameters(model)
-    attention = _build_attention(model, length)
-    projections = tuple(_list_projections(model))
-    if count.dense_layer is not None:
-        matmuls = (*projections, *_build_feed_forward(model, model.intermediate_size))
-        others = _count_others(count.dense_layer, matmuls)
-        yield Block(count.dense_layer_count, matmuls, attention, None, others, model.intermediate_size)
-    if count.expert_layer is not None:
-        chosen = model.num_experts_per_tok or 0
-        matmuls = (*projections, *(_build_feed_forward(model, model.shared_size) if model.shared_size else ()))
-        inner = chosen * model.expert_size + model.shared_size
-        feed = _build_feed_forward(model, model.expert_size)
-        experts = Experts(model.num_experts or 0, chosen, feed, count.expert_layer.experts)
-        others = _count_others(count.expert_layer, matmuls)
-        yield Block(count.expert_layer_count, matmuls, attention, experts, others, inner)
+def _build_block(model: ModelSpec, layer: LayerTensors, attention: Attention) -> Block:
+    matmuls = tuple(_list_matmuls(layer, "attention", "mlp"))
+    others = layer.measure("attention", "mlp", "norms", "router") - sum(matmul.parameters for matmul in matmuls)
+    if not layer.has_experts:
+        return Block(layer.count, matmuls, attention, None, others, model.intermediate_size)
+    chosen = model.num_experts_per_tok or 0
+    feed = tuple(_list_matmuls(layer, "experts"))
+    experts = Experts(model.num_experts or 0, chosen, feed, layer.measure("experts"))
+    return Block(layer.count, matmuls, attention, experts, others, chosen * model.expert_size + model.shared_size)
 
 
-def _count_others(layer: LayerCount, matmuls: tuple[Matmul, ...]) -> int:
-    return layer.without_experts - sum(matmul.parameters for matmul in matmuls)
+def _list_matmuls(layer: LayerTensors, *parts: Part) -> Iterator[Matmul]:
+    """Yields the matmuls of a layer; matrices that follow each other and have the same input are multiplied at once."""
+    matrices = (tensor for tensor in layer.tensors if tensor.part in parts and tensor.is_matrix)
+    for (inputs, cut), joined in groupby(matrices, lambda tensor: (tensor.shape[-2], _find_cut(tensor))):
+        yield Matmul(inputs, sum(tensor.shape[-1] for tensor in joined), cut)
 
 
-def _build_feed_forward(model: ModelSpec, inner: int) -> tuple[Matmul, ...]:
-    hidden = model.hidden_size
-    return Matmul(hidden, inner * (2 if model.gated else 1), "outputs"), Matmul(inner, hidden, "inputs")
-
-
-def _list_projections(model: ModelSpec) -> Iterator[Matmul]:
-    """Yields the matmuls around attention; see `parameters.count_parameters` for those of latent attention."""
-    hidden, heads = model.hidden_size, model.num_attention_heads
-    queries, values = heads * model.head_size, heads * model.value_size
-    if not model.is_latent:
-        yield Matmul(hidden, queries + 2 * model.kv_heads * model.head_size, "outputs")
-        yield Matmul(queries, hidden, "inputs")
-        return
-    rank, turned, narrow = model.kv_lora_rank or 0, model.qk_rope_head_dim or 0, model.q_lora_rank
-    if narrow is None:
-        yield Matmul(hidden, queries, "outputs")
-    else:
-        yield Matmul(hidden, narrow, "tokens")
-        yield Matmul(narrow, queries, "outputs")
-    yield Matmul(hidden, rank + turned, "tokens")
-    yield Matmul(rank, heads * (model.qk_nope_head_dim or 0) + values, "outputs")
-    if model.index_n_heads and model.index_head_dim:
-        yield Matmul(narrow or 0, model.index_n_heads * model.index_head_dim, "tokens")
-        yield Matmul(hidden, model.index_head_dim + model.index_n_heads, "tokens")
-    yield Matmul(values, hidden, "inputs")
+def _find_cut(tensor: Tensor) -> Cut:
+    rows, columns = tensor.roles[-2:]
+    return "inputs" if "tensor" in rows else "outputs" if "tensor" in columns else "tokens"
 
 
 def _build_attention(model: ModelSpec, length: int) -> Attention:

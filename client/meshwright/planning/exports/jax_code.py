@@ -6,13 +6,14 @@ module needs jax and NumPy only, where the plan's own code does. What comes from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from meshwright.errors import NotCompiledError
-from meshwright.planning.exports.setting import Axes, Setting, refuse
-from meshwright.planning.exports.weights import Weight, list_layer, list_outer
+from meshwright.planning.exports.setting import Setting, refuse
 from meshwright.planning.expressible import check_expressible
+from meshwright.planning.parallelism import Axes, MeshAxes
+from meshwright.planning.tensors import Tensor, list_tensors
 from meshwright.wire.model import Remat
 
 _POLICIES: Final[Mapping[Remat, str]] = {
@@ -60,9 +61,9 @@ def write_jax(setting: Setting) -> str:
 
 
 def _check(setting: Setting) -> None:
-    stages = setting.find("pipeline")
+    stages = setting.axes.find("pipeline")
     if stages:
-        said = " × ".join(f"{name}:{setting.sizes[name]}" for name in stages)
+        said = setting.axes.write(stages)
         message = f"{said} is a pipeline; a PartitionSpec says where an array lies, not which stage runs when"
         raise refuse("jax", message, f"leave out {' and '.join(stages)}, or export maxtext, which has stages")
     try:
@@ -101,31 +102,33 @@ def _write_policy(setting: Setting) -> list[str]:
 
 
 def _write_weights(setting: Setting) -> list[str]:
-    scanned, count = setting.training.scan_layers, setting.model.num_hidden_layers
+    tensors, scanned = list_tensors(setting.model), setting.training.scan_layers
+    (layer,) = tensors.layers
+    count = layer.count
     stacked = f"The first dimension of a layer's weights is the {count} layers." if scanned else ""
     layers = "LAYER" if scanned else f"(LAYER,) * {count}"
     return [
         "# Where weights lie, with their shapes; gradients and the optimizer's moments lie as their weights do.",
         *([f"# {stacked}"] if stacked else []),
         "LAYER = {",
-        *_write_entries(list_layer(setting), stacked=count if scanned else None),
+        *_write_entries(layer.tensors, setting.axes, stack=(count,) if scanned else ()),
         "}",
         "PARAMETERS = {",
-        *_write_entries(list_outer(setting)),
+        *_write_entries(tensors.outer, setting.axes),
         f'    "layers": {layers},',
         "}",
     ]
 
 
-def _write_entries(weights: Mapping[str, Weight], *, stacked: int | None = None) -> Iterator[str]:
-    first = () if stacked is None else (stacked,)
-    for name, weight in weights.items():
-        spec = write_spec((*(() for _ in first), *weight.spec))
-        yield f'    "{name}": {spec},  # {[*first, *weight.shape]}'
+def _write_entries(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, ...] = ()) -> Iterator[str]:
+    for tensor in tensors:
+        stored, _ = tensor.place(axes)
+        spec = write_spec((*(() for _ in stack), *stored))
+        yield f'    "{tensor.name}": {spec},  # {[*stack, *tensor.shape]}'
 
 
 def _write_batch(setting: Setting) -> list[str]:
-    spec = write_spec(((), setting.batch, setting.find("context")))
+    spec = write_spec(((), setting.axes.batch, setting.axes.context))
     return [
         "# Tokens and targets [PASSES, GLOBAL_BATCH // PASSES, SEQUENCE_LENGTH].",
         f"BATCH = {spec}",

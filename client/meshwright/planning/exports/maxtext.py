@@ -14,9 +14,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from meshwright.planning.axis_names import Role, find_role
 from meshwright.planning.exports.maxtext_model import list_model_flags, list_model_notes, list_overrides
 from meshwright.planning.exports.setting import Setting, refuse
+from meshwright.planning.parallelism import Role, find_role
 from meshwright.topology.chips import find_chip_by_kind
 from meshwright.topology.systems import find_domain_count
 from meshwright.wire.devices import Platform
@@ -70,7 +70,7 @@ def write_maxtext(setting: Setting) -> str:
         **list_overrides(setting, step),
         **step,
     }
-    mesh = ",".join(f"{name}:{size}" for name, size in setting.sizes.items())
+    mesh = ",".join(f"{name}:{size}" for name, size in setting.axes.sizes.items())
     head = [f"# Mesh {mesh or 'of one device'}, plan {setting.plan.fingerprint}; flags as of MaxText {VERSION}."]
     notes = [f"# Not said by flags: {note}." for note in (*list_model_notes(setting), *_list_notes(setting))]
     command = [COMMAND, *(f"  {name}={shlex.quote(value)}" for name, value in flags.items())]
@@ -86,7 +86,7 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
     spread = {} if setting.plan.platform == "cpu" else {axis.name: axis.dcn_size for axis in setting.plan.axes}
     if spread:
         _check_granules(setting, spread)
-    for name, size in setting.sizes.items():
+    for name, size in setting.axes.sizes.items():
         flag, outer = _find_flag(name), spread.get(name, 1)
         inside[f"ici_{flag}"] = inside.get(f"ici_{flag}", 1) * (size // outer)
         across[f"dcn_{flag}"] = across.get(f"dcn_{flag}", 1) * outer
@@ -108,11 +108,13 @@ def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
     granules = setting.plan.granules
     kind, size = granules[0].kind, _measure_domain(granules[0])
     count = -(-sum(granule.device_count for granule in granules) // size)
-    outer = {name: spread.get(name, 1) for name in setting.sizes}
-    product, devices = math.prod(outer.values()), setting.measure(tuple(setting.sizes))
-    uneven = any(setting.sizes[name] % parts for name, parts in outer.items())
+    outer = {name: spread.get(name, 1) for name in setting.axes.sizes}
+    product, devices = math.prod(outer.values()), setting.axes.measure(setting.axes.sizes)
+    uneven = any(setting.axes.sizes[name] % parts for name, parts in outer.items())
     if uneven or product > count or devices > product * size:
-        said = ", ".join(f"{name}:{setting.sizes[name]} over {parts}" for name, parts in outer.items() if parts > 1)
+        said = ", ".join(
+            f"{name}:{setting.axes.sizes[name]} over {parts}" for name, parts in outer.items() if parts > 1
+        )
         message = f"MaxText takes each axis as a part inside a {kind} times a part across, and {said} {kind}s is not so"
         raise refuse("maxtext", message, f"let some axes fill the {size} devices of a {kind}, and others cross {kind}s")
 
@@ -129,7 +131,7 @@ def _measure_domain(granule: PlanGranule) -> int:
 
 def _list_batch(setting: Setting) -> dict[str, str]:
     """Returns batch and passes: of a pipeline, passes are its micro-batches."""
-    stages, passes = setting.measure(setting.find("pipeline")), setting.passes
+    stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.passes
     length = {"max_target_length": str(setting.training.sequence_length)}
     if stages == 1:
         batch = _write_batch(setting, passes)
@@ -149,7 +151,7 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 
 def _write_batch(setting: Setting, passes: int) -> str:
     """Returns sequences a device and pass, such that MaxText's int(devices · value) is the batch of a pass."""
-    devices, batch = setting.measure(tuple(setting.sizes)), setting.training.global_batch // passes
+    devices, batch = setting.axes.measure(setting.axes.sizes), setting.training.global_batch // passes
     value = batch / devices
     while int(devices * value) < batch:
         value = math.nextafter(value, math.inf)
@@ -185,7 +187,7 @@ def _list_experts(setting: Setting) -> dict[str, str]:
 def _list_notes(setting: Setting) -> Iterator[str]:
     plan, training = setting.plan, setting.training
     yield "base_output_directory and the dataset's flags, which are yours"
-    if setting.sizes:
+    if setting.axes.sizes:
         yield "the order of the devices; MaxText orders them itself, by jax's mesh_utils"
     if training.remat == "none":
         yield "remat none; MaxText puts each layer under jax.checkpoint, and minimal_with_context keeps most of it"

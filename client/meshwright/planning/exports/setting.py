@@ -5,16 +5,12 @@ Rule: what a plan's schedule says comes before what training says, since a searc
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.axis_names import Role, find_role
+from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.mesh import ExportName, Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
-
-Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -25,32 +21,19 @@ class Setting:
         plan: where devices stand.
         model: its dimensions.
         training: with the passes, remat and moments of the plan.
-        sizes: of the axes that are larger than 1, the outermost first.
+        axes: of its mesh.
     """
 
     plan: Plan
     model: ModelSpec
     training: TrainingSpec
-    sizes: Mapping[str, int]
+    axes: MeshAxes
 
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
         """Returns what a plan for this model says, whose axes divide what they cut."""
         chosen = _read_schedule(plan, training)
-        return cls(plan, model, chosen, {name: size for name, size in plan.mesh_shape.items() if size > 1})
-
-    def find(self, *roles: Role) -> Axes:
-        """Returns the axes of these roles, role by role, the outermost first."""
-        return tuple(name for role in roles for name in self.sizes if find_role(name) == role)
-
-    def measure(self, axes: Axes) -> int:
-        """Returns into how many parts these axes divide a dimension."""
-        return math.prod(self.sizes[name] for name in axes)
-
-    @property
-    def batch(self) -> Axes:
-        """Axes that a batch lies over."""
-        return self.find("data", "fsdp", "expert")
+        return cls(plan, model, chosen, MeshAxes.of(plan.mesh_shape))
 
     @property
     def passes(self) -> int:
@@ -60,7 +43,7 @@ class Setting:
     @property
     def micro_batch(self) -> int:
         """Sequences that one data-parallel part works on at a time."""
-        return self.training.global_batch // self.measure(self.batch) // self.passes
+        return self.training.global_batch // self.axes.measure(self.axes.batch) // self.passes
 
 
 def _read_schedule(plan: Plan, training: TrainingSpec) -> TrainingSpec:

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshwright.planning.axis_names import Role, find_role
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.state import Moments, read_moments
+from meshwright.planning.parallelism import Role, find_role
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.pricing import DTYPES, Priced, price
 from meshwright.planning.search.space import AXES, REMATS, Bounds, Space, list_space

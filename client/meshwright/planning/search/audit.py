@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import Layout
+from meshwright.planning.parallelism import find_role
 from meshwright.planning.search.answer import ROLE_AXES, Question, tell_schedule
 from meshwright.planning.search.ranking import list_leaders
 from meshwright.planning.search.space import AXES, Bounds

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.state import Moments
 from meshwright.planning.divisors import choose_near, list_divisors, write_values
+from meshwright.planning.parallelism import find_role
 from meshwright.planning.search.answer import ROLE_AXES, Question, read_layout, tell
 from meshwright.planning.search.experts import list_expert_notices
 from meshwright.planning.search.hardware import Hardware

@@ -13,15 +13,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planning.axis_names import find_role
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.state import Moments
 from meshwright.planning.divisibility import Rule, list_rules
 from meshwright.planning.divisors import list_divisors
+from meshwright.planning.parallelism import find_role
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
 AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
-"""As a mesh has them, the outermost first: least traffic outside (`planning.axis_names.ROLES`)."""
+"""As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 REMATS: Final[Mapping[Remat, int]] = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 

@@ -22,8 +22,8 @@ from meshwright.planning.cost.collectives import (
     time_all_to_all_across,
     torus_wire,
 )
-from meshwright.planning.parameters import count_parameters
 from meshwright.planning.presets import find_preset
+from meshwright.planning.tensors import count_parameters
 from meshwright.topology.chips import Chip, find_chip
 
 WITHIN = 0.02

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from meshwright.planning.models import read_model
-from meshwright.planning.parameters import count_parameters
+from meshwright.planning.tensors import count_parameters, list_tensors
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models
 
@@ -31,7 +31,7 @@ GPT_NEOX_20B = ModelSpec(
 Tensors = list[tuple[str, tuple[int, ...]]]
 
 
-def list_tensors(model: ModelSpec) -> Tensors:
+def list_all(model: ModelSpec) -> Tensors:
     """Every tensor of the model, each layer on its own, as a checkpoint has them."""
     width = model.hidden_size
     tensors = [("embedding", (model.vocab_size, width)), *list_norm(model)]
@@ -134,7 +134,7 @@ def list_experts(model: ModelSpec) -> Tensors:
 @given(models() | described_models())
 def test_the_count_is_that_of_the_tensors_one_by_one(model: ModelSpec) -> None:
     sizes: Counter[str] = Counter()
-    for kind, shape in list_tensors(model):
+    for kind, shape in list_all(model):
         sizes[kind] += math.prod(shape)
     count = count_parameters(model)
     assert {kind: getattr(count, kind) for kind in sizes} == dict(sizes)
@@ -152,21 +152,24 @@ def test_a_token_goes_through_the_experts_that_it_chose_and_all_that_are_no_expe
 
 
 @given(described_models())
-def test_a_layer_of_each_kind_is_counted_alone(model: ModelSpec) -> None:
-    count = count_parameters(model)
+def test_a_layer_of_each_kind_is_listed_once_with_its_count(model: ModelSpec) -> None:
+    layers = list_tensors(model).layers
     numbers = range(1, model.num_hidden_layers + 1)
-    assert count.expert_layer_count == sum(has_experts(model, number) for number in numbers)
-    assert count.dense_layer_count == model.num_hidden_layers - count.expert_layer_count
-    assert (count.dense_layer is None, count.expert_layer is None) == (
-        count.dense_layer_count == 0,
-        count.expert_layer_count == 0,
-    )
-    if layer := count.expert_layer:
-        experts, chosen = model.num_experts or 0, model.num_experts_per_tok or 0
-        assert layer.total == layer.without_experts + layer.experts
-        assert layer.active == layer.without_experts + layer.experts * chosen // experts
-        more = count_parameters(model.model_copy(update={"num_hidden_layers": 2 * model.num_hidden_layers}))
-        assert more.expert_layer == layer
+    with_experts = sum(has_experts(model, number) for number in numbers)
+    counts = {True: with_experts, False: model.num_hidden_layers - with_experts}
+    assert [(layer.has_experts, layer.count) for layer in layers] == [
+        (k, counts[k]) for k in (False, True) if counts[k]
+    ]
+    more = list_tensors(model.model_copy(update={"num_hidden_layers": 2 * model.num_hidden_layers}))
+    assert all(layer.tensors in [other.tensors for other in more.layers] for layer in layers)
+
+
+@given(models() | described_models())
+def test_tensors_have_names_of_their_own_and_a_role_for_each_dimension(model: ModelSpec) -> None:
+    tensors = list_tensors(model)
+    for each in (tensors.outer, *(layer.tensors for layer in tensors.layers)):
+        assert len({tensor.name for tensor in each}) == len(each)
+        assert all(len(tensor.roles) == len(tensor.shape) for tensor in each)
 
 
 @given(described_models())

@@ -49,6 +49,7 @@ def test_a_firm_lease_takes_over_a_preemptible_one_and_nothing_else_does(
                 await scene.lease([1, 2], preemptible=new)
             for word in (old.id, "of ann", "(old)", "device 1 by", "50 s left"):
                 assert word in caught.value.detail
+            assert caught.value.hint.startswith('use "devices": [2]; or wait for')
             assert old.id in caught.value.hint
             assert scene.held() == [old.id, beside.id]
             return
@@ -149,16 +150,19 @@ def test_the_owner_renews_by_the_same_put_and_may_change_time_and_purpose(tmp_pa
     [
         ({"devices": [0, 2]}, "it holds device 0, 1, and device 0, 2 is asked for"),
         ({"devices": [0]}, "device 0 is asked for"),
+        ({"devices": [0, 1, 2]}, "device 0, 1, 2 is asked for"),
+        ({"devices": {"count": 1}}, "1 device(s) is asked for"),
         ({"devices": "all"}, "device 0, 1, 2, 3 is asked for"),
         ({"devices": {"count": 3}}, "3 device(s) is asked for"),
         ({"devices": [0, 1], "preemptible": True}, "it has preemptible False, and True is asked for"),
+        ({"devices": [0, 1], "preemptible": False}, "it has preemptible True, and False is asked for"),
     ],
 )
 def test_a_put_with_other_devices_is_refused_and_says_what_differs(
     tmp_path: Path, asked: dict[str, Any], said: str
 ) -> None:
     async def test(scene: Scene) -> None:
-        await scene.lease([0, 1], lease_id="a", ttl_s=60)
+        await scene.lease([0, 1], lease_id="a", ttl_s=60, preemptible="preemptible True" in said)
         with pytest.raises(DeviceLeasedError) as caught:
             await scene.put(**{"lease_id": "a", "ttl_s": 600, **asked})
         assert said in caught.value.detail
@@ -280,7 +284,9 @@ def test_a_wall_clock_that_jumps_changes_nothing_but_what_is_shown(tmp_path: Pat
     [
         (ManualBoot("boot-2", now_s=5000.0), "the host was restarted"),
         (ManualBoot("boot-1", now_s=5000.0), "not renewed in time"),
+        (ManualBoot("boot-0", now_s=1010.0), "the host was restarted"),
         (ManualBoot("boot-1", now_s=20.0), "the host was restarted"),
+        (ManualBoot("boot-1", now_s=997.0), "the host was restarted"),
     ],
 )
 def test_leases_of_before_end_with_the_reason_when_an_agent_is_back(tmp_path: Path, boot: ManualBoot, why: str) -> None:

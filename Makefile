@@ -86,7 +86,7 @@ verify-steps: $(VENV)/.installed ## peak memory of our step and of one written i
 step-table: $(VENV)/.installed ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
 	$(BIN)/python -m tests.compiler.steps.estimates $(ARGS)
 
-accuracy: $(VENV)/.installed ## predictions beside published runs that they have not seen (ARGS="--write", "--set bloom --rows")
+accuracy: $(VENV)/.installed ## predictions beside published runs and measured peaks (ARGS=--rows)
 	$(BIN)/python -m tests.accuracy $(ARGS)
 
 soak: $(VENV)/.installed ## a real agent under mixed load, workers killed at random: does anything grow? (ARGS="--minutes 5 --write")

@@ -1,105 +1,64 @@
-"""`make accuracy`: predictions of runs that the predictor has not seen, beside what was published.
+"""`make accuracy`: the cost model's word on published runs and on our own step's peaks, beside what was measured.
 
-Prints the tables; `--write` puts them into docs/accuracy.md, and every row into tests/accuracy/rows.csv. `--rows`
-prints the rows too, `--set` asks about some sets alone (they are still fitted on all).
+Prints a table for seconds and one for memory; `--rows` prints each row too. The constants are those of the planner's
+tables, so rows that they were fitted to are among these. docs/accuracy.md has the errors of rows left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
 
-from tests.accuracy.cost_tables import add_spreads
-from tests.accuracy.evaluate import Predictor, Row, add_intervals
-from tests.accuracy.goals import STEP_GOALS, Goal
-from tests.accuracy.null import CONSTANT, TEXTBOOK
-from tests.accuracy.ours import OURS, write_peaks
-from tests.accuracy.page import (
-    build_interval_table,
-    build_memory_table,
-    build_ranking_table,
-    build_row_table,
-    build_section,
-    build_step_table,
-    write_rows,
-)
-from tests.accuracy.report import SetReport, report_set
-from tests.accuracy.runs import read_collection
-from tests.compiler.page import put_section
+import numpy as np
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
-ROWS: Final = Path(__file__).with_name("rows.csv")
-HEADING: Final = "# Accuracy\n"
-SECTION: Final = "accuracy"
-PEAKS_SECTION: Final = "peaks"
+from tests.accuracy.experts import read_expert_runs
+from tests.accuracy.memory import price_peak, price_run_memory
+from tests.accuracy.peaks import read_peaks
+from tests.accuracy.price import price_run
+from tests.accuracy.runs import read_runs, select_timed
 
-PREDICTORS: Final[Mapping[str, Callable[[], Predictor[Any]]]] = {
-    "ours": lambda: OURS,
-    "constant": lambda: CONSTANT,
-    "textbook": lambda: TEXTBOOK,
-}
-"""By the name that `--predictor` takes; called when asked for."""
+Row = tuple[str, str, float, float]
+"""Set, name, measured and predicted."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for a set that there is not."""
+def list_seconds() -> Iterator[Row]:
+    """Yields every published run with its seconds."""
+    for run in select_timed(read_runs()):
+        yield run.set_name, run.id, run.step_s or 0.0, price_run(run)
+    for each in read_expert_runs():
+        yield "experts on TPUs", each.run.id, each.run.step_s or 0.0, price_run(each.run, each.kept)
+
+
+def list_memory() -> Iterator[Row]:
+    """Yields every published run, and every compiled case of our own step, with its peak in bytes."""
+    for run in read_runs():
+        if run.peak_bytes and run.memory_kind != "calculated":
+            yield run.set_name, run.id, run.peak_bytes, price_run_memory(run)
+    for peak in read_peaks():
+        if told := peak.peak_bytes or peak.needed_bytes:
+            yield f"our own step, {peak.platform}", f"{peak.id} {peak.case.name}", told, price_peak(peak)
+
+
+def show(rows: Sequence[Row], *, has_rows: bool) -> None:
+    """Prints the errors of each set: predicted ÷ measured − 1."""
+    print("| set | rows | median | p90 | bias |\n| --- | --- | --- | --- | --- |")
+    for name in dict.fromkeys(row[0] for row in rows):
+        errors = np.array([predicted / measured - 1 for set_name, _, measured, predicted in rows if set_name == name])
+        median, p90 = np.quantile(np.abs(errors), [0.5, 0.9])
+        print(f"| {name} | {len(errors)} | {median:.1%} | {p90:.1%} | {np.median(errors):+.1%} |")
+    for name, id_, measured, predicted in rows if has_rows else ():
+        print(f"{name} {id_}: {measured:.6g}, predicted {predicted:.6g}, {predicted / measured - 1:+.1%}")
+
+
+def main() -> int:
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.accuracy", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name} and tests/accuracy/{ROWS.name}")
     parser.add_argument("--rows", action="store_true", help="print every row")
-    parser.add_argument("--set", action="append", default=[], choices=[goal.name for goal in STEP_GOALS], dest="sets")
-    parser.add_argument("--predictor", default="ours", choices=list(PREDICTORS))
-    asked = parser.parse_args(arguments)
-    if asked.write and asked.sets:
-        parser.error("--write writes all sets; leave out --set")
-    predictor = PREDICTORS[asked.predictor]()
-    goals = [goal for goal in STEP_GOALS if not asked.sets or goal.name in asked.sets]
-    rows = add_intervals(add_spreads(predictor.evaluate(read_collection().runs, sets=asked.sets)))
-    show(predictor, goals, rows, has_rows=asked.rows)
-    if asked.write:
-        write(predictor, goals, rows)
+    has_rows = parser.parse_args().rows
+    show(list(list_seconds()), has_rows=has_rows)
+    show(list(list_memory()), has_rows=has_rows)
     return 0
-
-
-def show(predictor: Predictor[Any], goals: Sequence[Goal], rows: Sequence[Row], *, has_rows: bool) -> None:
-    """Prints the figures of these sets, and if asked their rows."""
-    nulls, reports = report_nulls(goals), report_all(goals, rows)
-    print(f"{predictor.name}\n")
-    print(build_step_table(nulls, reports, read_collection().left_out))
-    for build in (build_interval_table, build_memory_table):
-        print(build(reports))
-    print(build_ranking_table(nulls, reports))
-    if has_rows:
-        print(build_row_table(rows))
-
-
-def write(predictor: Predictor[Any], goals: Sequence[Goal], rows: Sequence[Row]) -> None:
-    """Writes the page and the table of rows."""
-    left_out = read_collection().left_out
-    text = build_section(report_nulls(goals), report_all(goals, rows), left_out, predictor.name)
-    page = put_section(PAGE.read_text() if PAGE.exists() else HEADING, SECTION, text)
-    PAGE.write_text(put_section(page, PEAKS_SECTION, write_peaks()))
-    ROWS.write_text(write_rows(rows, left_out))
-
-
-def report_nulls(goals: Sequence[Goal]) -> dict[str, SetReport]:
-    """Returns the figures of the null that each set is set beside: the textbook where its order or scale counts."""
-    return {
-        goal.name: report_set(
-            (TEXTBOOK if goal.is_scaled else CONSTANT).evaluate(
-                [run for run in read_collection().runs if run.set_name == goal.name]
-            ),
-            goal,
-        )
-        for goal in goals
-    }
-
-
-def report_all(goals: Sequence[Goal], rows: Sequence[Row]) -> dict[str, SetReport]:
-    """Returns the figures of these rows, by set."""
-    return {goal.name: report_set([row for row in rows if row.run.set_name == goal.name], goal) for goal in goals}
 
 
 if __name__ == "__main__":

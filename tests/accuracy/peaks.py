@@ -12,25 +12,17 @@ compiles what has no answer, one case at a time, and writes each answer as it co
 
 from __future__ import annotations
 
-import argparse
 import csv
-import fcntl
 import functools
-import sys
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from meshwright.compiling.compilers import read_versions
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import find_role
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
-from meshwright.wire.verification import Verification
-from tests.compiler.steps.answers import ask_child
 from tests.compiler.steps.cases import DENSE, EXPERTS, LARGE, OLDER, SMALL, Case
 from tests.compiler.steps.published import MODELS, build_model
 
@@ -144,65 +136,3 @@ def _build(row: Cells) -> Peak:
     case = Case(row["target"], row["mesh"], find_model(row["model"]), TrainingSpec(**told), row["dcn"] or None)
     peak, needed, arguments, temporaries = (int(row[name]) if row[name] else None for name in _ANSWERS[1:5])
     return Peak(row["id"], case, row["status"], peak, needed, arguments, temporaries, row["versions"])
-
-
-# ---- asking --------------------------------------------------------------------------------------------
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.accuracy.peaks", description=__doc__)
-    parser.add_argument("--ask", choices=("tpu", "gpu"), required=True, help="whose compiler")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="no case is begun later than this")
-    asked = parser.parse_args(arguments)
-    began_s = time.monotonic()
-    for peak in _list_unasked(asked.ask):
-        if time.monotonic() - began_s > asked.limit_s:
-            break
-        answer = ask_child("ours", peak.case.build_job())
-        keep(peak.id, answer)
-        print(f"{peak.id} {peak.case.name}: {answer.status} {answer.peak_memory_bytes or answer.reason}", flush=True)
-    return 0
-
-
-def _list_unasked(platform: Platform) -> Iterator[Peak]:
-    return (peak for peak in read_peaks() if peak.platform == platform and not peak.status)
-
-
-def keep(name: str, answer: Verification) -> None:
-    """Writes an answer into its row; two compilers may be asked at a time, each by its own process."""
-    with Path(__file__).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = _read_rows()
-        for row in rows:
-            if row["id"] == name:
-                row.update(_write(answer))
-        _write_rows(rows)
-
-
-def _write(answer: Verification) -> Cells:
-    memory = answer.memory
-    versions = answer.versions or read_versions("tpu")
-    cells = {
-        "status": answer.status,
-        "peak_bytes": answer.peak_memory_bytes,
-        "needed_bytes": answer.needed_bytes,
-        "argument_bytes": memory and memory.argument_bytes,
-        "temporary_bytes": memory and memory.temporary_bytes,
-        "compile_s": answer.compile_s and round(answer.compile_s),
-        "versions": " ".join(f"{name} {told}" for name, told in versions.items() if name != "meshwright"),
-    }
-    return {name: "" if value is None else str(value) for name, value in cells.items()}
-
-
-def _write_rows(rows: Sequence[Cells]) -> None:
-    written = TABLE.with_suffix(".new")
-    with written.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    written.replace(TABLE)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

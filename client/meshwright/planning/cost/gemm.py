@@ -1,8 +1,8 @@
 """What a matmul takes on one device: seconds by its shape, from a curve of a few constants for a chip and a dtype.
 
 Rule: numpy in, numpy out; sizes are numbers or arrays over candidates and broadcast together. A curve never falls where
-a size grows. Constants stand in `gemm.csv`, rates as parts of the chip table's peaks, each row with its fit; `python -m
-tests.accuracy.gemm` makes them anew. Knows no model: which matmuls there are is `work`.
+a size grows. Constants stand in `gemm.csv`, rates as parts of the chip table's peaks, each row with its source.
+Knows no model: which matmuls there are is `work`.
 
 What [m, k] × [k, n] takes is a start and the p-norm of two times: the matrix units', for which sizes are a little
 larger than they are, and the memory's, which reads both operands once and writes the result once.
@@ -108,8 +108,8 @@ def matmul_seconds(m: Numbers, k: Numbers, n: Numbers, curve: GemmCurve) -> NDAr
     Raises:
         ValueError: a size is negative.
 
-    Source: the form is that of the least left-out error in `tests/accuracy/gemm.py`; the memory's side is the roofline
-    of Williams, Waterman, Patterson, "Roofline" (CACM 2009).
+    Source: the form is that of the least left-out error in `tests/accuracy/gemm.py` at 548beb6; the memory's side is
+    the roofline of Williams, Waterman, Patterson, "Roofline" (CACM 2009).
     """
     rows, depth, columns = (np.asarray(size, dtype=np.float64) for size in (m, k, n))
     if any((size < 0).any() for size in (rows, depth, columns)):

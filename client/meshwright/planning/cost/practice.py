@@ -1,8 +1,9 @@
 """How well a framework uses a chip: the constants that no datasheet has, each fitted to measured runs.
 
 Rule: keyed by framework, platform and chip family, never by model, row or run. `constants.csv` beside this file has one
-row a constant, `intervals.csv` how far left-out runs were from what these constants say; `make accuracy` makes both
-again. Where a framework or family has no row, the next wider one counts, and `find_practice` says which.
+row a constant, `intervals.csv` how far left-out runs were from what these constants say; docs/accuracy.md
+says how they were fitted. Where a framework or family has no row, the next wider one counts, and `find_practice` says
+which.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is said of the times of mixtures of experts on TPUs: no run of them was fitted to.
 
-Rule: the figures are what `tests/accuracy/experts.py` prints; its tests compare them. Knows no plan.
+Rule: the figures are what `make accuracy` prints; its tests compare them. Knows no plan.
 
 Source: seven runs of AI-Hypercomputer/tpu-recipes and AI-Hypercomputer/maxtext, tests/accuracy/data/experts.csv.
 """

@@ -30,13 +30,13 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 33_550,
+    "code lines": 33_500,
     "code lines of the service": 11_900,
-    "code lines of planner, topology, compiler, verify": 12_090,
+    "code lines of planner, topology, compiler, verify": 12_050,
     "code lines of the rest of the client": 9_600,
-    "modules": 346,
+    "modules": 343,
     "modules of the service": 128,
-    "modules of planner, topology, compiler, verify": 109,
+    "modules of planner, topology, compiler, verify": 106,
     "modules of the rest of the client": 109,
     "code lines of tests and tools": 51_000,
     "settings": 40,

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from meshwright.errors import InvalidMeshError, PlanInfeasibleError
 from meshwright.planning.granules import split_axes
-from meshwright.planning.shapes import search_shapes
+from meshwright.planning.parallelism import search_shapes
 from meshwright.spec import MeshSpec
 
 AxisTypesLike = AxisType | str | Sequence[AxisType | str] | None

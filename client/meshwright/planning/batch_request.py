@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import build_compile_target, read_memory_fraction
 from meshwright.planning.compile_request import apply_schedule, bound_batch
-from meshwright.planning.divisibility import check_divides
 from meshwright.planning.hardware import HardwareType, find_named_chip, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.planning.request_topology import Found, Here, find_topology
 from meshwright.planning.search.measured import Measurement, Measurements

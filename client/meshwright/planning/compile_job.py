@@ -11,8 +11,8 @@ from typing import Final
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION, MemoryStrategy
 from meshwright.errors import NotCompiledError
-from meshwright.planning.divisibility import check_divides
 from meshwright.planning.expressible import check_expressible
+from meshwright.planning.parallelism import check_divides
 from meshwright.topology.chips import Chip, find_chip_by_kind
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.mesh import Plan, PlanGranule

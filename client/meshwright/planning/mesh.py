@@ -19,8 +19,8 @@ from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
+from meshwright.planning.parallelism import search_shapes
 from meshwright.planning.selection import Health, Pool, name_hosts, refuse, refuse_leased, select_devices
-from meshwright.planning.shapes import search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
 from meshwright.topology.model import Topology

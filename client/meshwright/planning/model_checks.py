@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from meshwright.planning.divisors import choose_near, list_divisors, write_values
+from meshwright.planning.parallelism import choose_near, list_divisors, write_values
 from meshwright.wire.model import ModelSpec
 
 Contradiction = tuple[str, str, str]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.divisibility import check_divides
 from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.parallelism import find_role
+from meshwright.planning.parallelism import check_divides, find_role
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.selection import Pool, select_devices
 from meshwright.planning.tensors import count_parameters

@@ -1,15 +1,21 @@
-"""What the axes of a mesh are for, by their names.
+"""What the axes of a mesh are for by their names, what they must divide, and the nearest sizes that do.
 
 An unknown name means nothing, never the nearest known one. Names are those of MaxText's base.yml, EasyLM, Flax and
-Haiku examples.
+Haiku examples. What an axis cuts it divides; nothing is padded in silence. Where an axis does not divide, the sizes
+that would are named, the other axes as they are. Knows no devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Final, Literal, get_args
+
+from meshwright.errors import DoesNotDivideError, InvalidRequestError
+from meshwright.spec import MeshSpec
+from meshwright.wire.model import ModelSpec, TrainingSpec
 
 Role = Literal["pipeline", "data", "fsdp", "expert", "context", "tensor"]
 
@@ -28,6 +34,16 @@ ROLE_NAMES: Final[Mapping[Role, tuple[str, ...]]] = {
     "tensor": ("tp", "tensor", "tensor_transpose", "tensor_sequence", "model", "mp", "mdl", "autoregressive"),
 }
 
+SEARCH_AXES: Final[Mapping[Role, str]] = {
+    "pipeline": "pp",
+    "data": "dp",
+    "fsdp": "fsdp",
+    "expert": "ep",
+    "context": "cp",
+    "tensor": "tp",
+}
+"""What a search calls the axis of a role."""
+
 BATCH_ROLES: Final[tuple[Role, ...]] = ("data", "fsdp", "expert")
 """Of axes that a batch lies over."""
 
@@ -39,6 +55,11 @@ Axes = tuple[str, ...]
 def find_role(name: str) -> Role | None:
     """Returns what an axis of this name is for, in any case; None for an unknown name."""
     return _ROLES.get(name.lower())
+
+
+def name_axis(name: str) -> str:
+    """Returns what a search calls an axis; an unknown name counts as data."""
+    return SEARCH_AXES[find_role(name) or "data"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +84,10 @@ class MeshAxes:
     def measure(self, axes: Iterable[str]) -> int:
         """Returns into how many parts these axes divide a dimension."""
         return math.prod(self.sizes[name] for name in axes)
+
+    def count_parts(self, roles: Iterable[Role], instead: Mapping[Role, int] | None = None) -> int:
+        """Returns into how many parts the axes of these roles cut; `instead`: sizes to try in place of a role's."""
+        return math.prod((instead or {}).get(role, self.measure(self.find(role))) for role in roles)
 
     def write(self, axes: Iterable[str]) -> str:
         """Returns axes with their sizes, as in "dp:2 × fsdp:4"."""
@@ -110,3 +135,216 @@ class MeshAxes:
     def take(self, axes: Axes, size: int) -> Axes:
         """Returns the axes, or none where they do not divide a dimension of `size`."""
         return axes if size % self.measure(axes) == 0 else ()
+
+
+# ---- what axes must divide ------------------------------------------------------------------------------------------
+
+MOST_OFFERED: Final = 4
+"""Sizes that a refusal names for an axis."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What axes of some roles cut together.
+
+    Attributes:
+        roles: whose sizes multiply.
+        name: of what they cut, as the request calls it.
+        size: of it.
+        times: parts that it is cut into besides.
+        may_repeat: a multiple of `size` is fine too: each part is then on several devices.
+        can_grow: another size of it can be chosen freely.
+    """
+
+    roles: tuple[Role, ...]
+    name: str
+    size: int
+    times: int = 1
+    may_repeat: bool = False
+    can_grow: bool = False
+
+    def allows(self, parts: int) -> bool:
+        """Returns whether this many parts are equal."""
+        whole = parts * self.times
+        return self.size % whole == 0 or (self.may_repeat and whole % self.size == 0)
+
+    def grow(self, parts: int) -> int:
+        """Returns the least size, from the one that there is, that this many parts divide."""
+        return -(-self.size // (parts * self.times)) * parts * self.times
+
+
+def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[str, int]) -> None:
+    """Raises DoesNotDivideError unless a mesh cuts the model and its training into equal parts.
+
+    Tensor axes divide heads, KV heads (or are a multiple of them: the KV heads are repeated; in latent attention each
+    head has its own), the intermediate sizes of dense layers, experts and shared experts, where there are any, and the
+    vocabulary; expert axes the experts; context axes the sequence; pipeline axes the layers; fsdp axes the hidden size;
+    and data, fsdp and expert axes with `gradient_accumulation` the batch.
+
+    Args:
+        model, training: as the request gives them.
+        mesh_shape: axis → size, without -1.
+
+    Raises:
+        InvalidRequestError: an axis larger than 1 has a name that says nothing of what it cuts; an expert axis and
+            no experts; a sequence longer than the learned positions.
+        DoesNotDivideError: an axis does not divide what it cuts; `errors` has each case, and `legal` in it the
+            nearest sizes that do.
+    """
+    axes = MeshAxes.of(mesh_shape)
+    _check_roles(model, axes)
+    check_sequence(model, training)
+    rules = [rule for rule in list_rules(model, training) if rule.times > 1 or axes.find(*rule.roles)]
+    broken = [rule for rule in rules if not rule.allows(axes.count_parts(rule.roles))]
+    if broken:
+        raise _refuse(broken, rules, axes)
+
+
+def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
+    """Raises InvalidRequestError unless learned positions, where a model has them, are enough for its sequences."""
+    longest = model.max_position_embeddings
+    if model.positions == "learned" and longest is not None and training.sequence_length > longest:
+        message = (
+            f"sequence_length {training.sequence_length} is more than max_position_embeddings {longest}; "
+            f"with learned positions there is no vector for a later one"
+        )
+        raise _refuse_field("training.sequence_length", message, f"use {longest} or less")
+
+
+def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
+    """Returns what axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
+    pairs = Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
+    return (
+        Rule(("tensor",), "num_attention_heads", model.num_attention_heads),
+        *(() if model.is_latent else (pairs,)),
+        *(Rule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
+        Rule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
+        Rule(("expert",), "num_experts", model.num_experts or 1),
+        Rule(("context",), "sequence_length", training.sequence_length, can_grow=True),
+        Rule(("pipeline",), "num_hidden_layers", model.num_hidden_layers),
+        Rule(("fsdp",), "hidden_size", model.hidden_size),
+        Rule(BATCH_ROLES, "global_batch", training.global_batch, times=training.gradient_accumulation, can_grow=True),
+    )
+
+
+def _list_inner_sizes(model: ModelSpec) -> dict[str, int]:
+    """Returns the inner sizes of the blocks that layers have, by the field that says each."""
+    sizes = {"intermediate_size": model.intermediate_size} if model.dense_layer_count else {}
+    if model.expert_layer_count:
+        sizes["moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"] = model.expert_size
+        if model.num_shared_experts and model.shared_expert_intermediate_size:
+            sizes["shared_expert_intermediate_size"] = model.shared_size
+    return sizes
+
+
+def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
+    if unknown := axes.find(None):
+        known = "; ".join(f"{role}: {', '.join(names)}" for role, names in ROLE_NAMES.items())
+        said = ", ".join(f"{name}:{axes.sizes[name]}" for name in unknown)
+        message = f"{said} says nothing of what it cuts of the model; an axis is known by its name"
+        raise _refuse_field("mesh", message, f"known names are {known}")
+    if axes.expert and not model.num_experts:
+        message = f"{axes.write(axes.expert)} is for experts, and the model has none; an expert axis needs num_experts"
+        hint = f"use fsdp or dp in place of {' × '.join(axes.expert)}, or a mixture of experts"
+        raise _refuse_field("mesh", message, hint)
+
+
+def _refuse(broken: list[Rule], rules: list[Rule], axes: MeshAxes) -> DoesNotDivideError:
+    errors, hints = [], []
+    for rule in broken:
+        legal = {" × ".join(axes.find(role)): values for role, values in _find_legal(rule, rules, axes) if values}
+        message = _write_message(rule, axes)
+        errors.append({"field": "mesh", "message": message, "legal": {name: list(legal[name]) for name in legal}})
+        hints += [f"{name} may be {write_values(values)}" for name, values in legal.items()]
+        if rule.can_grow:
+            hints.append(f"{rule.name} may be {rule.grow(axes.count_parts(rule.roles))}")
+    more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+    hint = "; ".join(dict.fromkeys(hints)) or f"change {broken[0].name}"
+    return DoesNotDivideError(f"{errors[0]['message']}{more}", hint=hint, errors=errors)
+
+
+def _find_legal(rule: Rule, rules: list[Rule], axes: MeshAxes) -> Iterator[tuple[Role, tuple[int, ...]]]:
+    """Yields for each role that can mend a rule the sizes that do, and that break no other rule.
+
+    The other axes stay as they are; a rule that they break without this role is theirs to mend.
+    """
+    for role in filter(axes.find, rule.roles):
+        others = {each: axes.count_parts(each.roles, {role: 1}) for each in rules if role in each.roles}
+        own = {each: parts for each, parts in others.items() if each.allows(parts)}
+        if rule not in own:
+            continue
+        divisors = list_divisors(next(each.size for each in own if not each.may_repeat))
+        fits = [size for size in divisors if all(each.allows(size * parts) for each, parts in own.items())]
+        yield role, choose_near(fits, axes.count_parts((role,)), most=MOST_OFFERED)
+
+
+def _write_message(rule: Rule, axes: MeshAxes) -> str:
+    times = f"gradient_accumulation {rule.times}" if rule.times > 1 else ""
+    said = " × ".join(filter(None, (axes.write(axes.find(*rule.roles)), times)))
+    product = f" = {axes.count_parts(rule.roles) * rule.times}" if " × " in said else ""
+    repeat = ", nor is it a multiple of them" if rule.may_repeat else ""
+    return f"{said}{product} does not divide {rule.name} {rule.size}{repeat}"
+
+
+def _refuse_field(field: str, message: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}", hint=hint, errors=[{"field": field, "message": message}])
+
+
+# ---- near sizes -----------------------------------------------------------------------------------------------------
+
+
+def list_divisors(number: int) -> list[int]:
+    """Returns all divisors of a positive number, ascending. Takes √number steps: 2**40 in a tenth of a second."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
+
+
+def choose_near(values: Iterable[int], asked: int, *, most: int = 3) -> tuple[int, ...]:
+    """Returns the values that are nearest to `asked` by their ratio to it, ascending; all are positive."""
+    nearest = sorted(set(values) - {asked}, key=lambda value: (round(abs(math.log(value / asked)), 9), -value))
+    return tuple(sorted(nearest[:most]))
+
+
+def write_values(values: Sequence[int]) -> str:
+    """Returns one or more values as a sentence offers them: 2, 4 or 8."""
+    return " or ".join(filter(None, (", ".join(map(str, values[:-1])), str(values[-1]))))
+
+
+def search_shapes(spec: MeshSpec, device_count: int, *, most: int = 2) -> tuple[MeshSpec, ...]:
+    """Returns shapes with the same axes for exactly `device_count` devices, the nearest first.
+
+    Near means: few axes change, and by small factors. An axis that is -1 in `spec` may take any size. Worked
+    example: dp:3,tp:2 on 8 devices gives dp:4,tp:2 first.
+    """
+    if device_count < 1:
+        return ()
+    found = {shape for shape in _yield_shapes(spec.sizes, device_count) if math.prod(shape) == device_count}
+    nearest = sorted(found, key=lambda shape: _measure_distance(spec.sizes, shape))
+    return tuple(MeshSpec(tuple(zip(spec.names, shape, strict=True))) for shape in nearest[:most])
+
+
+def _measure_distance(asked: tuple[int, ...], shape: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
+    factors = [abs(math.log(b / a)) for a, b in zip(asked, shape, strict=True) if a != -1]
+    return round(sum(factors), 9), sum(factor > 0 for factor in factors), tuple(-size for size in shape)
+
+
+def _yield_shapes(sizes: tuple[int, ...], device_count: int) -> Iterator[tuple[int, ...]]:
+    """Yields candidates: all but one or two axes kept; and inner axes cut down to divisors."""
+    divisors = [size for size in range(1, device_count + 1) if device_count % size == 0]
+    axes = range(len(sizes))
+    known = [max(size, 1) for size in sizes]
+    for axis in axes:
+        rest = math.prod(known[:axis] + known[axis + 1 :])
+        yield (*known[:axis], max(device_count // rest, 1), *known[axis + 1 :])
+    for one, other in permutations(axes, 2):
+        for size in divisors:
+            shape = list(known)
+            shape[one] = size
+            rest = math.prod(shape[:other] + shape[other + 1 :])
+            shape[other] = max(device_count // rest, 1)
+            yield tuple(shape)
+    shape, left = [1] * len(sizes), device_count
+    for axis in reversed(axes):
+        shape[axis] = left if axis == 0 else max(d for d in divisors if left % d == 0 and d <= known[axis])
+        left //= shape[axis]
+    yield tuple(shape)

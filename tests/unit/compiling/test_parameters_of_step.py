@@ -13,9 +13,8 @@ from jax.sharding import PartitionSpec
 
 from meshwright.compiling import NotCompiledError
 from meshwright.compiling.step.sharding import Tensor, build_spec, build_tensors, walk_tensors
-from meshwright.planning.divisibility import check_divides
 from meshwright.planning.expressible import check_axes, find_inexpressible
-from meshwright.planning.parallelism import MeshAxes
+from meshwright.planning.parallelism import MeshAxes, check_divides
 from meshwright.planning.presets import Preset, read_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec

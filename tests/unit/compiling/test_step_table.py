@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planning.divisibility import check_divides
+from meshwright.planning.parallelism import check_divides
 from meshwright.spec import MeshSpec
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.model import TrainingSpec

@@ -10,9 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from meshwright.errors import DoesNotDivideError, InvalidRequestError
-from meshwright.planning.divisibility import check_divides
-from meshwright.planning.divisors import choose_near, list_divisors
 from meshwright.planning.models import read_model
+from meshwright.planning.parallelism import check_divides, choose_near, list_divisors
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import models
 

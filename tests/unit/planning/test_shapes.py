@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.shapes import search_shapes
+from meshwright.planning.parallelism import search_shapes
 from meshwright.spec import MeshSpec
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)

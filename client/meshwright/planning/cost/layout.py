@@ -7,17 +7,20 @@ that one run and a million candidates are priced by the same lines. Knows no mod
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.wire.model import Remat
+
 Numbers = int | float | NDArray[Any]
 """One figure, or one a candidate."""
 
-REMAT_NONE: Final = 0
-REMAT_MINIMAL: Final = 1
-REMAT_FULL: Final = 2
+REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
+"""What a layout's `remat` is an index of: "none", "minimal", "full"."""
+
+REMAT_NONE, REMAT_MINIMAL, REMAT_FULL = map(REMATS.index, ("none", "minimal", "full"))
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,13 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 
 from meshwright.planning.cost.kept import EXPERT_COUNTS, Keeping, list_counts
-from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout, Numbers
+from meshwright.planning.cost.layout import REMATS, Layout, Numbers
 from meshwright.planning.cost.state import State
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Work
 
 ELEMENT_BYTES: Final = 2
 """Of an activation or a gathered weight: bfloat16 or float16."""
-
-_REMATS: Final = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,7 @@ class _Pricing:
     def _kept(self) -> list[Any]:
         """Elements a token that a layer of each block keeps, by remat."""
         remat = np.asarray(self._layout.remat)
-        by_remat = [(code, self._count(name)) for name, code in _REMATS.items() if np.any(remat == code)]
+        by_remat = [(code, self._count(name)) for code, name in enumerate(REMATS) if np.any(remat == code)]
         blocks = range(len(self._work.blocks))
         return [sum(np.where(remat == code, counts[at], 0.0) for code, counts in by_remat) for at in blocks]
 

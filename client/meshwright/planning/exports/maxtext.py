@@ -16,7 +16,7 @@ from typing import Final
 
 from meshwright.planning.exports.maxtext_model import list_model_flags, list_model_notes, list_overrides
 from meshwright.planning.exports.setting import Setting, refuse
-from meshwright.planning.parallelism import Role, find_role
+from meshwright.planning.parallelism import find_role
 from meshwright.topology.chips import find_chip_by_kind
 from meshwright.topology.systems import find_domain_count
 from meshwright.wire.devices import Platform
@@ -25,16 +25,6 @@ from meshwright.wire.model import Attention
 
 VERSION: Final = "e591f30 (2026-08-22)"
 COMMAND: Final = "python3 -m maxtext.trainers.pre_train.train"
-
-FLAGS: Final[Mapping[Role, str]] = {
-    "pipeline": "pipeline",
-    "data": "data",
-    "fsdp": "fsdp",
-    "expert": "expert",
-    "context": "context",
-    "tensor": "tensor",
-}
-"""What ici_…_parallelism and dcn_…_parallelism call the axes of a role."""
 
 OWN_NAMES: Final = ("fsdp_transpose", "tensor_sequence", "context_autoregressive", "autoregressive")
 """Axes of MaxText's mesh beside these, which a plan may have by their own names."""
@@ -95,12 +85,13 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
 
 
 def _find_flag(name: str) -> str:
+    """Returns what ici_…_parallelism and dcn_…_parallelism call an axis: its role, or a name of MaxText's own."""
     if name.lower() in GONE:
         hint = "call it tensor, or fsdp_transpose where it shards weights"
         raise refuse("maxtext", f"axis {name} is none of MaxText's mesh at {VERSION}", hint)
     role = find_role(name)
     assert role is not None  # `Setting` has checked it
-    return name.lower() if name.lower() in OWN_NAMES else FLAGS[role]
+    return name.lower() if name.lower() in OWN_NAMES else role
 
 
 def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:

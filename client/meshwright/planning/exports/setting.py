@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.compile_request import apply_schedule
 from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.mesh import ExportName, Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -32,8 +33,7 @@ class Setting:
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
         """Returns what a plan for this model says, whose axes divide what they cut."""
-        chosen = _read_schedule(plan, training)
-        return cls(plan, model, chosen, MeshAxes.of(plan.mesh_shape))
+        return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property
     def passes(self) -> int:
@@ -44,21 +44,6 @@ class Setting:
     def micro_batch(self) -> int:
         """Sequences that one data-parallel part works on at a time."""
         return self.training.global_batch // self.axes.measure(self.axes.batch) // self.passes
-
-
-def _read_schedule(plan: Plan, training: TrainingSpec) -> TrainingSpec:
-    schedule = plan.schedule
-    if schedule is None:
-        return training
-    chosen = {
-        "gradient_accumulation": schedule.passes,
-        "remat": schedule.remat,
-        "global_batch": schedule.global_batch,
-        "sequence_length": schedule.sequence_length,
-        "first_moment_dtype": schedule.first_moment_dtype or training.first_moment_dtype,
-        "second_moment_dtype": schedule.second_moment_dtype or training.second_moment_dtype,
-    }
-    return training.model_copy(update=chosen)
 
 
 def refuse(export: ExportName, message: str, hint: str) -> InvalidRequestError:

@@ -12,30 +12,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.state import Moments, read_moments
-from meshwright.planning.parallelism import Role, find_role
+from meshwright.planning.parallelism import name_axis
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.pricing import DTYPES, Priced, price
-from meshwright.planning.search.space import AXES, REMATS, Bounds, Space, list_space
+from meshwright.planning.search.space import AXES, Bounds, Space, list_space
 from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
-ROLE_AXES: Final[Mapping[Role, str]] = {
-    "pipeline": "pp",
-    "data": "dp",
-    "fsdp": "fsdp",
-    "expert": "ep",
-    "context": "cp",
-    "tensor": "tp",
-}
-"""What a search calls the axes of a role."""
-
 LARGEST_LOG2: Final = 20
 """A micro-batch of 2^20 sequences is the largest that is looked at."""
-
-_REMAT_NAMES: Final = {code: name for name, code in REMATS.items()}
 
 
 @dataclass(frozen=True)
@@ -82,12 +70,12 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     """Returns a mesh and its training as a layout of one candidate; names that say nothing count as data."""
     sizes = dict.fromkeys(AXES, 1)
     for name, size in mesh_shape.items():
-        sizes[ROLE_AXES[find_role(name) or "data"]] *= size
+        sizes[name_axis(name)] *= size
     passes = training.gradient_accumulation
     parts = sizes["dp"] * sizes["fsdp"] * sizes["ep"]
     values = {**sizes, "micro_batch": training.global_batch // parts // passes, "passes": passes}
     arrays = {name: np.asarray([value], dtype=np.int64) for name, value in values.items()}
-    return Layout(**arrays, remat=np.asarray([REMATS[training.remat]], dtype=np.int64))
+    return Layout(**arrays, remat=np.asarray([REMATS.index(training.remat)], dtype=np.int64))
 
 
 def tell(question: Question, priced: Priced, place: int) -> dict[str, Any]:
@@ -148,7 +136,7 @@ def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:
     return PlanSchedule(
         micro_batch=int(layout.micro_batch),
         passes=int(layout.passes),
-        remat=_REMAT_NAMES[int(layout.remat)],
+        remat=REMATS[int(layout.remat)],
         global_batch=training.global_batch,
         sequence_length=training.sequence_length,
         first_moment_dtype=first,

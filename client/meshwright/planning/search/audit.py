@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.parallelism import find_role
-from meshwright.planning.search.answer import ROLE_AXES, Question, tell_schedule
+from meshwright.planning.parallelism import name_axis
+from meshwright.planning.search.answer import Question, tell_schedule
 from meshwright.planning.search.ranking import list_leaders
 from meshwright.planning.search.space import AXES, Bounds
 from meshwright.wire.cost import AuditAlternative, PlanAudit
@@ -69,6 +69,6 @@ def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:
     names: dict[str, str] = {}
     for name, size in plan.mesh_shape.items():
         if size > 1:
-            names.setdefault(ROLE_AXES[find_role(name) or "data"], name)
+            names.setdefault(name_axis(name), name)
     wide = {axis: int(getattr(layout, axis)) for axis in AXES if int(getattr(layout, axis)) > 1}
     return {names.get(axis, axis): size for axis, size in (wide or {"dp": 1}).items()}

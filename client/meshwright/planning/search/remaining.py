@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.planning.divisors import choose_near
+from meshwright.planning.parallelism import choose_near
 from meshwright.planning.search.answer import Question
 from meshwright.planning.search.request import read_bounds, search_plans
 from meshwright.planning.selection import Pool

@@ -15,18 +15,17 @@ from numpy.typing import NDArray
 
 from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.state import Moments
-from meshwright.planning.divisors import choose_near, list_divisors, write_values
-from meshwright.planning.parallelism import find_role
-from meshwright.planning.search.answer import ROLE_AXES, Question, read_layout, tell
+from meshwright.planning.parallelism import check_sequence, choose_near, list_divisors, name_axis, write_values
+from meshwright.planning.search.answer import Question, read_layout, tell
 from meshwright.planning.search.experts import list_expert_notices
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.measured import Measurements
 from meshwright.planning.search.pricing import DTYPES, Priced
 from meshwright.planning.search.ranking import list_leaders, list_rejected
-from meshwright.planning.search.space import AXES, REMATS, Bounds, Space
+from meshwright.planning.search.space import AXES, Bounds, Space
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import SearchSpec
@@ -62,8 +61,10 @@ def build_question(
 
     Raises:
         PlanInfeasibleError: no figures are known for such hardware.
-        InvalidRequestError: a price or a choice of moments is of something else.
+        InvalidRequestError: a price or a choice of moments is of something else; sequences are longer than the
+            model's learned positions.
     """
+    check_sequence(model, training)
     fraction = MemoryStrategy(request.memory_strategy).fraction or 1.0
     search = request.search or SearchSpec()
     hardware = Hardware.of(topology, devices, measured)
@@ -169,7 +170,7 @@ def read_bounds(request: PlanRequest) -> Bounds:
     """Returns what a search may choose: what training says is given, and what it leaves out is free."""
     search, training = request.search or SearchSpec(), request.training
     given = training.model_fields_set if training is not None else set()
-    remats = search.remat or ((training.remat,) if training is not None and "remat" in given else tuple(REMATS))
+    remats = search.remat or ((training.remat,) if training is not None and "remat" in given else REMATS)
     passes = training.gradient_accumulation if training is not None and "gradient_accumulation" in given else None
     axes = {str(axis): size for axis, size in search.axes.items()}
     at_most = {str(axis): size for axis, size in search.at_most.items()}
@@ -184,7 +185,7 @@ def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
     """Returns what the axes of a plan run over in its own order; None where two of its axes have one role."""
     names: dict[str, str] = {}
     for name in plan.mesh_shape:
-        axis = ROLE_AXES[find_role(name) or "data"]
+        axis = name_axis(name)
         if axis in names:
             return None
         names[axis] = name

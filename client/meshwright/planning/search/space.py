@@ -1,6 +1,6 @@
 """Every layout of a step that cuts model, batch and devices into equal parts: the candidates of a search.
 
-Rule: a candidate is legal by `planning.divisibility`'s rules, or it is not listed; sizes that were left out are told
+Rule: a candidate is legal by `planning.parallelism`'s rules, or it is not listed; sizes that were left out are told
 with the rule that they break. Sizes only: knows no chip and no price.
 """
 
@@ -13,17 +13,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.state import Moments
-from meshwright.planning.divisibility import Rule, list_rules
-from meshwright.planning.divisors import list_divisors
-from meshwright.planning.parallelism import find_role
+from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
 AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
-
-REMATS: Final[Mapping[Remat, int]] = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 
 CONTEXT_LEAST: Final = 1024
 """Tokens of a sequence that one device keeps at least: shorter parts are all latency."""
@@ -48,7 +44,7 @@ class Bounds:
 
     axes: Mapping[str, int] = field(default_factory=dict)
     at_most: Mapping[str, int] = field(default_factory=dict)
-    remats: tuple[Remat, ...] = ("none", "minimal", "full")
+    remats: tuple[Remat, ...] = REMATS
     passes: int | None = None
     moments: tuple[Moments, ...] = ()
 
@@ -96,7 +92,7 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     left: list[Left] = []
     sizes = list_divisors(devices)
     listed = list_rules(model, training.model_copy(update={"gradient_accumulation": 1}))  # each candidate has its own
-    rules = {axis: [rule for rule in listed if rule.roles[0] == find_role(axis)] for axis in AXES}
+    rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
     micro_batches = list_divisors(training.global_batch)[:MICRO_BATCHES]
     return Space(_add_batches(_cross(devices, choices), training.global_batch, bounds, micro_batches), tuple(left))
@@ -148,7 +144,7 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_bat
         chosen |= {"micro_batch": np.full(fits.sum(), micro), "passes": passes[fits]}
         found.append(chosen)
     together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-    remats = np.asarray([REMATS[remat] for remat in bounds.remats], dtype=np.int64)
+    remats = np.asarray([REMATS.index(remat) for remat in bounds.remats], dtype=np.int64)
     moments = np.arange(len(bounds.moments) or 1)
     count = len(together["tp"])
     whole = {name: np.repeat(values, len(remats) * len(moments)) for name, values in together.items()}

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.divisibility import check_divides
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
+from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
@@ -79,25 +81,47 @@ def test_a_given_mesh_that_does_not_fit_is_a_plan_with_a_warning() -> None:
     assert "GiB" in notice.message
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"intermediate_size": 1001, "moe_intermediate_size": 14336, "first_k_dense_replace": 2},
-        {"moe_intermediate_size": 1002, "decoder_sparse_step": 2},
-        {"num_shared_experts": 1, "shared_expert_intermediate_size": 1003},
-    ],
-)
-def test_each_plan_that_a_search_returns_passes_the_check(sizes: dict[str, int]) -> None:
-    model = _describe("mixtral-8x7b") | sizes
-    training = TrainingSpec(global_batch=16, sequence_length=4096)
-    asked = training.model_dump(exclude_unset=True)
-    found = ask(target="2*h100:8", model=model, training=asked, top=16, fallback=True)
-    assert found.plans
-    assert found.fallback is not None
-    for plan in (*found.plans, *found.fallback.plans):
+@st.composite
+def small_models(draw: st.DrawFn) -> ModelSpec:
+    """Small models with few KV heads, odd vocabularies, learned positions, and mixtures with dense first layers."""
+    pairs, layers = draw(st.sampled_from([1, 2, 3, 5])), draw(st.integers(2, 6))
+    fields = _describe("mixtral-8x7b") | {
+        "vocab_size": draw(st.sampled_from([32_000, 50_257, 51_865])),
+        "hidden_size": draw(st.sampled_from([512, 768, 1000])),
+        "intermediate_size": draw(st.sampled_from([1001, 1024, 1536])),
+        "num_hidden_layers": layers,
+        "num_key_value_heads": pairs,
+        "num_attention_heads": pairs * draw(st.sampled_from([1, 4, 8])),
+        "head_dim": 64,
+        "positions": draw(st.sampled_from(["rope", "learned"])),
+        "max_position_embeddings": draw(st.sampled_from([2048, 4096])),
+    }
+    if draw(st.booleans()):
+        return ModelSpec.model_validate(fields | dict.fromkeys(("num_experts", "num_experts_per_tok")))
+    experts = {
+        "num_experts": draw(st.sampled_from([6, 8])),
+        "moe_intermediate_size": draw(st.sampled_from([None, 768])),
+    }
+    return ModelSpec.model_validate(fields | experts | {"first_k_dense_replace": draw(st.integers(0, layers - 1))})
+
+
+@given(small_models(), st.sampled_from(["h100:8", "v5e:2x4", "3*a100:2"]), st.sampled_from([12, 16, 30]))
+@settings(max_examples=20)
+def test_a_search_never_refuses_its_own_answer(model: ModelSpec, target: str, batch: int) -> None:
+    asked = {"target": target, "model": model.model_dump(), "training": {"global_batch": batch}}
+    try:
+        found = ask(**asked, fallback=True)
+    except RequestError:
+        return  # no mesh divides this model, which a search may say
+    for plan in (*found.plans, *(found.fallback.plans if found.fallback else ())):
         assert plan.schedule is not None
-        chosen = training.model_copy(update={"gradient_accumulation": plan.schedule.passes})
-        check_divides(ModelSpec.model_validate(model), chosen, plan.mesh_shape)
+        passes = plan.schedule.passes
+        check_divides(model, TrainingSpec(global_batch=batch, gradient_accumulation=passes), plan.mesh_shape)
+
+
+def test_sequences_beyond_learned_positions_are_refused_before_a_search() -> None:
+    with pytest.raises(InvalidRequestError, match="max_position_embeddings 1024"):
+        ask(target="h100:8", model="gpt2")
 
 
 def test_where_nothing_fits_no_plan_comes_and_each_family_says_what_it_needs() -> None:

@@ -30,7 +30,7 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 33_500,
+    "code lines": 33_510,
     "code lines of the service": 11_900,
     "code lines of planner, topology, compiler, verify": 12_050,
     "code lines of the rest of the client": 9_600,
@@ -38,7 +38,7 @@ LIMITS: Final = {
     "modules of the service": 128,
     "modules of planner, topology, compiler, verify": 106,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 51_000,
+    "code lines of tests and tools": 50_980,
     "settings": 40,
     "metrics": 31,
     "component kinds": 12,

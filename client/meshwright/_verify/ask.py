@@ -26,7 +26,7 @@ from meshwright.compiling.child import LIMIT_S, Ended, OnProgress, build_aborted
 from meshwright.compiling.compilers import explain_missing, read_versions
 from meshwright.compiling.limits import read_default_limit_bytes
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
-from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, find_capacity
+from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, read_capacity
 from meshwright.planning.mesh import list_granules
 from meshwright.topology.targets import build_target
 from meshwright.wire.compiling import CompileMesh, CompileTarget
@@ -90,7 +90,7 @@ def find_hardware(plan: Plan, target: str | None) -> tuple[CompileTarget, Compil
     mesh = build_compile_mesh(plan)
     if target is not None:
         plan = _move(plan, mesh, target)
-    return build_compile_target(plan), mesh, find_capacity(plan)
+    return build_compile_target(plan), mesh, read_capacity(plan)
 
 
 def _move(plan: Plan, mesh: CompileMesh, target: str) -> Plan:

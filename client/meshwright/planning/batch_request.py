@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
-from meshwright.planning.compile_job import build_compile_target, read_memory_fraction
+from meshwright.planning.compile_job import build_compile_target, read_memory, read_memory_fraction
 from meshwright.planning.compile_request import apply_schedule, bound_batch
 from meshwright.planning.hardware import HardwareType, find_named_chip, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, read_model
@@ -256,7 +256,8 @@ def _reckon_stored(request: BatchSizeRequest, model: ModelSpec, training: BatchT
     check_batch_hardware(request, read_target(name).chip, name)
     ground = _Ground(Found(build_target(name), name))
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
-    return _reckon(replace(question, memory_fraction=read_memory_fraction(plan)), plan, name)
+    hardware = replace(question.hardware, memory_bytes=read_memory(plan))
+    return _reckon(replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan)), plan, name)
 
 
 def _reckon_searched(

@@ -11,6 +11,7 @@ from typing import Final
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION, MemoryStrategy
 from meshwright.errors import NotCompiledError
+from meshwright.planning.cost.capacity import find_capacity
 from meshwright.planning.expressible import check_expressible
 from meshwright.planning.parallelism import check_divides
 from meshwright.topology.chips import Chip, find_chip_by_kind
@@ -40,7 +41,7 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
         mesh=build_compile_mesh(plan),
         model=model,
         training=training,
-        capacity_bytes=find_capacity(plan),
+        capacity_bytes=read_capacity(plan),
     )
 
 
@@ -112,19 +113,24 @@ def build_compile_mesh(plan: Plan) -> CompileMesh:
     return CompileMesh(shape=dict(plan.mesh_shape), axis_types=dict(plan.axis_types), places=places)
 
 
-def find_capacity(plan: Plan) -> int | None:
+def read_capacity(plan: Plan) -> int | None:
     """Returns the bytes of a device that the plan's job may use; None: its compiler says it.
 
-    Of a GPU the least memory of any × the fraction that the job is started with; one of which nothing more is known has
-    the chip table's. Of a CPU device its part of the host's memory, where the plan was made on a host.
+    Of a GPU the least memory of any × the fraction that the job is started with; of a CPU device its part of the host's
+    memory, where the plan was made on a host.
     """
-    known = [granule.device_memory_bytes for granule in plan.granules if granule.device_memory_bytes is not None]
-    match plan.platform:
-        case "tpu":
-            return None
-        case "cpu":
-            return min(known, default=None)
-    return int(min(known, default=_find_chip(plan).device_memory_bytes) * read_memory_fraction(plan))
+    if plan.platform == "tpu":
+        return None
+    memory_bytes = read_memory(plan)
+    if plan.platform == "cpu":
+        return memory_bytes
+    return find_capacity(_find_chip(plan), memory_bytes, read_memory_fraction(plan))
+
+
+def read_memory(plan: Plan) -> int | None:
+    """Returns the memory of the plan's device that has least; None: the plan does not say."""
+    known = (granule.device_memory_bytes for granule in plan.granules)
+    return min((size for size in known if size is not None), default=None)
 
 
 def read_memory_fraction(plan: Plan) -> float:

@@ -12,7 +12,7 @@ from meshwright.planning.compile_job import (
     build_compile_mesh,
     build_compile_target,
     build_job,
-    find_capacity,
+    read_capacity,
     read_memory_fraction,
 )
 from meshwright.planning.mesh import plan_mesh
@@ -177,7 +177,7 @@ def test_gpus_have_the_fraction_of_their_memory_that_the_job_is_started_with(
     assert chip is not None
     assert chip.device_memory_bytes is not None
     made = plan("2*h100:8", **({"memory_strategy": strategy} if strategy else {}))
-    assert find_capacity(made) == int(chip.device_memory_bytes * read_memory_fraction(made))
+    assert read_capacity(made) == int(chip.device_memory_bytes * read_memory_fraction(made))
     assert read_memory_fraction(made) == fraction
 
 
@@ -191,11 +191,11 @@ def test_the_fraction_is_the_environments_under_either_name_and_jaxs_own_without
 
 
 def test_the_gpu_with_the_least_memory_bounds_all() -> None:
-    assert find_capacity(change(plan("2*h100:8"), device_memory_bytes=10**9)) == 75 * 10**7
+    assert read_capacity(change(plan("2*h100:8"), device_memory_bytes=10**9)) == 75 * 10**7
 
 
 def test_gpus_that_tell_nothing_have_what_the_vendor_names() -> None:
-    assert find_capacity(change(plan("h100:8"), device_memory_bytes=None)) == find_capacity(plan("h100:8"))
+    assert read_capacity(change(plan("h100:8"), device_memory_bytes=None)) == read_capacity(plan("h100:8"))
 
 
 # ---- what a plan says of a model ------------------------------------------------------------------------------------

@@ -29,13 +29,15 @@ GPU_FRACTION: Final = 0.75
 _GIB: Final = 2**30
 
 
-def find_usable_bytes(chip: Chip, fraction: float | None = None) -> int:
+def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float | None = None) -> int:
     """Returns the bytes of one JAX device that a job may use.
 
     Args:
         chip: a row of the table.
+        memory_bytes: that the host's own device has; None: as the table says. A TPU's compiler knows its own bound.
         fraction: of a GPU's memory, that the job is started with; None: JAX's own.
     """
-    if chip.platform == "tpu" and chip.family in USABLE_BYTES:
-        return int(USABLE_BYTES[chip.family] * _GIB)
-    return int(chip.device_memory_bytes * (1.0 if chip.platform == "tpu" else fraction or GPU_FRACTION))
+    if chip.platform == "tpu":
+        usable = USABLE_BYTES.get(chip.family)
+        return chip.device_memory_bytes if usable is None else int(usable * _GIB)
+    return int((memory_bytes or chip.device_memory_bytes) * (fraction or GPU_FRACTION))

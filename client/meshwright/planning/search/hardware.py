@@ -32,6 +32,7 @@ class Hardware:
         devices: how many.
         domain: devices that a fast network joins: of a host, an NVLink domain or a slice.
         shape, wrap: of a slice, in chips; empty for GPUs.
+        memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
         measured: what benches found of these devices; empty: the tables' figures count.
     """
 
@@ -40,6 +41,7 @@ class Hardware:
     domain: int
     shape: tuple[int, ...]
     wrap: tuple[bool, ...]
+    memory_bytes: int | None = None
     measured: Measurements = field(default_factory=Measurements)
 
     @property
@@ -70,6 +72,7 @@ class Hardware:
         shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
         if len(sizes) > 1 or (chip.platform == "tpu" and (len(shapes) > 1 or None in next(iter(shapes)))):
             raise _refuse("hosts or slices differ in size or shape; a model is priced on equal ones")
+        memory = [least for _, least in topology.equipment.values() if least is not None]
         shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
         return cls(
             chip=chip,
@@ -77,6 +80,7 @@ class Hardware:
             domain=min(sizes.pop(), devices),
             shape=tuple(shape or ()),
             wrap=tuple(wrap or ()),
+            memory_bytes=min(memory, default=None),
             measured=measured or Measurements(),
         )
 

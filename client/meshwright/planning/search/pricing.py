@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planning.cost.capacity import find_usable_bytes
+from meshwright.planning.cost.capacity import find_capacity
 from meshwright.planning.cost.gemm import Dtype
 from meshwright.planning.cost.kept import read_keepings
 from meshwright.planning.cost.layout import Layout
@@ -133,7 +133,7 @@ def price(
         layout=layout,
         parts={name: np.broadcast_to(np.asarray(parts[name], dtype=np.float64), shape) for name in PARTS},
         memory={name: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for name, size in sizes.items()},
-        capacity_bytes=find_usable_bytes(hardware.chip, memory_fraction),
+        capacity_bytes=find_capacity(hardware.chip, hardware.memory_bytes, memory_fraction),
         spans=spans,
         hardware=hardware,
         flops_per_sequence=work.flops_per_token * training.sequence_length,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planning.cost.capacity import find_usable_bytes
+from meshwright.planning.cost.capacity import find_capacity
 from meshwright.topology.chips import find_chip
 
 GIB = 2**30
@@ -14,11 +14,19 @@ GIB = 2**30
 def test_usable_bytes_of_tpus_are_the_compilers(alias: str, gib: float) -> None:
     chip = find_chip(alias)
     assert chip is not None
-    assert find_usable_bytes(chip) == int(gib * GIB)
+    assert find_capacity(chip) == int(gib * GIB)
 
 
 def test_usable_bytes_of_gpus_are_the_jobs_part() -> None:
     chip = find_chip("h100")
     assert chip is not None
-    assert find_usable_bytes(chip) == int(chip.device_memory_bytes * 0.75)
-    assert find_usable_bytes(chip, 0.9) == int(chip.device_memory_bytes * 0.9)
+    assert find_capacity(chip) == int(chip.device_memory_bytes * 0.75)
+    assert find_capacity(chip, fraction=0.9) == int(chip.device_memory_bytes * 0.9)
+
+
+def test_a_gpu_has_what_its_host_says_and_a_tpu_what_its_compiler_gives() -> None:
+    h100, v5e = find_chip("h100"), find_chip("v5e")
+    assert h100 is not None
+    assert v5e is not None
+    assert find_capacity(h100, 10**10, 0.5) == 5 * 10**9
+    assert find_capacity(v5e, 10**10) == find_capacity(v5e)

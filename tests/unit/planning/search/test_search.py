@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
+from meshwright.planning.compile_job import read_capacity
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.topology.targets import build_target
@@ -122,6 +123,18 @@ def test_a_search_never_refuses_its_own_answer(model: ModelSpec, target: str, ba
 def test_sequences_beyond_learned_positions_are_refused_before_a_search() -> None:
     with pytest.raises(InvalidRequestError, match="max_position_embeddings 1024"):
         ask(target="h100:8", model="gpt2")
+
+
+def test_a_plan_for_a_host_goes_by_the_memory_of_its_own_devices() -> None:
+    known = build_target("h100:8")
+    memory = known.devices[0].memory
+    assert memory is not None
+    less = memory.model_copy(update={"capacity_bytes": 20 * 2**30})
+    host = replace(known, devices=(*known.devices[1:], known.devices[0].model_copy(update={"memory": less})))
+    request = PlanRequest.model_validate({"mesh": "fsdp:8", "model": "llama3-8b", "training": TRAINING})
+    plan = answer_request(request, host).plans[0]
+    assert plan.memory is not None
+    assert plan.memory.capacity_bytes == read_capacity(plan) == 15 * 2**30
 
 
 def test_where_nothing_fits_no_plan_comes_and_each_family_says_what_it_needs() -> None:

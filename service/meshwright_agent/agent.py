@@ -23,7 +23,6 @@ from meshwright_agent.access.doorkeeper import Doorkeeper
 from meshwright_agent.answers.batch_sizes import BatchSizes
 from meshwright_agent.answers.benches import Benches
 from meshwright_agent.answers.compiles import Compiles
-from meshwright_agent.answers.evidence import Evidence
 from meshwright_agent.answers.plans import PlanMaker
 from meshwright_agent.answers.replies import PlanAnswer
 from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
@@ -42,7 +41,6 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from meshwright_agent.telemetry.durations import RELEASE_BOUNDS_S, Durations
 from meshwright_agent.worker.children import (
-    build_compiler_spec,
     build_device_spec,
     build_planner_spec,
     build_probe_spec,
@@ -108,10 +106,8 @@ class Agent:
             here=self.picture.here,
             tell_here=self.picture.tell_here,
         )
-        self.compiler = Supervisor(build_compiler_spec(settings, self._environ), clock=self.clock)
-        self.compiles = Compiles(self.compiler, store, settings=settings)
-        self._evidence = Evidence(self.compiles, self.plans, self.runs)
-        self.batch_sizes = BatchSizes(self.plans, self._evidence, self.picture.topology)
+        self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
+        self.batch_sizes = BatchSizes(self.plans, self.compiles, self.picture.topology)
         self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.releases = Durations(RELEASE_BOUNDS_S)
@@ -228,8 +224,8 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        children = (self.device, self.probe, self.planner, self.compiler)
-        await asyncio.gather(*(child.close() for child in children))
+        self.compiles.close()
+        await asyncio.gather(*(child.close() for child in (self.device, self.probe, self.planner)))
         with contextlib.suppress(StoreUnavailableError):
             await self.history.flush()
 
@@ -320,10 +316,10 @@ class Agent:
             request: the request, or its JSON.
 
         Raises:
-            ProblemError: see `PlanMaker.answer_body` and `Evidence.settle_plans`.
+            ProblemError: see `PlanMaker.answer_body` and `Compiles.settle_plans`.
         """
         answering = self.plans.answer_body(request) if isinstance(request, bytes) else self.plans.answer(request)
-        return await self._evidence.settle_plans(await answering)
+        return await self.compiles.settle_plans(await answering)
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
         """Returns the variables that a job here should start with; InvalidRequestError as of the function."""

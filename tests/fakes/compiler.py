@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.compiling.serving import Tell, serve
 from meshwright.errors import InvalidRequestError
+from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.verification import Verification
 
 MODULE = "tests.fakes.compiler"
@@ -59,7 +60,20 @@ def behave(job: dict[str, Any], tell: Tell) -> Verification:
                     os.write(descriptor, job["bytes"].encode() + b"\n")
         case {"does": "environment"}:
             tell(os.environ.get(job["name"], "unset"), 2, 4)
-    return Verification(status="verified", target=job.get("target"), peak_memory_bytes=1)
+        case {"does": "answer"}:
+            return Verification.model_validate(job["answer"])
+        case {"does": "name its process"}:
+            return Verification(status="verified", log=(str(os.getpid()), *(f"{k}={v}" for k, v in os.environ.items())))
+    target = job.get("target")  # of a real job, a description
+    return Verification(status="verified", target=target if isinstance(target, str) else None, peak_memory_bytes=1)
+
+
+def fit(job: dict[str, Any], tell: Tell) -> CompiledBatch:
+    """Does what the job says, then answers with a batch."""
+    found = behave(job, tell)
+    return CompiledBatch(
+        batch_per_device=3, global_batch=6, data_parallel_size=2, compile_count=2, limit="memory", verification=found
+    )
 
 
 def check_fake(message: dict[str, Any]) -> None:
@@ -68,4 +82,4 @@ def check_fake(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve({"behave": behave})
+    serve({"behave": behave, "verify": behave, "fit": fit})

@@ -40,6 +40,10 @@ _LOOK_S: Final = 0.2
 """How often the process itself is looked at: one that it started may hold its pipes open after its death."""
 _LAST_WORDS_S: Final = 2.0
 """For a child that has closed its descriptor to end by itself: its own status says more than our SIGKILL."""
+_REAP_S: Final = 2.0
+"""For a killed child to end; one that the kernel holds longer, in a driver, is left behind."""
+_BAD_ALLOC: Final = "bad_alloc"
+"""What C++ says on stderr when it aborts because the kernel gave it no memory."""
 
 _LAST: Final = ("answer", "refused", "bug")
 """What a child says last."""
@@ -55,10 +59,11 @@ OnProgress = Callable[[Progress], object]
 
 @dataclass(frozen=True)
 class Ended:
-    """A child that gave no answer: how it ended, in words, and its last lines."""
+    """A child that gave no answer: how it ended, in words, its last lines, and which limit it reached, if one."""
 
     reason: str
     log: tuple[str, ...]
+    limit: Literal["time", "memory"] | None = None
 
 
 def compile_in_child(
@@ -113,6 +118,7 @@ def run_child(
     memory_limit_bytes: int | None = None,
     on_progress: OnProgress | None = None,
     environ: Mapping[str, str] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | Ended:
     """Returns what `python -m module` answers to a message, or how it ended without an answer.
 
@@ -123,6 +129,7 @@ def run_child(
         memory_limit_bytes: what it may use; None: no limit.
         on_progress: called with each progress; when it raises, the child is killed.
         environ: the environment to derive the child's from; None: this process's.
+        is_stopped: asked a few times a second; once it is true, the child is killed.
 
     Raises:
         InvalidRequestError: the child says that the message asks for what cannot be.
@@ -133,9 +140,9 @@ def run_child(
     text = json.dumps({**message, "memory_limit_bytes": memory_limit_bytes})
     with _Child(module, build_compile_environment(base)) as child:
         child.send(text)
-        frame = child.hear(time.monotonic() + limit_s, on_progress or (lambda progress: None))
+        frame = child.hear(time.monotonic() + limit_s, on_progress or (lambda progress: None), is_stopped)
         if frame is None:
-            return Ended(child.end(limit_s, memory_limit_bytes), child.read_log())
+            return child.end(limit_s, memory_limit_bytes)
         if frame["type"] == _NOISE:
             return Ended(_NOISE_REASON, (*child.read_log(), frame["line"]))
         return _read_frame(frame, child)
@@ -179,7 +186,7 @@ class _Child:
         os.set_blocking(self._output, False)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._output_rest = self._frames_rest = b""
-        self._is_silent = self._is_closed = self._is_late = False
+        self._is_silent = self._is_closed = self._is_late = self._is_stopped = False
 
     def __enter__(self) -> _Child:
         return self
@@ -199,12 +206,15 @@ class _Child:
             self._process.stdin.write(f"{text}\n".encode())
             self._process.stdin.flush()
 
-    def hear(self, deadline: float, on_progress: OnProgress) -> dict[str, Any] | None:
-        """Returns the last frame; None where the child ends, or the time is over, without one."""
+    def hear(self, deadline: float, on_progress: OnProgress, is_stopped: Callable[[], bool]) -> dict[str, Any] | None:
+        """Returns the last frame; None where the child ends, is stopped, or the time is over, without one."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._frames, selectors.EVENT_READ, self._take_frames)
             selector.register(self._output, selectors.EVENT_READ, self._take_output)
             while (left_s := deadline - time.monotonic()) > 0:
+                if is_stopped():
+                    self._is_stopped = True
+                    return None
                 ready = selector.select(min(left_s, _LOOK_S))
                 for key, _ in ready:
                     for frame in key.data():
@@ -218,18 +228,23 @@ class _Child:
         self._is_late = True
         return None
 
-    def end(self, limit_s: float, memory_limit_bytes: int | None) -> str:
-        """Ends the process, and returns how it ended in words."""
-        if not self._is_late:
+    def end(self, limit_s: float, memory_limit_bytes: int | None) -> Ended:
+        """Ends the process, and returns how it ended."""
+        if not (self._is_late or self._is_stopped):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_WORDS_S)
         status = self._process.poll()
         self._kill()
+        log = self.read_log()
+        if self._is_stopped:
+            return Ended("the compile was stopped", log)
         if self._is_late:
-            return f"the compiler did not end within {limit_s:g} s and was killed; give it more time"
-        if status == MEMORY_EXIT_STATUS:
-            return describe_limit(memory_limit_bytes)
-        return describe_status(status)
+            words = f"the compiler did not end within {limit_s:g} s and was killed; give it more time"
+            return Ended(words, log, "time")
+        is_refused = status is not None and status < 0 and any(_BAD_ALLOC in line for line in log)
+        if status == MEMORY_EXIT_STATUS or is_refused:
+            return Ended(describe_limit(memory_limit_bytes), log, "memory")
+        return Ended(describe_status(status), log)
 
     def read_log(self) -> tuple[str, ...]:
         """Returns the last lines of stdout and stderr together."""
@@ -261,7 +276,8 @@ class _Child:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # also when it has ended: what it started goes with it
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_S)
 
 
 def _parse_frame(line: bytes) -> dict[str, Any]:

@@ -46,7 +46,8 @@ _KEPT: Final = frozenset({"TPU_LIBRARY_PATH"})
 _DROPPED: Final = re.compile(
     r"TPU_|MEGASCALE_"  # which slice, worker and chips this host is
     r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target says both
-    r"|MESHWRIGHT_.*TOKEN|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # secrets, and what systemd tells the agent
+    r"|MESHWRIGHT_.*TOKEN|OTEL_EXPORTER_OTLP_.*HEADERS"  # secrets
+    r"|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # what systemd tells the agent
 )
 
 _HOST_DEVICES: Final = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")

@@ -13,7 +13,7 @@ from meshwright.topology.model import Topology
 from meshwright.wire.base import Basis
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.runs import Run
-from meshwright_agent.answers.evidence import Evidence
+from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanMaker
 
 
@@ -22,13 +22,13 @@ class BatchSizes:
 
     Args:
         plans: asks the planner for a model's batch.
-        evidence: asks the compiler.
+        compiles: asks the compiler.
         topology: this host's devices; raises UnavailableError while they are not known.
     """
 
-    def __init__(self, plans: PlanMaker, evidence: Evidence, topology: Callable[[], Topology]) -> None:
+    def __init__(self, plans: PlanMaker, compiles: Compiles, topology: Callable[[], Topology]) -> None:
         self._plans = plans
-        self._evidence = evidence
+        self._compiles = compiles
         self._topology = topology
 
     async def answer(self, request: BatchSizeRequest) -> BatchSize:
@@ -48,11 +48,11 @@ class BatchSizes:
         """Returns the same with the largest batch that the compiler says fits, or the run that will say so.
 
         Raises:
-            ProblemError: see `PlanMaker.build_fit_task` and `Evidence.settle_batch`.
+            ProblemError: see `PlanMaker.build_fit_task` and `Compiles.settle_batch`.
         """
         task = await self._plans.build_fit_task(request)
         advice = self._advise(request.model_copy(update={"hardware": request.hardware or task.chip}))
-        return await self._evidence.settle_batch(advice, request, task)
+        return await self._compiles.settle_batch(advice, request, task)
 
     def _advise(self, request: BatchSizeRequest) -> BatchSize:
         check_batch_fields(request)

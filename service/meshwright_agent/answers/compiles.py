@@ -1,73 +1,148 @@
-"""Compiles: what XLA's compiler says of a task: from the store where it has said so already, else from the child.
+"""Compiles: plans and batch sizes with what XLA's compiler says: at once where the store knows it, else by a run.
 
-Rule: what ends the compiler (an abort, a kill, a limit) is an answer with the status "aborted", and never counts
-against the next one; only what we did wrong is an error. What holds for good (it fits, or not) is stored by its key;
-the rest may be other tomorrow. Knows no plan and no run.
+Each compile is a child process of its own (`meshwright.compiling.child`), started by a thread of the agent's. What ends
+the compiler (an abort, a kill, a limit) is an answer with the status "aborted"; only a process that cannot be started
+and bugs of ours fail a run. Answers that hold for good are stored by their key. Knows no route.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from meshwright.compiling.child import describe_status
-from meshwright.compiling.limits import MEMORY_EXIT_STATUS, describe_limit, read_default_limit_bytes
-from meshwright.errors import ProblemError, StoreUnavailableError, WorkerCrashedError, WorkerTimeoutError
+from meshwright.compiling.child import Ended, run_child
+from meshwright.compiling.limits import read_default_limit_bytes
+from meshwright.errors import StoreUnavailableError, WorkerFailedError
 from meshwright.planning.compile_request import build_unfitted
-from meshwright.wire.batch_size import CompiledBatch
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
+from meshwright.wire.runs import Progress, Run
 from meshwright.wire.verification import Verification, VerificationStatus
+from meshwright_agent.answers.plans import PlanMaker
+from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.bodies import shorten_large
+from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store
 from meshwright_agent.worker.compile_task import CompileTask
-from meshwright_agent.worker.faults import Obituary
-from meshwright_agent.worker.supervisor import Supervisor
 
 LASTING: Final[frozenset[VerificationStatus]] = frozenset({"verified", "does_not_fit"})
 """What is stored. A missing extra may be installed, a host may have more memory tomorrow."""
 LOG_LINES: Final = 50
 """Of a compiler that aborted, in its answer."""
-_BAD_ALLOC: Final = "bad_alloc"
-"""What C++ says on stderr when it aborts because the kernel gave it no memory."""
+STARTING: Final = {"done": 0, "total": 1, "message": "starting the compiler"}
+_SETTINGS: Final = {"time": "MESHWRIGHT_COMPILE_TIMEOUT_S", "memory": "MESHWRIGHT_COMPILE_MEMORY_BYTES"}
+"""By the limit that a compile reached, the setting that raises it."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What is known of a task.
-
-    Attributes:
-        text: a Verification, or for "fit" a CompiledBatch, JSON.
-        generation: which compiler said so; None: it was known.
-    """
-
-    text: str
-    generation: int | None
-
-
 class Compiles:
-    """Asks the store, then the compiler.
+    """Asks the store, then the compiler, one compile at a time.
 
     Args:
-        child: the compiler.
-        settings: its limits.
         store: keeps answers.
+        plans: keeps plans.
+        runs: the queue of compiles.
+        settings: limits of a compile.
+        environ: the environment to derive the compiler's from.
+        module: what runs in the child.
 
     Attributes:
         counts: compiles that ended, by status.
     """
 
-    def __init__(self, child: Supervisor, store: Store, *, settings: Settings) -> None:
-        self._child = child
-        self._timeout_s = settings.compile_timeout_s
-        self._limit_bytes = settings.compile_memory_bytes or read_default_limit_bytes() or None
+    def __init__(
+        self,
+        store: Store,
+        plans: PlanMaker,
+        runs: RunQueue,
+        *,
+        settings: Settings,
+        environ: Mapping[str, str],
+        module: str = "meshwright.compiling",
+    ) -> None:
         self._store = store
+        self._plans = plans
+        self._runs = runs
         self.counts: Counter[VerificationStatus] = Counter()
+        self._begun_count = 0
+        self._run_child = partial(
+            run_child,
+            module,
+            limit_s=settings.compile_timeout_s,
+            memory_limit_bytes=settings.compile_memory_bytes or read_default_limit_bytes() or None,
+            environ=environ,
+        )
+        # A thread of our own: a child dies with the thread that started it, and asyncio waits for its default ones.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
+
+    def close(self) -> None:
+        """Starts no more compiles. The run of one under way has been cancelled before."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # ---- plans and batch sizes -----------------------------------------------------------------------------------
+
+    async def settle_plans(self, answer: PlanAnswer) -> PlanAnswer | Run:
+        """Returns the plans with what the compiler says of them, or the run that will say so.
+
+        Args:
+            answer: plans with their tasks, not stored yet; without tasks it is returned as it is.
+
+        Raises:
+            QueueFullError: as many compiles wait as may.
+            StoreUnavailableError: the store does not answer; DrainingError: the agent is shutting down.
+        """
+        if not answer.tasks:
+            return answer
+        request, tasks = json.loads(answer.request), [CompileTask(**task) for task in answer.tasks]
+        known = [text for task in tasks if (text := await self.recall(task)) is not None]
+        kept = await self._plans.keep(answer)  # its fingerprint is good for a mesh while it is compiled
+        if len(known) == len(tasks):
+            return kept.verify(known)
+
+        async def execute(_run: Run, emit: Emit) -> Done:
+            before = self._begun_count
+            compiled = [await self.compile(task, emit) for task in tasks]
+            return json.loads(kept.verify(compiled).cut_for_run().write()), self._count_since(before)
+
+        return await self._runs.submit("plan", request, execute)
+
+    async def settle_batch(self, advice: BatchSize, request: BatchSizeRequest, task: CompileTask) -> BatchSize | Run:
+        """Returns the advice with the largest batch that the compiler says fits, or the run that will say so.
+
+        Args:
+            advice: what the table says.
+            request: what was asked.
+            task: what is to be compiled.
+
+        Raises:
+            ProblemError: as for `settle_plans`.
+        """
+        said = shorten_large(request.model_dump(mode="json"))
+        if (known := await self.recall(task)) is not None:
+            return _add_batch(advice, known)
+
+        async def execute(_run: Run, emit: Emit) -> Done:
+            before = self._begun_count
+            batch = _add_batch(advice, await self.compile(task, emit))
+            return batch.model_dump(mode="json"), self._count_since(before)
+
+        return await self._runs.submit("batch_size", said, execute)
+
+    def _count_since(self, before: int) -> int | None:
+        """Returns the number of the last compile; None where there was none since `before`."""
+        return self._begun_count if self._begun_count > before else None
+
+    # ---- one compile ---------------------------------------------------------------------------------------------
 
     async def recall(self, task: CompileTask) -> str | None:
         """Returns what is known of a task without a compile, JSON; None where the compiler must be asked.
@@ -80,64 +155,59 @@ class Compiles:
         if text is None:
             return None
         try:
-            return _mark_stored(task, text)
+            return _change(task, text, stored=True)
         except ValidationError as error:
             log.error("what the compiler said of %s cannot be read and is asked anew: %s", task.key, error)
             return None
 
-    async def compile(self, task: CompileTask, tell: Callable[[dict[str, Any]], None]) -> Compiled:
-        """Returns what the compiler says of a task, or has said of it meanwhile.
+    async def compile(self, task: CompileTask, emit: Emit) -> str:
+        """Returns what the compiler says of a task, or has said of it meanwhile, JSON.
 
         Args:
             task: what to compile.
-            tell: gets progress.
+            emit: gets progress.
 
         Raises:
-            ProblemError: the compiler cannot be started, or a bug of ours.
-            CallCancelled: somebody gave the call up.
+            WorkerFailedError: the compiler cannot be started.
+            InternalError: it failed by a bug of ours.
         """
         known = await self.recall(task)
         if known is not None:
-            return Compiled(known, None)
-        compiled = await self._ask(task, tell)
-        status = _read_verification(task, compiled.text).status
+            return known
+        self._begun_count += 1
+        emit(STARTING)
+        found = await self._ask(task, emit)
+        if isinstance(found, Ended):
+            self.counts["aborted"] += 1
+            return _answer_without(task, _build_aborted(task, found))
+        text = _change(task, json.dumps(found), key=task.key)
+        status = _read_verification(task, text).status
         self.counts[status] += 1
         if status in LASTING:
-            await self._keep(task, compiled.text)
-        return compiled
+            await self._keep(task, text)
+        return text
 
-    async def _ask(self, task: CompileTask, tell: Callable[[dict[str, Any]], None]) -> Compiled:
-        arguments = {"job": task.job, "memory_limit_bytes": self._limit_bytes}
+    async def _ask(self, task: CompileTask, emit: Emit) -> dict[str, Any] | Ended:
+        """Returns what the child says; a task that is cancelled ends when the child has."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+
+        def tell(progress: Progress) -> None:
+            loop.call_soon_threadsafe(emit, progress.model_dump())
+
+        message = {"operation": task.op, "job": json.loads(task.job)}
+        ask: Callable[[], dict[str, Any] | Ended] = partial(
+            self._run_child, message, on_progress=tell, is_stopped=stop.is_set
+        )
+        asking = loop.run_in_executor(self._executor, ask)
         try:
-            answer = await self._child.call(task.op, arguments, deadline_s=self._timeout_s, on_progress=tell)
-        except (WorkerCrashedError, WorkerTimeoutError) as error:
-            dead = self._child.obituary
-            if dead is None or dead.op is None:  # it did not even start: that says nothing of the job
-                raise
-            return Compiled(_answer_without(task, self._bury(task, dead, error)), self._child.generation)
-        finally:
-            self._forgive()
-        return Compiled(_add_key(task, answer.result["answer"]), answer.generation)
-
-    def _forgive(self) -> None:
-        """Lets the next task begin at once, each has a process of its own; not while the kernel holds a dead one."""
-        if not self._child.abandoned_pids:
-            self._child.reset()
-
-    def _bury(self, task: CompileTask, dead: Obituary, error: ProblemError) -> Verification:
-        reason, lines = self._explain(dead, error), dead.log[-LOG_LINES:]
-        return Verification(status="aborted", reason=reason, key=task.key, target=task.target, log=lines)
-
-    def _explain(self, dead: Obituary, error: ProblemError) -> str:
-        if isinstance(error, WorkerTimeoutError):
-            return (
-                f"the compiler did not end within {self._timeout_s:g} s and was killed; scan the layers, "
-                f"compile for fewer devices, or raise MESHWRIGHT_COMPILE_TIMEOUT_S"
-            )
-        is_refused = dead.status is not None and dead.status < 0 and any(_BAD_ALLOC in line for line in dead.log)
-        if dead.status == MEMORY_EXIT_STATUS or is_refused:
-            return f"{describe_limit(self._limit_bytes)}; MESHWRIGHT_COMPILE_MEMORY_BYTES raises the limit"
-        return describe_status(dead.status)
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait({asking})
+            raise
+        except OSError as error:
+            detail = f"the compiler could not be started: {error}"
+            raise WorkerFailedError(detail, hint="the host lacks processes, memory or files; see its log") from error
 
     async def _find(self, task: CompileTask) -> str | None:
         try:
@@ -155,18 +225,19 @@ class Compiles:
             log.warning("what the compiler said of %s is not stored: %s", task.key, error.detail)
 
 
+def _build_aborted(task: CompileTask, ended: Ended) -> Verification:
+    reason = ended.reason if ended.limit is None else f"{ended.reason}; {_SETTINGS[ended.limit]} raises the limit"
+    return Verification(status="aborted", reason=reason, key=task.key, target=task.target, log=ended.log[-LOG_LINES:])
+
+
+def _add_batch(advice: BatchSize, text: str) -> BatchSize:
+    return advice.model_copy(update={"compiled": CompiledBatch.model_validate_json(text)})
+
+
 def _read_verification(task: CompileTask, text: str) -> Verification:
     if task.op == "fit":
         return CompiledBatch.model_validate_json(text).verification
     return Verification.model_validate_json(text)
-
-
-def _add_key(task: CompileTask, text: str) -> str:
-    return _change(task, text, key=task.key)
-
-
-def _mark_stored(task: CompileTask, text: str) -> str:
-    return _change(task, text, stored=True)
 
 
 def _change(task: CompileTask, text: str, **fields: Any) -> str:

@@ -41,12 +41,7 @@ class ActivityCollector(Collector):
 
     def _collect_children(self) -> Iterator[Metric]:
         agent = self._agent
-        children: dict[str, Supervisor] = {
-            "device": agent.device,
-            "probe": agent.probe,
-            "planner": agent.planner,
-            "compiler": agent.compiler,
-        }
+        children: dict[str, Supervisor] = {"device": agent.device, "probe": agent.probe, "planner": agent.planner}
         crashes: dict[Labels, float] = {(name,): float(child.crash_count) for name, child in children.items()}
         yield build_counters("meshwright_child_crashes_total", _CHILD, crashes)
         abandoned = build_gauges("meshwright_child_abandoned", _CHILD)

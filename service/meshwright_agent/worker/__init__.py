@@ -1,1 +1,1 @@
-"""The three children (device worker, compiler worker, probe) and the one supervisor that owns them."""
+"""The children (device worker, planner, probe) and the one supervisor that owns them."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from meshwright.compiling.environment import build_compile_environment
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.settings import Settings
@@ -107,18 +106,6 @@ def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildS
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=settings.idle_release_s,
         backoff_max_s=2.0,
-    )
-
-
-def build_compiler_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
-    """Returns how the compiler is started: for one job, then it goes. XLA hears no cancel, so the grace is short."""
-    return ChildSpec(
-        name="compiler",
-        module="meshwright_agent.worker.compiler",
-        environment=lambda: build_compile_environment(environ),
-        start_timeout_s=settings.start_timeout_s,
-        idle_release_s=0.0,
-        cancel_grace_s=0.2,
     )
 
 

@@ -1,4 +1,4 @@
-"""CompileTask: one thing to ask the compiler child, complete.
+"""CompileTask: one thing to ask the compiler, complete.
 
 Rule: JSON in, JSON out, so that the agent passes on what the planner made without reading it. Knows no model and no
 mesh; `tasks` makes them.
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Operation = Literal["verify", "fit"]
-"""The compiler child's handlers: one step, or the largest batch."""
+"""What the compiler's child does: one step, or the largest batch."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class CompileTask:
     """One thing to ask the compiler.
 
     Attributes:
-        op: which handler of the compiler child.
+        op: what the compiler's child does.
         target: the hardware, as people write it.
         chip: an alias of the chip table where a target or a stored plan was named; None: this host's.
         key: what the answer is kept under.

@@ -1,139 +1,343 @@
-"""Compiles without a child: what is kept, what is forgiven, and what is our own error."""
+"""Compiles: what is known is answered at once, else by a run; what ends the compiler is an answer.
+
+The child is a real process that speaks the real protocol; what it does is that of tests/fakes/compiler.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from meshwright.compiling.limits import MEMORY_EXIT_STATUS
-from meshwright.errors import (
-    ProblemError,
-    StoreUnavailableError,
-    WorkerCrashedError,
-    WorkerFailedError,
-    WorkerTimeoutError,
-)
+from meshwright.compiling.limits import NICENESS
+from meshwright.errors import InternalError, StoreUnavailableError
+from meshwright.planning.batch_size import answer_batch_size
+from meshwright.topology.targets import build_target
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
+from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.runs import Run
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.compiles import LOG_LINES, Compiles
+from meshwright_agent.answers.plans import PlanMaker
+from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import COMPILE, Document
-from meshwright_agent.worker.compile_task import CompileTask
-from meshwright_agent.worker.faults import Obituary
-from tests.fakes.supervised import FakeSupervisor, answering
-from tests.unit.answers.test_plans import MemoryStore
+from meshwright_agent.store import COMPILE, PLAN, Document, Store
+from meshwright_agent.worker.compile_task import CompileTask, Operation
+from meshwright_agent.worker.planner import Here, write_plans
+from tests.fakes.compiler import MODULE
+from tests.fakes.stored import ManualClock
+from tests.fakes.supervised import answering
+from tests.process.living import TRIES, is_alive, list_own_children
+from tests.unit.store.opening import opened
 
-TASK = CompileTask("verify", "cpu:2", key="k", job="{}")
-CRASHED, LATE = WorkerCrashedError("it died"), WorkerTimeoutError("it did not answer")
-
-
-def build(child: FakeSupervisor, store: MemoryStore | None = None, **settings: Any) -> Compiles:
-    kept = store or MemoryStore()
-    known = Settings(**({"compile_memory_bytes": 1 << 30} | settings))
-    return Compiles(child, kept, settings=known)  # type: ignore[arg-type]
-
-
-def compile_with(compiles: Compiles) -> Verification:
-    return Verification.model_validate_json(asyncio.run(compiles.compile(TASK, lambda _: None)).text)
-
-
-def dead(status: int | None, *log: str, op: str | None = "verify") -> Obituary:
-    return Obituary("the compiler worker", "ended", op, 1.0, 600.0, log, status)
+ROOT = Path(__file__).parents[3]
+MIB = 1 << 20
+MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+REQUEST = PlanRequest.model_validate(
+    {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch": 4}, "verify": "compile"}
+)
+HOST = Here(build_target("cpu:4"))
+ADVICE = answer_batch_size(BatchSizeRequest(hardware="h100"), platform=None, kind=None, basis="declared")
+ASKED = BatchSizeRequest.model_validate({"model": MODEL, "mesh": "dp:2", "verify": "compile"})
 
 
-def say(**fields: Any) -> dict[str, str]:
-    return {"answer": Verification.model_validate({"status": "verified"} | fields).model_dump_json()}
+def build_task(does: str = "", op: Operation = "verify", key: str = "k", **job: Any) -> CompileTask:
+    return CompileTask(op, "cpu:2", key=key, job=json.dumps({"does": does, **job}), data_parallel_size=2)
 
 
-def test_the_child_gets_the_job_its_deadline_and_its_memory() -> None:
-    child = answering(say())
-    compile_with(build(child, compile_timeout_s=9))
-    assert child.calls == [("verify", {"job": "{}", "memory_limit_bytes": 1 << 30}, 9)]
-    unbounded = answering(say())
-    compile_with(build(unbounded, compile_memory_bytes=None))
-    assert unbounded.calls[0][1]["memory_limit_bytes"] > 1 << 26  # of this machine
+class Desk:
+    """A queue and a store that are real, and the compiler of the tests."""
+
+    def __init__(self, compiles: Compiles, store: Store, queue: RunQueue) -> None:
+        self.compiles, self.store, self.queue = compiles, store, queue
+        self.told: list[dict[str, Any]] = []
+
+    async def compile(self, does: str = "", op: Operation = "verify", **job: Any) -> Verification:
+        text = await self.compiles.compile(build_task(does, op, **job), self.told.append)
+        if op == "verify":
+            return Verification.model_validate_json(text)
+        return CompiledBatch.model_validate_json(text).verification
+
+    async def begin(self, does: str) -> tuple[asyncio.Task[Verification], int]:
+        """Starts a compile; returns it with its process once it works."""
+        self.told.clear()
+        before = list_own_children(os.getpid())
+        work = asyncio.create_task(self.compile(does))
+        while len(self.told) < 2:  # noqa: ASYNC110 -- a list tells nobody
+            await asyncio.sleep(0.01)
+        (pid,) = list_own_children(os.getpid()) - before
+        return work, pid
+
+    async def ask(self, request: PlanRequest = REQUEST) -> PlanAnswer | Run:
+        return await self.compiles.settle_plans(PlanAnswer.of(write_plans(request, HOST)))
+
+    async def ask_batch(self, **task: Any) -> BatchSize | Run:
+        return await self.compiles.settle_batch(ADVICE, ASKED, replace(build_task(op="fit"), **task))
+
+    async def ended(self, run: PlanAnswer | BatchSize | Run) -> Run:
+        assert isinstance(run, Run)
+        async for _ in self.queue.events(run.id):
+            pass
+        return await self.queue.get(run.id)
 
 
-def test_a_store_that_does_not_keep_costs_the_keeping_and_not_the_answer() -> None:
-    store = MemoryStore(StoreUnavailableError("the disk is full"))
-    assert compile_with(build(answering(say()), store)).status == "verified"
-    assert store.kept == {}
+def play(folder: Path, act: Callable[[Desk], Awaitable[None]], *, module: str = MODULE, **settings: Any) -> None:
+    async def main() -> None:
+        known = Settings(**({"compile_memory_bytes": 512 * MIB} | settings))
+        async with opened(folder / "s.sqlite3") as store:
+            plans = PlanMaker(
+                answering({}),  # type: ignore[arg-type]
+                store,
+                here=lambda: HOST,
+                tell_here=lambda _: {},
+            )
+            queue = RunQueue(store, clock=ManualClock())
+            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+            compiles = Compiles(store, plans, queue, settings=known, environ=environ, module=module)
+            try:
+                async with asyncio.timeout(60):
+                    await act(Desk(compiles, store, queue))
+            finally:
+                await queue.close("the test ended")
+                compiles.close()
+
+    asyncio.run(main())
 
 
-def test_a_store_that_does_not_recall_costs_a_compile_and_not_the_answer() -> None:
-    store = MemoryStore(StoreUnavailableError("busy"), is_busy=True)
-    compiles = build(answering(say()), store)
-    assert asyncio.run(compiles.recall(TASK)) is None
-    assert compile_with(compiles).status == "verified"
+def read(answer: PlanAnswer | Run) -> Verification:
+    assert isinstance(answer, PlanAnswer)
+    found = Plans.model_validate_json(answer.write()).plans[0].verification
+    assert found is not None
+    return found
+
+
+# ---- one compile ----------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_carries_its_key_is_told_of_as_it_comes_and_is_stored(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        first = await desk.compile()
+        assert (first.status, first.peak_memory_bytes, first.key, first.stored) == ("verified", 1, "k", False)
+        assert [each["message"] for each in desk.told] == ["starting the compiler", "tracing"]
+        assert await desk.compile("abort") == first.model_copy(update={"stored": True})
+
+    play(tmp_path, act)
+
+
+def test_each_task_has_a_process_of_its_own_that_opens_no_device(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        pids = []
+        for key, op in enumerate(("verify", "fit")):
+            text = await desk.compiles.compile(
+                build_task("name its process", op, str(key)),  # type: ignore[arg-type]
+                desk.told.append,
+            )
+            found = json.loads(text)
+            pids.append(int(found.get("verification", found)["log"][0]))
+        assert pids[0] != pids[1]
+        assert not any(map(is_alive, pids))
+        assert '"JAX_PLATFORMS=cpu"' in text
+        assert '"CUDA_VISIBLE_DEVICES="' in text
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize("status", ["verified", "does_not_fit", "not_compiled", "aborted"])
+@pytest.mark.parametrize("op", ["verify", "fit"])
+def test_only_what_holds_for_good_is_kept(tmp_path: Path, status: str, op: Operation) -> None:
+    async def act(desk: Desk) -> None:
+        assert (await desk.compile("answer", op, answer={"status": status})).status == status
+        kept = await desk.store.get(COMPILE, "k")
+        assert (kept is not None) is (status in {"verified", "does_not_fit"})
+        assert kept is None or '"stored":false' in kept.body
+
+    play(tmp_path, act)
 
 
 @pytest.mark.parametrize("text", ["5", "null", "{}", '{"status": "perhaps"}', "[" * 100_000])
 @pytest.mark.parametrize("op", ["verify", "fit"])
-def test_an_answer_that_cannot_be_read_costs_a_compile(op: Literal["verify", "fit"], text: str) -> None:
-    store = MemoryStore()
-    store.kept[TASK.key] = Document(COMPILE, TASK.key, text)
-    compiles = build(answering(say()), store)
-    assert asyncio.run(compiles.recall(replace(TASK, op=op))) is None
-    assert compile_with(compiles).status == "verified"
-    assert asyncio.run(compiles.recall(TASK)) is not None
+def test_an_answer_that_cannot_be_read_costs_a_compile(tmp_path: Path, op: Operation, text: str) -> None:
+    async def act(desk: Desk) -> None:
+        await desk.store.write(Document(COMPILE, "k", text))
+        assert await desk.compiles.recall(build_task(op=op)) is None
+        assert not (await desk.compile(op=op)).stored
+        assert (await desk.compile(op=op)).stored
+
+    play(tmp_path, act)
 
 
-@pytest.mark.parametrize("status", ["verified", "does_not_fit", "not_compiled", "aborted"])
-def test_only_what_holds_for_good_is_kept(status: str) -> None:
-    store = MemoryStore()
-    compile_with(build(answering(say(status=status)), store))
-    assert (TASK.key in store.kept) is (status in {"verified", "does_not_fit"})
-    if store.kept:
-        assert json.loads(store.kept["k"].body)["stored"] is False
+def test_a_store_that_does_not_answer_costs_a_compile_and_not_the_answer(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        await desk.store._call(desk.store._close)
+        assert (await desk.compile()).status == "verified"
+        with pytest.raises(StoreUnavailableError):  # a run needs it
+            await desk.ask()
+
+    play(tmp_path, act)
+
+
+# ---- how it ends ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("error", "obituary", "words"),
+    ("does", "words", "last"),
     [
-        (CRASHED, dead(-6), "aborted (SIGABRT)"),
-        (CRASHED, dead(-11), "SIGSEGV"),
-        (CRASHED, dead(-9), "SIGKILL"),
-        (CRASHED, dead(3), "status 3"),
-        (CRASHED, dead(MEMORY_EXIT_STATUS), "MESHWRIGHT_COMPILE_MEMORY_BYTES"),
-        (
-            CRASHED,
-            dead(-6, "terminate called after throwing an instance of 'std::bad_alloc'"),
-            f"more than {1 << 30:,}",
-        ),
-        (LATE, dead(-9), "did not end within 600 s"),
+        ("abort", "aborted (SIGABRT)", "Check failed"),
+        ("leak", f"more than {512 * MIB:,} bytes of the host's memory", f"it may have {512 * MIB}"),
+        ("leak", "MESHWRIGHT_COMPILE_MEMORY_BYTES raises the limit", ""),
+        ("exit", "status 3", ""),
+        ("hang", "did not end within 1.5 s", ""),
+        ("hang", "MESHWRIGHT_COMPILE_TIMEOUT_S raises the limit", ""),
     ],
 )
-def test_each_way_to_die_has_its_words(error: ProblemError, obituary: Obituary, words: str) -> None:
-    child = answering(error, obituary=obituary, state="backoff")
-    found = compile_with(build(child))
-    assert found.status == "aborted"
-    assert words in (found.reason or "")
-    assert (found.key, found.target, found.log) == ("k", "cpu:2", obituary.log)
-    assert child.resets == 1
+def test_the_compilers_end_is_an_answer_in_words_with_its_last_lines(
+    tmp_path: Path, does: str, words: str, last: str
+) -> None:
+    async def act(desk: Desk) -> None:
+        found = await desk.compile(does)
+        assert (found.status, found.key, found.target) == ("aborted", "k", "cpu:2")
+        assert words in (found.reason or "")
+        assert any(last in line for line in found.log)
+        assert len(found.log) <= LOG_LINES
+        assert await desk.store.get(COMPILE, "k") is None
+        assert (await desk.compile()).status == "verified"
+
+    play(tmp_path, act, compile_timeout_s=1.5 if does == "hang" else 60)
 
 
-def test_of_a_long_log_the_last_lines_stand_in_the_answer() -> None:
-    lines = tuple(map(str, range(LOG_LINES + 10)))
-    found = compile_with(build(answering(CRASHED, obituary=dead(-6, *lines))))
-    assert found.log == lines[10:]
+def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
+        batch = CompiledBatch.model_validate_json(text)
+        assert (batch.verification.status, batch.batch_per_device, batch.data_parallel_size) == ("aborted", None, 2)
+
+    play(tmp_path, act)
 
 
-@pytest.mark.parametrize(
-    ("error", "obituary"),
-    [(LATE, dead(-9, op=None)), (CRASHED, None), (WorkerFailedError("it cannot start"), dead(1, op=None))],
-)
-def test_one_that_does_not_start_says_nothing_of_the_job(error: ProblemError, obituary: Obituary | None) -> None:
-    child = answering(error, obituary=obituary)
-    with pytest.raises(type(error)):
-        compile_with(build(child))
-    assert child.resets == 1
+def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        with pytest.raises(InternalError, match="KeyError") as caught:
+            await desk.compile("raise")
+        assert any("a bug of ours" in line for line in caught.value.log)
+
+    play(tmp_path, act)
 
 
-def test_while_the_kernel_holds_a_dead_one_nothing_is_forgiven() -> None:
-    child = FakeSupervisor(deque([CRASHED]), obituary=dead(None), abandoned_pids=(7,))
-    assert "killed" in (compile_with(build(child)).reason or "")
-    assert child.resets == 0
+def test_a_compile_goes_behind_the_hosts_work_and_given_up_is_gone_within_two_seconds(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        took_s = []
+        for _ in range(TRIES):
+            work, pid = await desk.begin("hang")
+            assert os.getpriority(os.PRIO_PROCESS, pid) == os.nice(0) + NICENESS
+            began_s = time.monotonic()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            took_s.append(time.monotonic() - began_s)
+            assert work.cancelled()
+            assert not is_alive(pid)
+        assert statistics.median(took_s) <= 2.0
+
+    play(tmp_path, act)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_time_a_run_answers_and_the_second_time_the_store(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        run = await desk.ask()
+        assert isinstance(run, Run)
+        assert (run.kind, run.request["verify"], run.request["training"]["remat"]) == ("plan", "compile", "full")
+        done = await desk.ended(run)
+        assert (done.state, done.generation) == ("succeeded", 1)
+        said = Plans.model_validate(done.result).plans[0].verification
+        assert said is not None
+        assert (said.status, said.peak_memory_bytes, said.stored) == ("verified", 1, False)
+        assert read(await desk.ask()) == said.model_copy(update={"stored": True})
+
+    play(tmp_path, act)
+
+
+def test_the_stored_plan_is_the_mesh_alone_whoever_asks_with_which_model(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        async def read_kept(request: PlanRequest) -> str:
+            document = await desk.store.get(PLAN, write_plans(request, HOST)["fingerprints"][0])
+            return document.body if document else ""
+
+        done = await desk.ended(await desk.ask())
+        shown = Plans.model_validate(done.result).plans[0]
+        kept = await read_kept(REQUEST)
+        assert shown.model is not None
+        assert shown.verification is not None
+        assert json.loads(kept) == {**shown.model_dump(mode="json"), "model": None, "verification": None}
+        again = await desk.ask()
+        assert isinstance(again, PlanAnswer)
+        assert Plans.model_validate_json(again.write()).plans[0].model == shown.model
+        await desk.ask(REQUEST.model_copy(update={"model": None, "training": None, "verify": "none"}))
+        assert await read_kept(REQUEST) == kept
+
+    play(tmp_path, act)
+
+
+def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        written = write_plans(REQUEST, HOST)
+        reason = Verification(status="not_compiled", reason="no such compiler").model_dump_json()
+        told = PlanAnswer.of(written | {"tasks": [{**written["tasks"][0], "answer": reason}]})
+        assert read(await desk.compiles.settle_plans(told)).status == "not_compiled"
+        plain = await desk.ask(REQUEST.model_copy(update={"verify": "none"}))
+        assert isinstance(plain, PlanAnswer)
+        assert plain.tasks == ()
+
+    play(tmp_path, act, module="tests.fakes.no_such_module")
+
+
+def test_each_request_is_a_run_of_its_own_and_the_compiler_is_asked_once(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        runs = [await desk.ended(run) for run in [await desk.ask() for _ in range(3)]]
+        assert len({run.id for run in runs}) == 3
+        assert [run.generation for run in runs] == [1, None, None]  # the store knew it by then
+
+    play(tmp_path, act)
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_batch_stands_beside_the_tables_advice(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        run = await desk.ask_batch()
+        assert isinstance(run, Run)
+        assert (run.kind, run.request["mesh"]) == ("batch_size", "dp:2")
+        done = BatchSize.model_validate((await desk.ended(run)).result)
+        assert done.compiled is not None
+        assert (done.compiled.batch_per_device, done.compiled.verification.stored) == (3, False)
+        assert done.model_copy(update={"compiled": None}) == ADVICE
+        again = await desk.ask_batch()
+        assert isinstance(again, BatchSize)
+        assert again.compiled is not None
+        assert again.compiled.verification.stored
+        assert isinstance(await desk.ask_batch(key="of another chip"), Run)
+
+    play(tmp_path, act)
+
+
+def test_a_batch_for_which_nothing_compiles_is_said_at_once(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        reason = Verification(status="not_compiled", reason="no such compiler").model_dump_json()
+        answer = await desk.ask_batch(answer=reason)
+        assert isinstance(answer, BatchSize)
+        assert answer.compiled is not None
+        assert (answer.compiled.batch_per_device, answer.compiled.data_parallel_size) == (None, 2)
+        assert answer.compiled.verification.status == "not_compiled"
+
+    play(tmp_path, act, module="tests.fakes.no_such_module")

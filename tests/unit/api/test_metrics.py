@@ -65,7 +65,6 @@ class MemoryAgent:
     device: Any = field(default_factory=lambda: build_child(state="ready", generation=3))
     probe: Any = field(default_factory=lambda: build_child())
     planner: Any = field(default_factory=lambda: build_child())
-    compiler: Any = field(default_factory=lambda: build_child())
     runs: Any = field(default_factory=lambda: build_runs(queued_count=2, running=(object(),)))
     releases: Durations = field(default_factory=Durations)
     store: Any = field(
@@ -106,7 +105,7 @@ def test_the_agent_in_memory_has_what_the_real_one_has() -> None:
         "history",
         "doorkeeper",
     }
-    real = set(dir(Agent)) | made | {"benches", "picture", "device", "probe", "planner", "compiler"}
+    real = set(dir(Agent)) | made | {"benches", "picture", "device", "probe", "planner"}
     assert {name for name in dir(MemoryAgent) if not name.startswith("_")} - {"seen", "records", "is_ready"} <= real
 
 

@@ -30,6 +30,7 @@ def test_no_secret_and_nothing_of_the_service_manager_comes_along() -> None:
         "MESHWRIGHT_TOKEN": "s",
         "MESHWRIGHT_TOKEN_FILE": "/s",
         "MESHWRIGHT_ADMIN_TOKEN": "s",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "s",
         "NOTIFY_SOCKET": "/run/n",
         "WATCHDOG_USEC": "1",
         "WATCHDOG_PID": "1",

@@ -30,8 +30,7 @@ from meshwright_agent.agent import DRAIN_TIMEOUT_S
 from meshwright_agent.api import pages
 from meshwright_agent.api.metrics import METRICS
 from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
-from meshwright_agent.worker.process import ChildSpec
-from meshwright_agent.worker.states import TABLE
+from meshwright_agent.supervisor.process import ChildSpec
 from tests.agents import RunningAgent, start_agent
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask
 from tests.reference import write_settings
@@ -319,18 +318,6 @@ def test_the_readme_lists_the_exit_codes_of_check() -> None:
 
 
 # ---- what is compared: service/README.md -------------------------------------------------------------------------
-
-
-def list_steps() -> list[list[str]]:
-    return [
-        [state, event, step.state, ", ".join(step.actions)]
-        for state, events in TABLE.items()
-        for event, step in events.items()
-    ]
-
-
-def test_the_state_table_is_that_of_the_supervisor() -> None:
-    assert SERVICE.table("The life of a child", "state") == list_steps()
 
 
 def test_the_times_of_a_child_are_those_that_it_is_given() -> None:

@@ -39,14 +39,14 @@ from meshwright_agent.leases import LeaseRegistry, LeaseService
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
-from meshwright_agent.telemetry.durations import RELEASE_BOUNDS_S, Durations
-from meshwright_agent.worker.children import (
+from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_planner_spec,
     build_probe_spec,
     has_accelerators,
 )
-from meshwright_agent.worker.supervisor import Supervisor
+from meshwright_agent.supervisor.supervisor import Supervisor
+from meshwright_agent.telemetry.durations import RELEASE_BOUNDS_S, Durations
 
 log = logging.getLogger(__name__)
 

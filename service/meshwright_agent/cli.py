@@ -142,7 +142,7 @@ def _claiming(settings: Settings) -> Iterator[Callable[[list[str]], None]]:
         HostTakenError: another agent has them.
     """
     from meshwright_agent.serving.claim import claim_host
-    from meshwright_agent.worker.children import has_accelerators
+    from meshwright_agent.supervisor.specs import has_accelerators
 
     owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
     claim = claim_host(settings.sysfs_root) if owns else None

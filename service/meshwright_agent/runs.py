@@ -34,9 +34,9 @@ from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.store import RECORD, RUN, Document, Store, StoredEvent, parse_bodies, parse_body
+from meshwright_agent.supervisor.supervisor import CallCancelled
 from meshwright_agent.telemetry.durations import Durations
 from meshwright_agent.telemetry.tracing import TRACING
-from meshwright_agent.worker.supervisor import CallCancelled
 
 LaneName = Literal["device", "compiler"]
 LANE_OF: Final[Mapping[RunKind, LaneName]] = {"bench": "device", "plan": "compiler", "batch_size": "compiler"}

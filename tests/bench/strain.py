@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from meshwright_agent.worker.planner import NICENESS
+from meshwright_agent.children.planner import NICENESS
 from tests.bench.load import Target, fetch
 
 LIMIT_S: Final = 120.0

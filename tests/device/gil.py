@@ -12,7 +12,7 @@ from typing import Final
 
 _TEXT: Final = """
 import os, sys
-if "meshwright_agent.worker.device" in sys.orig_argv:
+if "meshwright_agent.children.device" in sys.orig_argv:
     import ctypes, threading, time
     def hang(wish={wish!r}):
         while not os.path.exists(wish):

@@ -32,7 +32,7 @@ def limit_plans(timeout_s: float) -> None:
 
 def stand_in_for_a_card() -> None:
     """In the device worker: a CPU device of JAX is a GPU, with sizes for CPUs. Called by a `sitecustomize`."""
-    if "meshwright_agent.worker.device" in sys.orig_argv:
+    if "meshwright_agent.children.device" in sys.orig_argv:
         from meshwright.wire import devices
         from meshwright_agent.bench import scope
 

@@ -1,44 +1,46 @@
 """Children without a process, for what no real one can be made to do: one that SIGKILL does not end.
 
-`FakeChild` has the members of `worker.process.Child`; a test compares them with those of `ChildProcess`.
+`FakeChild` has the members of `supervisor.process.Child`; a test compares them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from meshwright_agent.worker.process import ChildSpec, Ending
-from meshwright_agent.worker.protocol import PROTOCOL_VERSION, Frame, FrameError, Hello, parse_frame
+from meshwright_agent.supervisor.process import ChildError, ChildSpec, Ending
+from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Frame, Hello, parse_frame
 
 
-@dataclass(eq=False)
 class FakeChild:
-    """Says hello when listened to, keeps what is sent to it, and ends as `ending` says."""
+    """Says hello when opened, keeps what is sent to it, and ends as told."""
 
-    generation: int
-    kind: str
-    on_frame: Callable[[Frame], None]
-    on_lost: Callable[[str], None]
-    ending: Ending
-    says_hello: bool = True
-    sent: list[Frame] = field(default_factory=list)
-    stops: list[bool] = field(default_factory=list)
-    dump_count: int = 0
-    reaped: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def pid(self) -> int:
-        return 1000 + self.generation
+    def __init__(self, spec: ChildSpec, generation: int, ending: Ending, *, says_hello: bool = True) -> None:
+        self.generation = generation
+        self.pid: int | None = 1000 + generation
+        self.ending: Ending | None = None
+        self.sent: list[Frame] = []
+        self.stops: list[bool] = []
+        self.dump_count = 0
+        self.reaped = asyncio.Event()
+        self._kind = spec.name
+        self._end = ending
+        self._says_hello = says_hello
+        self._said: asyncio.Queue[Frame | ChildError] = asyncio.Queue()
 
     @property
     def log_tail(self) -> tuple[str, ...]:
         return (f"log of generation {self.generation}",)
 
-    def listen(self) -> None:
-        if self.says_hello:
-            self.say(Hello(PROTOCOL_VERSION, self.kind, self.pid, self.generation, {"device_count": 1}))
+    async def open(self) -> None:
+        if self._says_hello:
+            self.say(Hello(PROTOCOL_VERSION, self._kind, 1000 + self.generation, self.generation))
+
+    async def read(self) -> Frame:
+        said = await self._said.get()
+        if isinstance(said, ChildError):
+            raise said
+        return said
 
     def send(self, line: bytes) -> None:
         self.sent.append(parse_frame(line))
@@ -46,19 +48,22 @@ class FakeChild:
     async def dump(self) -> None:
         self.dump_count += 1
 
-    async def stop(self, *, gently: bool) -> Ending:
+    async def stop(self, *, gently: bool) -> None:
         self.stops.append(gently)
-        return self.ending
+        self.lose("closed its socket")
+        await asyncio.sleep(0)
+        self.ending = self._end
 
     async def reap(self) -> None:
         await self.reaped.wait()
 
     def say(self, frame: Frame) -> None:
-        """Does what the real channel does: a FrameError is the end of the child."""
-        try:
-            self.on_frame(frame)
-        except FrameError as error:
-            self.on_lost(f"broke the protocol: {error}")
+        """Lets the agent read this frame."""
+        self._said.put_nowait(frame)
+
+    def lose(self, words: str) -> None:
+        """Lets the agent read that the child is gone."""
+        self._said.put_nowait(ChildError("lost", words))
 
 
 @dataclass(eq=False)
@@ -70,13 +75,6 @@ class FakeSpawn:
     children: list[FakeChild] = field(default_factory=list)
     kind: type[FakeChild] = FakeChild
 
-    async def __call__(
-        self,
-        spec: ChildSpec,
-        generation: int,
-        on_frame: Callable[[Frame], None],
-        on_lost: Callable[[str], None],
-    ) -> FakeChild:
-        child = self.kind(generation, spec.name, on_frame, on_lost, self.ending, self.says_hello)
-        self.children.append(child)
-        return child
+    def __call__(self, spec: ChildSpec, generation: int) -> FakeChild:
+        self.children.append(self.kind(spec, generation, self.ending, says_hello=self.says_hello))
+        return self.children[-1]

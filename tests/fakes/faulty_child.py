@@ -15,8 +15,8 @@ import time
 from typing import Any, NoReturn
 
 from meshwright.errors import DeviceBusyError
-from meshwright_agent.worker.child import CallContext, serve
-from meshwright_agent.worker.protocol import PROTOCOL_VERSION, Hello, Progress, Result, format_frame
+from meshwright_agent.children.child import CallContext, serve
+from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, Progress, Result, format_frame
 
 KIND = "faulty"
 
@@ -178,7 +178,7 @@ HANDLERS = {
 FD = next((int(word.removeprefix("--fd=")) for word in sys.argv if word.startswith("--fd=")), -1)
 
 
-def hello() -> dict[str, Any]:
+def prepare() -> None:
     match os.environ.get("MESHWRIGHT_FAULT"):
         case "raise":
             raise RuntimeError("no devices were found")
@@ -190,12 +190,11 @@ def hello() -> dict[str, Any]:
         case "hang":
             hold_the_gil().usleep(600_000_000)
         case "wrong protocol":
-            _send_and_wait(Hello(PROTOCOL_VERSION + 1, KIND, os.getpid(), 1, {}))
+            _send_and_wait(Hello(PROTOCOL_VERSION + 1, KIND, os.getpid(), 1))
         case "wrong pid":
-            _send_and_wait(Hello(PROTOCOL_VERSION, KIND, os.getpid() + 1, 1, {}))
+            _send_and_wait(Hello(PROTOCOL_VERSION, KIND, os.getpid() + 1, 1))
         case "progress first":
             _send_and_wait(Progress(1, 1, {}))
-    return {"jax": "0.0", "platform": "cpu", "device_count": 2}
 
 
 def _send_and_wait(frame: Hello | Progress) -> NoReturn:
@@ -205,4 +204,4 @@ def _send_and_wait(frame: Hello | Progress) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(KIND, hello, HANDLERS)
+    serve(KIND, prepare, HANDLERS)

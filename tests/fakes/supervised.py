@@ -1,6 +1,6 @@
 """A supervisor without a child: its answers are a list, its state is set by hand.
 
-A test compares its members with those of `worker.supervisor.Supervisor`.
+A test compares its members with those of `supervisor.supervisor.Supervisor`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.worker.faults import Obituary
-from meshwright_agent.worker.supervisor import Answer, ReleaseOutcome
+from meshwright_agent.supervisor.supervisor import Answer, ReleaseOutcome
 from tests.fakes.stored import EPOCH
 
 Reply = dict[str, Any] | Exception
@@ -35,7 +34,6 @@ class FakeSupervisor:
     log_tail: tuple[str, ...] = ()
     has_crashed: bool = False
     abandoned_pids: tuple[int, ...] = ()
-    obituary: Obituary | None = None
     state_after: WorkerState | None = None
     calls: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)
     resets: int = 0

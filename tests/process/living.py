@@ -53,18 +53,13 @@ def list_own_children(pid: int) -> set[int]:
     return set(grown) - {below for each in grown.values() for below in each}
 
 
-MODULES = {
-    **{kind: f"meshwright_agent.worker.{kind}" for kind in ("device", "probe", "planner")},
-    "compiler": "meshwright.compiling",
-}
-
-
 def find_children(agent: RunningAgent, kind: str) -> set[int]:
     """Returns the children of a kind, "device", "probe", "planner" or "compiler", by what `ps` shows of them."""
     found = set()
+    module = "compiling" if kind == "compiler" else f"children.{kind}"
     for pid in list_children(agent.pid):
         with contextlib.suppress(OSError):
-            if MODULES[kind].encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(pid)
     return found
 

@@ -1,6 +1,6 @@
 """The supervisor of a worker, as its users see it: one child that is started, called and released.
 
-The only file of the net that knows `meshwright_agent.worker`: a new supervisor changes this file and
+The only file of the net that knows `meshwright_agent.supervisor`: a new supervisor changes this file and
 `tests/fakes/faulty_child.py`, and no scenario. `python -m tests.process.supervised OP` is an agent of one child.
 """
 
@@ -19,8 +19,8 @@ import pytest
 
 from meshwright.errors import ProblemError
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.worker.supervisor import CallCancelled as Cancelled
-from meshwright_agent.worker.supervisor import ChildSpec, ReleaseOutcome, Supervisor
+from meshwright_agent.supervisor.supervisor import CallCancelled as Cancelled
+from meshwright_agent.supervisor.supervisor import ChildSpec, ReleaseOutcome, Supervisor
 
 __all__ = ["Cancelled", "Child", "Reply", "begin_agent", "fails", "start_by_hand", "start_orphan", "supervise"]
 
@@ -108,7 +108,7 @@ def supervise(
     """Runs a scenario with a child that has not started, and closes it; nothing may fail on the event loop.
 
     Args:
-        fault: what the child does wrong when it starts, see `faulty_child.hello`.
+        fault: what the child does wrong when it starts, see `faulty_child.prepare`.
         module: what to run instead of the faulty child.
         environment: builds the variables of each process.
         limits: `start_timeout_s`, `cancel_grace_s`, `idle_release_s`, `backoff_initial_s`, `crash_budget`.

@@ -15,9 +15,9 @@ from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.answers.benches import SCRAPED_MOST
+from meshwright_agent.children.planner import parse_here
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.planner import parse_here
 from tests.fakes.stored import build_record_json
 from tests.unit.store.opening import build_closed_store
 

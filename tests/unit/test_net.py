@@ -61,7 +61,7 @@ def test_no_file_of_the_net_names_an_inside() -> None:
 def test_an_inside_is_found_wherever_it_stands() -> None:
     for source in (
         "import meshwright_agent",
-        "def f():\n    from meshwright_agent.worker import states",
+        "def f():\n    from meshwright_agent.supervisor import process",
         "from meshwright import _calls",
         "from meshwright.testing.agent import _ROUTES",
         "CODE = 'import sys, meshwright.planning'",

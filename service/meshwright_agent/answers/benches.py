@@ -29,7 +29,7 @@ from meshwright_agent.host.watch import LOG_LINES, HostWatch
 from meshwright_agent.leases import LeaseRegistry, Owner, StoredLease
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 BENCH_GRACE_S: Final = 60.0
 """Beyond a bench's own time limit: compiling the case under way, and stopping."""

@@ -29,10 +29,10 @@ from meshwright.wire.verification import Verification, VerificationStatus
 from meshwright_agent.answers.plans import PlanMaker
 from meshwright_agent.answers.replies import PlanAnswer
 from meshwright_agent.bodies import shorten_large
+from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store
-from meshwright_agent.worker.compile_task import CompileTask
 
 LASTING: Final[frozenset[VerificationStatus]] = frozenset({"verified", "does_not_fit"})
 """What is stored. A missing extra may be installed, a host may have more memory tomorrow."""

@@ -24,11 +24,11 @@ from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest
 from meshwright_agent.answers.replies import PlanAnswer, frame_stored
 from meshwright_agent.bodies import decode_body, parse_body
+from meshwright_agent.children.compile_tasks import CompileTask
+from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.store import PLAN, Document, Store
-from meshwright_agent.worker.compile_task import CompileTask
-from meshwright_agent.worker.planner import Here, write_plans
-from meshwright_agent.worker.protocol import FrameError
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.supervisor.protocol import FrameError
+from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 SMALL_BODY_BYTES: Final = 1 << 16
 """A body that is parsed on the event loop: 64 KiB take about 3 ms."""

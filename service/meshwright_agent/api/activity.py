@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from meshwright_agent.agent import Agent
 from meshwright_agent.api.families import build_counter, build_counters, build_gauge, build_gauges, build_histogram
+from meshwright_agent.supervisor.supervisor import Supervisor
 from meshwright_agent.telemetry.durations import Labels
-from meshwright_agent.worker.supervisor import Supervisor
 
 _CHILD: Final = ("child",)
 

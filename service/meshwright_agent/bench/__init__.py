@@ -1,1 +1,1 @@
-"""What is measured, in the device worker: real JAX calls, every sample kept, every result checked."""
+"""Benches, the agent's side: what a request measures, whether it can be done here, what was found. No jax."""

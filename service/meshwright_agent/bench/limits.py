@@ -16,15 +16,13 @@ from meshwright.topology.text import name_place
 from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, build_host_scope
+from meshwright_agent.facts.model import IDLE_BYTES
 
 USABLE_RATIO: Final = 0.9
 """Of the memory that is there: the rest is for compiled programs, buffers of the runtime, and others' growth."""
 
 UNTOLD_BYTES: Final = 512 * 2**20
 """What a bench may take in all where the memory is not known."""
-
-IDLE_BYTES: Final = 32 * 2**20
-"""Less memory than any CUDA context takes: a GPU with less in use is idle. `facts.unlisted` has the figures."""
 
 _LET_IT_LOOK: Final = (
     "let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers for TPUs)"

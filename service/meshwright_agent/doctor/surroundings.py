@@ -21,7 +21,7 @@ from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.host.look import ask_probe, ask_worker, explain_held
 from meshwright_agent.leases import read_held
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import has_accelerators
+from meshwright_agent.supervisor.specs import has_accelerators
 
 _PACKAGES: Final = (
     "jax",

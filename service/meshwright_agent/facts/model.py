@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,13 @@ ProblemKind = Literal[
 """The driver serves no card · NVML tells of none, which may only be hidden from this process · nvidia-ml-py is not
 installed · NVML gives no handle for a card · one question failed · the NVLink fabric is not well · a card in MIG mode
 has no instances · no driver has a TPU."""
+
+
+IDLE_BYTES: Final = 32 * 2**20
+"""A GPU with less memory in use is idle: nobody has a context on it. A bare one was seen to take 107 MiB on 34
+multiprocessors (RTX 4060 Ti) and 555 on 188 (RTX PRO 6000): some 3 MiB each beside 8, which makes about 50 on the 14 of
+the smallest MIG instance. Of an idle card or instance drivers report 4 to 7 MiB, what they reserve left out.
+Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML API reference; tests/recorded."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from meshwright_agent.facts.model import (
+    IDLE_BYTES,
     ComputeMode,
     DriverFacts,
     GpuFacts,
@@ -154,13 +155,6 @@ def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
         return None
     causes = tuple(name for bit, name in _SLOWDOWNS if mask & bit)
     return causes if causes or not mask & _HARDWARE_SLOWDOWN else ("hardware slowdown",)
-
-
-IDLE_BYTES: Final = 32 * 2**20
-"""Below it nobody has a context. A bare one was seen to take 107 MiB on 34 multiprocessors (RTX 4060 Ti) and 555 on
-188 (RTX PRO 6000): some 3 MiB each beside 8, which makes about 50 on the 14 of the smallest MIG instance. Of an idle
-card or instance drivers report 4 to 7 MiB, what they reserve left out.
-Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML API reference; tests/recorded."""
 
 
 def judge_listed(listed: Sequence[ProcessFacts], used_bytes: int | None) -> tuple[ProcessFacts, ...] | None:

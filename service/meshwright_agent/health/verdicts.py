@@ -23,7 +23,7 @@ from meshwright_agent.health.history import History
 from meshwright_agent.health.memory import KnownDevice
 from meshwright_agent.health.presence import Roll, describe_device
 from meshwright_agent.health.xid_reports import KERNEL_LOG, NVSWITCH, report_kernel_log
-from meshwright_agent.worker.supervisor import Supervisor
+from meshwright_agent.supervisor.supervisor import Supervisor
 
 DRIVER: Final = "driver"
 WORKER: Final = "worker"

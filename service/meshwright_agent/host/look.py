@@ -14,14 +14,14 @@ from meshwright.wire.devices import Worker
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import GpuFacts, HostFacts, TpuFacts, parse_host_facts
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import (
+from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_probe_spec,
     may_touch,
     read_roots,
     tell_prohibited,
 )
-from meshwright_agent.worker.supervisor import Supervisor
+from meshwright_agent.supervisor.supervisor import Supervisor
 
 
 async def ask_probe(settings: Settings, environ: Mapping[str, str]) -> HostFacts:

@@ -11,13 +11,13 @@ from typing import Any
 
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
+from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.verdicts import name_component
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leases import LeaseRegistry
-from meshwright_agent.worker.planner import Here
 
 
 class HostPicture:

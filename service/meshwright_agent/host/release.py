@@ -15,8 +15,8 @@ from meshwright.wire.devices import Holder, Release, Unseen
 from meshwright_agent.clock import Clock
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import read_roots
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.supervisor.specs import read_roots
+from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 BOUND_S: Final = 2.0
 ANSWER_S: Final = 0.3

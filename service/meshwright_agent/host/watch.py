@@ -23,9 +23,9 @@ from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.health.verdicts import Verdicts
 from meshwright_agent.settings import Settings
+from meshwright_agent.supervisor.specs import may_touch, read_roots, tell_prohibited
+from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from meshwright_agent.view import JaxSight, build_devices
-from meshwright_agent.worker.children import may_touch, read_roots, tell_prohibited
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import gc
 
 import anyio
 
-import meshwright_agent.worker.tasks  # noqa: F401  (plans that are compiled load it)
+import meshwright_agent.children.compile_tasks  # noqa: F401  (plans that are compiled load it)
 from meshwright.topology.chips import read_chips
 from meshwright.topology.systems import read_slices
 

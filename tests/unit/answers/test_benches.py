@@ -310,7 +310,7 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: 
         assert "gave way to a job: a bench" in ended.error.detail
         assert "process 4711 (python train.py) in slurm 7" in ended.error.detail
 
-    own = ProcessFacts(5, "python", "python -m meshwright_agent.worker.device", 2**30, own=True)
+    own = ProcessFacts(5, "python", "python -m meshwright_agent.children.device", 2**30, own=True)
     free, held = look(dgx, processes=()), look(dgx, processes=(own, FOREIGN))
     assert dgx.jax is not None
     run_scene(tmp_path, [free, free, held], [dict(dgx.jax)], test)

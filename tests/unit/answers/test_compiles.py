@@ -28,11 +28,11 @@ from meshwright.wire.verification import Verification
 from meshwright_agent.answers.compiles import LOG_LINES, Compiles
 from meshwright_agent.answers.plans import PlanMaker
 from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.children.compile_tasks import CompileTask, Operation
+from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, PLAN, Document, Store
-from meshwright_agent.worker.compile_task import CompileTask, Operation
-from meshwright_agent.worker.planner import Here, write_plans
 from tests.fakes.compiler import MODULE
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import answering

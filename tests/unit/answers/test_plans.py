@@ -24,10 +24,10 @@ from meshwright.errors import (
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.answers.plans import MAX_WAITING, PLAN_TIMEOUT_S, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
+from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.store import Document
-from meshwright_agent.worker.planner import Here, write_plans
-from meshwright_agent.worker.protocol import FrameError
-from meshwright_agent.worker.supervisor import CallCancelled
+from meshwright_agent.supervisor.protocol import FrameError
+from meshwright_agent.supervisor.supervisor import CallCancelled
 from tests.fakes.supervised import FakeSupervisor, answering
 
 TARGET = PlanRequest(mesh="dp:2,tp:-1", target="v5e:2x4")

@@ -26,8 +26,9 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.api.metrics import HEALTH_STATES, METRICS, MOST_LISTED, WORKER_STATES, Meters, expose
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.serving.refused import REASONS, RefusedConnections
+from meshwright_agent.supervisor.process import ChildSpec
+from meshwright_agent.supervisor.supervisor import Supervisor
 from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
-from meshwright_agent.worker.supervisor import Supervisor
 from tests.fakes.machines import plant_machine
 from tests.fakes.stored import EPOCH, ManualClock, build_record
 
@@ -45,7 +46,7 @@ def build_child(**parts: Any) -> Any:
         "abandoned_pids": (),
         "durations": Durations(),
     }
-    assert set(known) <= {*dir(Supervisor), "durations"}
+    assert set(known) <= set(dir(Supervisor(ChildSpec("device", "no.module", dict), clock=ManualClock())))
     return SimpleNamespace(**known | parts)
 
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from meshwright.errors import RunFailedError
 from meshwright.wire.bench import BenchRequest
-from meshwright_agent.bench.collectives import KINDS, CollectiveRun
-from meshwright_agent.bench.measure import Outcome, Stage, read_devices
 from meshwright_agent.bench.scope import build_scope
-from meshwright_agent.bench.suite import run_suite
-from meshwright_agent.bench.transfers import Fetch, Move, Put
+from meshwright_agent.children.bench.collectives import KINDS, CollectiveRun
+from meshwright_agent.children.bench.measure import Outcome, Stage, read_devices
+from meshwright_agent.children.bench.suite import run_suite
+from meshwright_agent.children.bench.transfers import Fetch, Move, Put
 from meshwright_agent.clock import SystemClock
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from meshwright.wire.bench import BenchRecord
-from meshwright_agent.bench.measure import Outcome, Subject, Trial, build_record, build_summary
+from meshwright_agent.children.bench.measure import Outcome, Subject, Trial, build_record, build_summary
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

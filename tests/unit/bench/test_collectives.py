@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.bench.collectives import KINDS, Group
-from meshwright_agent.bench.measure import Array, build_tile
 from meshwright_agent.bench.scope import COLLECTIVE_CASES
+from meshwright_agent.children.bench.collectives import KINDS, Group
+from meshwright_agent.children.bench.measure import Array, build_tile
 
 
 def write_out(case: str, begins: list[Array], rank: int) -> list[float]:

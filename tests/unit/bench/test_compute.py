@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.bench.compute import CHECK_FLOPS, build_matrix, choose_rows, count_off, multiply
-from meshwright_agent.bench.transfers import round_sizes
+from meshwright_agent.children.bench.compute import CHECK_FLOPS, build_matrix, choose_rows, count_off, multiply
+from meshwright_agent.children.bench.transfers import round_sizes
 
 DTYPES = ["float32", "bfloat16", "float16"]
 

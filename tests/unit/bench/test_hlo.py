@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.bench import Collective
-from meshwright_agent.bench.collectives import KINDS, count_bytes, find_collective, parse_collectives
+from meshwright_agent.children.bench.collectives import KINDS, count_bytes, find_collective, parse_collectives
 
 SYNC = """
 HloModule jit__lambda, entry_computation_layout={(f32[1,8]{1,0})->f32[1,8]{1,0}}, num_partitions=8

@@ -15,12 +15,11 @@ from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
 from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory, WorkerState
 from meshwright_agent.bench.limits import (
     APPETITES,
-    IDLE_BYTES,
     check_bench,
     list_demands,
 )
 from meshwright_agent.bench.scope import CASES, build_scope
-from meshwright_agent.facts import nvidia
+from meshwright_agent.facts.model import IDLE_BYTES
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import GIB, build_host
 
@@ -211,7 +210,6 @@ def test_a_device_whose_processes_cannot_be_seen_may_be_in_use(platform: Any) ->
 
 def test_a_gpu_with_less_memory_in_use_than_any_context_takes_is_idle() -> None:
     check(build_unseen(used_bytes=IDLE_BYTES - 1))
-    assert IDLE_BYTES == nvidia.IDLE_BYTES
     for busy in (
         build_unseen(used_bytes=IDLE_BYTES),
         build_unseen(used_bytes=None),

@@ -13,9 +13,9 @@ from meshwright.planning.search.measured import Measurement
 from meshwright.wire.bench import Collective
 from meshwright_agent.agent import Agent
 from meshwright_agent.bench.measurements import HostMeasurements
+from meshwright_agent.children.planner import parse_here
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.planner import parse_here
 from tests.fakes.machines import READ_AT, plant_machine
 from tests.fakes.measured import (
     MIB,

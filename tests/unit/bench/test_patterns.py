@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.bench.measure import (
+from meshwright_agent.children.bench.measure import (
     PERIOD,
     build_tile,
     choose_modulus,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from meshwright.topology.identity import VisibleGpu
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import parse_platform
-from meshwright_agent.bench.measure import (
+from meshwright_agent.bench.scope import build_scope
+from meshwright_agent.children.bench.measure import (
     Stage,
     build_tile,
     count_shared,
@@ -24,7 +25,6 @@ from meshwright_agent.bench.measure import (
     order_devices,
     read_devices,
 )
-from meshwright_agent.bench.scope import build_scope
 from meshwright_agent.clock import SystemClock
 from tests.fakes.jax_devices import build_tpus
 

@@ -10,9 +10,9 @@ import jax
 import pytest
 
 from meshwright.wire.bench import BenchCase, BenchRequest
-from meshwright_agent.bench.measure import Outcome, Stage, Subject, Timetable, Trial, read_devices
 from meshwright_agent.bench.scope import CASES, build_scope
-from meshwright_agent.bench.suite import LISTERS, Bench, format_labels
+from meshwright_agent.children.bench.measure import Outcome, Stage, Subject, Timetable, Trial, read_devices
+from meshwright_agent.children.bench.suite import LISTERS, Bench, format_labels
 from tests.unit.bench.test_timing import HandClock
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.bench.measure import (
+from meshwright_agent.children.bench.measure import (
     MIN_SAMPLES,
     RESERVE_RATIO,
     WARMUP_COUNT,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.bench import BenchRecord, Collective
-from meshwright_agent.bench.measure import Outcome
+from meshwright_agent.children.bench.measure import Outcome
 from tests.unit.bench.records import AT, NoSubject, make_collective, make_record
 
 
@@ -47,7 +47,7 @@ def test_a_result_is_right_if_no_element_is_wrong_and_the_collective_was_there(
 
 
 def test_a_trial_is_named_for_people_by_size_devices_and_axis() -> None:
-    from meshwright_agent.bench.measure import Trial
+    from meshwright_agent.children.bench.measure import Trial
 
     trial = Trial("permute", "p", "p", (0, 1), "float32", 64, NoSubject, axis="dp", axis_size=2)
     assert trial.label == "64 bytes on device 0, 1 over dp:2"

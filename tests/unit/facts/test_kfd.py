@@ -12,7 +12,7 @@ from meshwright_agent.facts.nvidia import doubt_unnamed
 from meshwright_agent.facts.probe import read_holders, read_host_facts
 from meshwright_agent.facts.procfs import list_computing
 from meshwright_agent.host.look import explain_held
-from meshwright_agent.worker.children import may_touch
+from meshwright_agent.supervisor.specs import may_touch
 from tests.fakes.machines import build_roots, plant_machine
 from tests.fakes.tree import plant
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.facts.model import GpuFacts, HostFacts, ProcessFacts
-from meshwright_agent.facts.nvidia import IDLE_BYTES, doubt_unnamed, judge_listed
-from meshwright_agent.worker.children import may_touch
+from meshwright_agent.facts.model import IDLE_BYTES, GpuFacts, HostFacts, ProcessFacts
+from meshwright_agent.facts.nvidia import doubt_unnamed, judge_listed
+from meshwright_agent.supervisor.specs import may_touch
 from tests.fakes.machines import Machine, plant_machine
 
 MIB = 2**20

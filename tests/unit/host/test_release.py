@@ -18,8 +18,8 @@ from meshwright_agent.host.release import ANSWER_S, BOUND_S, LOOK_S, make_way, r
 from meshwright_agent.runs import Emit, Execute, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
-from meshwright_agent.worker.process import ChildSpec, Ending
-from meshwright_agent.worker.supervisor import CallCancelled, Supervisor
+from meshwright_agent.supervisor.process import ChildSpec, Ending
+from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
 from tests.fakes.supervised import FakeSupervisor, Reply, answering
 
@@ -62,7 +62,7 @@ def run_scene(
     async def main() -> None:
         spawning = spawn or FakeSpawn()
         spec = ChildSpec("device", "some.worker", dict, backoff_initial_s=0.0)
-        worker = Supervisor(spec, clock=SystemClock(), spawn=spawning)
+        worker = Supervisor(spec, clock=SystemClock(), build_child=spawning)  # type: ignore[arg-type]
 
         async def execute(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
             answer = await worker.call("bench", {}, deadline_s=30)
@@ -83,9 +83,9 @@ def holding_on(until: asyncio.Event) -> type[FakeChild]:
     """Returns children whose end, once asked for, comes when `until` is set."""
 
     class Slow(FakeChild):
-        async def stop(self, *, gently: bool) -> Ending:
+        async def stop(self, *, gently: bool) -> None:
             await until.wait()
-            return await super().stop(gently=gently)
+            await super().stop(gently=gently)
 
     return Slow
 

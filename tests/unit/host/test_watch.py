@@ -16,13 +16,15 @@ import pytest
 from meshwright.errors import NotReadyError, RunFailedError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
 from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
+from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import HolderFacts, Problem, build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import read_roots
-from meshwright_agent.worker.supervisor import Answer, CallCancelled, Supervisor
+from meshwright_agent.supervisor.process import ChildSpec
+from meshwright_agent.supervisor.specs import read_roots
+from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, look_and_ask
@@ -121,10 +123,12 @@ def stage_dgx(
 
 def test_the_fake_has_the_members_and_signatures_of_the_real_one() -> None:
     own = {name for name in vars(answering({})) if not name.startswith("_")} | {"call", "release", "reset", "view"}
-    assert own - {"answers", "calls", "releases", "resets", "state_after"} <= set(dir(Supervisor))
+    assert own - {"answers", "calls", "releases", "resets", "state_after"} <= set(
+        dir(Supervisor(ChildSpec("device", "no.module", dict), clock=SystemClock()))
+    )
     for name in ("call", "reset", "view"):
-        real, fake = (inspect.signature(getattr(cls, name)).parameters for cls in (Supervisor, FakeSupervisor))
-        assert [(p.name, p.kind) for p in real.values()] == [(p.name, p.kind) for p in fake.values()]
+        theirs, ours = (inspect.signature(getattr(cls, name)).parameters for cls in (Supervisor, FakeSupervisor))
+        assert [(p.name, p.kind) for p in theirs.values()] == [(p.name, p.kind) for p in ours.values()]
 
 
 # ---- before, and on a host whose worker may stay --------------------------------------------------------------------

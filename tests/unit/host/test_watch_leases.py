@@ -14,8 +14,8 @@ from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
-from meshwright_agent.worker.children import build_device_spec
-from meshwright_agent.worker.supervisor import CallCancelled
+from meshwright_agent.supervisor.specs import build_device_spec
+from meshwright_agent.supervisor.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering, look_and_ask

@@ -20,7 +20,7 @@ from meshwright.errors import (
 from meshwright.wire.runs import Run, RunKind
 from meshwright_agent.runs import LANE_OF, USUAL_RUN_S, Done, Emit, build_run_id
 from meshwright_agent.store import RUN, Document, Store, StoredEvent
-from meshwright_agent.worker.supervisor import CallCancelled
+from meshwright_agent.supervisor.supervisor import CallCancelled
 from tests.fakes.stored import EPOCH, build_event, build_run
 from tests.unit.staging import Stage, play, states, until
 from tests.unit.store.opening import run_with_store

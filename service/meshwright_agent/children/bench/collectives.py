@@ -1,0 +1,339 @@
+"""Collectives over one axis of a mesh: `shard_map` in `jit` with explicit shardings of input and output.
+
+Each device starts with its own numbers, every element of every result is compared with what NumPy computes, and the
+compiled text must contain the collective (an asynchronous pair counts once). With several axes all groups run at once,
+as in training.
+
+S and busbw are nccl-tests' (doc/PERFORMANCE.md): S is a rank's buffer for all-reduce, all-to-all and send/recv, its
+result for all-gather, and its input for reduce-scatter. Sources of the text: openxla.org/xla/operation_semantics,
+`jax.stages.Compiled.as_text()`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from meshwright.wire.bench import BenchCase, Collective
+from meshwright_agent.bench.scope import Scope
+from meshwright_agent.children.bench.measure import (
+    Array,
+    Outcome,
+    Stage,
+    Subject,
+    Trial,
+    build_tile,
+    choose_modulus,
+    count_wrong,
+    expand_tile,
+)
+from meshwright_agent.children.bench.transfers import round_sizes
+
+OPS: Final = (
+    "all-reduce-scatter",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "ragged-all-to-all",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+_INSTRUCTION: Final = re.compile(
+    rf"^\s*(?:ROOT\s+)?%?[\w.\-]+ = (?P<type>\S.*?) (?P<op>{'|'.join(OPS)})(?P<start>-start)?\(", re.MULTILINE
+)
+_ARRAY: Final = re.compile(r"\b(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,<= ]*)\]")
+
+_BITS: Final = {"pred": 8, "bf16": 16, "token": 0}
+_WIDTH: Final = re.compile(r"[a-z]+(\d+)")
+
+
+def parse_collectives(text: str) -> dict[str, Collective]:
+    """Returns op → how many stand in the compiled module and the bytes of their results on one device."""
+    found: dict[str, Collective] = {}
+    for match in _INSTRUCTION.finditer(text):
+        op, seen = match["op"], found.get(match["op"])
+        size = count_bytes(_result_type(match["type"], op, is_start=match["start"] is not None))
+        found[op] = Collective(op=op, count=(seen.count if seen else 0) + 1, bytes=(seen.bytes if seen else 0) + size)
+    return found
+
+
+def _result_type(text: str, op: str, *, is_start: bool) -> str:
+    """Returns the type of the result: second part of a start's tuple (operands, result, …), except of all-reduce."""
+    if not is_start or op == "all-reduce" or not text.startswith("("):
+        return text
+    parts = list(_split_tuple(text))
+    return parts[1] if len(parts) > 1 else text
+
+
+def _split_tuple(text: str) -> Iterator[str]:
+    """Yields the top-level parts of "(a, (b, c), …)"."""
+    depth, begin = 0, 1
+    for place, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        if (character == "," and depth == 1) or (character == ")" and depth == 0):
+            yield text[begin:place].strip()
+            begin = place + 1
+
+
+def count_bytes(type_text: str) -> int:
+    """Returns the bytes of an HLO type: an array such as `f32[8,128]{1,0}`, or a tuple of such."""
+    return sum(_array_bytes(match) for match in _ARRAY.finditer(type_text))
+
+
+def _array_bytes(match: re.Match[str]) -> int:
+    dims = [int(size.lstrip("<= ")) for size in match["dims"].split(",") if size.strip()]
+    return math.ceil(math.prod(dims) * _bits(match["dtype"]) / 8)
+
+
+def _bits(dtype: str) -> int:
+    """Returns the bits of an element; the first number in its name, so f8e4m3fn has 8."""
+    width = _WIDTH.match(dtype)
+    return _BITS.get(dtype, int(width[1]) if width else 0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one device must end with is computed from this.
+
+    Attributes:
+        tiles: the pattern of each member, by its rank in the group.
+        rank: of the device in question.
+        count: elements that each member begins with.
+    """
+
+    tiles: Sequence[Array]
+    rank: int
+    count: int
+    dtype: np.dtype[np.generic]
+
+    def begin(self, member: int, start: int = 0, count: int | None = None) -> Array:
+        """Returns a part of what a member begins with."""
+        return expand_tile(self.tiles[member], self.count if count is None else count, self.dtype, start=start)
+
+    def total(self, start: int = 0, count: int | None = None) -> Array:
+        """Returns a part of the sum over all members."""
+        total: Array = np.sum(self.tiles, axis=0)
+        return expand_tile(total, self.count if count is None else count, self.dtype, start=start)
+
+    def chunk(self) -> tuple[int, int]:
+        """Returns (start, count) of the part of a member's numbers that is this device's."""
+        size = self.count // len(self.tiles)
+        return self.rank * size, size
+
+
+def expect_all_reduce(group: Group) -> Array:
+    """Returns the sum."""
+    return group.total()
+
+
+def expect_all_gather(group: Group) -> Array:
+    """Returns all members' numbers, one after another."""
+    return np.concatenate([group.begin(member) for member in range(len(group.tiles))])
+
+
+def expect_reduce_scatter(group: Group) -> Array:
+    """Returns this device's part of the sum."""
+    return group.total(*group.chunk())
+
+
+def expect_all_to_all(group: Group) -> Array:
+    """Returns this device's part of each member's numbers."""
+    return np.concatenate([group.begin(member, *group.chunk()) for member in range(len(group.tiles))])
+
+
+def expect_permute(group: Group) -> Array:
+    """Returns the numbers of the member before, around the ring."""
+    return group.begin((group.rank - 1) % len(group.tiles))
+
+
+def _permute(block: jax.Array, axis: str, count: int) -> jax.Array:
+    moved: jax.Array = jax.lax.ppermute(block, axis, [(rank, (rank + 1) % count) for rank in range(count)])
+    return moved
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One collective.
+
+    Attributes:
+        ops: HLO names under which it may stand in the compiled text; the first is the usual one. XLA for TPU fuses a
+            reduce-scatter, or makes it an all-reduce of which a part is kept.
+        run: block `[1, elements]`, axis, its size → block.
+        expect: what a device must end with.
+        factor: busbw ÷ algbw for n ranks.
+        begins_with_part: each rank begins with S/n instead of S.
+    """
+
+    name: str
+    description: str
+    ops: tuple[str, ...]
+    run: Callable[[jax.Array, str, int], jax.Array]
+    expect: Callable[[Group], Array]
+    factor: Callable[[int], float]
+    begins_with_part: bool = False
+
+
+def _most(count: int) -> float:
+    return (count - 1) / count
+
+
+KINDS: Final[dict[BenchCase, Kind]] = {
+    "all_reduce": Kind(
+        name="all_reduce_jax_psum",
+        description="jax.lax.psum; S is the buffer on each rank",
+        ops=("all-reduce",),
+        run=lambda block, axis, _: jax.lax.psum(block, axis),
+        expect=expect_all_reduce,
+        factor=lambda count: 2 * _most(count),
+    ),
+    "all_gather": Kind(
+        name="all_gather_jax_all_gather",
+        description="jax.lax.all_gather; S is what each rank has in the end",
+        ops=("all-gather",),
+        run=lambda block, axis, _: jax.lax.all_gather(block, axis, axis=1, tiled=True),
+        expect=expect_all_gather,
+        factor=_most,
+        begins_with_part=True,
+    ),
+    "reduce_scatter": Kind(
+        name="reduce_scatter_jax_psum_scatter",
+        description="jax.lax.psum_scatter; S is what each rank begins with",
+        ops=("reduce-scatter", "all-reduce-scatter", "all-reduce"),
+        run=lambda block, axis, _: jax.lax.psum_scatter(block, axis, scatter_dimension=1, tiled=True),
+        expect=expect_reduce_scatter,
+        factor=_most,
+    ),
+    "all_to_all": Kind(
+        name="all_to_all_jax_all_to_all",
+        description="jax.lax.all_to_all; S is the buffer on each rank",
+        ops=("all-to-all",),
+        run=lambda block, axis, _: jax.lax.all_to_all(block, axis, split_axis=1, concat_axis=1, tiled=True),
+        expect=expect_all_to_all,
+        factor=_most,
+    ),
+    "permute": Kind(
+        name="permute_jax_ppermute",
+        description="jax.lax.ppermute, each rank to the next around the ring; S is the buffer on each rank",
+        ops=("collective-permute",),
+        run=_permute,
+        expect=expect_permute,
+        factor=lambda _: 1.0,
+    ),
+}
+
+
+def list_collective(case: BenchCase, scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial an axis and size; none over axes of size 1."""
+    kind, sizes = KINDS[case], dict(scope.mesh.axes)
+    for axis in (axis for axis in scope.axes if sizes[axis] > 1):
+        for size in round_sizes(scope.sizes_bytes, sizes[axis] * stage.item_bytes):
+            yield Trial(
+                case=case,
+                name=kind.name,
+                description=kind.description,
+                device_indices=scope.devices,
+                dtype=stage.dtype,
+                size_bytes=size,
+                axis=axis,
+                axis_size=sizes[axis],
+                busbw_factor=kind.factor(sizes[axis]),
+                prepare=partial(CollectiveRun, kind, axis, scope, stage, size),
+            )
+
+
+@dataclass
+class CollectiveRun(Subject):
+    """A compiled collective and what its devices begin with: row r of `[rank, elements]` lies on rank r's device."""
+
+    kind: Kind
+    axis: str
+    scope: Scope
+    stage: Stage
+    size_bytes: int
+    last: jax.Array | None = None
+
+    def __post_init__(self) -> None:
+        ranks = np.arange(self.scope.mesh.device_count).reshape(self.scope.mesh.sizes)
+        place = self.scope.mesh.names.index(self.axis)
+        self.groups = np.moveaxis(ranks, place, -1).reshape(-1, ranks.shape[place])
+        parts = self.groups.shape[1] if self.kind.begins_with_part else 1
+        self.count = self.size_bytes // self.stage.item_bytes // parts
+        self.sharding = self._build_sharding()
+        self.compiled = self._compile()
+        self.input = self._place_input()
+
+    def _build_sharding(self) -> NamedSharding:
+        mesh = self.scope.mesh
+        devices = np.array([self.stage.devices[index] for index in self.scope.devices]).reshape(mesh.sizes)
+        made = Mesh(devices, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
+        return NamedSharding(made, PartitionSpec(mesh.names))
+
+    def _compile(self) -> jax.stages.Compiled:
+        spec, size = self.sharding.spec, self.groups.shape[1]
+        block = jax.shard_map(
+            lambda block: self.kind.run(block, self.axis, size),
+            mesh=self.sharding.mesh,
+            in_specs=spec,
+            out_specs=spec,
+            check_vma=False,
+        )
+        whole = jax.jit(block, in_shardings=self.sharding, out_shardings=self.sharding)
+        shape = (self.groups.size, self.count)
+        return whole.lower(jax.ShapeDtypeStruct(shape, self.stage.numpy_dtype, sharding=self.sharding)).compile()
+
+    def _tile(self, rank: int) -> Array:
+        return build_tile(rank, choose_modulus(self.stage.dtype, self.groups.shape[1]))
+
+    def _place_input(self) -> jax.Array:
+        rows = [
+            jax.device_put(expand_tile(self._tile(rank), self.count, self.stage.numpy_dtype)[None], device)
+            for rank, device in enumerate(self.sharding.mesh.devices.flat)
+        ]
+        shape = (self.groups.size, self.count)
+        placed = jax.make_array_from_single_device_arrays(shape, self.sharding, rows)
+        placed.block_until_ready()
+        return placed
+
+    def sample(self) -> float:
+        """Runs it once on all groups."""
+        return self.stage.time_s(self._run)
+
+    def _run(self) -> jax.Array:
+        self.last = self.compiled(self.input)
+        return self.last
+
+    def verify(self) -> Outcome:
+        """Compares every device's result, and reads the compiled text."""
+        assert self.last is not None
+        shards = {shard.device: np.asarray(shard.data)[0] for shard in self.last.addressable_shards}
+        wrong = sum(
+            count_wrong(shards[device], self._expect(rank))
+            for rank, device in enumerate(self.sharding.mesh.devices.flat)
+        )
+        found = find_collective(self.kind, self.compiled.as_text() or "")
+        return Outcome(wrong, {"mesh": str(self.scope.mesh), "groups": len(self.groups)}, collective=found)
+
+    def _expect(self, rank: int) -> Array:
+        members = next(group for group in self.groups if rank in group)
+        tiles = [self._tile(int(member)) for member in members]
+        place = int(np.flatnonzero(members == rank)[0])
+        return self.kind.expect(Group(tiles, place, self.count, self.stage.numpy_dtype))
+
+
+def find_collective(kind: Kind, text: str) -> Collective:
+    """Returns the collective as it stands in the compiled text; a count of 0 when it does not."""
+    found = parse_collectives(text)
+    return next((found[op] for op in kind.ops if op in found), Collective(op=kind.ops[0], count=0, bytes=0))

@@ -1,0 +1,161 @@
+"""What one device does by itself: matmul FLOP/s and memory bandwidth.
+
+Rule: plain `jit` with default precision, one call a sample, dispatch included, as a user meets it. A matmul of n×n×n is
+2n³ floating-point operations (a multiplication and an addition each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from meshwright_agent.bench.scope import Scope
+from meshwright_agent.children.bench.measure import PERIOD, Array, Outcome, Stage, Subject, Trial, count_wrong
+from meshwright_agent.children.bench.transfers import build_host_array, round_sizes
+
+CHECK_FLOPS: Final = 1e9
+"""What NumPy may spend on checking a matmul: all rows up to n = 1000, a sample of them above."""
+
+BLOCK_ROWS: Final = 1024
+
+_SIGNIFICAND_BITS: Final = {"float32": 24, "bfloat16": 8, "float16": 11}
+"""Source: IEEE 754; bfloat16 keeps float32's exponent and 8 bits."""
+
+
+def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a device and n."""
+    for n in scope.matmul_sizes:
+        for index in scope.singles:
+            yield Trial(
+                case="matmul",
+                name="matmul_jax_numpy_matmul",
+                description=f"jax.numpy.matmul of {n}×{n} by {n}×{n}; S is the three matrices",
+                device_indices=(index,),
+                dtype=stage.dtype,
+                size_bytes=3 * n * n * stage.item_bytes,
+                flops=2.0 * n**3,
+                prepare=partial(Matmul, stage, n, stage.devices[index]),
+            )
+
+
+def list_memory_bandwidth(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a device and size; S is what is read and what is written together."""
+    for size in round_sizes(scope.memory_bytes, 2 * stage.item_bytes):
+        for index in scope.singles:
+            yield Trial(
+                case="memory_bandwidth",
+                name="memory_bandwidth_jax_negate_in_place",
+                description="x → −x in place on an array of S/2 bytes; S is what is read and what is written",
+                device_indices=(index,),
+                dtype=stage.dtype,
+                size_bytes=size,
+                prepare=partial(Negation, stage, size, stage.devices[index]),
+            )
+
+
+def build_matrix(n: int, seed: int, dtype: np.dtype[np.generic]) -> Array:
+    """Returns `[n, n]` normally distributed values, each of at most 8 significant bits.
+
+    So no input is rounded, whatever precision the platform multiplies in (TF32, or bfloat16 passes on TPU); and the
+    bits are as mixed as in training, on which a GPU's clock depends.
+    """
+    values = np.random.default_rng(seed).standard_normal(PERIOD).astype(np.float32)
+    mantissa, exponent = np.frexp(values)
+    coarse = np.ldexp(np.round(mantissa * 256) / 256, exponent)
+    return np.resize(coarse.astype(np.float16).astype(dtype), (n, n))
+
+
+def choose_rows(n: int) -> Array:
+    """Returns the rows of the product that are checked: evenly spread, the first and last among them."""
+    count = int(min(n, max(2, CHECK_FLOPS // (n * n))))
+    return np.unique(np.linspace(0, n - 1, count).astype(int))
+
+
+def multiply(rows: Array, right: Array) -> Array:
+    """Returns `[row, n]`, the product in float64, block by block of the right matrix."""
+    total = np.zeros((rows.shape[0], right.shape[1]))
+    for begin in range(0, right.shape[0], BLOCK_ROWS):
+        part = slice(begin, begin + BLOCK_ROWS)
+        total += rows[:, part].astype(np.float64) @ right[part].astype(np.float64)
+    return total
+
+
+def count_off(got: Array, expected: Array, dtype: str) -> int:
+    """Returns how many elements are further off than rounding explains; NaN is.
+
+    Allowed: twice the rounding of the result to `dtype`, and n sums rounded to float32, of terms of about 1.
+    """
+    n = expected.shape[1]
+    unit = 2.0 ** (1 - _SIGNIFICAND_BITS[dtype])
+    allowed = 2 * unit * np.abs(expected) + 8 * n * 2.0**-23
+    near = np.abs(got.astype(np.float64) - expected) <= allowed
+    return int(np.count_nonzero(~near))
+
+
+@dataclass
+class Matmul(Subject):
+    """Two matrices on one device."""
+
+    stage: Stage
+    n: int
+    device: jax.Device
+    last: jax.Array | None = None
+
+    def __post_init__(self) -> None:
+        self.left = build_matrix(self.n, 1, self.stage.numpy_dtype)
+        self.right = build_matrix(self.n, 2, self.stage.numpy_dtype)
+        self.placed = [jax.device_put(matrix, self.device) for matrix in (self.left, self.right)]
+        self.product = jax.jit(jnp.matmul, out_shardings=SingleDeviceSharding(self.device))
+
+    def sample(self) -> float:
+        """Multiplies once."""
+        return self.stage.time_s(self._multiply)
+
+    def _multiply(self) -> jax.Array:
+        self.last = self.product(*self.placed)
+        return self.last
+
+    def verify(self) -> Outcome:
+        """Compares rows with NumPy's product in float64."""
+        assert self.last is not None
+        rows = choose_rows(self.n)
+        got = np.asarray(self.last)[rows]
+        wrong = count_off(got, multiply(self.left[rows], self.right), self.stage.dtype)
+        return Outcome(wrong, {"n": self.n, "rows_checked": len(rows), "precision": "default"})
+
+
+@dataclass
+class Negation(Subject):
+    """An array that is negated where it lies: its memory is donated to the result."""
+
+    stage: Stage
+    size_bytes: int
+    device: jax.Device
+    times: int = 0
+
+    def __post_init__(self) -> None:
+        self.host = build_host_array(self.stage, self.size_bytes // 2)
+        self.negate = jax.jit(jnp.negative, donate_argnums=0, out_shardings=SingleDeviceSharding(self.device))
+        self.array: jax.Array = jax.block_until_ready(jax.device_put(self.host, self.device))
+
+    def sample(self) -> float:
+        """Negates once."""
+        self.times += 1
+        return self.stage.time_s(self._negate)
+
+    def _negate(self) -> jax.Array:
+        self.array = self.negate(self.array)
+        return self.array
+
+    def verify(self) -> Outcome:
+        """Compares with the array as sent, negated as often."""
+        expected = self.host if self.times % 2 == 0 else -self.host
+        wrong = count_wrong(np.asarray(self.array), expected)
+        return Outcome(wrong, {"array_bytes": self.host.nbytes})

@@ -1,0 +1,233 @@
+"""Transfers as users make them: `jax.device_put` from the host, between devices and onto shardings; NumPy back.
+
+Rule: bytes really move. Where JAX would share memory instead (NumPy arrays and CPU devices), a copy is brought about
+and the record's detail says how. algbw is S/t with S the bytes of the one array; every element is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from meshwright.wire.bench import BenchCase
+from meshwright_agent.bench.scope import Scope
+from meshwright_agent.children.bench.measure import (
+    ALIGNMENT_BYTES,
+    Array,
+    Outcome,
+    Stage,
+    Subject,
+    Trial,
+    build_tile,
+    choose_modulus,
+    count_shared,
+    count_wrong,
+    expand_tile,
+    move_off_alignment,
+)
+
+Place = TypeVar("Place")
+
+SEED: Final = 1
+BATCH_AXIS: Final = "batch"
+
+
+def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a device and size."""
+    for size, index in _sizes_and(scope, stage, scope.singles):
+        yield Trial(
+            case="host_to_device",
+            name="host_to_device_jax_device_put",
+            description="jax.device_put of a NumPy array onto one device",
+            device_indices=(index,),
+            dtype=stage.dtype,
+            size_bytes=size,
+            prepare=partial(Put, stage, size, stage.devices[index]),
+        )
+
+
+def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a device and size."""
+    for size, index in _sizes_and(scope, stage, scope.singles):
+        yield Trial(
+            case="device_to_host",
+            name="device_to_host_numpy_asarray",
+            description="numpy.asarray of an array on one device, each time one that was not yet read",
+            device_indices=(index,),
+            dtype=stage.dtype,
+            size_bytes=size,
+            prepare=partial(Fetch, stage, size, stage.devices[index]),
+        )
+
+
+def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a pair and size."""
+    for size, pair in _sizes_and(scope, stage, scope.pairs):
+        yield Trial(
+            case="device_to_device",
+            name="device_to_device_jax_device_put",
+            description="jax.device_put of an array on the first device onto the second",
+            device_indices=pair,
+            dtype=stage.dtype,
+            size_bytes=size,
+            prepare=partial(Move, stage, size, stage.devices[pair[0]], stage.devices[pair[1]]),
+        )
+
+
+def list_replicate(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a size, on all devices."""
+    text = "jax.device_put of a NumPy array onto every device"
+    yield from _list_spread("replicate", text, PartitionSpec(), scope, stage, parts=1)
+
+
+def list_shard_batch(scope: Scope, stage: Stage) -> Iterator[Trial]:
+    """Yields one trial a size, on all devices."""
+    text = "jax.device_put of a NumPy array, split over the devices along its first dimension"
+    yield from _list_spread("shard_batch", text, PartitionSpec(BATCH_AXIS), scope, stage, parts=len(scope.devices))
+
+
+def _list_spread(
+    case: BenchCase, description: str, spec: PartitionSpec, scope: Scope, stage: Stage, *, parts: int
+) -> Iterator[Trial]:
+    chosen = np.array([stage.devices[index] for index in scope.devices])
+    sharding = NamedSharding(Mesh(chosen, (BATCH_AXIS,), axis_types=(AxisType.Auto,)), spec)
+    for size in round_sizes(scope.sizes_bytes, stage.item_bytes, parts=parts):
+        yield Trial(
+            case=case,
+            name=f"{case}_jax_device_put",
+            description=description,
+            device_indices=scope.devices,
+            dtype=stage.dtype,
+            size_bytes=size,
+            prepare=partial(Put, stage, size, sharding),
+        )
+
+
+def round_sizes(sizes_bytes: tuple[int, ...], item_bytes: int, *, parts: int = 1) -> tuple[int, ...]:
+    """Returns the sizes rounded down to `parts` equal parts of whole elements, at least one each; no size twice.
+
+    Parts of 64 bytes and more become multiples of 64 bytes: then no part begins where the array could be shared.
+    """
+    rounded = []
+    for size in sizes_bytes:
+        unit = ALIGNMENT_BYTES if parts > 1 and size >= parts * ALIGNMENT_BYTES else item_bytes
+        rounded.append(max(1, size // (parts * unit)) * parts * unit)
+    return tuple(dict.fromkeys(rounded))
+
+
+def _sizes_and(scope: Scope, stage: Stage, places: tuple[Place, ...]) -> Iterator[tuple[int, Place]]:
+    for size in round_sizes(scope.sizes_bytes, stage.item_bytes):
+        for place in places:
+            yield size, place
+
+
+def build_host_array(stage: Stage, size_bytes: int) -> Array:
+    """Returns the array `[elements]` that transfers send; JAX cannot take its memory as it is."""
+    tile = build_tile(SEED, choose_modulus(stage.dtype, 1))
+    return move_off_alignment(expand_tile(tile, size_bytes // stage.item_bytes, stage.numpy_dtype))
+
+
+@dataclass
+class Put(Subject):
+    """Host to a device or a sharding."""
+
+    stage: Stage
+    size_bytes: int
+    target: jax.Device | Sharding
+    last: jax.Array | None = None
+    host: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host = build_host_array(self.stage, self.size_bytes)
+
+    def sample(self) -> float:
+        """Sends the array."""
+        return self.stage.time_s(self._send)
+
+    def _send(self) -> jax.Array:
+        self.last = jax.device_put(self.host, self.target)
+        return self.last
+
+    def verify(self) -> Outcome:
+        """Compares each device's part with the same part of what was sent."""
+        assert self.last is not None
+        shards = self.last.addressable_shards
+        wrong = sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards)
+        detail = {
+            "host_memory": "pageable, not aligned to 64 bytes: JAX on CPU would otherwise take it as it is",
+            "landed_bytes": sum(shard.data.nbytes for shard in shards),
+            "shared_parts": count_shared(self.last, self.host),
+        }
+        return Outcome(wrong, detail)
+
+
+@dataclass
+class Fetch(Subject):
+    """A device to the host. JAX keeps the first copy that it made of an array, so every sample reads a new one."""
+
+    stage: Stage
+    size_bytes: int
+    device: jax.Device
+    host: Array = field(init=False)
+    out: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host = build_host_array(self.stage, self.size_bytes)
+        self.source = jax.device_put(self.host, self.device)
+        self.out = np.zeros_like(self.host)
+        self.shares_memory = self.stage.platform == "cpu"
+
+    def sample(self) -> float:
+        """Reads a new array."""
+        fresh = jax.block_until_ready(self.source.copy())
+        return self.stage.time_s(lambda: self._read(fresh))
+
+    def _read(self, fresh: jax.Array) -> None:
+        seen = np.asarray(fresh)
+        if self.shares_memory:
+            np.copyto(self.out, seen)
+        else:
+            self.out = seen
+
+    def verify(self) -> Outcome:
+        """Compares what was read last."""
+        forced = "numpy.copyto, since numpy.asarray shows a CPU device's own memory"
+        copy = forced if self.shares_memory else "numpy.asarray"
+        return Outcome(count_wrong(self.out, self.host), {"copy": copy, "host_memory": "pageable"})
+
+
+@dataclass
+class Move(Subject):
+    """One device to another."""
+
+    stage: Stage
+    size_bytes: int
+    origin: jax.Device
+    target: jax.Device
+    last: jax.Array | None = None
+    host: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host = build_host_array(self.stage, self.size_bytes)
+        self.source = jax.block_until_ready(jax.device_put(self.host, self.origin))
+
+    def sample(self) -> float:
+        """Sends the array."""
+        return self.stage.time_s(self._send)
+
+    def _send(self) -> jax.Array:
+        self.last = jax.device_put(self.source, self.target)
+        return self.last
+
+    def verify(self) -> Outcome:
+        """Compares what arrived, and that it arrived where it should."""
+        assert self.last is not None
+        astray = 0 if self.last.devices() == {self.target} else self.host.size
+        wrong = max(astray, count_wrong(np.asarray(self.last), self.host))
+        return Outcome(wrong, {"shared_parts": count_shared(self.last, np.asarray(self.source))})

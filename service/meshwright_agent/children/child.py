@@ -1,0 +1,259 @@
+"""serve(): the main loop of every child process; the agent's side is the package `supervisor`.
+
+Rule: a child never outlives its agent and never works unsupervised. It asks the kernel to be killed with its
+parent, a thread of its own ends it when the socket closes, and it says hello before anything else. Work runs
+on the main thread, one call at a time; the reader thread only listens. Knows nothing of what the handlers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from meshwright.errors import InternalError, ProblemError, RunFailedError
+from meshwright_agent.supervisor.protocol import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    Call,
+    Cancel,
+    Failure,
+    Frame,
+    FrameError,
+    Hello,
+    Progress,
+    Refusal,
+    Result,
+    Stopped,
+    format_frame,
+    parse_frame,
+)
+
+_PR_SET_PDEATHSIG: Final = 1
+"""Source: Linux, include/uapi/linux/prctl.h."""
+
+_OOM_SCORE: Final = 250
+"""Added to the kernel's score of −1000 to 1000: before the agent, after a compiler, which adds more."""
+
+_TRACEBACK_LINES: Final = 40
+
+DUMP_SIGNAL: Final = signal.SIGUSR1
+"""Makes the child write every thread's Python stack to its log, also while it holds the GIL."""
+
+
+class Cancelled(BaseException):
+    """The agent asked to stop this call. Not an `Exception`: a handler's own `except` must not swallow it."""
+
+
+class CallContext:
+    """What a handler may ask and say while it works."""
+
+    def __init__(self, call_id: int, generation: int, send: Callable[[Frame], None]) -> None:
+        self.generation = generation
+        self._id = call_id
+        self._send = send
+        self._cancelled = threading.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the agent has asked to stop."""
+        return self._cancelled.is_set()
+
+    def check(self) -> None:
+        """Does nothing, or ends the call.
+
+        Raises:
+            Cancelled: the agent has asked to stop.
+        """
+        if self.cancelled:
+            raise Cancelled
+
+    def progress(self, value: dict[str, Any]) -> None:
+        """Sends `value` to whoever waits for the call.
+
+        Raises:
+            FrameError: JSON cannot say `value`.
+        """
+        self._send(Progress(self._id, self.generation, value))
+
+    def cancel(self) -> None:
+        """Marks the call as cancelled; called from the reader thread."""
+        self._cancelled.set()
+
+
+Handler = Callable[[dict[str, Any], CallContext], dict[str, Any]]
+"""Does one operation: arguments and context in, a JSON object out."""
+
+
+@dataclass(frozen=True)
+class _Birth:
+    """What the agent says on the command line."""
+
+    fd: int
+    parent: int
+    generation: int
+
+
+def serve(
+    kind: str,
+    prepare: Callable[[], object],
+    handlers: Mapping[str, Handler],
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Answers calls until the agent closes the socket; never returns.
+
+    Args:
+        kind: which child this is; the agent compares it with the name it asked for.
+        prepare: does the slow start (imports, device discovery). What it raises is told to the agent, and the child
+            ends.
+        handlers: operation → handler.
+        argv: the command line without the program; None is `sys.argv[1:]`.
+    """
+    birth = _parse_birth(kind, sys.argv[1:] if argv is None else argv)
+    _die_with_parent(birth.parent)
+    _die_before_parent()
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    child = _Child(birth, handlers)
+    threading.Thread(target=child.listen, name="reader", daemon=True).start()
+    child.introduce(kind, prepare)
+    while True:
+        child.work()
+
+
+def _parse_birth(kind: str, argv: Sequence[str]) -> _Birth:
+    parser = argparse.ArgumentParser(
+        description=f"The {kind} child of meshwright-agent, which starts it; not for people."
+    )
+    for name in ("fd", "parent", "generation"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    return _Birth(**vars(parser.parse_args(argv)))
+
+
+def _die_with_parent(parent: int) -> None:
+    """Asks the kernel for SIGKILL when the agent ends; leaves if it has ended before we could ask."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _die_before_parent() -> None:
+    """Asks the kernel to end this process rather than the agent where memory runs out: proc(5), oom_score_adj."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    except OSError:  # a sandbox without a writable /proc: the order of victims stays the kernel's
+        return
+
+
+class _Child:
+    """The socket, the one call under way, and the queue between reader and main thread."""
+
+    def __init__(self, birth: _Birth, handlers: Mapping[str, Handler]) -> None:
+        os.set_inheritable(birth.fd, False)
+        self._socket = socket.socket(fileno=birth.fd)
+        self._generation = birth.generation
+        self._handlers = handlers
+        self._calls: queue.SimpleQueue[tuple[Call, CallContext]] = queue.SimpleQueue()
+        self._contexts: dict[int, CallContext] = {}
+        self._sending = threading.Lock()
+
+    # reader thread
+
+    def listen(self) -> None:
+        """Takes frames from the agent until the socket closes; then the process ends, whatever it does."""
+        try:
+            self._listen()
+        except (OSError, FrameError) as error:
+            os.write(2, f"the agent's socket broke: {error}\n".encode())
+        os._exit(0)
+
+    def _listen(self) -> None:
+        with self._socket.makefile("rb") as lines:
+            while line := lines.readline(MAX_FRAME_BYTES):
+                self._take(parse_frame(line))
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Call():
+                context = CallContext(frame.id, self._generation, self._send)
+                self._contexts[frame.id] = context
+                self._calls.put((frame, context))
+            case Cancel(id=call_id) if call_id in self._contexts:
+                self._contexts[call_id].cancel()
+            case Cancel():
+                pass  # answered already: the two frames crossed
+            case _:
+                raise FrameError(f"the agent sent a {type(frame).__name__} frame")
+
+    # main thread
+
+    def introduce(self, kind: str, prepare: Callable[[], object]) -> None:
+        """Prepares and says hello; or why not, and ends the process with status 1."""
+        try:
+            prepare()
+        except BaseException as error:
+            self._send(_build_refusal(self._generation, error))
+            os._exit(1)
+        self._send(Hello(PROTOCOL_VERSION, kind, os.getpid(), self._generation))
+
+    def work(self) -> None:
+        """Waits for one call, does it, answers it."""
+        call, context = self._calls.get()
+        answer = self._answer(call, context)
+        try:
+            self._send(answer)
+        except FrameError as error:
+            self._send(Failure.of(call.id, self._generation, _build_run_failed(call, error)))
+        finally:
+            self._contexts.pop(call.id, None)
+
+    def _answer(self, call: Call, context: CallContext) -> Result | Failure | Stopped:
+        try:
+            context.check()
+            return Result(call.id, self._generation, self._find_handler(call)(call.arguments, context))
+        except Cancelled:
+            return Stopped(call.id, self._generation)
+        except ProblemError as error:
+            return Failure.of(call.id, self._generation, error)
+        except BaseException as error:  # also SystemExit: only the agent ends a child
+            return Failure.of(call.id, self._generation, _build_run_failed(call, error))
+
+    def _find_handler(self, call: Call) -> Handler:
+        if call.op not in self._handlers:
+            raise InternalError(f"operation {call.op!r} was asked; this child knows {', '.join(self._handlers)}")
+        return self._handlers[call.op]
+
+    def _send(self, frame: Frame) -> None:
+        line = format_frame(frame)
+        try:
+            with self._sending:
+                self._socket.sendall(line)
+        except OSError:  # nobody is there to hear it; the reader would end us in a moment
+            os._exit(0)
+
+
+def _build_refusal(generation: int, error: BaseException) -> Refusal:
+    return Refusal(generation, type(error).__name__, str(error), "\n".join(_trace(error)))
+
+
+def _build_run_failed(call: Call, error: BaseException) -> RunFailedError:
+    return RunFailedError(
+        f"{call.op} raised {type(error).__name__}: {error}",
+        hint="the log has the traceback; the worker lives on, other requests are not affected",
+        log=_trace(error),
+    )
+
+
+def _trace(error: BaseException) -> list[str]:
+    return "".join(traceback.format_exception(error)).splitlines()[-_TRACEBACK_LINES:]

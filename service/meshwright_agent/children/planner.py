@@ -1,0 +1,252 @@
+"""The planner: plans that the event loop cannot wait for. `python -m meshwright_agent.children.planner`, a child.
+
+Rule: JSON in, JSON out; the agent passes a plan on as it comes and never parses it again. Pure but for a cache of
+targets, so a planner may die and be started anew at any time. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from meshwright.compiling.limits import give_way
+from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
+from meshwright.planning.request import answer_request
+from meshwright.planning.search.measured import LEFT_OUT, Measurement
+from meshwright.topology.model import Topology
+from meshwright.topology.targets import build_target
+from meshwright.wire.base import Notice
+from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.wire.devices import DeviceLease, Devices
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright_agent.bodies import parse_body, shorten_large
+from meshwright_agent.children.child import CallContext, serve
+
+KIND: Final = "planner"
+MEMORY_LIMIT_BYTES: Final = 4 * 2**30
+"""131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
+OF_THE_MODEL: Final = (
+    "model_not_supported",
+    "memory_does_not_fit",
+    "not_priced",
+    "priced_in_16_bits",
+    "experts_on_tpu_unfitted",
+    LEFT_OUT,
+)
+"""Warnings of a plan that are about its request's model."""
+OF_THE_TRAINING: Final = (
+    "memory",
+    "step_time",
+    "schedule",
+    "mfu_ratio",
+    "tokens_per_s",
+    "price_per_million_tokens",
+    "largest_batch",
+    "audit",
+)
+"""Fields of a plan that say what the request's training costs on it."""
+NICENESS: Final = 5
+"""So that on few cores the agent answers, and a job runs, before a plan is made."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """This host, as plans see it.
+
+    Attributes:
+        topology: its devices.
+        health: their states, by place in the topology.
+        notices: what every plan on this host should say.
+        measured: what benches found of it, in the order in which it was written.
+    """
+
+    topology: Topology
+    health: Mapping[int, str] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
+    measured: tuple[Measurement, ...] = ()
+
+
+def prepare() -> None:
+    """Bounds the planner's memory, and lets others go first; what planning needs is imported by now."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    give_way(NICENESS)
+
+
+def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Answers one request: {"request": its JSON text, "here": what `parse_here` takes} in, `write_plans` out.
+
+    Raises:
+        ProblemError: the request is refused, or takes more memory than there is.
+    """
+    told = arguments["here"]
+    try:
+        request = parse_body(arguments["request"].encode(), PlanRequest)
+        return write_plans(request, None if told is None else parse_here(told))
+    except MemoryError:
+        detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"
+        raise BodyTooLargeError(detail, hint="plan on fewer hosts, or with `meshwright plan --local`") from None
+
+
+def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Returns the task of finding the largest batch: {"request", "plan": a stored one or null, "here"} in, JSON texts.
+
+    Raises:
+        ProblemError: the request is refused.
+    """
+    from meshwright_agent.children.compile_tasks import build_fit_task
+
+    request = BatchSizeRequest.model_validate_json(arguments["request"])
+    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
+    here = None if arguments["here"] is None else parse_here(arguments["here"])
+    return build_fit_task(
+        request, plan, here.topology if here else None, health=here.health if here else None
+    ).as_json()
+
+
+def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Returns the reckoned batch of a model's step as JSON text: {"reckoned": …}; takes what `fit` takes.
+
+    Raises:
+        ProblemError: the request is refused.
+    """
+    from meshwright.planning.batch_request import reckon_request  # here: most requests are plans
+
+    request = BatchSizeRequest.model_validate_json(arguments["request"])
+    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
+    here = None if arguments["here"] is None else parse_here(arguments["here"])
+    reckoned = reckon_request(
+        request,
+        here.topology if here else None,
+        stored=plan,
+        health=here.health if here else None,
+        measured=here.measured if here else (),
+    )
+    return {"reckoned": reckoned.model_dump_json()}
+
+
+def parse_here(told: Mapping[str, Any]) -> Here:
+    """Returns this host of {"target": …} or {"devices": the JSON text of GET /devices}, and the other fields of `Here`.
+
+    Raises:
+        NotReadyError: {"problem": …} stands there: the agent does not know its devices.
+    """
+    if "problem" in told:
+        raise NotReadyError(told["problem"], hint="wait until GET /readyz answers 200, or name a target")
+    if "target" in told:
+        topology = build_target(told["target"])
+    else:
+        topology = Topology.of(Devices.model_validate_json(told["devices"]))
+    if leased := told.get("leased"):
+        topology = _mark_leased(topology, leased)
+    health = {int(place): str(state) for place, state in told["health"].items()}
+    notices = tuple(Notice.model_validate(notice) for notice in told["notices"])
+    return Here(topology, health, notices, tuple(map(Measurement.model_validate, told.get("measured", ()))))
+
+
+def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
+    """Returns a target's topology with the leases that the agent has given on it: place → lease."""
+    covers = {int(place): DeviceLease.model_validate(lease) for place, lease in leased.items()}
+    devices = tuple(
+        device.model_copy(update={"lease": covers[place]}) if place in covers else device
+        for place, device in enumerate(topology.devices)
+    )
+    return replace(topology, devices=devices)
+
+
+def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
+    """Returns the answer to a request in pieces of JSON text, as `replies.PlanAnswer` takes them.
+
+    Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them. What
+    is said of a model is shown and not kept: the fingerprint is the mesh's, whatever is trained on it.
+
+    Raises:
+        ProblemError: the request is refused.
+    """
+    _check_training(request)
+    whole = request.model_copy(update={"include_devices": True})
+    plans = answer_request(
+        whole,
+        here.topology if here else None,
+        health=here.health if here else None,
+        notices=here.notices if here else (),
+        measured=here.measured if here else (),
+    )
+    fallback = plans.fallback.plans if plans.fallback else ()
+    kept = [_forget_model(each).model_dump_json() for each in (*plans.plans, *fallback)]
+    shown = None if request.include_devices and not _is_told(plans) else _write_shown(request, plans)
+    fingerprints = [each.fingerprint for each in (*plans.plans, *fallback)]
+    written = {"frame": _write_frame(request, plans), "fingerprints": fingerprints, "kept": kept, "shown": shown}
+    models = {"models": [each.model.model_dump_json() if each.model else "null" for each in plans.plans]}
+    written |= {} if request.model is None else models
+    return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
+
+
+def _write_frame(request: PlanRequest, plans: Plans) -> str:
+    """Returns the reply without its plans; that of the fallback is in it, with devices where they are wanted."""
+    fallback = plans.fallback
+    if fallback is not None and not request.include_devices:
+        fallback = fallback.model_copy(update={"plans": tuple(map(_leave_out, fallback.plans))})
+    return plans.model_copy(update={"plans": (), "fallback": fallback}).model_dump_json()
+
+
+def _check_training(request: PlanRequest) -> None:
+    """Raises InvalidRequestError where training would be dropped; what a compile lacks is said with its task."""
+    if request.training is None or request.model is not None or request.verify == "compile":
+        return
+    message = "training says how a model is trained, and model is not given; a plan without a model does not count it"
+    hint = 'add a model, such as "model": "llama3-8b", or leave out training'
+    raise InvalidRequestError(message, hint=hint, errors=[{"field": "training", "message": message}])
+
+
+def _forget_model(plan: Plan) -> Plan:
+    warnings = tuple(notice for notice in plan.warnings if notice.code not in OF_THE_MODEL)
+    nothing: dict[str, Any] = {**dict.fromkeys(OF_THE_TRAINING), "model": None, "measured": (), "exports": {}}
+    return plan.model_copy(update={**nothing, "warnings": warnings})
+
+
+def _is_told(plans: Plans) -> bool:
+    """Returns whether a plan says more of its request's model than the facts, which are put into what is kept."""
+    codes = {notice.code for plan in plans.plans for notice in plan.warnings}
+    is_told = any(plan.schedule is not None or plan.exports for plan in plans.plans)
+    return is_told or bool(codes & set(OF_THE_MODEL))
+
+
+def _write_shown(request: PlanRequest, plans: Plans) -> list[str]:
+    return [each.model_dump_json() for each in plans.plans] if request.include_devices else _write_bare(plans)
+
+
+def _write_tasks(request: PlanRequest, plans: Plans) -> dict[str, Any]:
+    """Returns what is to be compiled for each plan, the plans without devices, and the request as its run shows it."""
+    from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
+
+    tasks = [build_verify_task(each, request).as_json() for each in plans.plans]
+    return {"tasks": tasks, "bare": _write_bare(plans), "request": json.dumps(describe_request(request))}
+
+
+def describe_request(request: PlanRequest) -> dict[str, Any]:
+    """Returns the request as JSON, defaults filled in; hosts that it brings, and what is large, by their digest."""
+    said = shorten_large(request.model_dump(mode="json", exclude={"topology"}))
+    if request.topology is None:
+        return {**said, "topology": None}
+    text = request.model_dump_json(include={"topology"})
+    return {**said, "topology": {"sha256": hashlib.sha256(text.encode()).hexdigest()}}
+
+
+def _write_bare(plans: Plans) -> list[str]:
+    return [_leave_out(each).model_dump_json() for each in plans.plans]
+
+
+def _leave_out(plan: Plan) -> Plan:
+    """Returns the plan as `include_devices=false` wants it: without what grows with the number of devices."""
+    granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
+    return plan.model_copy(update={"devices": None, "granules": granules})
+
+
+if __name__ == "__main__":
+    serve(KIND, prepare, {"plan": plan, "fit": fit, "reckon": reckon})

@@ -1,0 +1,292 @@
+"""A child as the operating system sees it: spawn, frames in and out, its log, and how to end it for certain.
+
+Rule: whatever a child does, ending it takes bounded time: close the socket → SIGTERM → SIGKILL to the process
+group; one that the kernel will not let go even then (state D: a driver that hangs) is abandoned, and said so.
+All of this runs in the agent. Knows nothing of calls and states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from meshwright.compiling.crash_log import is_map_line
+from meshwright_agent.supervisor.protocol import MAX_FRAME_BYTES, Frame, FrameError, parse_frame
+
+LOG_LINES: Final = 200
+"""Lines of output that are kept for the crash report."""
+
+_LINE_LIMIT_BYTES: Final = 4096
+_READ_BYTES: Final = 1 << 16
+_LAST_WORDS_S: Final = 0.2
+"""How long a child that closed its socket may take to end by itself (its own exit status says more than our
+SIGKILL), and its last output and frames to arrive (they are in the kernel's buffers, unless a grandchild
+holds the other end)."""
+
+_NOT_FOR_CHILDREN: Final = frozenset(
+    {
+        *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
+        *("MESHWRIGHT_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+    }
+)
+"""systemd's notification belongs to the agent (sd_notify(3), sd_watchdog_enabled(3)); what opens other doors stays with
+who needs it: a child that crashes may print its environment."""
+
+_log = logging.getLogger("meshwright.worker")
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to run, and how long to wait for what. All times in seconds.
+
+    Attributes:
+        name: the child's kind; it must say the same in its hello.
+        module: run as `python -m module`.
+        environment: makes the complete environment, at each spawn.
+        start_timeout_s: spawn to hello.
+        idle_release_s: ready without work for so long, it is stopped; None is never, 0 at once.
+        cancel_grace_s: cancel to kill.
+        stop_grace_s: closing the socket to SIGTERM.
+        term_grace_s: SIGTERM to SIGKILL.
+        reap_wait_s: SIGKILL to abandoning the process.
+        backoff_initial_s, backoff_max_s: the pause after a crash; doubled with each.
+        crash_budget, crash_window_s: so many crashes within the window, and it stays down.
+        has_devices: while one that could not be ended may hold them, no other is started.
+    """
+
+    name: str
+    module: str
+    environment: Callable[[], Mapping[str, str]]
+    start_timeout_s: float = 120.0
+    idle_release_s: float | None = None
+    cancel_grace_s: float = 2.0
+    stop_grace_s: float = 0.5
+    term_grace_s: float = 0.5
+    reap_wait_s: float = 2.0
+    backoff_initial_s: float = 0.5
+    backoff_max_s: float = 30.0
+    crash_budget: int = 5
+    crash_window_s: float = 300.0
+    has_devices: bool = False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended.
+
+    Attributes:
+        status: exit status, negative for a signal; None: it never ended and was abandoned.
+        killed: it did not go by itself: SIGTERM or SIGKILL was needed.
+    """
+
+    status: int | None
+    killed: bool
+
+    def describe(self) -> str:
+        """Returns the ending in words: "was killed by SIGSEGV", "exited with status 3"."""
+        if self.status is None:
+            return "could not be killed: the kernel holds it, most likely in a driver call"
+        if self.status >= 0:
+            return f"exited with status {self.status}"
+        try:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"was killed by signal {-self.status}"
+
+
+class ChildError(Exception):
+    """A child that must be ended, though nobody asked for it.
+
+    Attributes:
+        kind: it said that it cannot work · it died or broke the protocol · no hello, or no answer, in time.
+        words: what it said or did; for a timeout, empty.
+        log: lines that are not in its output (a refusal's traceback).
+    """
+
+    def __init__(
+        self,
+        kind: Literal["refused", "lost", "start_timeout", "call_timeout"],
+        words: str = "",
+        log: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(words or kind)
+        self.kind = kind
+        self.words = words
+        self.log = log
+
+
+class Child:
+    """A process in a session of its own, with a socketpair and its output on a pipe. Made on the event loop.
+
+    Attributes:
+        generation: its number, counted from 1.
+        pid: its process id, also that of its group and session; None where it could not be started.
+        ending: how it ended, once it has been stopped.
+    """
+
+    def __init__(self, spec: ChildSpec, generation: int) -> None:
+        self.generation = generation
+        self.pid: int | None = None
+        self.ending: Ending | None = None
+        self._spec = spec
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._was_cut = False
+        self._opening: asyncio.Task[None] | None = None
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        """The last `LOG_LINES` lines of stdout and stderr together."""
+        return tuple(self._lines)
+
+    async def open(self) -> None:
+        """Starts the process. To be called once; `stop` waits for one that is under way.
+
+        Raises:
+            ChildError: there is no memory, no interpreter, or the environment cannot be built.
+        """
+        # It outlives the request that starts it: what its log says for hours is not said on that request's behalf.
+        self._opening = asyncio.create_task(self._open(), context=Context())
+        try:
+            await asyncio.shield(self._opening)
+        except Exception as error:
+            raise ChildError("lost", f"could not be started ({type(error).__name__}: {error})") from error
+
+    async def _open(self) -> None:
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        try:
+            environment = {k: v for k, v in self._spec.environment().items() if k not in _NOT_FOR_CHILDREN}
+            self._process = await asyncio.create_subprocess_exec(
+                *self._build_command(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,  # a pipe of our own: asyncio's Process.wait would wait for the end of its pipes
+                stderr=write_end,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            os.close(read_end)
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        self.pid = self._process.pid
+        self._exit = asyncio.create_task(self._process.wait())
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_FRAME_BYTES)
+        output = asyncio.StreamReader()
+        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(read_end, "rb", buffering=0)
+        )
+        self._logging = asyncio.create_task(self._keep_log(output))
+        self._watching = asyncio.create_task(self._cut_after_exit())
+
+    def _build_command(self, fd: int) -> list[str]:
+        """Returns the command line. -P: no import from the working directory; -u: output is not held back."""
+        birth = (f"--fd={fd}", f"--parent={os.getpid()}", f"--generation={self.generation}")
+        return [sys.executable, "-P", "-u", "-m", self._spec.module, *birth]
+
+    async def read(self) -> Frame:
+        """Returns the next frame; may be cancelled.
+
+        Raises:
+            ChildError: there will be none: the process or the connection ended, or what came is no frame.
+        """
+        try:
+            line = await self._reader.readline()
+            if line.endswith(b"\n"):
+                return parse_frame(line)
+        except FrameError as error:
+            raise ChildError("lost", f"broke the protocol: {error}") from None
+        except ValueError:
+            words = f"broke the protocol: a line has more than {MAX_FRAME_BYTES} bytes"
+            raise ChildError("lost", words) from None
+        except OSError:  # reset by a child that died with frames of ours unread
+            pass
+        raise ChildError("lost", "ended" if self._was_cut else "closed its socket")
+
+    def send(self, line: bytes) -> None:
+        """Sends one formatted frame; into the void when the child is gone, `read` says so."""
+        if not self._writer.is_closing():
+            self._writer.write(line)
+
+    async def dump(self) -> None:
+        """Makes the child write every thread's stack to its log, so that a hang can be explained."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+            await self._has_ended(_LAST_WORDS_S)
+
+    async def stop(self, *, gently: bool) -> None:
+        """Ends the process and its group, in bounded time; gently: with time to go by itself first."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        if self.pid is None:
+            return
+        self._writer.transport.abort()
+        ended = await self._has_ended(self._spec.stop_grace_s if gently else _LAST_WORDS_S)
+        killed = not ended
+        if gently and not ended:
+            self._signal_group(signal.SIGTERM)
+            ended = await self._has_ended(self._spec.term_grace_s)
+        self._signal_group(signal.SIGKILL)  # also when it has ended: what it started goes with it
+        ended = ended or await self._has_ended(self._spec.reap_wait_s)
+        self._watching.cancel()
+        await asyncio.wait({self._logging}, timeout=_LAST_WORDS_S)
+        self._logging.cancel()
+        self._pipe.close()
+        self.ending = Ending(self._exit.result() if ended else None, killed)
+
+    async def reap(self) -> None:
+        """Waits, without limit, for a process that was abandoned, so that it does not stay a zombie."""
+        await self._exit
+
+    async def _has_ended(self, timeout_s: float) -> bool:
+        await asyncio.wait({self._exit}, timeout=timeout_s)
+        return self._exit.done()
+
+    async def _cut_after_exit(self) -> None:
+        """The socket's end usually comes first; this is for a grandchild that keeps the socket open."""
+        await asyncio.wait({self._exit})
+        await asyncio.sleep(_LAST_WORDS_S)
+        self._was_cut = not self._reader.at_eof()
+        self._writer.transport.abort()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    async def _keep_log(self, output: asyncio.StreamReader) -> None:
+        """stdout and stderr: into the agent's log, the last lines into memory."""
+        pending = b""
+        try:
+            while data := await output.read(_READ_BYTES):
+                *complete, pending = (pending + data).split(b"\n")
+                for line in complete:
+                    self._keep_line(line)
+                while len(pending) > _LINE_LIMIT_BYTES:
+                    self._keep_line(pending[:_LINE_LIMIT_BYTES])
+                    pending = pending[_LINE_LIMIT_BYTES:]
+        finally:
+            if pending:
+                self._keep_line(pending)
+
+    def _keep_line(self, raw: bytes) -> None:
+        name = self._spec.name
+        line = raw[:_LINE_LIMIT_BYTES].decode(errors="replace").rstrip()
+        if not is_map_line(line):
+            self._lines.append(line)
+        whose = {"child": name, "child_pid": self.pid, "generation": self.generation}
+        _log.getChild(name).info("%s[%s]: %s", name, self.pid, line, extra=whose)

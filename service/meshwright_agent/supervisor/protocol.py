@@ -1,0 +1,177 @@
+"""Frames: what agent and child say to each other over their socketpair, one JSON object a line.
+
+Rule: a frame is either whole and of the right shape, or it is a `FrameError`; nothing half-read goes further.
+Knows no socket, no process and no state: bytes in, frames out, and back.
+
+    agent → child   call  cancel
+    child → agent   hello, or refusal; then for each call: progress, …, and result, failure or stopped
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from meshwright.errors import ProblemError, RunFailedError, class_for
+
+PROTOCOL_VERSION: Final = 1
+"""Raised when a frame changes its meaning; both ends must say the same."""
+
+MAX_FRAME_BYTES: Final = 64 * 2**20
+"""Longest line, newline included. asyncio's own 64 KiB is less than one bench result with raw samples."""
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame, or a frame that cannot be written."""
+
+
+class _Frame:
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+
+@dataclass(frozen=True)
+class Hello(_Frame):
+    """The child's first word: who it is."""
+
+    protocol: int
+    kind: str
+    pid: int
+    generation: int
+    type: Literal["hello"] = "hello"
+
+
+@dataclass(frozen=True)
+class Refusal(_Frame):
+    """The child's first and last word when it cannot work: the exception, and where it came from."""
+
+    generation: int
+    name: str
+    message: str
+    traceback: str
+    type: Literal["refusal"] = "refusal"
+
+
+@dataclass(frozen=True)
+class Call(_Frame):
+    """Do `op` with `arguments`."""
+
+    id: int
+    op: str
+    arguments: dict[str, Any]
+    type: Literal["call"] = "call"
+
+
+@dataclass(frozen=True)
+class Cancel(_Frame):
+    """Stop working on the call `id`; answer with `stopped`, or with what is ready."""
+
+    id: int
+    type: Literal["cancel"] = "cancel"
+
+
+@dataclass(frozen=True)
+class Progress(_Frame):
+    """Something to tell while the call goes on."""
+
+    id: int
+    generation: int
+    value: dict[str, Any]
+    type: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True)
+class Result(_Frame):
+    """The call's answer."""
+
+    id: int
+    generation: int
+    result: dict[str, Any]
+    type: Literal["result"] = "result"
+
+
+@dataclass(frozen=True)
+class Failure(_Frame):
+    """The call's answer when its handler raised: a `ProblemError`, as its parts. The child lives on."""
+
+    id: int
+    generation: int
+    code: str
+    status: int
+    detail: str
+    hint: str
+    errors: list[dict[str, Any]]
+    log: list[str]
+    retry_after_s: float | None
+    type: Literal["failure"] = "failure"
+
+    @classmethod
+    def of(cls, call_id: int, generation: int, error: ProblemError) -> Failure:
+        """Returns the frame that carries `error` to the agent."""
+        return cls(
+            id=call_id,
+            generation=generation,
+            code=error.code,
+            status=error.status,
+            detail=error.detail,
+            hint=error.hint,
+            errors=[dict(entry) for entry in error.errors],
+            log=list(error.log),
+            retry_after_s=error.retry_after_s,
+        )
+
+    def build_error(self) -> ProblemError:
+        """Returns the exception that the child's handler raised: of the same class, with the same words."""
+        error = class_for(self.code, self.status) if self.code else RunFailedError
+        return error(
+            self.detail,
+            hint=self.hint,
+            errors=self.errors,
+            log=self.log,
+            retry_after_s=self.retry_after_s,
+            status=self.status,
+        )
+
+
+@dataclass(frozen=True)
+class Stopped(_Frame):
+    """The call's answer when it was cancelled and has stopped."""
+
+    id: int
+    generation: int
+    type: Literal["stopped"] = "stopped"
+
+
+Frame = Hello | Refusal | Call | Cancel | Progress | Result | Failure | Stopped
+
+_FRAMES: Final[TypeAdapter[Frame]] = TypeAdapter(Annotated[Frame, Field(discriminator="type")])
+
+
+def format_frame(frame: Frame) -> bytes:
+    """Returns the frame as one line, newline included. Lone surrogates (names that are no UTF-8) become "?".
+
+    Raises:
+        FrameError: it holds something that JSON cannot say (NaN, an array, …), or is over `MAX_FRAME_BYTES`.
+    """
+    try:
+        text = json.dumps(vars(frame), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameError(f"a {frame.type} frame holds what JSON cannot say: {error}") from error
+    line = text.encode(errors="replace") + b"\n"
+    if len(line) > MAX_FRAME_BYTES:
+        raise FrameError(f"a {frame.type} frame has {len(line)} bytes; the limit is {MAX_FRAME_BYTES}")
+    return line
+
+
+def parse_frame(line: bytes) -> Frame:
+    """Returns the frame that a line (with or without its newline) says.
+
+    Raises:
+        FrameError: not JSON, not an object, an unknown `type`, fields missing, surplus, or of the wrong type.
+    """
+    try:
+        return _FRAMES.validate_json(line)
+    except ValidationError as error:
+        raise FrameError(f"no frame ({error.errors(include_url=False)[0]['msg']}): {line[:80]!r}") from error

@@ -1,0 +1,119 @@
+"""The children of this agent: how each is started, from the settings.
+
+Rule: a child's environment is complete before it imports jax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
+from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.settings import Settings
+from meshwright_agent.supervisor.process import ChildSpec
+
+_ACCELERATOR_FILE: Final = re.compile(r"nvidia\d+|accel\d+|kfd")
+_GOOGLE, _NVIDIA, _DISPLAY = "0x1ae0", "0x10de", "0x03"
+"""PCI vendor ids, and the class of display and 3D controllers (pci.ids)."""
+
+
+_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""numpy would start a thread a core for matrices that no plan has."""
+
+
+def has_accelerators(settings: Settings) -> bool:
+    """Returns whether device files or the PCI bus show GPUs or TPUs; no device is opened."""
+    dev = settings.dev_root
+    names = [path.name for path in dev.iterdir()] if dev.is_dir() else []
+    if any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*")):
+        return True
+    return any(_is_accelerator(folder) for folder in (settings.sysfs_root / "bus/pci/devices").glob("*"))
+
+
+def _is_accelerator(folder: Path) -> bool:
+    try:
+        vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == _GOOGLE or (vendor == _NVIDIA and kind.startswith(_DISPLAY))
+
+
+def may_touch(facts: HostFacts | None) -> bool:
+    """Returns whether JAX may be started on accelerators unasked: only if nobody else is seen to hold a device.
+
+    Holders that could not be looked at (None) may be anybody: then nothing is touched. Nor is it where a GPU lets no
+    process in.
+    """
+    if facts is None or facts.holders is None:
+        return False
+    return all(holder.own for holder in facts.holders) and not tell_prohibited(facts)
+
+
+def tell_prohibited(facts: HostFacts) -> str:
+    """Returns which GPU lets no process compute (compute mode prohibited), in words; "" where none is known.
+
+    JAX opens every GPU that it sees. What CUDA_VISIBLE_DEVICES leaves it is not judged: such a GPU may be hidden.
+    """
+    if "CUDA_VISIBLE_DEVICES" in facts.environment:
+        return ""
+    for gpu in facts.gpus:
+        if gpu.compute_mode == "prohibited":
+            return f"GPU {gpu.index} is in compute mode prohibited; `nvidia-smi -i {gpu.index} -c DEFAULT` opens it"
+    return ""
+
+
+def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:
+    """Returns how the device worker is started; one that `stays` is not released when idle."""
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
+    platform = "cpu" if settings.cpu_devices else None
+
+    base = _count_by_pci(environ)
+
+    def build() -> Mapping[str, str]:
+        return build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices)
+
+    return ChildSpec(
+        name="device",
+        module="meshwright_agent.children.device",
+        environment=build,
+        start_timeout_s=settings.start_timeout_s,
+        idle_release_s=None if stays or settings.hold == "always" else settings.idle_release_s,
+        crash_budget=settings.crash_budget,
+        has_devices=True,
+    )
+
+
+def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
+    """Returns how the probe is started: for one question, then it goes."""
+    return ChildSpec(
+        name="probe",
+        module="meshwright_agent.children.probe",
+        environment=lambda: _count_by_pci(environ),
+        start_timeout_s=settings.probe_timeout_s,
+        idle_release_s=0.0,
+    )
+
+
+def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
+    """Returns how the planner is started: for a plan that takes long, and for those that follow it."""
+    return ChildSpec(
+        name="planner",
+        module="meshwright_agent.children.planner",
+        environment=lambda: {**_ONE_THREAD, **environ},
+        start_timeout_s=settings.start_timeout_s,
+        idle_release_s=settings.idle_release_s,
+        backoff_max_s=2.0,
+    )
+
+
+def _count_by_pci(environ: Mapping[str, str]) -> dict[str, str]:
+    """CUDA counts GPUs by speed unless told to count by PCI address, as the driver does; both children count alike."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environ}
+
+
+def read_roots(settings: Settings) -> dict[str, str]:
+    """Returns where the probe finds sysfs, /proc and /dev, as its handlers take them."""
+    return {name: str(getattr(settings, name)) for name in ("sysfs_root", "proc_root", "dev_root")}

@@ -1,0 +1,248 @@
+"""Tasks for the compiler: made in the planner from a request, complete, and refused in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InvalidRequestError, ProblemError
+from meshwright.planning.compile_request import BATCH_MAX
+from meshwright.planning.request import answer_request
+from meshwright.topology.targets import build_target
+from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.wire.compiling import CompileJob
+from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.verification import Verification
+from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.children.child import CallContext
+from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
+from meshwright_agent.children.planner import Here, describe_request, fit, write_plans
+
+MODEL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+TRAINING = {"global_batch": 4, "sequence_length": 16}
+
+
+def ask(**fields: Any) -> PlanRequest:
+    known = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": TRAINING, "verify": "compile"}
+    return PlanRequest.model_validate(known | fields)
+
+
+def task_of(request: PlanRequest) -> CompileTask:
+    (plan,) = answer_request(request).plans
+    return build_verify_task(plan, request)
+
+
+def ask_batch(here: str | None = None, plan: Plan | None = None, **fields: Any) -> CompileTask:
+    """Returns the task after both ways through JSON."""
+    known = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"sequence_length": 16}, "verify": "compile"}
+    request = BatchSizeRequest.model_validate({**({} if plan else known), **fields})
+    told = None if here is None else {"target": here, "health": {}, "notices": []}
+    arguments = {
+        "request": request.model_dump_json(),
+        "plan": plan and plan.model_dump_json(),
+        "here": told,
+    }
+    answer = fit(json.loads(json.dumps(arguments)), CallContext(1, 1, lambda _: None))
+    return CompileTask(**json.loads(json.dumps(answer)))
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_holds_the_whole_job_and_is_known_by_it() -> None:
+    task = task_of(ask())
+    job = CompileJob.model_validate_json(task.job)
+    assert (task.op, task.target, task.chip, task.answer) == ("verify", "cpu:4", "cpu", None)
+    assert (job.mesh.shape, job.model.hidden_size, job.training.global_batch) == ({"dp": 2, "tp": 2}, 32, 4)
+    assert task.data_parallel_size == 2
+    assert task.key == write_plans(ask(include_devices=False), None)["tasks"][0]["key"]
+    assert task.key != task_of(ask(training={**TRAINING, "global_batch": 8})).key
+    assert CompileTask(**task.as_json()) == task
+
+
+def test_the_memory_strategy_says_what_a_job_may_use_of_a_gpu() -> None:
+    sizes = [
+        CompileJob.model_validate_json(
+            task_of_any_gpu(ask(mesh="dp:4,tp:2", target="h100:8", memory_strategy=each)).job
+        ).capacity_bytes
+        for each in ("conservative", "balanced", "aggressive")
+    ]
+    assert None not in sizes
+    assert sizes == sorted(sizes)  # type: ignore[type-var]
+    assert len(set(sizes)) == 3
+
+
+def task_of_any_gpu(request: PlanRequest) -> CompileTask:
+    """Returns the task where a CUDA compiler is installed; else skips."""
+    task = task_of(request)
+    if task.answer is not None:
+        pytest.skip(str(Verification.model_validate_json(task.answer).reason))
+    return task
+
+
+@pytest.mark.parametrize("missing", ["model", "training"])
+def test_what_is_compiled_is_a_step_so_a_model_and_its_training_must_be_told(missing: str) -> None:
+    request = ask()
+    (plan,) = answer_request(request).plans
+    with pytest.raises(InvalidRequestError) as caught:
+        build_verify_task(plan, request.model_copy(update={missing: None}))
+    assert caught.value.errors[0]["field"] == missing
+    assert "global_batch" in caught.value.hint
+
+
+def test_hardware_that_no_compiler_knows_is_answered_at_once() -> None:
+    request = ask()
+    (plan,) = answer_request(request).plans
+    [granule] = plan.granules
+    strange = plan.model_copy(
+        update={"platform": "gpu", "granules": (granule.model_copy(update={"device_kind": "unheard-of"}),)}
+    )
+    task = build_verify_task(strange, request)
+    assert task.answer is not None
+    verification = Verification.model_validate_json(task.answer)
+    assert verification.status == "not_compiled"
+    assert "no chip of the table is called 'unheard-of'" in (verification.reason or "")
+
+
+@pytest.mark.parametrize("target", ["mi300x:8", "2*mi355x:8"])
+def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target: str) -> None:
+    task = task_of(ask(mesh="dp:-1,tp:2", target=target, training={**TRAINING, "global_batch": 16}))
+    assert task.answer is not None
+    verification = Verification.model_validate_json(task.answer)
+    assert (verification.status, verification.target) == ("not_compiled", target)
+    assert "ROCm" in (verification.reason or "")
+    assert "pip install" not in (verification.reason or "")
+    assert "h100:8" in (verification.reason or "")
+
+
+# ---- what the planner writes ----------------------------------------------------------------------------------------
+
+
+def test_the_planner_writes_tasks_only_where_the_compiler_is_asked() -> None:
+    assert not {"tasks", "bare", "request"} & set(write_plans(ask(verify="none"), None))
+    answer = PlanAnswer.of(json.loads(json.dumps(write_plans(ask(), None))))
+    assert [CompileTask(**task).key for task in answer.tasks] == [task_of(ask()).key]
+    assert Plan.model_validate_json(answer.bare[0]).devices is None
+    assert json.loads(answer.request)["training"]["remat"] == "full"
+
+
+def test_a_run_shows_the_request_with_its_hosts_by_their_digest() -> None:
+    one, other = (describe_request(ask(target=None, topology=each)) for each in ([], None))
+    assert len(one["topology"]["sha256"]) == 64
+    assert other["topology"] is None
+    assert PlanRequest.model_validate(other) == ask(target=None)
+
+
+def test_a_run_shows_what_is_large_in_a_request_by_its_digest() -> None:
+    """1,000 runs are kept: with a `config.json` of 10 MB each they would have 10 GB."""
+    labels = {str(number): "x" * 1000 for number in range(100)}
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 128, "vocab_size": 256}
+    small, large = (describe_request(ask(model=each)) for each in (config, config | {"id2label": labels}))
+    assert small["model"] == config
+    assert len(large["model"].pop("sha256")) == 64
+    assert not large["model"]
+    assert {**small, "model": None} == {**large, "model": None}
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_looked_for_on_a_mesh_of_a_target_or_of_this_host() -> None:
+    on_target, here = ask_batch(target="cpu:4"), ask_batch("cpu:4")
+    jobs = [CompileJob.model_validate_json(each.job) for each in (on_target, here)]
+    assert [each.search for each in jobs] == ["largest_batch"] * 2
+    assert (on_target.op, on_target.chip, here.chip) == ("fit", "cpu", None)
+    assert on_target.key == here.key != task_of(ask()).key
+
+
+def test_without_a_greatest_batch_the_search_goes_to_the_last_that_every_axis_divides() -> None:
+    batch = CompileJob.model_validate_json(ask_batch(mesh="dp:3", target="cpu:3").job).training.global_batch
+    assert BATCH_MAX - 3 < batch <= BATCH_MAX
+    assert batch % 3 == 0
+    named = ask_batch(target="cpu:4", training={"sequence_length": 16, "global_batch": 12})
+    assert CompileJob.model_validate_json(named.job).training.global_batch == 12
+
+
+def test_a_stored_plan_stands_for_mesh_and_target() -> None:
+    (plan,) = answer_request(ask()).plans
+    fields: dict[str, Any] = {"plan": plan.fingerprint, "model": MODEL, "training": {"sequence_length": 16}}
+    request = BatchSizeRequest.model_validate(fields)
+    assert build_fit_task(request, plan, None).key == ask_batch(target="cpu:4").key
+    on_host = plan.model_copy(update={"target": None})
+    task = build_fit_task(request, on_host, None)
+    assert task.key == ask_batch(target="cpu:4").key
+    assert (task.chip, task.target) == ("cpu", "cpu:4")  # of the plan, whichever host this is
+
+
+@pytest.mark.parametrize("is_on_target", [True, False])
+def test_a_target_beside_a_stored_plan_must_be_the_one_that_it_was_last_made_on(is_on_target: bool) -> None:
+    (plan,) = answer_request(PlanRequest(mesh="dp:8", target="h100:8")).plans
+    (newer,) = answer_request(PlanRequest(mesh="dp:8", target="a100:8")).plans
+    assert plan.fingerprint == newer.fingerprint
+    fields: dict[str, Any] = {"target": "H100", "model": MODEL, "training": {}}
+    stored = [each if is_on_target else each.model_copy(update={"target": None}) for each in (plan, newer)]
+    assert ask_batch(plan=stored[0], **fields).chip == "h100"
+    with pytest.raises(InvalidRequestError, match=r"'H100' stands beside plan .*a100:8") as caught:
+        ask_batch(plan=stored[1], **fields)
+    assert caught.value.errors[0]["field"] == "target"
+
+
+def test_a_mesh_beside_a_stored_plan_is_refused_since_the_plan_has_one() -> None:
+    (plan,) = answer_request(ask()).plans
+    with pytest.raises(InvalidRequestError, match=f"'dp:4' stands beside plan {plan.fingerprint}") as caught:
+        ask_batch(plan=plan, mesh="dp:4", model=MODEL, training={})
+    assert caught.value.errors[0]["field"] == "mesh"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "target", "is_refused"),
+    [
+        ("h100", "cpu:4", True),
+        ("cpu", "cpu:4", False),
+        ("h100", "h100-pcie:4", False),  # the type, of which there are two chips
+        ("h100-pcie", "h100:4", True),
+        ("NVIDIA H100 80GB HBM3", "h100:4", False),
+        ("tpu_v5e", "v5e:2x2", False),
+        ("v5p", "v5e:2x2", True),
+    ],
+)
+def test_the_table_is_of_the_chip_that_is_compiled_for(hardware: str, target: str, is_refused: bool) -> None:
+    def asking() -> CompileTask:
+        return ask_batch(hardware=hardware, target=target)
+
+    if not is_refused:
+        assert asking().op == "fit"
+        return
+    with pytest.raises(InvalidRequestError, match=f"'{hardware}' stands beside {target}") as caught:
+        asking()
+    assert caught.value.errors[0]["field"] == "hardware"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"mesh": None, "target": "cpu:4"}, "mesh"),
+        ({"model": None, "target": "cpu:4"}, "model"),
+        ({"training": None, "target": "cpu:4"}, "training"),
+        ({"target": "v5q:1"}, "target"),
+    ],
+)
+def test_a_batch_that_cannot_be_looked_for_is_refused_by_the_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        ask_batch(**fields)
+    assert caught.value.errors[0]["field"] == field
+    assert caught.value.hint
+
+
+def test_a_host_is_told_to_the_task_as_to_a_plan() -> None:
+    here = Here(build_target("cpu:4"))
+    assert write_plans(ask(target=None), here)["tasks"][0]["key"] == task_of(ask()).key

@@ -1,0 +1,70 @@
+"""The real device worker, on 8 virtual CPU devices."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from meshwright.errors import WorkerFailedError
+from meshwright.wire.devices import JaxView
+from meshwright_agent.children import device
+from meshwright_agent.supervisor.supervisor import Supervisor
+from tests.unit.children.device_workers import LIMIT_S, supervise
+
+
+def test_it_describes_its_devices_as_jax_does() -> None:
+    async def scenario(supervisor: Supervisor) -> None:
+        answer = await supervisor.call("describe", {}, deadline_s=LIMIT_S)
+        told = answer.result
+        assert (told["platform"], told["jax"], told["libtpu"]) == (
+            "cpu",
+            jax.__version__,
+            device.read_version("libtpu"),
+        )
+        assert (told["process_index"], told["process_count"]) == (0, 1)
+        assert [entry["position"] for entry in told["devices"]] == list(range(8))
+        assert sorted(entry["id"] for entry in told["devices"]) == list(range(8))
+        evidence = {"basis": "live", "observed_at": "2026-01-01T00:00:00Z", "age_s": 0.0}
+        for entry in told["devices"]:
+            fields = {name: value for name, value in entry.items() if name != "position"}
+            assert fields.keys() | evidence.keys() == set(JaxView.model_fields)
+            view = JaxView.model_validate({**fields, **evidence})
+            assert (view.kind, view.platform, view.generation, view.coords) == ("cpu", "cpu", 1, None)
+
+    supervise(scenario)
+
+
+def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:
+    async def scenario(supervisor: Supervisor) -> None:
+        with pytest.raises(WorkerFailedError, match=r"it cannot work: RuntimeError: .*no_such_platform") as caught:
+            await supervisor.start()
+        assert any("Traceback" in line for line in caught.value.log)
+
+    supervise(scenario, JAX_PLATFORMS="no_such_platform")
+
+
+class TpuLike:
+    """The members that a jax.Device of a TPU has and a CPU's has not."""
+
+    id, device_kind, platform, process_index, local_hardware_id = 5, "TPU v5 lite", "tpu", 1, 1
+    coords, core_on_chip, slice_index = (1, 2, 0), 0, 0
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_in_use": 1024, "bytes_limit": 2048}
+
+
+class RocmLike:
+    """One whose allocator tells nothing."""
+
+    id, device_kind, platform, process_index, local_hardware_id = 0, "AMD Instinct MI300X", "rocm", 0, 0
+
+    def memory_stats(self) -> dict[str, int]:
+        raise RuntimeError("UNIMPLEMENTED")
+
+
+def test_coordinates_and_memory_are_told_where_the_platform_has_them() -> None:
+    tpu, rocm = device.read_device(TpuLike()), device.read_device(RocmLike())
+    assert (tpu["coords"], tpu["core_on_chip"], tpu["slice_index"]) == ([1, 2, 0], 0, 0)
+    assert tpu["memory_stats"] == {"bytes_in_use": 1024, "bytes_limit": 2048}
+    assert (rocm["platform"], rocm["coords"], rocm["memory_stats"]) == ("gpu", None, None)
+    assert device.read_version("no-such-distribution") is None

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright_agent.children.probe import parse_roots
+from meshwright_agent.facts.model import HolderFacts
+from meshwright_agent.host.look import explain_held
+from meshwright_agent.settings import Settings
+from meshwright_agent.supervisor.specs import (
+    build_device_spec,
+    build_planner_spec,
+    build_probe_spec,
+    has_accelerators,
+    may_touch,
+    read_roots,
+    tell_prohibited,
+)
+from tests.fakes.machines import plant_machine
+
+BASE = {"PATH": "/usr/bin", "HOME": "/root", "NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1"}
+
+
+def build_environment(settings: Settings, base: dict[str, str] | None = None) -> dict[str, str]:
+    return dict(build_device_spec(settings, BASE if base is None else base, stays=False).environment())
+
+
+# ---- the device worker ----------------------------------------------------------------------------------------------
+
+
+def test_on_virtual_devices_the_workers_environment_says_so_before_jax_is_imported() -> None:
+    environment = build_environment(Settings(cpu_devices=8))
+    assert (environment["JAX_PLATFORMS"], environment["JAX_NUM_CPU_DEVICES"]) == ("cpu", "8")
+
+
+def test_on_virtual_devices_an_operators_platform_does_not_lead_to_the_accelerators() -> None:
+    environment = build_environment(Settings(cpu_devices=2), {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "64"})
+    assert (environment["JAX_PLATFORMS"], environment["JAX_NUM_CPU_DEVICES"]) == ("cpu", "2")
+
+
+def test_on_accelerators_jax_chooses_or_the_operator_does() -> None:
+    assert not {"JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"} & set(build_environment(Settings()))
+    assert build_environment(Settings(), {"JAX_PLATFORMS": "cuda"})["JAX_PLATFORMS"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fraction"), [("conservative", "0.6"), ("balanced", "0.75"), ("aggressive", "0.9")]
+)
+def test_the_worker_takes_no_more_memory_than_the_strategy_and_none_in_advance(strategy: Any, fraction: str) -> None:
+    environment = build_environment(Settings(memory_strategy=strategy))
+    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == fraction
+    assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_the_worker_inherits_what_is_not_meant_for_the_agent_alone() -> None:
+    environment = build_environment(Settings())
+    assert (environment["PATH"], environment["HOME"]) == ("/usr/bin", "/root")
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(environment)
+
+
+def test_the_environment_is_made_anew_for_each_process() -> None:
+    spec = build_device_spec(Settings(cpu_devices=2), BASE, stays=True)
+    first = dict(spec.environment())
+    first.clear()
+    assert spec.environment()["JAX_PLATFORMS"] == "cpu"
+
+
+def test_a_worker_goes_when_idle_unless_it_may_stay() -> None:
+    settings = Settings(idle_release_s=7)
+    assert build_device_spec(settings, BASE, stays=False).idle_release_s == 7
+    assert build_device_spec(settings, BASE, stays=True).idle_release_s is None
+
+
+def test_the_workers_limits_are_the_settings() -> None:
+    spec = build_device_spec(Settings(start_timeout_s=3, crash_budget=2), BASE, stays=True)
+    assert (spec.name, spec.module) == ("device", "meshwright_agent.children.device")
+    assert (spec.start_timeout_s, spec.crash_budget) == (3, 2)
+
+
+# ---- the probe ------------------------------------------------------------------------------------------------------
+
+
+def test_the_probe_is_gone_after_its_answer_and_sees_what_jax_would_see() -> None:
+    spec = build_probe_spec(Settings(probe_timeout_s=4), BASE | {"CUDA_VISIBLE_DEVICES": "1"})
+    assert (spec.name, spec.module) == ("probe", "meshwright_agent.children.probe")
+    assert (spec.idle_release_s, spec.start_timeout_s) == (0.0, 4)
+    assert spec.environment()["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_the_probe_looks_where_the_settings_say(tmp_path: Path) -> None:
+    settings = Settings(sysfs_root=tmp_path / "s", proc_root=tmp_path / "p", dev_root=tmp_path / "d")
+    roots = parse_roots(read_roots(settings))
+    assert (roots.sysfs, roots.proc, roots.dev) == (tmp_path / "s", tmp_path / "p", tmp_path / "d")
+
+
+# ---- the planner ----------------------------------------------------------------------------------------------------
+
+
+def test_the_planner_goes_when_idle_and_starts_no_threads_for_matrices() -> None:
+    spec = build_planner_spec(Settings(idle_release_s=7, start_timeout_s=3), BASE)
+    assert (spec.name, spec.module) == ("planner", "meshwright_agent.children.planner")
+    assert (spec.idle_release_s, spec.start_timeout_s) == (7, 3)
+    assert spec.environment()["OPENBLAS_NUM_THREADS"] == "1"
+    assert build_planner_spec(Settings(), {"OPENBLAS_NUM_THREADS": "4"}).environment()["OPENBLAS_NUM_THREADS"] == "4"
+
+
+def test_after_a_crash_the_planner_is_there_again_within_seconds() -> None:
+    assert build_planner_spec(Settings(), BASE).backoff_max_s <= 2
+
+
+# ---- who may be disturbed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owns", "may"), [((), True), ((True,), True), ((True, True), True), ((False,), False), ((True, False), False)]
+)
+def test_jax_is_started_unasked_only_where_nobody_else_holds_a_device(
+    tmp_path: Path, owns: tuple[bool, ...], may: bool
+) -> None:
+    facts = plant_machine("dgx-h100", tmp_path).read()
+    holders = tuple(HolderFacts(pid=number, own=own) for number, own in enumerate(owns))
+    assert may_touch(replace(facts, holders=holders)) is may
+
+
+@pytest.mark.parametrize(
+    ("modes", "environment", "may"),
+    [
+        (("default", "exclusive_process", None), {}, True),
+        (("default", "prohibited"), {}, False),
+        (("default", "prohibited"), {"CUDA_VISIBLE_DEVICES": "0"}, True),
+    ],
+)
+def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
+    tmp_path: Path, modes: tuple[Any, ...], environment: dict[str, str], may: bool
+) -> None:
+    facts = plant_machine("dgx-h100", tmp_path).read()
+    gpus = tuple(replace(gpu, compute_mode=mode) for gpu, mode in zip(facts.gpus, modes, strict=False))
+    facts = replace(facts, gpus=gpus, holders=(), environment=environment)
+    assert may_touch(facts) is may
+    said = "" if may else "GPU 1 is in compute mode prohibited; `nvidia-smi -i 1 -c DEFAULT` opens it"
+    assert (tell_prohibited(facts), explain_held(facts)) == (said, said)
+
+
+def test_where_nobody_could_look_nothing_is_touched(tmp_path: Path) -> None:
+    assert not may_touch(None)
+    assert not may_touch(replace(plant_machine("dgx-h100", tmp_path).read(), holders=None))
+
+
+# ---- device files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ([], False),
+        (["null", "tty0", "dri", "kvm"], False),
+        (["nvidiactl", "nvidia-uvm", "nvidia-caps"], False),
+        (["vfio/vfio"], False),
+        (["accel", "nvidia0.old", "my-nvidia0"], False),
+        (["nvidia0"], True),
+        (["nvidiactl", "nvidia15"], True),
+        (["accel0"], True),
+        (["accel/accel0"], False),
+        (["vfio/vfio", "vfio/3"], True),
+        (["vfio/devices/vfio0", "vfio/12"], True),
+        (["kfd"], True),
+    ],
+)
+def test_accelerators_are_known_by_the_names_of_their_files(tmp_path: Path, files: list[str], found: bool) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert has_accelerators(Settings(dev_root=tmp_path)) is found
+
+
+def test_a_device_file_is_not_opened_to_see_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "nvidia0")  # whoever opens it waits for ever
+    assert has_accelerators(Settings(dev_root=tmp_path))
+
+
+def test_without_a_folder_of_devices_there_are_none(tmp_path: Path) -> None:
+    assert not has_accelerators(Settings(dev_root=tmp_path / "nowhere"))

@@ -1,0 +1,437 @@
+"""The supervisor with children that have no process: hangs in the kernel, late words, crossing messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from meshwright.errors import ProblemError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
+from meshwright_agent.supervisor.process import Child, ChildSpec, Ending
+from meshwright_agent.supervisor.protocol import Call, Cancel, Failure, FrameError, Hello, Progress, Result, Stopped
+from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
+from tests.fakes.children import FakeChild, FakeSpawn
+from tests.fakes.stored import ManualClock
+
+UNKILLABLE = Ending(status=None, killed=True)
+
+
+class World:
+    """A supervisor, its children, its clock and its changes."""
+
+    def __init__(self, spawn: FakeSpawn, **spec: Any) -> None:
+        self.clock, self.spawn = ManualClock(), spawn
+        self.changes: list[str] = []
+        self.supervisor = Supervisor(
+            ChildSpec("fake", "no.module", dict, **{"backoff_initial_s": 0.0, **spec}),
+            clock=self.clock,
+            on_change=lambda: self.changes.append(self.supervisor.state),
+            build_child=spawn,  # type: ignore[arg-type]
+        )
+
+    @property
+    def child(self) -> FakeChild:
+        return self.spawn.children[-1]
+
+    async def begin(self, op: str = "work", **options: Any) -> asyncio.Task[Any]:
+        """Starts a call and waits until the child has it."""
+        task = asyncio.create_task(self.supervisor.call(op, {}, **{"deadline_s": 30.0, **options}))
+        await self.until(lambda: any(isinstance(f, Call) and f.op == op for f in self._frames()))
+        return task
+
+    def _frames(self) -> list[Any]:
+        return [frame for child in self.spawn.children for frame in child.sent]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 5.0
+        for _ in iter(lambda: not condition() and time.monotonic() < end, False):
+            await asyncio.sleep(0)  # lets the supervisor's own tasks run
+        assert condition()
+
+    def reply(self, result: dict[str, Any] | None = None) -> None:
+        call = next(frame for frame in reversed(self.child.sent) if isinstance(frame, Call))
+        self.child.say(Result(call.id, self.child.generation, result or {}))
+
+
+def live(scenario: Callable[[World], Awaitable[None]], *, spawn: FakeSpawn | None = None, **spec: Any) -> None:
+    failed: list[Any] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+        world = World(spawn or FakeSpawn(), **spec)
+        try:
+            await scenario(world)
+        finally:
+            await world.supervisor.close()
+
+    asyncio.run(run())
+    assert not failed
+
+
+def test_the_fake_child_has_the_members_of_the_real_one() -> None:
+    for name in (name for name in vars(Child) if not name.startswith("_")):
+        real, fake = inspect.getattr_static(Child, name), inspect.getattr_static(FakeChild, name)
+        assert type(real) is type(fake), name
+        if inspect.isfunction(real):
+            assert inspect.signature(real) == inspect.signature(fake), name
+
+
+def test_arguments_that_json_cannot_say_are_refused_before_anything_starts() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(FrameError):
+            await world.supervisor.call("echo", {"value": float("nan")}, deadline_s=30.0)
+        assert (world.supervisor.state, world.supervisor.generation) == ("stopped", 0)
+
+    live(scenario)
+
+
+def test_each_change_of_state_is_told_and_dated() -> None:
+    async def scenario(world: World) -> None:
+        world.clock.advance(10.0)
+        task = await world.begin()
+        world.clock.advance(10.0)
+        world.reply({"x": 1})
+        assert (await task).result == {"x": 1}
+        assert world.supervisor.since == world.clock.now()
+        await world.supervisor.release()
+        assert world.changes == ["starting", "ready", "busy", "ready", "stopping", "stopped"]
+
+    live(scenario)
+
+
+def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        outcome = await world.supervisor.release()
+        assert (outcome.killed, outcome.abandoned_pids) == (True, (1001,))
+        with pytest.raises(CallCancelled, match="released"):
+            await task
+        assert "backoff" in world.changes
+        assert world.supervisor.last_error is not None
+        assert "pid 1001" in world.supervisor.last_error
+        assert "could not be killed" in world.supervisor.last_error
+        assert (await world.supervisor.release()).abandoned_pids == (1001,)
+
+        world.spawn.ending = Ending(status=0, killed=False)  # the driver is well again
+        assert (await asyncio.gather(world.supervisor.start()))[0] is None
+        assert world.supervisor.generation == 2
+        assert world.supervisor.abandoned_pids == (1001,)
+        world.spawn.children[0].reaped.set()
+        await world.until(lambda: not world.supervisor.abandoned_pids)
+
+    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE))
+
+
+def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        waiting = asyncio.create_task(world.supervisor.call("next", {}, deadline_s=30.0))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for late in (waiting, world.supervisor.start()):
+            with pytest.raises(WorkerFailedError, match=r"process 1001\) does not end"):
+                await late
+        assert world.supervisor.generation == 1
+        world.spawn.children[0].reaped.set()
+        await world.until(lambda: not world.supervisor.abandoned_pids)
+        world.spawn.ending = Ending(status=0, killed=False)
+        await world.supervisor.start()
+        assert world.supervisor.generation == 2
+
+    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), has_devices=True, cancel_grace_s=0.05)
+
+
+def test_abandoned_processes_use_up_the_crash_budget() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(2):
+            await world.supervisor.start()
+            await world.supervisor.release()
+        assert (world.supervisor.state, world.supervisor.abandoned_pids) == ("failed", (1001, 1002))
+        with pytest.raises(WorkerFailedError, match="could not be killed"):
+            await world.supervisor.start()
+
+    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), crash_budget=2)
+
+
+def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(6):
+            await world.supervisor.start()
+            world.child.lose("died")
+            await world.until(lambda: world.supervisor.state != "stopping")
+            assert world.supervisor.state != "failed"
+            world.clock.advance(6.0)
+
+    live(scenario, crash_budget=3, crash_window_s=12.0)
+
+
+def test_a_crash_says_when_to_ask_again() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        world.clock.advance(1.25)
+        world.child.lose("closed its socket")
+        with pytest.raises(WorkerCrashedError) as caught:
+            await task
+        assert caught.value.retry_after_s == 7.0
+        assert caught.value.log == ("log of generation 1",)
+        assert caught.value.detail == (
+            "work was asked of the fake worker (generation 1, pid 1001); "
+            "after 1.2 s it closed its socket and was killed by SIGKILL"
+        )
+        assert caught.value.hint
+
+    live(scenario, spawn=FakeSpawn(ending=Ending(-9, killed=True)), backoff_initial_s=7.0)
+
+
+def test_a_start_that_takes_too_long_fails_everybody_who_waited_for_it() -> None:
+    async def scenario(world: World) -> None:
+        errors = await asyncio.gather(
+            world.supervisor.start(),
+            world.supervisor.call("work", {}, deadline_s=30.0),
+            return_exceptions=True,
+        )
+        assert [type(error) for error in errors] == [WorkerTimeoutError, WorkerTimeoutError]
+        assert (world.child.dump_count, world.child.stops) == (1, [False])
+
+    live(scenario, spawn=FakeSpawn(says_hello=False), start_timeout_s=0.01)
+
+
+class Body(dict[str, Any]):
+    """Arguments whose life can be watched."""
+
+
+def test_a_refused_call_keeps_its_arguments_no_longer_than_its_caller() -> None:
+    async def scenario(world: World) -> None:
+        body = Body(text="large")
+        alive = weakref.ref(body)
+        task = asyncio.create_task(world.supervisor.call("work", body, deadline_s=30.0))
+        del body
+        await world.until(lambda: bool(world.spawn.children) and bool(world.child.sent))
+        call = world.child.sent[-1]
+        world.child.say(Failure(call.id, world.child.generation, "plan_infeasible", 422, "no", "", [], [], None))
+        with contextlib.suppress(ProblemError):
+            await task
+        world.child.sent.clear()
+        del task, call
+        await asyncio.sleep(0)
+        assert alive() is None, "nothing but a collection of cycles would give it back"
+
+    gc.disable()
+    try:
+        live(scenario)
+    finally:
+        gc.enable()
+
+
+def test_a_result_that_crosses_the_cancel_ends_the_call() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        task.cancel()
+        await world.until(lambda: isinstance(world.child.sent[-1], Cancel))
+        world.reply({"done": True})
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert world.supervisor.state == "ready"
+
+    live(scenario)
+
+
+def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        task.cancel()
+        await world.until(lambda: isinstance(world.child.sent[-1], Cancel))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert world.supervisor.state == "busy"  # the child has not stopped yet, and nobody else may have it
+        assert [type(frame) for frame in world.child.sent] == [Call, Cancel]
+        world.child.say(Stopped(1, 1))
+        await world.until(lambda: world.supervisor.state == "ready")
+
+    live(scenario)
+
+
+def test_the_grace_runs_from_the_cancel_and_then_the_child_is_killed() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        began_s = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began_s < 5
+        await world.until(lambda: world.supervisor.state == "stopped")
+        assert (world.child.dump_count, world.child.stops) == (0, [False])
+
+    live(scenario, cancel_grace_s=0.01)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Hello(1, "fake", 1001, 1),
+        Progress(2, 1, {}),
+        Progress(1, 2, {}),
+        Result(2, 1, {}),
+        Stopped(1, 3),
+        Cancel(1),
+    ],
+    ids=lambda frame: f"{frame}",
+)
+def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        world.child.say(frame)
+        with pytest.raises(WorkerCrashedError, match="broke the protocol"):
+            await task
+
+    live(scenario)
+
+
+def test_a_child_lost_while_it_is_being_stopped_is_no_crash() -> None:
+    async def scenario(world: World) -> None:
+        await world.supervisor.start()
+        releasing = asyncio.create_task(world.supervisor.release())
+        await world.until(lambda: world.supervisor.state == "stopping")
+        world.child.lose("closed its socket")
+        world.child.say(Progress(1, 1, {}))
+        await releasing
+        assert (world.supervisor.state, world.supervisor.last_error) == ("stopped", None)
+
+    live(scenario)
+
+
+def test_a_crash_stands_until_another_child_is_ready() -> None:
+    async def scenario(world: World) -> None:
+        supervisor = world.supervisor
+        await supervisor.start()
+        await supervisor.release()
+        assert not supervisor.has_crashed  # its end was asked for
+        task = await world.begin()
+        world.child.lose("closed its socket")
+        with pytest.raises(WorkerCrashedError):
+            await task
+        await world.until(lambda: supervisor.state == "stopped")
+        await supervisor.release()
+        assert supervisor.has_crashed  # nothing was there to be released
+        world.spawn.says_hello = False
+        waiting = asyncio.create_task(supervisor.start())
+        await world.until(lambda: supervisor.state == "starting")
+        await supervisor.release()
+        with pytest.raises(CallCancelled):
+            await waiting
+        assert (supervisor.state, supervisor.has_crashed) == ("stopped", True)  # that one never was ready
+        world.spawn.says_hello = True
+        await supervisor.start()
+        assert not supervisor.has_crashed
+        await supervisor.release()
+        assert not supervisor.has_crashed
+
+    live(scenario)
+
+
+def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        releasing = asyncio.create_task(world.supervisor.release())
+        await world.until(lambda: world.supervisor.state == "stopping")
+        world.reply()
+        await releasing
+        with pytest.raises(CallCancelled, match="released"):
+            await task
+
+    live(scenario)
+
+
+def test_the_time_limit_of_a_call_ends_with_it() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin(deadline_s=0.02)
+        await world.supervisor.release()
+        with pytest.raises(CallCancelled, match="released"):
+            await task
+        await asyncio.sleep(0.04)
+        assert world.changes[-1] == world.supervisor.state == "stopped"
+
+    live(scenario)
+
+
+def test_a_call_during_the_stop_gets_the_next_child() -> None:
+    async def scenario(world: World) -> None:
+        await world.supervisor.start()
+        releasing = asyncio.create_task(world.supervisor.release())
+        await world.until(lambda: world.supervisor.state == "stopping")
+        task = await world.begin()
+        await releasing
+        world.reply()
+        assert (await task).generation == 2
+
+    live(scenario)
+
+
+def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
+    async def scenario(world: World) -> None:
+        await world.supervisor.start()
+        world.child.lose("died")
+        await world.until(lambda: world.supervisor.state == "backoff")
+        waiting = asyncio.create_task(world.supervisor.start())
+        await asyncio.sleep(0)
+        assert not (await world.supervisor.release()).killed
+        with pytest.raises(CallCancelled, match="released"):
+            await waiting
+        assert world.supervisor.state == "backoff"
+        waiting = asyncio.create_task(world.supervisor.start())
+        await asyncio.sleep(0)
+        world.supervisor.reset()
+        await waiting
+        assert (world.supervisor.state, world.supervisor.generation) == ("ready", 2)
+
+    live(scenario, backoff_initial_s=600.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "exited with status 0"),
+        (3, "exited with status 3"),
+        (-11, "was killed by SIGSEGV"),
+        (-99, "was killed by signal 99"),
+        (None, "could not be killed: the kernel holds it, most likely in a driver call"),
+    ],
+)
+def test_an_ending_is_told_in_words(status: int | None, words: str) -> None:
+    assert Ending(status, killed=False).describe() == words
+
+
+def test_calls_are_counted_by_how_they_ended_with_the_time_that_they_took_and_crashes_with_them() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        world.clock.advance(2.0)
+        world.reply()
+        await task
+        dying = await world.begin("other")
+        world.clock.advance(3.0)
+        world.child.lose("died")
+        with pytest.raises(WorkerCrashedError):
+            await dying
+        released = await world.begin("third")
+        await world.supervisor.release()
+        with pytest.raises(CallCancelled):
+            await released
+        spreads = list(world.supervisor.durations.spreads())
+        assert [(spread.labels, spread.total_s, spread.cumulative[-1][1]) for spread in spreads] == [
+            (("work", "succeeded"), 2.0, 1),
+            (("other", "lost"), 3.0, 1),
+            (("third", "cancelled"), 0.0, 1),
+        ]
+        assert world.supervisor.crash_count == 1
+
+    live(scenario)

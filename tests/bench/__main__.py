@@ -5,27 +5,20 @@ A comparison is between two servers in the same run, as a ratio of medians over 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 
 from meshwright import Client
-from tests.agents import RunningAgent, start_agent, wait_for
+from tests.agents import RunningAgent, start_agent
 from tests.bench.compiling import bench_compiling, time_stored
-from tests.bench.healthz import bench_healthz
-from tests.bench.load import Target, fetch, measure_rates
 from tests.bench.mesh import bench_create_mesh
 from tests.bench.planner import bench_planner
 from tests.bench.prefetch import bench_prefetch
@@ -48,7 +41,6 @@ def main() -> None:
             )
         )
         bench_memory(agent)
-        bench_http(agent)
         bench_client(agent)
         bench_placement(agent)
         with Client(agent.url) as client:
@@ -59,7 +51,6 @@ def main() -> None:
         bench_create_mesh,
         bench_planner,
         bench_searching,
-        bench_healthz,
         measure_traffic,
         bench_compiling,
     ):
@@ -99,53 +90,6 @@ def _cpu_seconds(pid: int, *, children: bool = False) -> float:
     return sum(int(value) for value in fields[first : first + 2]) / os.sysconf("SC_CLK_TCK")
 
 
-def bench_http(agent: RunningAgent) -> None:
-    """Requests/s and p99 of the three routes against the same bytes from a bare route."""
-    port = httpx.URL(agent.url).port
-    assert port is not None
-    ours = {
-        "healthz": Target("/healthz", port, "/healthz"),
-        "devices": Target("/devices", port, "/devices"),
-        "plan": Target("/mesh/plan", port, "/mesh/plan", PLAN),
-    }
-    bodies = {name: fetch(target) for name, target in ours.items()}
-    with start_baseline(bodies) as base:
-        pairs = [
-            (ours["healthz"], Target("bare", base, "/bare/healthz"), "no budget"),
-            (ours["devices"], Target("bare", base, "/bare/devices"), "budget 0.8"),
-            (ours["plan"], Target("FastAPI", base, "/fastapi/plan", PLAN), "budget 0.5"),
-            (ours["plan"], Target("bare", base, "/bare/plan"), "no budget"),
-        ]
-        for mine, other, budget in pairs:
-            a, b = measure_rates([mine, other])
-            ratio = statistics.median(x / y for x, y in zip(a.rounds, b.rounds, strict=True))
-            note = f"{ratio:.2f}× {other.name} ({b.requests_per_s:.0f}/s, p99 {b.p99_s * 1e3:.2f} ms); {budget}"
-            print(
-                row(
-                    f"{mine.name} {len(fetch(mine))} B",
-                    f"{a.requests_per_s:.0f}/s",
-                    f"p99 {a.p99_s * 1e3:.2f} ms, {note}",
-                )
-            )
-
-
-@contextlib.contextmanager
-def start_baseline(bodies: dict[str, bytes]) -> Iterator[int]:
-    """Yields the port of the baseline server."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, body in bodies.items():
-            (Path(folder) / f"{name}.body").write_bytes(body)
-        command = [sys.executable, "-m", "tests.bench.baseline", folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                port = int(process.stdout.readline())
-                wait_for(lambda: httpx.get(f"http://127.0.0.1:{port}/bare/healthz").status_code == 200, limit_s=30)
-                yield port
-            finally:
-                process.terminate()
-
-
 def bench_client(agent: RunningAgent) -> None:
     """What the typed client adds to raw httpx, per call."""
     with Client(agent.url) as client, httpx.Client(base_url=agent.url, trust_env=False) as raw:
@@ -182,7 +126,7 @@ def _time_in_turns(*calls: Callable[[], Any], repeat: int = 300) -> list[float]:
 
 
 def bench_placement(agent: RunningAgent) -> None:
-    """The quick suite on all devices, then matmul and memory on one device beside NumPy in the same run."""
+    """The quick suite on all devices."""
     with Client(agent.url) as client:
         began_s = time.perf_counter()
         quick = client.bench()
@@ -203,47 +147,6 @@ def bench_placement(agent: RunningAgent) -> None:
                     f"median {record.median_s * 1e3:.2f} ms, nwrong {record.nwrong}",
                 )
             )
-    with start_agent(cpu_devices=1) as single, Client(single.url) as client:
-        size, n = 256 << 20, 1024
-        result = client.bench(cases=["memory_bandwidth", "matmul"], sizes_bytes=[size], matmul_size=n, dtype="float32")
-        ours = {record.case: record for record in result.records}
-        flops = ours["matmul"].flops_per_s or 0.0
-        copy = ours["memory_bandwidth"].algbw_bytes_per_s or 0.0
-        print(
-            row(
-                "matmul, one device",
-                f"{flops / 1e9:.1f} GFLOP/s",
-                f"NumPy/BLAS {_numpy_matmul(n) / 1e9:.1f} GFLOP/s, n={n}, float32",
-            )
-        )
-        print(
-            row(
-                "memory bandwidth, one device",
-                f"{copy / 1e9:.2f} GB/s",
-                f"NumPy copy {_numpy_copy(size) / 1e9:.2f} GB/s (read + write), {size >> 20} MiB",
-            )
-        )
-
-
-def _numpy_matmul(n: int) -> float:
-    a = np.random.default_rng(0).standard_normal((n, n), dtype=np.float32)
-    out = np.empty_like(a)
-    return 2 * n**3 / _best(lambda: np.matmul(a, a, out=out))
-
-
-def _numpy_copy(size: int) -> float:
-    a = np.ones(size // 4, dtype=np.float32)
-    out = np.empty_like(a)
-    return 2 * size / _best(lambda: np.copyto(out, a))
-
-
-def _best(call: Callable[[], object], repeat: int = 11) -> float:
-    samples = []
-    for _ in range(repeat):
-        began_s = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - began_s)
-    return statistics.median(samples)
 
 
 def bench_release(agent: RunningAgent, tries: int = 5) -> None:

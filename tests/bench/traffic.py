@@ -1,10 +1,9 @@
 """The agent under load; `python -m tests.bench.traffic [SECONDS [TRIES]]`.
 
 Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
-and a bare Starlette server that answers the same requests with the same bytes; where the kernel allows it, again with
-servers and client before all other processes. Then /devices while benches run, and beside loops that take all cores and
-have nothing to do with the agent. Then releases while benches run, and restarts. One thread with an epoll plays all
-connections.
+and a bare Starlette server that answers the same requests with the same bytes. Then /devices while benches run, and
+beside loops that take all cores and have nothing to do with the agent. Then releases while benches run, and restarts.
+One thread with an epoll plays all connections.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import Final
 import httpx
 
 from tests.agents import RunningAgent, start_agent
-from tests.bench.healthz import REAL_TIME, find_p99, may_go_first, set_policy
 from tests.bench.load import Target, fetch
 from tests.bench.rows import OVER, Row, judge
 from tests.fakes.tree import RECORDED, plant
@@ -158,31 +156,18 @@ def measure_traffic(seconds: float = SECONDS, tries: int = TRIES) -> Iterator[Ro
 def _measure_mixed(agent: RunningAgent, paths: Sequence[str], seconds: float) -> Iterator[Row]:
     port = _port_of(agent)
     bodies = {path: fetch(Target(path, port, path)) for path in paths}
-    with start_bare(bodies) as (bare_port, bare_pid):
-        ways = [("mixed reads on 16 connections", os.SCHED_OTHER)]
-        ways += [("the same before all other processes", REAL_TIME)] if may_go_first(agent.pid) else []
-        for name, policy in ways:
-            yield from _compare_mixed(name, policy, {agent.pid: port, bare_pid: bare_port}, tuple(bodies), seconds)
-
-
-def _compare_mixed(
-    name: str, policy: int, servers: dict[int, int], paths: Sequence[str], seconds: float
-) -> Iterator[Row]:
-    """Yields the rows of one way to be scheduled; `servers`: process id to port, the agent first, then the other."""
     sides: list[list[Outcome]] = [[], []]
-    for _ in range(ROUNDS):
-        for side, (pid, port) in zip(sides, servers.items(), strict=True):
-            set_policy(policy, pid)
-            side.append(send_mixed(port, paths, seconds / ROUNDS))
-            set_policy(os.SCHED_OTHER, pid)
+    with start_bare(bodies) as bare_port:
+        for _ in range(ROUNDS):
+            for side, each in zip(sides, (port, bare_port), strict=True):
+                side.append(send_mixed(each, paths, seconds / ROUNDS))
     count = sum(sum(each.statuses.values()) for each in sides[0])
     wrong = sum(n for each in sides[0] for status, n in each.statuses.items() if status >= 500)
-    yield (name, f"{wrong} of 5xx", judge(f"{count} answers", "none", is_kept=not wrong))
+    yield ("mixed reads on 16 connections", f"{wrong} of 5xx", judge(f"{count} answers", "none", is_kept=not wrong))
     mine, theirs = ([find_p99(each.seconds["/devices"]) for each in side] for side in sides)
     ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
     note = f"p99 {statistics.median(mine) * 1e3:.2f} ms beside {statistics.median(theirs) * 1e3:.2f} ms"
-    if policy == os.SCHED_OTHER:
-        note = judge(note, "2 ×", is_kept=ratio <= MOST_TIMES)
+    note = judge(note, "2 ×", is_kept=ratio <= MOST_TIMES)
     yield ("… /devices ÷ bare Starlette: p99", f"{ratio:.2f} ×", note)
 
 
@@ -208,6 +193,11 @@ def _compare_p99(these: Sequence[float], those: Sequence[float]) -> tuple[float,
     ratio = statistics.median(a / b for a, b in zip(these, those, strict=True))
     figures = f"{statistics.median(these) * 1e3:.2f} ms beside {statistics.median(those) * 1e3:.2f} ms"
     return ratio, f"{ratio:.2f} ×", f"p99 {figures}"
+
+
+def find_p99(seconds: Sequence[float]) -> float:
+    """Returns what 99 of 100 stay below."""
+    return statistics.quantiles(seconds, n=100)[98]
 
 
 def _p99_of_devices(port: int, seconds: float) -> float:
@@ -268,8 +258,8 @@ def spinning() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def start_bare(bodies: dict[str, bytes]) -> Iterator[tuple[int, int]]:
-    """Yields port and process id of a bare Starlette server that answers each path with its bytes."""
+def start_bare(bodies: dict[str, bytes]) -> Iterator[int]:
+    """Yields the port of a bare Starlette server that answers each path with its bytes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "bodies.json").write_text(json.dumps({path: body.decode() for path, body in bodies.items()}))
         command = [sys.executable, "-m", "tests.bench.bare", folder]
@@ -278,7 +268,7 @@ def start_bare(bodies: dict[str, bytes]) -> Iterator[tuple[int, int]]:
                 assert process.stdout is not None
                 port = int(process.stdout.readline())
                 fetch(Target("bare", port, "/healthz"))
-                yield port, process.pid
+                yield port
             finally:
                 process.terminate()
 

@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from meshwright.planning.request import answer_request
-from meshwright.topology.chips import find_chip
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.facts.model import build_json
 from tests.device.__main__ import CHECKS, Check, main, run_check
 from tests.device.bed import Bed
-from tests.device.facts import compare_cards, tell_log
-from tests.device.record import BEGIN, END, PAGE, Done, Finding, Record, format_value, read_record, write_page
+from tests.device.facts import compare_cards
+from tests.device.record import Finding, Record, read_record
 from tests.device.smi import SmiCard, parse_smi
-from tests.device.speed import compare_peaks
 from tests.device.training import compare_step
 from tests.fakes.machines import Machine, plant_machine
 
@@ -108,23 +106,6 @@ def test_each_field_that_differs_is_told(machine: Machine, change: dict[str, Any
     assert wrong(compare(machine, read_cards(**change))) == [name]
 
 
-def test_a_kernel_log_that_cannot_be_read_is_wrong() -> None:
-    def ask(log: dict[str, Any] | None) -> list[str]:
-        return wrong(list(tell_log({"kernel_log": log, "problems": []})))
-
-    assert ask({"error": None, "xids": []}) == []
-    assert ask({"error": "permission denied", "xids": []}) == ask(None) == ["kernel log can be read"]
-
-
-@pytest.mark.parametrize(("share", "is_wrong"), [(0.49, True), (0.51, False), (0.99, False), (1.01, True)])
-def test_a_rate_is_held_against_the_chip_table(share: float, is_wrong: bool) -> None:
-    chip = find_chip("h200")
-    assert chip is not None
-    found = list(compare_peaks({"matmul": (share * 9.89e14, ""), "memory_bandwidth": (3e12, "")}, chip))
-    assert wrong(found) == (["matmul ÷ the table's H200"] if is_wrong else [])
-    assert [finding.name for finding in compare_peaks({"matmul": (1e12, "")}, None)] == ["matmul"]
-
-
 def test_a_step_is_held_against_what_was_said_of_it() -> None:
     asked = PlanRequest(mesh="dp:1", target="h200:1", model="llama3.2-1b", training={"global_batch": 4})
     plan = answer_request(asked).plans[0]
@@ -204,48 +185,6 @@ def test_what_was_found_is_kept_whatever_becomes_of_the_check(tmp_path: Path) ->
     again = Record(read.path, read.run, read.checks, tell=lambda _line: None)
     run_check("cut", Check(find_one), CPU, again, 60.0)
     assert read_record(record.path).checks["cut"].done.state == "done"
-
-
-def test_a_check_that_is_done_again_counts_anew(tmp_path: Path) -> None:
-    record = build_record(tmp_path / "run.jsonl")
-    run_check("one", Check(find_and_fall), CPU, record, 60.0)
-    run_check("one", Check(find_one), CPU, record, 60.0)
-    read = read_record(record.path)
-    assert (len(read.checks["one"].findings), read.is_good) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("finding", "text"),
-    [
-        (Finding("", 7.891e14, unit="FLOP/s"), "789.1 TFLOP/s"),
-        (Finding("", 4.3e12, unit="B/s"), "4,300.0 GB/s"),
-        (Finding("", 512 << 20, unit="B"), "512.0 MiB"),
-        (Finding("", 0.874, unit="ratio"), "87.4 %"),
-        (Finding("", 1.2345, unit="s"), "1.23 s"),
-        (Finding("", True), "True"),
-        (Finding("", None, unit="B"), "not told"),
-    ],
-)
-def test_a_value_is_told_in_friendly_units(finding: Finding, text: str) -> None:
-    assert format_value(finding) == text
-
-
-def test_a_record_is_written_in_its_place_on_the_page(tmp_path: Path) -> None:
-    record = build_record(tmp_path / "run.jsonl")
-    record.note_run({"on": "1 × NVIDIA H200"})
-    run_check("speed", Check(find_one), CPU, record, 60.0)
-    record.end("speed", Done("done", 1.0))
-    page = tmp_path / "device.md"
-    page.write_text(PAGE.read_text())
-    write_page(record, page)
-    text = page.read_text()
-    assert "| figure | 3,500.0 GB/s | ≥ 1 \\| GB/s | holds |" in text
-    assert "on 1 × NVIDIA H200" in text
-    before, after = PAGE.read_text().partition(BEGIN)[0], PAGE.read_text().partition(END)[2]
-    assert text.startswith(before + BEGIN)
-    assert text.endswith(END + after)
-    write_page(record, page)
-    assert page.read_text() == text
 
 
 def test_a_host_without_a_card_is_skipped_as_a_whole_with_the_reason(

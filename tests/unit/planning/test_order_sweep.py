@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from meshwright.planning.score import score_order
 from meshwright.planning.torus import TorusOrder
 from meshwright.topology.links import price_hop
 from meshwright.topology.torus import read_grid
-from tests.compiler.page import put_section
-from tests.compiler.sweep.__main__ import compare_all, report
+from tests.compiler.sweep.__main__ import report
 from tests.compiler.sweep.cases import (
     Case,
     count_factorings,
@@ -32,8 +30,6 @@ from tests.compiler.sweep.cases import (
 )
 from tests.compiler.sweep.measure import Places, measure_score, measure_steps
 from tests.compiler.sweep.orders import (
-    MUST_SPLIT,
-    NOT_ONCE,
     Cost,
     Ground,
     Planner,
@@ -45,7 +41,7 @@ from tests.compiler.sweep.orders import (
     is_copied,
     judge,
 )
-from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
+from tests.compiler.sweep.table import list_complaints
 from tests.fakes.slices import read_named_slices
 
 pytestmark = pytest.mark.exhaustive
@@ -81,12 +77,6 @@ GOOD, BAD = Cost(0.0, 1.0, 1), Cost(0.0, 2.0, 2)
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     return compare_cases(CASES)
-
-
-def build_row(ours: Cost | None = GOOD, jax: Cost | None = BAD, **fields: Any) -> Row:
-    faults = tuple(judge(ours, jax)) if ours else ()
-    made = Row(CUBE, True, "torus", ours, jax, "" if jax else "TypeError", faults)
-    return replace(made, **fields)
 
 
 # ---- a sample -------------------------------------------------------------------------------------------------------
@@ -127,11 +117,6 @@ def test_the_planner_s_copy_of_jax_s_order_has_every_device_in_the_same_place(na
         given, failure = ask_jax(Case(NAMED[name], sizes), ground.devices)
         assert given is not None, failure
         assert given.tolist() == list(order)
-
-
-def test_work_in_processes_comes_back_in_order() -> None:
-    parts = [[Case(NAMED["v5e-4"], (2, 2))], [Case(NAMED["v5e-16"], (4, 4)), Case(NAMED["v5e-16"], (16,))]]
-    assert compare_all(parts) == [row for part in parts for row in compare_cases(part)]
 
 
 # ---- what must be caught --------------------------------------------------------------------------------------------
@@ -227,29 +212,7 @@ def test_an_order_is_worse_by_its_score_or_by_its_longest_step(
     assert [fault.rule for fault in judge(ours, theirs)] == rules
 
 
-def test_too_few_better_ones_where_a_dimension_is_split_are_a_complaint() -> None:
-    assert list_complaints([build_row()] * 6 + [build_row(GOOD, GOOD)] * 4) == []
-    complaints = list_complaints([build_row()] * 5 + [build_row(GOOD, GOOD)] * 4)
-    assert [text.partition(" on ")[0] for text in complaints] == ["better by score", "better by hops"]
-    assert list_complaints([build_row(GOOD, GOOD, must_split=False), build_row(GOOD, None)]) == []
-
-
-def test_where_releases_of_jax_differ_the_one_that_is_here_is_kept_to() -> None:
-    named = next(named for named in read_named_slices() if named.topology_name == "tpu7x:4x4x8")
-    rows = compare_all([[Case(named, sizes) for sizes in ((4, 4, 16), (16, 16), (16, 8, 2))]], workers=1)
-    assert not [fault for row in rows for fault in row.faults]
-
-
 # ---- JAX ------------------------------------------------------------------------------------------------------------
-
-
-def test_why_jax_has_no_order_is_told() -> None:
-    ground = Ground.of(CUBE.target, CUBE.slice)
-    assert ask_jax(Case(CUBE.slice, (3, 2)), ground.devices) == (None, "ValueError")
-    assert ask_jax(Case(CUBE.slice, (8, 8)), ground.devices, split=False) == (None, MUST_SPLIT)
-    assert ask_jax(CUBE, [ground.devices[0]] * 64) == (None, "AssertionError")
-    twins = [*ground.devices[:-1], type(ground.devices[0])(**vars(ground.devices[-1]) | {"id": 0})]
-    assert ask_jax(CUBE, twins) == (None, NOT_ONCE)
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -293,17 +256,6 @@ def test_the_score_of_any_order_is_the_planner_s_score_of_every_device(name: str
 # ---- the cases ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 12, 64, 90])
-def test_factorings_are_all_ways_to_write_a_number_as_up_to_three_sizes(count: int) -> None:
-    divisors = [size for size in range(2, count + 1) if count % size == 0]
-    expected = {(a, b, c) for a in (1, *divisors) for b in (1, *divisors) for c in (1, *divisors) if a * b * c == count}
-    found = list_factorings(count)
-    assert len(set(found)) == len(found)
-    assert {tuple(size for size in sizes if size > 1) for sizes in expected} == {
-        tuple(size for size in sizes if size > 1) for sizes in found
-    }
-
-
 def test_every_named_slice_has_cases_and_a_sample_depends_on_the_seed_alone() -> None:
     every, some = list_cases(per_slice=0), list_cases(per_slice=5)
     assert len(every) == len(some) == 223
@@ -315,63 +267,4 @@ def test_every_named_slice_has_cases_and_a_sample_depends_on_the_seed_alone() ->
     assert list_cases([NAMED["v5p-896"]], per_slice=5) == [cases for cases in some if cases[0].target == "v5p-896"]
 
 
-def test_cases_on_several_slices_split_their_axes_over_them() -> None:
-    cases = list_several()
-    assert len(set(cases)) == len(cases) == 200
-    assert {find_generation(case.slice) for case in cases} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
-    for case in cases:
-        assert case.slice_count > 1
-        assert math.prod(case.inner) == case.slice.device_count
-        assert case.target == f"{case.slice_count}*{case.slice.name}"
-    assert list_several() == cases
-
-
 # ---- what is written ------------------------------------------------------------------------------------------------
-
-
-def test_the_table_counts_by_generation_and_tells_what_is_broken() -> None:
-    several = Case(NAMED["v5e-16"], (4, 8), (1, 2))
-    made = [build_row(), build_row(GOOD, GOOD, must_split=False), build_row(GOOD, None), build_row(BAD, GOOD)]
-    lines = build_table([*made, build_row(GOOD, GOOD, case=several)]).splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    assert lines[2:] == [
-        "| v5p | 1 | 4 | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 3 | 1 | 1 (50.0 %) | 1 (50.0 %) |",
-        "| several slices | 1 | 1 | 0 | 0 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 (0.0 %) | 0 (0.0 %) |",
-        "| all | 2 | 5 | 1 | 1 | 2 | 1 | 1 | 2 | 1 | 4 | 1 | 1 (33.3 %) | 1 (33.3 %) |",
-    ]
-    told = tell(made, 70, 4, 0, "0.10.2")
-    assert "With jax 0.10.2. 4 of the 70 ways" in told
-    assert "(at most 4 a slice, seed 0), and 0 meshes over several slices" in told
-    assert "it raises: TypeError 1." in told
-
-
-def test_a_line_of_the_csv_has_what_is_known_of_a_case() -> None:
-    several = Case(NAMED["v5e-16"], (4, 8), (1, 2))
-    made = [build_row(), build_row(None, None, method="", case=several)]
-    assert write_rows(made).splitlines() == [
-        "slice,mesh,dcn,must_split,method,hops,jax_hops,cost,jax_cost,jax_failure",
-        "v5p-128,4×16,,yes,torus,1,2,1,2,",
-        "2*v5e-16,4×8,1×2,yes,,,,,,TypeError",
-    ]
-
-
-def test_the_page_and_the_csv_are_written_beside_each_other(tmp_path: Path) -> None:
-    page = tmp_path / "device-order.md"
-    page.write_text("# Mine\n\n<!-- other -->\nkept\n<!-- /other -->\n\n<!-- sweep -->\n<!-- /sweep -->\n\nAfter.\n")
-    rows = tmp_path / "rows.csv"
-    assert report([build_row()], "table\n", (page, rows)) == 0
-    assert page.read_text() == (
-        "# Mine\n\n<!-- other -->\nkept\n<!-- /other -->\n\n<!-- sweep -->\ntable\n<!-- /sweep -->\n\nAfter.\n"
-    )
-    assert rows.read_text() == write_rows([build_row()])
-    page.unlink()
-    report([build_row()], "table\n", (page, rows))
-    assert page.read_text() == "# Device order\n\n<!-- sweep -->\ntable\n<!-- /sweep -->\n"
-
-
-@pytest.mark.parametrize(
-    "page", ["<!-- a -->", "<!-- /a -->", "<!-- /a --> <!-- a -->", "<!-- a --> <!-- a --> <!-- /a -->"]
-)
-def test_a_page_with_other_marks_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="it needs one each"):
-        put_section(page, "a", "text\n")

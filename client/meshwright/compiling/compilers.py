@@ -90,7 +90,10 @@ _FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
 _SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
 """Of these, what changes no program: the memory of a running job, caches, logs."""
 
-_ROOMS: Final = ("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py", "planning/axis_names.py")
+_ROOMS: Final = (
+    *("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py"),
+    *("planning/parallelism.py", "planning/tensors.py"),
+)
 """The sources that make the step and read the answer."""
 
 

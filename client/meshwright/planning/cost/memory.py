@@ -58,11 +58,6 @@ class MemoryParts:
     reserve: Numbers
 
     @property
-    def state_bytes(self) -> Any:
-        """Weights, gradients and optimizer: a figure, or one a candidate."""
-        return self.parameters + self.gradients + self.optimizer
-
-    @property
     def total_bytes(self) -> Any:
         """All parts: a figure, or one a candidate."""
         return sum(getattr(self, part.name) for part in fields(self))

@@ -51,26 +51,11 @@ def test_each_strategy_has_its_fraction(strategy: str, fraction: float | None) -
     assert MemoryStrategy(strategy).fraction == fraction
 
 
-@pytest.mark.parametrize("base", [{}, {"JAX_ENABLE_X64": "1", "JAX_DISABLE_JIT": "true"}])
-def test_a_default_sets_the_memory_fraction_alone_whatever_the_user_has_set(base: dict[str, str]) -> None:
-    assert build_environment(DeviceConfiguration(), base) == {FRACTION: "0.75"}
-
-
-def test_x64_and_no_jit_reach_the_environment() -> None:
-    built = build_environment(DeviceConfiguration(enable_x64=True, enable_jit=False), {})
-    assert (built["JAX_ENABLE_X64"], built["JAX_DISABLE_JIT"]) == ("true", "true")
-
-
 @pytest.mark.parametrize("own", [{}, {FRACTION: "0.3"}, {NEW_FRACTION: "0.3"}])
 def test_on_tpus_a_memory_fraction_is_only_the_callers_own(own: dict[str, str]) -> None:
     config = DeviceConfiguration(MemoryStrategy.AGGRESSIVE, environment_variables=own)
     assert build_environment(config, {}, platform="tpu") == own
     assert build_environment(config, {}, platform="gpu") == (own or {FRACTION: "0.9"})
-
-
-@pytest.mark.parametrize("strategy", list(MemoryStrategy))
-def test_a_fraction_that_is_given_wins_over_every_strategy(strategy: MemoryStrategy) -> None:
-    assert build_environment(DeviceConfiguration(strategy, 0.33), {})[FRACTION] == "0.33"
 
 
 def test_custom_without_a_fraction_is_refused() -> None:
@@ -153,19 +138,6 @@ def test_a_fraction_that_was_not_given_reads_as_the_strategys_and_follows_it_in_
         replace(config, memory_strategy=MemoryStrategy.CUSTOM)
 
 
-@pytest.mark.parametrize("take", COPIES)
-@pytest.mark.parametrize("fraction", [0.75, 0.33])
-def test_a_fraction_that_was_given_stays_in_copies_also_where_it_is_the_strategys(
-    fraction: float, take: Callable[[DeviceConfiguration], DeviceConfiguration]
-) -> None:
-    config = take(DeviceConfiguration(memory_fraction=fraction))
-    assert replace(config, memory_strategy=MemoryStrategy.AGGRESSIVE).memory_fraction == fraction
-    config.memory_strategy = MemoryStrategy.AGGRESSIVE
-    assert config.memory_fraction == asdict(config)["memory_fraction"] == fraction
-    config.memory_fraction = None
-    assert config.memory_fraction == 0.90
-
-
 def test_a_configuration_without_a_fraction_can_be_printed() -> None:
     config = DeviceConfiguration()
     for strategy in (MemoryStrategy.CUSTOM, "greedy"):
@@ -173,16 +145,6 @@ def test_a_configuration_without_a_fraction_can_be_printed() -> None:
         assert "memory_fraction=None" in repr(config)
         with pytest.raises(ValueError):
             config.check()
-
-
-def test_platform_priority_hides_no_platform() -> None:
-    config = DeviceConfiguration(platform_priority=["cpu", "gpu"])
-    assert build_environment(config, {}) == build_environment(DeviceConfiguration(), {})
-
-
-def test_only_the_variables_to_set_are_returned() -> None:
-    built = build_environment(DeviceConfiguration(), {"PATH": "/bin", "XLA_FLAGS": "--xla_a=1", PREALLOCATE: "true"})
-    assert set(built) == {FRACTION}
 
 
 @given(configurations, variables)
@@ -206,12 +168,6 @@ def test_building_changes_neither_the_base_nor_the_configuration(
 def test_flags_that_are_there_already_are_kept() -> None:
     config = DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_b=2"})
     assert build_environment(config, {"XLA_FLAGS": "--xla_a=1"})["XLA_FLAGS"] == "--xla_a=1 --xla_b=2"
-
-
-def test_of_a_flag_on_both_sides_the_configurations_value_is_taken() -> None:
-    config = DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_a=2"})
-    built = build_environment(config, {"XLA_FLAGS": "--xla_a=1 --xla_ab=1"})
-    assert built["XLA_FLAGS"] == "--xla_ab=1 --xla_a=2"
 
 
 @given(flags, flags)
@@ -292,11 +248,6 @@ def test_a_worker_measures_compiled_programs_in_32_bits_whatever_the_agent_was_s
     built = build_worker_environment(DeviceConfiguration(), base)
     assert (built["JAX_ENABLE_X64"], built["JAX_DISABLE_JIT"]) == ("false", "false")
     assert build_worker_environment(DeviceConfiguration(enable_x64=True), {})["JAX_ENABLE_X64"] == "true"
-
-
-def test_what_the_worker_is_not_told_stays_as_it_is() -> None:
-    base = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "3"}
-    assert base.items() <= build_worker_environment(DeviceConfiguration(), base).items()
 
 
 def test_a_worker_needs_at_least_one_cpu_device() -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from meshwright import errors
-from meshwright.errors import BY_CODE, MeshwrightError, ProblemError, class_for
+from meshwright.errors import BY_CODE, MeshwrightError, ProblemError
 
 
 def test_every_code_belongs_to_one_class_and_has_a_title_and_an_error_status() -> None:
@@ -20,22 +18,6 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         line = next(line for line in errors.__doc__.splitlines() if cls.__name__ in line)
         assert code in line
         assert str(cls.default_status) in line
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "expected"),
-    [
-        ("invalid_mesh", 422, errors.InvalidMeshError),
-        ("of_tomorrow", 404, errors.NotFoundError),
-        ("of_tomorrow", 409, errors.ConflictError),
-        ("of_tomorrow", 429, errors.QueueFullError),
-        ("of_tomorrow", 503, errors.UnavailableError),
-        ("of_tomorrow", 418, errors.RequestError),
-        ("of_tomorrow", 500, ProblemError),
-    ],
-)
-def test_a_code_of_a_newer_agent_falls_back_to_its_status(code: str, status: int, expected: type[ProblemError]) -> None:
-    assert class_for(code, status) is expected
 
 
 def test_an_error_prints_its_detail_fields_hint_log_and_origin() -> None:

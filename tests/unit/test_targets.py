@@ -89,14 +89,6 @@ def test_what_is_no_target_is_refused_with_the_piece_and_an_example(text: str, p
     assert '"64*h100:8"' in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "fields", [{"chip": "H100"}, {"chip": ""}, {"granules": 0}, {"shape": (0,)}, {"shape": (1,) * 4}]
-)
-def test_a_spec_refuses_to_exist_when_it_could_not_be_written(fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequestError):
-        TargetSpec(**{"chip": "h100", **fields})  # type: ignore[arg-type]
-
-
 @given(st.text(max_size=100))
 def test_any_text_is_a_target_that_prints_back_or_a_refusal(text: str) -> None:
     spec = None

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
-from meshwright.planning.request import answer_request
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import BatchSizeRequest
@@ -32,32 +31,6 @@ def refuse(model: type[BaseModel], body: dict[str, Any]) -> RequestError:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     return translate_validation([{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()])
-
-
-@pytest.mark.parametrize(("size", "shown"), [("8", "'8'"), (2.0, "2.0"), (True, "True"), (None, "None")])
-def test_a_size_that_is_no_integer_is_told_in_one_sentence_with_a_mesh_that_works(size: object, shown: str) -> None:
-    error = refuse(PlanRequest, {"mesh": {"dp": size}})
-    sentence = f"axis 'dp' has size {shown}; a size is an integer ≥ 1, or -1"
-    assert list(error.errors) == [{"field": "mesh", "message": sentence}]
-    assert isinstance(error, InvalidMeshError)
-    assert 'write it as "dp:2,tp:4"' in error.hint
-
-
-@pytest.mark.parametrize(
-    ("mesh", "words"),
-    [(8, "the mesh is 8;"), ([["dp", 2, 3]], "is not a pair"), ([["dp", "2"]], "axis 'dp' has size '2'")],
-)
-def test_a_mesh_of_any_form_is_judged_as_the_parser_judges_it(mesh: object, words: str) -> None:
-    error = refuse(PlanRequest, {"mesh": mesh})
-    assert words in error.detail
-    assert "dp:2,tp:4" in error.hint
-
-
-def test_a_missing_mesh_is_shown_one() -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        answer_request(PlanRequest.model_validate({}))
-    assert "dp:2,tp:4" in (refused.value.hint or "")
-    assert "neither mesh nor model is given" in str(refused.value)
 
 
 def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> None:
@@ -81,11 +54,6 @@ def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> N
 )
 def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, Any], field: str, message: str) -> None:
     assert list(refuse(PlanRequest, {"mesh": "dp:2", **body}).errors) == [{"field": field, "message": message}]
-
-
-@pytest.mark.parametrize(("body", "field"), [({"sizes_bytes": [0]}, "sizes_bytes.0"), ({"cases": ["nope"]}, "cases.0")])
-def test_a_wrong_entry_does_not_make_its_list_wrong_too(body: dict[str, Any], field: str) -> None:
-    assert [entry["field"] for entry in refuse(BenchRequest, body).errors] == [field]
 
 
 @pytest.mark.parametrize(
@@ -161,18 +129,6 @@ def test_each_form_of_devices_in_a_hint_is_taken(model: type[BaseModel], value: 
             model.model_validate({"devices": json.loads(form), **REST[model]})
 
 
-@pytest.mark.parametrize("model", [LeaseRequest, PlanRequest, BenchRequest])
-@pytest.mark.parametrize("entry", [1.5, None, True, [0], {}])
-def test_a_device_that_is_no_number_is_named_by_its_place_and_nothing_is_said_of_other_forms(
-    model: type[BaseModel], entry: object
-) -> None:
-    error = refuse(model, {"devices": [0, entry], **REST[model]})
-    assert [found["field"] for found in error.errors] == ["devices.1"]
-    assert "it should be an integer" in error.detail
-    assert "all" not in error.hint
-    assert "[0, 1]" in error.hint
-
-
 @pytest.mark.parametrize("char", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"])
 @pytest.mark.parametrize(
     ("model", "field", "rest"),
@@ -208,16 +164,6 @@ def test_host_names_of_a_topology_are_one_line() -> None:
     assert (
         error.detail == "topology: host name 'a\\nb' has a line break or another control character; a name is one line"
     )
-
-
-def test_an_empty_list_is_told_its_least_length() -> None:
-    error = refuse(LeaseRequest, {"devices": [], **REST[LeaseRequest]})
-    assert error.detail == "devices: it should have 1 or more entries, got 0"
-
-
-def test_a_field_is_named_as_it_was_sent_even_where_it_looks_like_a_type() -> None:
-    error = refuse(PlanRequest, {"mesh": "dp:2", "a-b": 1, "str": 2})
-    assert [entry["field"] for entry in error.errors] == ["a-b", "str"]
 
 
 def test_a_header_and_a_parameter_are_named_and_not_called_the_body() -> None:

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from meshwright.testing import FakeAgent
-from meshwright.wire.batch_size import BatchSize, BatchSizeTable
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -19,16 +18,6 @@ def test_sizes_notes_and_the_derivation_of_the_roofline_are_shown(meshwright: Co
     assert "  source: " in printed.out
 
 
-def test_text_of_an_agent_is_not_read_as_markup(meshwright: CommandLine) -> None:
-    table = BatchSizeTable(min_batch_size=1, optimal_batch_size=2, critical_batch_size=3, notes="[bold]:smile:[/bold]")
-    meshwright.fake.answer("POST", "/batch-size", BatchSize(hardware_type="cpu", basis="live", table=table))
-    assert "\n[bold]:smile:[/bold]\n" in meshwright("batch-size").out
-
-
-def test_hardware_without_a_figure_gets_no_guessed_roofline(meshwright: CommandLine) -> None:
-    assert "roofline: no figure of this hardware is known" in meshwright("batch-size", "--hardware", "unknown").out
-
-
 @pytest.mark.parametrize(
     ("batch", "code", "phrase"),
     [(1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch 512: ")],
@@ -37,16 +26,6 @@ def test_a_batch_below_the_minimum_is_1(meshwright: CommandLine, batch: int, cod
     printed = meshwright("batch-size", "--hardware", "h100", "--batch", str(batch))
     assert printed.code == code
     assert phrase in printed.out
-
-
-def test_the_verdict_counts_with_json_too(meshwright: CommandLine) -> None:
-    printed = meshwright("batch-size", "--hardware", "h100", "--batch", "1", "--json")
-    assert (printed.code, printed.json["validation"]["valid"]) == (1, False)
-
-
-@pytest.mark.parametrize("arguments", [("--hardware", "h1000"), ("--batch", "0"), ("--batch", "many")])
-def test_a_wrong_value_is_2(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
-    assert meshwright("batch-size", *arguments).code == 2
 
 
 # ---- a model's step -------------------------------------------------------------------------------------------------
@@ -67,12 +46,6 @@ def test_the_batch_of_a_step_is_told_with_its_bounds(meshwright: CommandLine, wh
     assert ["fsdp", "2,052", "tokens", "a", "device", "64.1", "yes"] in rows
     assert "fsdp: 1.97e+14 FLOP/s ÷ 9e+10 bytes/s of fsdp's links × 0.9375" in printed.out
     assert "tokens/s, MFU " in printed.out
-
-
-def test_a_step_in_json_is_the_answer(meshwright: CommandLine) -> None:
-    printed = meshwright(*STEP, "--seq", "512", "--json")
-    assert (printed.json["reckoned"]["recommended"], printed.json["reckoned"]["limit"]) == (80, "roofline")
-    assert meshwright.body()["mesh"] == "fsdp:16"
 
 
 def test_a_tensor_axis_has_a_size_and_no_batch(meshwright: CommandLine) -> None:

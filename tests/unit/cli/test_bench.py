@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from meshwright import errors
-from meshwright.cli.bench import judge
 from meshwright.testing.runs import build_record
-from meshwright.wire.base import Notice
-from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, Skipped
+from meshwright.wire.bench import BenchRecord, BenchResult, Skipped
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -80,62 +78,6 @@ def test_every_option_reaches_the_agent(
     assert meshwright.body(0)[field] == value
 
 
-REQUEST: dict[str, Any] = {
-    "suite": "full",
-    "cases": ["matmul"],
-    "devices": [0, 1],
-    "mesh": "dp:2",
-    "axis": "dp",
-    "sizes_bytes": [2**20],
-    "matmul_size": 256,
-    "dtype": "bfloat16",
-    "samples": 5,
-    "max_s": 3.5,
-}
-
-
-def test_a_request_is_sent_as_the_file_has_it(meshwright: CommandLine, tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    file.write_text(json.dumps(REQUEST))
-    assert meshwright("bench", "--request", str(file)).code == 0
-    assert REQUEST.keys() | {"lease"} == BenchRequest.model_fields.keys()
-    assert meshwright.body(0) == REQUEST
-
-
-def test_options_win_over_the_request(meshwright: CommandLine, tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    file.write_text(json.dumps(REQUEST))
-    meshwright("bench", "--request", str(file), "--suite", "quick", "--case", "permute", "--devices", "3")
-    assert meshwright.body(0) == {
-        **{name: value for name, value in REQUEST.items() if name != "suite"},
-        "cases": ["permute"],
-        "devices": [3],
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[1]", "its JSON is a list"),
-        ("7", "its JSON is a int"),
-        ('"quick"', "its JSON is a str"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        (None, "cannot be read: No such file or directory"),
-    ],
-)
-def test_what_is_not_a_json_object_is_2_and_names_the_file(
-    meshwright: CommandLine, tmp_path: Path, text: str | None, words: str
-) -> None:
-    file = tmp_path / "bench.json"
-    if text is not None:
-        file.write_text(text)
-    printed = meshwright("bench", "--request", str(file))
-    assert printed.code == 2
-    assert f"--request {file}: {words}" in printed.err
-    assert meshwright.fake.requests == []
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [({"samples": 1}, "samples"), ({"tier": "full"}, "tier"), ({"on_progress": 1}, "on_progress")],
@@ -177,33 +119,10 @@ def test_what_was_skipped_is_told_and_nothing_measured_is_1(meshwright: CommandL
     assert "warning: nothing was measured" in printed.err
 
 
-def test_a_record_counts_as_right_only_if_nothing_was_wrong(meshwright: CommandLine) -> None:
-    good = _build_record(meshwright)
-    assert judge([good, good]) == 0
-    assert judge([]) == 1
-    assert judge([good, _build_record(meshwright, correct=False)]) == 1
-    assert judge([good, _build_record(meshwright, nwrong=1)]) == 1
-
-
-def test_warnings_of_the_run_go_to_stderr(meshwright: CommandLine) -> None:
-    notice = Notice(code="noisy", message="the host was busy")
-    record = _build_record(meshwright)
-    meshwright.fake.runs.outcome = _build_result(meshwright, record, warnings=(notice,))
-    assert meshwright("bench").err == "warning: the host was busy\n"
-
-
 def test_json_is_the_result_of_the_run(meshwright: CommandLine) -> None:
     printed = meshwright("bench", "--json")
     with meshwright.fake.client() as client:
         assert printed.json == client.run(client.runs().runs[0].id).result
-
-
-def test_latest_measures_nothing(meshwright: CommandLine) -> None:
-    assert meshwright("bench", "--case", "permute").code == 0
-    before = len(meshwright.fake.requests)
-    printed = meshwright("bench", "--latest")
-    assert [request.method for request in meshwright.fake.requests[before:]] == ["GET"]
-    assert "permute" in printed.out
 
 
 def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
@@ -254,16 +173,3 @@ def test_the_progress_bar_is_for_terminals_and_goes_to_stderr(
     assert "1/1" in printed.err
     assert "1/1" not in printed.out
     assert meshwright("bench", "--case", "permute", "--json").err == ""
-
-
-def test_the_lease_of_a_held_command_is_no_obstacle_to_its_bench(
-    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with meshwright.fake.client() as other:
-        lease = other.lease(purpose="job 7")
-    assert meshwright("bench", "--case", "matmul").code == 1
-    assert meshwright("bench", "--case", "matmul", "--lease", lease.id).code == 0
-    sent = [json.loads(request.body or b"{}") for request in meshwright.fake.requests if request.method == "POST"]
-    assert sent[-1]["lease"] == lease.id
-    monkeypatch.setenv("MESHWRIGHT_LEASE", lease.id)
-    assert meshwright("bench", "--case", "matmul").code == 0

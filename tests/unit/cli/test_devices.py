@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from meshwright.cli.devices import describe_processes
 from meshwright.testing import FakeAgent, build_devices
-from meshwright.wire.base import Notice
-from meshwright.wire.devices import DeviceLease, DeviceProcess, Devices, Holder, JaxView, Mig, Release
+from meshwright.wire.devices import DeviceLease, DeviceProcess, Devices, Holder, Release
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -31,13 +29,6 @@ def test_every_device_has_a_line_with_memory_place_holder_and_basis(meshwright: 
     assert (printed.code, printed.err) == (0, "")
 
 
-def test_the_head_says_host_software_and_worker(meshwright: CommandLine) -> None:
-    lines = meshwright("devices").out.splitlines()
-    assert lines[0] == "fake-host · 8 cpu devices"
-    assert "jax 0.10.0" in lines[2]
-    assert lines[3] == "worker ready, generation 1, pid 4242"
-
-
 def test_the_last_error_of_the_worker_is_shown(meshwright: CommandLine) -> None:
     devices = build_devices("cpu:2")
     worker = devices.worker.model_copy(update={"state": "failed", "pid": None, "last_error": "no libtpu"})
@@ -49,36 +40,6 @@ def test_a_tpu_stands_at_its_coordinates(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("v5e:4")
     lines = [line for line in meshwright("devices").out.splitlines() if "TPU v5 lite" in line]
     assert ["(0,0,0)" in lines[0], "(1,1,0)" in lines[3]] == [True, True]
-
-
-def test_what_is_not_known_is_not_a_nought(meshwright: CommandLine) -> None:
-    memory = build_devices("h100:1").devices[0].memory
-    assert memory is not None
-    line = _show_first(meshwright, memory=memory.model_copy(update={"used_bytes": None}), processes=None)
-    assert "? / 79.6 GiB" in line
-    assert " ?  " in line
-
-
-def test_mig_compute_mode_and_jax_id_are_shown_where_there_are_any(meshwright: CommandLine) -> None:
-    jax = JaxView(
-        id=2048,
-        kind="H100",
-        platform="gpu",
-        generation=1,
-        basis="live",
-        observed_at=datetime.now(UTC),
-        age_s=0.0,
-    )
-    line = _show_first(
-        meshwright, jax=jax, mig=Mig(parent_uuid="GPU-0", profile="1g.10gb"), compute_mode="exclusive_process"
-    )
-    assert "NVIDIA H100 80GB HBM3 MIG 1g.10gb of GPU-0 [exclusive_process]" in line
-    assert " 2048 " in line
-
-
-def test_an_instance_whose_kind_has_its_profile_is_told_it_once(meshwright: CommandLine) -> None:
-    line = _show_first(meshwright, kind="NVIDIA A100 MIG 3g.20gb", mig=Mig(parent_uuid="GPU-0", profile="3g.20gb"))
-    assert "NVIDIA A100 MIG 3g.20gb of GPU-0 " in line
 
 
 def test_holders_are_named_and_the_agents_own_worker_is_marked() -> None:
@@ -114,20 +75,6 @@ def test_links_are_the_matrix_alone_with_its_legend(meshwright: CommandLine) -> 
     assert (printed.code, printed.err) == (0, "")
 
 
-def test_the_matrix_needs_no_more_than_100_columns_for_8_devices(meshwright: CommandLine) -> None:
-    meshwright.fake = FakeAgent("h100:8")
-    lines = meshwright("devices", "--links").out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert lines[1].split() == ["GPU0", "X", *["NV18"] * 7, "0-7", "0"]
-
-
-def test_a_wide_matrix_is_never_folded(meshwright: CommandLine) -> None:
-    meshwright.fake = FakeAgent("h100:64")
-    lines = meshwright("devices", "--links").out.splitlines()
-    assert [line.split()[0] for line in lines[1:65]] == [f"GPU{index}" for index in range(64)]
-    assert len(lines[1]) > 300
-
-
 def test_links_as_json_are_the_devices_and_their_links_alone(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("v5e:4")
     whole = meshwright.fake.devices.model_dump(mode="json")
@@ -144,13 +91,6 @@ def test_what_an_agent_sent_cannot_steer_the_terminal_by_the_matrix(meshwright: 
     link = devices.links[0].model_copy(update={"kind": "NV\x1b[2J", "bandwidth_bytes_per_s": None})
     meshwright.fake = FakeAgent(devices.model_copy(update={"links": (link,)}))
     assert "\x1b" not in meshwright("devices", "--links").out
-
-
-def test_warnings_go_to_stderr(meshwright: CommandLine) -> None:
-    notice = Notice(code="stale", message="old facts", hint="wait")
-    meshwright.fake.devices = meshwright.fake.devices.model_copy(update={"warnings": (notice,)})
-    assert meshwright("devices").err == "warning: old facts\n  hint: wait\n"
-    assert meshwright("devices", "--links").err == "warning: old facts\n  hint: wait\n"
 
 
 def test_json_is_the_agents_answer(meshwright: CommandLine) -> None:

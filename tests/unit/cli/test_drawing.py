@@ -17,27 +17,6 @@ def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
     )
 
 
-def test_axes_further_out_have_a_grid_for_each_of_their_places() -> None:
-    lines = draw_mesh({"pp": 2, "dp": 1, "tp": 2}, ["a", "b", "c", "d"])
-    assert lines == (
-        "pp=0",
-        "      tp=0  tp=1",
-        "dp=0     a     b",
-        "pp=1",
-        "      tp=0  tp=1",
-        "dp=0     c     d",
-    )
-
-
-def test_one_axis_is_one_row() -> None:
-    assert draw_mesh({"x": 3}, ["7", "8", "9"]) == ("  x=0  x=1  x=2", "    7    8    9")
-
-
-def test_a_row_that_is_too_long_goes_on_below() -> None:
-    lines = draw_mesh({"x": 4}, ["0", "1", "2", "3"], width=10)
-    assert lines == ("  x=0  x=1", "    0    1", "  x=2  x=3", "    2    3")
-
-
 def test_too_few_labels_are_refused() -> None:
     with pytest.raises(ValueError, match="8 places; got 7 labels"):
         draw_mesh({"x": 8}, ["0"] * 7)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from meshwright.cli.components import tell_components
 from meshwright.cli.events import MOST, SHOWN
 from meshwright.cli.session import Session
 from meshwright.testing import FakeAgent
@@ -58,11 +57,6 @@ def test_events_can_be_asked_by_component_count_and_time(line: CommandLine) -> N
     assert line("events", "--since", later).out == "no events\n"
 
 
-def test_json_is_the_agents_reply(line: CommandLine) -> None:
-    reply = line("--json", "events").json
-    assert (reply["last_seq"], [event["seq"] for event in reply["events"]]) == (2, [1, 2])
-
-
 def _follow(line: CommandLine, *arguments: str) -> list[str]:
     """The lines of `events --follow` until it has nothing to do but wait, where Ctrl-C ends it."""
 
@@ -106,13 +100,6 @@ def _make(line: CommandLine, count: int) -> None:
     line.fake = FakeAgent("h100:2")
     for number in range(count):
         line.fake.change_health("device:0", "healthy" if number % 2 else "degraded", "hot")
-
-
-def test_all_events_since_a_time_are_shown_however_many(line: CommandLine) -> None:
-    _make(line, 104)
-    printed = line("events", "--since", "1h")
-    assert [int(row[0]) for row in _rows(printed.out)] == [*range(1, 105)]
-    assert printed.err == ""
 
 
 def test_more_events_than_an_agent_tells_at_once_are_one_reply_too(line: CommandLine) -> None:
@@ -167,16 +154,6 @@ def test_a_name_that_no_component_has_is_answered_with_those_that_there_are(by_u
     assert (printed.code, printed.out) == (1, "")
     assert f"hint: there are {', '.join(expected)}\n" in printed.err
     assert by_uuid("events", "--component", name).out == f"no events of {name}; there are {', '.join(expected)}\n"
-
-
-def test_of_many_components_only_some_are_named() -> None:
-    said = tell_components("device:99", [f"device:{number}" for number in range(20)])
-    assert said.endswith("device:15 and 4 more; `meshwright check` names all")
-
-
-def test_an_index_is_taken_as_it_is_while_no_device_is_known(by_uuid: CommandLine) -> None:
-    by_uuid.fake.fail_next(503, "not_ready", path="/devices", times=9)
-    assert by_uuid("acknowledge", "thermal:1", "--reason", "x").code == 1
 
 
 @pytest.mark.parametrize(

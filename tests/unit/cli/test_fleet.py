@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from meshwright import _client
 from meshwright.testing import FakeAgent
-from meshwright.wire.mesh import Plans
 from tests.unit.cli.conftest import CommandLine, Printed
 from tests.unit.fleet.fakes import build_fakes
 
@@ -47,11 +45,6 @@ def test_devices_shows_every_host_and_what_they_are_together(fleet: FleetLine) -
     ]
     assert printed.out.endswith("3 of 3 hosts: 12 cpu devices in 3 hosts\n")
     assert (printed.code, printed.err) == (0, "")
-
-
-def test_hosts_are_named_on_the_command_line_too(fleet: FleetLine) -> None:
-    printed = fleet("devices", "--hosts", "n1,n2")
-    assert printed.out.endswith("2 of 2 hosts: 8 cpu devices in 2 hosts\n")
 
 
 def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fleet: FleetLine) -> None:
@@ -124,34 +117,6 @@ def test_a_plan_over_the_fleet_is_drawn_with_hosts(fleet: FleetLine) -> None:
     assert all(f"n{host}/{index}" in printed.out for host in (1, 2, 10) for index in range(4))
     assert "no agent knows this plan: keep it with -o FILE" in printed.out
     assert printed.code == 0
-
-
-def test_a_kept_plan_is_loaded_by_the_job(fleet: FleetLine, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    printed = fleet("plan", "dp:2", "--fleet", "--devices", "n2/1,n10/3", "-o", str(path))
-    (plan,) = Plans.model_validate_json(path.read_text()).plans
-    assert [(ref.host, ref.local_index) for ref in plan.devices or ()] == [("n2", 1), ("n10", 3)]
-    assert f"export MESHWRIGHT_PLAN={path}" in printed.out
-    assert "MESHWRIGHT_URL" not in printed.out
-
-
-def test_a_request_is_planned_on_the_fleet(fleet: FleetLine, tmp_path: Path) -> None:
-    path = tmp_path / "request.json"
-    path.write_text(json.dumps({"devices": ["n10/3", "n2/1"], "device_order": "given"}))
-    printed = fleet("plan", "dp:2", "--fleet", "--request", str(path), "--json")
-    devices = printed.json["plans"][0]["devices"]
-    assert [(device["host"], device["local_index"]) for device in devices] == [("n10", 3), ("n2", 1)]
-
-
-def test_a_plan_without_a_host_that_failed_says_so_on_stderr(fleet: FleetLine) -> None:
-    fleet.fakes["http://n1:8790"].drop_next(times=2)
-    printed = fleet("plan", "--fleet", "dp:2,tp:4", "--json")
-    assert len(printed.json["plans"][0]["devices"]) == 8
-    assert "hosts_missing" in {warning["code"] for warning in printed.json["plans"][0]["warnings"]}
-    fleet.fakes["http://n1:8790"].drop_next(times=2)
-    shown = fleet("plan", "--fleet", "dp:2,tp:4")
-    assert "warning: 1 of 3 hosts are not in the plan: http://n1:8790 (unreachable" in shown.err
-    assert shown.code == 0
 
 
 def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: FleetLine) -> None:

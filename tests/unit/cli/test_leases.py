@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -43,19 +42,6 @@ def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None
     }
 
 
-def test_a_script_gets_the_id_alone_or_the_whole_as_json(h100: CommandLine) -> None:
-    lease_id = h100("lease", "0", "--purpose", "x", "--id-only").out.strip()
-    assert h100.fake.leases.get(lease_id).purpose == "x"
-    reply = h100("--json", "lease", "1", "--purpose", "y").json
-    assert (reply["purpose"], reply["devices"][0]["local_index"]) == ("y", 1)
-
-
-def test_asked_again_with_its_id_a_lease_is_the_same(h100: CommandLine) -> None:
-    ids = {h100("lease", "0", "--purpose", "x", "--id", "job-7", "--id-only").out for _ in range(2)}
-    assert ids == {"job-7\n"}
-    assert h100("lease", "1", "--purpose", "x", "--id", "job-7").code == 1
-
-
 @pytest.mark.parametrize("options", [("--id-only",), ("--json",), ()])
 def test_a_lease_whose_id_could_not_be_written_is_ended(
     h100: CommandLine, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -68,27 +54,6 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
     monkeypatch.setattr("meshwright.cli.drop_stdout", lambda: None)
     assert h100("lease", "0", "--purpose", "x", *options).code == 2
     assert [request.method for request in h100.fake.requests] == ["PUT", "DELETE"]
-
-
-def test_all_devices_are_meant_unless_some_are_named(h100: CommandLine) -> None:
-    h100("lease", "all", "--purpose", "x")
-    assert len(h100.fake.leases.list().leases[0].devices) == 8
-
-
-def test_what_gave_way_is_named(h100: CommandLine) -> None:
-    given_way = _lease_away(h100, preemptible=True)
-    assert f"lease {given_way} gave way" in h100("lease", "--purpose", "job 7").out
-
-
-@pytest.mark.parametrize("ending", [("renew",), ("end",), ("end", "--purpose", "job 7")])
-def test_what_gave_way_when_a_lease_was_made_is_not_said_again(h100: CommandLine, ending: tuple[str, ...]) -> None:
-    given_way = _lease_away(h100, preemptible=True)
-    lease_id = h100("lease", "--purpose", "job 7", "--id-only").out.strip()
-    printed = h100("leases", *ending, *(() if "--purpose" in ending else (lease_id,)))
-    assert printed.code == 0
-    assert lease_id in printed.out
-    assert "gave way" not in printed.out
-    assert given_way not in printed.out
 
 
 def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: CommandLine) -> None:
@@ -196,13 +161,6 @@ def test_devices_are_named_or_counted_and_not_both(h100: CommandLine, line: tupl
     assert "--count" in printed.err
 
 
-def test_a_command_holds_a_number_of_devices(h100: CommandLine) -> None:
-    _lease_away(h100, devices=(0, 1))
-    assert h100("hold", "--count", "3", "--purpose", "x", "--", "true").code == 0
-    asked = next(request for request in h100.fake.requests if request.method == "PUT")
-    assert json.loads(asked.body or b"")["devices"] == {"count": 3}
-
-
 # ---- hold
 
 
@@ -217,22 +175,11 @@ def test_the_exit_code_is_the_commands_and_the_lease_is_ended(h100: CommandLine,
     assert [request.method for request in h100.fake.requests] == ["PUT", "GET", "DELETE"]
 
 
-def test_a_command_that_a_signal_ended_is_128_and_its_number(h100: CommandLine) -> None:
-    assert _hold(h100, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)") == 128 + signal.SIGKILL
-
-
 def test_the_command_knows_its_lease_and_has_it_while_it_runs(h100: CommandLine, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     assert _hold(h100, f"import os; open({str(seen)!r}, 'w').write(os.environ['MESHWRIGHT_LEASE'])") == 0
     assert seen.read_text() == "lease-00000001"
     assert "MESHWRIGHT_LEASE" not in os.environ
-
-
-def test_what_stands_behind_the_command_is_the_commands(h100: CommandLine, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    script = f"import sys; open({str(seen)!r}, 'w').write(' '.join(sys.argv[1:]))"
-    assert h100("hold", "--purpose", "x", sys.executable, "-c", script, "--json", "--purpose", "-v").code == 0
-    assert seen.read_text() == "--json --purpose -v"
 
 
 def test_a_command_that_is_not_there_is_127_and_one_that_cannot_run_126(h100: CommandLine, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from meshwright import errors
-from meshwright.cli import EXIT_CODES, app, main
+from meshwright.cli import EXIT_CODES, app
 from meshwright.cli.session import FAILED, NO_ANSWER
 from tests.unit.cli.conftest import CommandLine
 
@@ -61,19 +61,6 @@ def test_nobody_there_is_2_with_a_hint_and_no_traceback(meshwright: CommandLine,
     assert "  hint: " in printed.err
 
 
-def test_an_error_says_detail_fields_log_hint_and_where_it_came_from(meshwright: CommandLine) -> None:
-    meshwright.fake.answer(
-        "GET",
-        "/devices",
-        errors.InvalidRequestError(
-            "mesh dp:3 needs 3", hint="use dp:4", errors=[{"field": "mesh", "message": "odd"}], log=["boom"]
-        ),
-    )
-    lines = meshwright("devices").err.splitlines()
-    assert lines[:4] == ["error: mesh dp:3 needs 3", "  mesh: odd", "  log: boom", "  hint: use dp:4"]
-    assert lines[4].startswith("  code: invalid_request · http://fake-agent")
-
-
 def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandLine) -> None:
     meshwright.fake.fail_next(422, "plan_infeasible", detail="too many", hint="use dp:2")
     printed = meshwright("--json", "devices")
@@ -101,13 +88,6 @@ def test_text_of_an_agent_cannot_steer_the_terminal(meshwright: CommandLine) -> 
     assert not set(printed.err) & {"\x1b", "\x07", "\x9b"}
 
 
-def test_options_may_stand_before_or_after_the_command_and_the_later_wins(meshwright: CommandLine) -> None:
-    meshwright("--url", "http://a", "--timeout", "5", "devices", "--json")
-    meshwright("--url", "http://a", "devices", "--url", "http://b", "--timeout", "7")
-    meshwright("devices")
-    assert meshwright.asked == [("http://a", 5.0, 2), ("http://b", 7.0, 2), (None, None, 2)]
-
-
 @pytest.mark.parametrize("timeout_s", ["0", "nan", "inf", "soon"])
 def test_a_time_limit_that_is_none_is_a_usage_error(meshwright: CommandLine, timeout_s: str) -> None:
     printed = meshwright("devices", "--timeout", timeout_s)
@@ -128,26 +108,8 @@ def test_help_names_every_command_and_every_exit_code(meshwright: CommandLine) -
     assert all(f"\n    {code} " in text for code in (0, 1, 2, 70, 130))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_the_shared_options(meshwright: CommandLine, command: str) -> None:
-    text = meshwright(command, "--help").out
-    assert all(option in text for option in ("--url", "--timeout", "--json"))
-
-
 def test_the_version_is_that_of_the_distribution(meshwright: CommandLine) -> None:
     assert meshwright("--version").out == f"meshwright {metadata.version('meshwright')}\n"
-
-
-def test_colours_are_for_terminals_only_and_can_be_switched_off(
-    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "\x1b[" not in meshwright("check").out
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[32m" in meshwright("check").out
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[32m" not in meshwright("check").out
 
 
 def test_a_bug_of_the_command_is_70_with_its_traceback(
@@ -157,13 +119,6 @@ def test_a_bug_of_the_command_is_70_with_its_traceback(
     printed = meshwright("devices")
     assert printed.code == 70
     assert "ZeroDivisionError" in printed.err
-
-
-def test_an_address_that_is_none_is_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["devices", "--url", "ftp://x"])
-    assert stopped.value.code == 2
-    assert "http://127.0.0.1:8790" in capsys.readouterr().err
 
 
 def test_the_command_line_loads_neither_jax_nor_numpy_nor_the_service() -> None:
@@ -269,9 +224,3 @@ def test_a_stdout_without_room_is_2_and_no_bug(options: tuple[str, ...]) -> None
     assert code == 2
     assert "stdout cannot be written: No space left on device" in said
     assert "Traceback" not in said
-
-
-def test_the_list_of_commands_cuts_no_line(meshwright: CommandLine) -> None:
-    listed = meshwright("--help").out.partition("Commands:")[2].partition("Exit codes:")[0]
-    assert listed.count("\n  ") == len(COMMANDS) + 1  # and the exit codes' own heading
-    assert "..." not in listed

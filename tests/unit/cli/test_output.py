@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time
 from tests.unit.cli.conftest import CommandLine
@@ -36,23 +35,6 @@ def test_bandwidth_is_in_powers_of_1000(per_s: float | None, text: str) -> None:
     assert format_rate(per_s, "B/s") == text
 
 
-@pytest.mark.parametrize(
-    ("time_s", "text"),
-    [
-        (0.00125, "1.25 ms"),
-        (2.5e-6, "2.5 µs"),
-        (3e-9, "3 ns"),
-        (12.0, "12 s"),
-        (90, "1.5 min"),
-        (7200, "2 h"),
-        (0, "0 s"),
-        (None, ""),
-    ],
-)
-def test_a_time_is_in_the_unit_that_suits_it(time_s: float | None, text: str) -> None:
-    assert format_time(time_s) == text
-
-
 _FACTORS = {"h": 3600, "min": 60, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -79,27 +61,12 @@ def test_harmless_text_stays_as_it_is(text: str) -> None:
     assert clean(text) == text
 
 
-def test_a_column_in_which_no_row_shows_anything_is_left_out() -> None:
-    columns = [
-        Column[int]("n", str),
-        Column[int]("never", lambda row: ""),
-        Column[int]("odd", lambda row: "odd" * (row % 2)),
-    ]
-    table = build_table(columns, [1, 2])
-    assert [column.header for column in table.columns] == ["n", "odd"]
-
-
 def test_cells_are_not_read_as_markup_and_cannot_steer_the_terminal() -> None:
     console = Console(width=80, markup=False, force_terminal=True, color_system=None)
     with console.capture() as captured:
         console.print(build_table([Column[str]("name", lambda row: row)], ["[red]x[/red]", "\x1b]0;pwned\x07"]))
     assert "[red]x[/red]" in captured.get()
     assert "\x1b]" not in captured.get()
-
-
-def test_a_styled_cell_keeps_its_style() -> None:
-    table = build_table([Column[int]("state", lambda row: Text("ok", "green"))], [1])
-    assert [cell.style for cell in table.columns[0].cells if isinstance(cell, Text)] == ["green"]
 
 
 def test_a_narrow_terminal_folds_words_and_cuts_none(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.testing import FakeAgent
-from meshwright.wire.base import Notice
 from meshwright.wire.cost import PlanMemory
 from meshwright.wire.mesh import Plan, Plans, Rejected
 from tests.unit.cli.conftest import CommandLine
@@ -21,23 +19,6 @@ def test_a_plan_is_drawn_with_each_device_in_its_place(meshwright: CommandLine) 
     grid = "      tp=0  tp=1  tp=2  tp=3\ndp=0     0     1     2     3\ndp=1     4     5     6     7\n"
     assert grid in printed.out
     assert (printed.code, printed.err) == (0, "")
-
-
-def test_a_plan_shows_its_fingerprint_and_what_each_axis_runs_over(meshwright: CommandLine) -> None:
-    meshwright.fake = FakeAgent("h100:8")
-    out = meshwright("plan", "dp:2,tp:4").out
-    assert out.startswith("dp:2 × tp:4  gpu  mw1-")
-    rows = [line.split() for line in out.splitlines() if line.startswith(("dp ", "tp "))]
-    assert [row[:4] for row in rows] == [["dp", "2", "auto", "nvlink"], ["tp", "4", "auto", "nvlink"]]
-    assert "450 GB/s" in out
-
-
-def test_a_job_is_told_its_environment_and_where_its_plan_is(meshwright: CommandLine) -> None:
-    out = meshwright("plan", "x:8").out
-    plan = _plan(meshwright, "x:8")
-    assert f"  export MESHWRIGHT_URL=http://fake-agent\n  export MESHWRIGHT_PLAN={plan.fingerprint}\n" in out
-    assert all(f"  export {name}={value}\n" in out for name, value in plan.environment.items())
-    assert "mesh = build_mesh(load_plan())" in out
 
 
 def test_a_kept_plan_is_the_agents_json_and_the_job_is_pointed_at_the_file(
@@ -56,13 +37,6 @@ def test_a_file_that_cannot_be_written_is_2(meshwright: CommandLine, tmp_path: P
     assert "cannot be written: No such file or directory" in printed.err
 
 
-def test_an_infeasible_plan_leaves_the_file_alone(meshwright: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text("old")
-    assert meshwright("plan", "x:9", "-o", str(path)).code == 1
-    assert path.read_text() == "old"
-
-
 def test_code_alone_can_be_run(meshwright: CommandLine) -> None:
     printed = meshwright("plan", "x:8", "--code")
     assert printed.out.rstrip("\n") == _plan(meshwright, "x:8").code.rstrip("\n")
@@ -71,11 +45,6 @@ def test_code_alone_can_be_run(meshwright: CommandLine) -> None:
 
 def test_code_and_json_exclude_each_other(meshwright: CommandLine) -> None:
     assert meshwright("plan", "x:8", "--code", "--json").code == 2
-
-
-def test_json_is_all_the_plans(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "x:8", "--json")
-    assert Plans.model_validate(printed.json).plans == (_plan(meshwright, "x:8"),)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +60,6 @@ def test_every_option_reaches_the_agent(
 ) -> None:
     meshwright("plan", "x:-1", *arguments)
     assert meshwright.body()[field] == value
-
-
-def test_a_subset_draws_the_devices_that_were_named(meshwright: CommandLine) -> None:
-    out = meshwright("plan", "x:2", "--devices", "5,3").out
-    assert "  x=0  x=1\n    3    5\n" in out
 
 
 @pytest.mark.parametrize(("mesh", "code"), [("x:9", 1), ("x:2", 1), ("x:0", 2), ("x", 2), ("x:-1,y:-1", 2)])
@@ -135,25 +99,6 @@ def test_no_plan_at_all_is_1_and_says_why(meshwright: CommandLine, arguments: tu
     assert "x:8 needs 90 GiB" in (printed.out if arguments else printed.err)
 
 
-def test_warnings_on_the_plan_and_on_the_request_go_to_stderr(meshwright: CommandLine) -> None:
-    first, second = (
-        Notice(code="a", message="slow link", hint="use tp inside"),
-        Notice(code="b", message="newer"),
-    )
-    plan = _plan(meshwright).model_copy(update={"warnings": (first,)})
-    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan,), warnings=(second,)))
-    printed = meshwright("plan", "dp:2,tp:4", "--code")
-    assert printed.err == "warning: slow link\n  hint: use tp inside\nwarning: newer\n"
-
-
-def test_devices_of_several_hosts_are_drawn_with_their_host(meshwright: CommandLine) -> None:
-    plan = _plan(meshwright, "x:8")
-    assert plan.devices is not None
-    devices = tuple(each.model_copy(update={"host": "ab"[place // 4]}) for place, each in enumerate(plan.devices))
-    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan.model_copy(update={"devices": devices}),)))
-    assert "  a/0  a/1  a/2  a/3  b/4  b/5  b/6  b/7\n" in meshwright("plan", "x:8").out
-
-
 def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine) -> None:
     plan = _plan(meshwright, "x:8")
     assert plan.devices is not None
@@ -165,12 +110,6 @@ def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine)
 
 
 # ---- targets --------------------------------------------------------------------------------------------------------
-
-
-def test_a_target_is_planned_by_the_agent(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "dp:2,tp:-1", "--target", "2*h100:8", "--json")
-    assert printed.json["plans"][0]["target"] == "2*h100:8"
-    assert meshwright.asked
 
 
 @pytest.mark.parametrize("options", [("--json",), (), ("--code",)])
@@ -190,16 +129,6 @@ def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
         assert kept in asked.out
         assert "MESHWRIGHT_PLAN=" not in local.out
         assert "keep it with -o FILE" in local.out
-
-
-def test_a_local_plan_is_kept_as_it_is_printed_and_the_job_is_pointed_at_the_file(
-    meshwright: CommandLine, tmp_path: Path
-) -> None:
-    path = tmp_path / "plan.json"
-    printed = meshwright("plan", "x:16", "--local", "--target", "v5e:4x4", "-o", str(path))
-    assert f"export MESHWRIGHT_PLAN={path}\n" in printed.out
-    assert "no agent knows" not in printed.out
-    assert path.read_text() == meshwright("plan", "x:16", "--local", "--target", "v5e:4x4", "--json").out
 
 
 @pytest.mark.parametrize(
@@ -224,28 +153,6 @@ def test_a_local_plan_that_is_infeasible_is_1_and_a_wrong_question_is_2(
     assert meshwright.asked == []
 
 
-@pytest.mark.parametrize(
-    ("target", "mesh", "first", "told"),
-    [
-        ("v5p:4x4x4", "dp:4,tp:16", " 3,0,0", "longest step 1 (JAX's 2)"),
-        ("2*v5e:4x4", "dp:4,tp:8", " s1:0,0,0", "between granules"),
-        ("tpu7x:4x4x4", "dp:8,tp:16", " 0,0,0.1", "JAX's own order"),
-        ("4*h100:8", "dp:4,tp:8", " host-3/7", "between granules"),
-    ],
-)
-def test_a_plan_on_a_target_names_its_chips_and_what_jaxs_order_costs(
-    meshwright: CommandLine, target: str, mesh: str, first: str, told: str
-) -> None:
-    printed = meshwright("plan", mesh, "--local", "--target", target)
-    assert printed.code == 0
-    assert first in printed.out
-    assert told in printed.out
-
-
-def test_where_order_does_not_matter_no_cost_is_told(meshwright: CommandLine) -> None:
-    assert "JAX's own" not in meshwright("plan", "dp:2,tp:4", "--local", "--target", "cpu:8").out
-
-
 def test_without_a_mesh_the_best_for_a_model_are_ranked_and_the_first_is_drawn(meshwright: CommandLine) -> None:
     printed = meshwright(*SEARCH, "--top", "2")
     assert printed.code == 0
@@ -255,13 +162,6 @@ def test_without_a_mesh_the_best_for_a_model_are_ranked_and_the_first_is_drawn(m
     assert "a step, as reckoned: " in printed.out
     assert "█" in printed.out
     assert "reason" not in printed.out
-
-
-def test_explain_says_why_others_lost(meshwright: CommandLine) -> None:
-    printed = meshwright(*SEARCH, "--explain")
-    assert printed.code == 0
-    assert "more than the best" in printed.out
-    assert "reason" in printed.out
 
 
 def test_where_nothing_fits_the_reasons_are_shown_and_the_code_is_1(meshwright: CommandLine) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.testing import FakeAgent, build_devices
+from meshwright.testing import FakeAgent
 from meshwright.wire.leases import LeaseRequest
 from tests.unit.cli.conftest import CommandLine
 
@@ -35,12 +35,6 @@ def _lease_away(line: CommandLine, *devices: int) -> str:
     return line.fake.leases.put(f"lease-{devices[0]}", request, line.fake.devices)[0].id
 
 
-def test_the_devices_of_a_kept_plan_are_reserved_by_their_uuids(h100: CommandLine, plan: str) -> None:
-    printed = h100(*LEASE, plan, "--ttl", "10min")
-    assert (printed.code, printed.out) == (0, "lease-00000001 has device 0, 1, 2, 3 for 10 min: job 7\n")
-    assert h100.body()["devices"] == [device.uuid for device in build_devices("h100:8").devices[:4]]
-
-
 def test_a_plan_that_the_agent_keeps_is_named_by_its_fingerprint(h100: CommandLine) -> None:
     fingerprint = h100(*PLAN, "--json").json["plans"][0]["fingerprint"]
     assert h100(*LEASE, fingerprint).code == 0
@@ -54,14 +48,6 @@ def test_who_took_a_device_since_is_named_and_the_code_is_1(h100: CommandLine, p
     assert lease_id in printed.err
     assert "job 9" in printed.err
     assert len(h100.fake.leases.list().leases) == 1
-
-
-def test_a_plan_on_a_target_is_refused(h100: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    h100("plan", "dp:8", "--target", "h100:8", "-o", str(path))
-    printed = h100(*LEASE, str(path))
-    assert printed.code == 2
-    assert "plan without `target`" in printed.err
 
 
 @pytest.mark.parametrize("devices", [("0,1",), ("--count", "2")])

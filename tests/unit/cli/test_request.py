@@ -6,11 +6,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from meshwright.testing.hardware import build_devices
 from tests.unit.cli.conftest import CommandLine
 
 MODEL = {"model": "llama3-8b", "training": {"global_batch": 64, "sequence_length": 2048}}
@@ -38,18 +36,6 @@ def stdin(tmp_path: Path) -> Iterator[Path]:
 def keep(path: Path, **fields: object) -> str:
     path.write_text(json.dumps(fields))
     return str(path)
-
-
-def build_hosts(*names: str) -> list[dict[str, Any]]:
-    """Returns the replies of /devices of hosts of 8 GPUs."""
-    hosts = []
-    for name in names:
-        devices = build_devices("h100:8").model_dump(mode="json")
-        devices["host"] |= {"name": name, "boot_id": name}
-        for device in devices["devices"]:
-            device |= {"host": name, "uuid": f"GPU-{name}-{device['local_index']}"}
-        hosts.append(devices)
-    return hosts
 
 
 def test_the_fields_of_a_request_reach_the_agent(meshwright: CommandLine, file: Path) -> None:
@@ -94,14 +80,6 @@ def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, fil
     assert all(shape["tp"] == 2 and shape.get("fsdp", 1) <= 4 for shape in shapes)
 
 
-@pytest.mark.parametrize("where", [(), ("--local",)])
-def test_kept_topologies_are_planned_on(meshwright: CommandLine, file: Path, where: tuple[str, ...]) -> None:
-    request = keep(file, mesh="dp:3,tp:8", topology=build_hosts("a", "b", "c"))
-    printed = meshwright("plan", "--request", request, "--json", *where)
-    assert {device["host"] for device in printed.json["plans"][0]["devices"]} == {"a", "b", "c"}
-    assert len(meshwright.asked) == (0 if where else 1)
-
-
 def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: CommandLine, file: Path) -> None:
     request = keep(file, model="llama3-8b", target="v5e:4x4", mesh="fsdp:16", training={"sequence_length": 512})
     asked = meshwright("batch-size", "--request", request, "--json")
@@ -131,23 +109,3 @@ def test_a_request_that_is_none_is_2_with_what_is_wrong(
     printed = meshwright(*command, "--request", str(file))
     assert (printed.code, printed.out, meshwright.fake.requests) == (2, "", [])
     assert said in " ".join(printed.err.split())
-
-
-def test_a_reply_in_a_topology_that_is_none_is_2_with_the_field_that_it_lacks(
-    meshwright: CommandLine, file: Path
-) -> None:
-    printed = meshwright("plan", "x:8", "--request", keep(file, topology=[{"plans": []}]), "--local")
-    assert printed.code == 2
-    assert "topology.0.host: this field is required" in printed.err
-
-
-def test_a_file_that_is_not_there_is_2(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "x:8", "--request", "nowhere.json")
-    assert printed.code == 2
-    assert "--request nowhere.json: cannot be read: No such file or directory" in printed.err
-
-
-def test_a_plan_needs_a_mesh_or_a_model(meshwright: CommandLine) -> None:
-    printed = meshwright("plan")
-    assert printed.code == 2
-    assert "write dp:2,tp:-1" in printed.err

@@ -49,12 +49,6 @@ def test_prices_turn_the_order_round(meshwright: CommandLine, tmp_path: Path) ->
     assert out["plans"][0]["target"] == "v5e:4x8"
 
 
-def test_targets_beside_a_target_are_refused(meshwright: CommandLine) -> None:
-    printed = meshwright(*COMPARED, "--target", "v5e:4x4")
-    assert printed.code == 2
-    assert "target stands beside targets" in printed.err
-
-
 def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: CommandLine) -> None:
     asked = ("plan", "--local", "--target", "4*h100:8", *MODEL, "--fallback", "--top", "1")
     printed = meshwright(*asked)
@@ -77,16 +71,3 @@ def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
     (line,) = [line for line in meshwright(*asked, "--audit").out.splitlines() if line.startswith("the best of these")]
     assert line.endswith(said)
     assert "the best of these" not in meshwright(*asked).out
-
-
-def test_a_price_of_tokens_stands_in_the_table(meshwright: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "request.json"
-    path.write_text(json.dumps({"search": {"price_per_device_hour": 1.2}}))
-    printed = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL, "--request", str(path))
-    assert "per 1M tokens" in printed.out.splitlines()[0]
-
-
-def test_code_and_export_are_one_of_them(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "--local", "--target", "v5e:4x4", *MODEL, "--code", "--export", "jax")
-    assert printed.code == 2
-    assert "--code" in printed.err

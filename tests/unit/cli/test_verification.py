@@ -134,12 +134,6 @@ def test_timeout_bounds_the_wait_for_the_agents_compile_which_goes_on(meshwright
     assert run["state"] in ("queued", "running")
 
 
-def test_an_agent_that_says_nothing_of_a_compile_is_no_yes(meshwright: CommandLine) -> None:
-    plan = meshwright("plan", "dp:8", "--json").json
-    meshwright.fake.answer("POST", "/mesh/plan", plan)
-    assert meshwright("plan", "dp:8", *STEP).code == 1
-
-
 def test_the_compilers_last_lines_stand_on_stderr_where_it_failed(meshwright: CommandLine) -> None:
     lines = tuple(f"line {number} \x1b[31m" for number in range(99))
     for status, shown in (("aborted", True), ("verified", False)):
@@ -176,14 +170,6 @@ def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: Com
         "compute_dtype": "float16",
     }
     assert "verify" not in body
-
-
-def test_a_model_may_be_a_file_or_inline_json_or_a_preset(meshwright: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(MODEL)
-    for given, sent in ((str(path), json.loads(MODEL)), (MODEL, json.loads(MODEL)), ("llama3-8b", "llama3-8b")):
-        meshwright("plan", "dp:8", "--model", given, "--batch", "8")
-        assert meshwright.body()["model"] == sent
 
 
 @pytest.mark.parametrize(

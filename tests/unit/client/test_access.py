@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -11,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from meshwright import AsyncClient, Client
+from meshwright import Client
 from meshwright.errors import (
     AccessError,
     AgentConnectionError,
     ForbiddenError,
     HostNotAllowedError,
     ProblemError,
-    QueueFullError,
     UnauthorizedError,
 )
 from meshwright.testing import FakeAgent
-from tests.unit.client.both import Kind, ask, ask_async
+from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 SECRET = "mw-secret-hunter2"
@@ -99,26 +97,6 @@ def test_a_proxys_refusal_is_the_class_of_its_status_with_what_helps(
     assert len(fake.requests) == 1  # none of these gets better by asking again
 
 
-@both
-def test_a_caller_that_asks_too_often_waits_as_long_as_it_is_told_and_gives_up(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.fail_next(429, "queue_full", retry_after_s=7, times=2)
-    assert ask(kind, fake, lambda c: c.devices()).platform == "cpu"
-    assert fake.pauses_s == [7.0, 7.0]
-    fake.fail_next(429, "queue_full", retry_after_s=7, times=9)
-    with pytest.raises(QueueFullError) as caught:
-        ask(kind, fake, lambda c: c.devices())
-    assert caught.value.retry_after_s == 7
-    assert "less often" in caught.value.hint
-
-
-@both
-def test_a_request_that_took_too_long_to_send_is_sent_again(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.answer_next(408, b"")
-    assert ask(kind, fake, lambda c: c.devices()).platform == "cpu"
-
-
 # ---- rotation
 
 
@@ -150,18 +128,6 @@ def test_a_token_file_that_was_rotated_is_read_again_once_a_refusal_comes(token_
     shown = [request.headers["authorization"].rpartition("-")[2] for request in fake.requests]
     assert shown == ["1", "1", "2", "2", "3", "3"]  # each refused once, and the new one from then on
     assert fake.pauses_s == []
-
-
-def test_a_token_file_that_was_rotated_is_read_again_with_asyncio(token_file: Path) -> None:
-    fake = FakeAgent()
-    fake.require_token(f"{SECRET}-1")
-
-    async def look_twice(client: AsyncClient) -> list[str]:
-        first = (await client.devices()).platform
-        _rotate(fake, token_file, 1)
-        return [first, (await client.devices()).platform]
-
-    assert asyncio.run(ask_async(fake.async_client(max_retries=0), look_twice)) == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize("content", [f"{SECRET}-1", "", "two words", None])
@@ -203,17 +169,6 @@ def test_a_refresh_costs_no_retry(token_file: Path) -> None:
         fake.fail_next(503)
         assert client.devices().platform == "cpu"
     assert len(fake.requests) == 3
-
-
-def test_an_http_client_of_ones_own_shows_what_it_has_where_no_token_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MESHWRIGHT_TOKEN", "MESHWRIGHT_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    fake = FakeAgent()
-    http = fake.http_client()
-    http.auth = ("user", "password")
-    with Client(http_client=http) as client:
-        client.devices()
-    assert fake.requests[0].headers["authorization"].startswith("Basic ")
 
 
 # ---- secrecy

@@ -17,16 +17,12 @@ from meshwright.errors import (
     PlanInfeasibleError,
     PlanNotFoundError,
     ProblemError,
-    QueueFullError,
-    RunCancelledError,
     RunNotFoundError,
     SettingsError,
     UnknownHardwareError,
-    WorkerCrashedError,
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
-from meshwright.wire.runs import Progress
 from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -101,15 +97,6 @@ def test_a_busy_agent_is_asked_again_after_the_time_that_it_named(kind: Kind) ->
     fake.fail_next(429, "queue_full", retry_after_s=3, times=2)
     assert ask(kind, fake, lambda c: c.submit_bench()).state == "succeeded"
     assert fake.pauses_s == [3.0, 3.0]
-
-
-@both
-def test_the_number_of_retries_is_the_callers(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.fail_next(429, "queue_full", times=9)
-    with pytest.raises(QueueFullError):
-        ask(kind, fake, lambda c: c.submit_bench(), max_retries=0)
-    assert len(fake.requests) == 1
 
 
 @both
@@ -211,24 +198,6 @@ def test_a_bench_whose_answer_was_lost_is_not_submitted_again(kind: Kind) -> Non
     assert ask(kind, fake, lambda c: c.bench(cases=["matmul"])).records
 
 
-@both
-@pytest.mark.parametrize("outcome", [WorkerCrashedError("it died", log=["abort"]), RunCancelledError("by hand")])
-def test_a_bench_that_does_not_succeed_is_raised_as_what_it_was(kind: Kind, outcome: ProblemError) -> None:
-    fake = FakeAgent()
-    fake.runs.outcome = outcome
-    with pytest.raises(type(outcome), match=outcome.detail):
-        ask(kind, fake, lambda c: c.bench())
-
-
-@both
-def test_a_bench_that_nobody_waits_for_any_more_is_cancelled(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.runs.held = True
-    with pytest.raises(AgentTimeoutError, match="run-00000001"):
-        ask(kind, fake, lambda c: c.bench(timeout_s=0.05))
-    assert fake.runs.get("run-00000001").state == "cancelled"
-
-
 def test_a_bench_of_a_cancelled_task_is_cancelled_too() -> None:
     fake = FakeAgent()
     fake.runs.held = True
@@ -244,21 +213,6 @@ def test_a_bench_of_a_cancelled_task_is_cancelled_too() -> None:
 
     asyncio.run(give_up())
     assert fake.runs.get("run-00000001").state == "cancelled"
-
-
-@both
-def test_waiting_for_a_run_returns_it_however_it_went_and_leaves_it_when_time_is_over(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.runs.held = True
-    run = ask(kind, fake, lambda c: c.submit_bench(cases=["matmul"]))
-    with pytest.raises(AgentTimeoutError):
-        ask(kind, fake, lambda c: c.wait(run.id, timeout_s=0.05))
-    assert fake.runs.get(run.id).state == "running"
-    fake.runs.advance(run.id, Progress(done=1, total=2))
-    fake.runs.finish(run.id, WorkerCrashedError("it died"))
-    told = list[int]()
-    ended = ask(kind, fake, lambda c: c.wait(run.id, on_progress=lambda progress: told.append(progress.done)))
-    assert (ended.state, told) == ("failed", [1])
 
 
 @both
@@ -297,12 +251,6 @@ def test_an_iterator_that_is_left_early_closes_its_stream() -> None:
 def test_a_wrong_address_is_refused_when_the_client_is_made() -> None:
     with pytest.raises(SettingsError, match="localhost:8790"):
         Client("localhost:8790")
-
-
-def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MESHWRIGHT_URL", "unix:///run/none.sock")
-    with Client() as client:
-        assert client.base_url == "unix:///run/none.sock"
 
 
 def test_a_given_http_client_keeps_its_address_and_stays_open() -> None:

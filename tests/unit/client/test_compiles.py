@@ -8,20 +8,14 @@ from typing import Any
 import pytest
 
 from meshwright.errors import (
-    AgentConnectionError,
-    AgentTimeoutError,
     InvalidMeshError,
     InvalidRequestError,
     NotReadyError,
-    RunCancelledError,
-    RunFailedError,
-    WorkerCrashedError,
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
-from meshwright.wire.verification import Verification
 from tests.unit.client.both import Kind, ask
 
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -75,59 +69,6 @@ def test_without_verify_nothing_is_compiled(kind: Kind) -> None:
     fake = FakeAgent()
     plan = ask(kind, fake, lambda client: client.plan("dp:8", model="llama3-8b"))
     assert (plan.verification, fake.runs.list(10, None).runs) == (None, ())
-
-
-@pytest.mark.parametrize("asked", [{}, ASKED])
-def test_a_dropped_answer_is_asked_for_again_unless_it_makes_a_run(asked: dict[str, Any]) -> None:
-    fake = FakeAgent()
-    fake.drop_next(path="/mesh/plan")
-    with fake.client() as client:
-        if not asked:
-            client.plan("dp:8")
-            return
-        with pytest.raises(AgentConnectionError, match="see GET /runs"):
-            client.plan("dp:8", **asked)
-    assert len(fake.requests) == 1
-
-
-def test_a_stream_that_breaks_does_not_lose_the_answer() -> None:
-    fake = FakeAgent()
-    fake.cut_streams(after_events=1, times=2)
-    with fake.client() as client:
-        assert client.plan("dp:8", **ASKED).verification is not None
-
-
-@KINDS
-@pytest.mark.parametrize("error", [WorkerCrashedError("the compiler's child died"), RunFailedError("a bug")])
-def test_a_run_that_failed_is_raised_as_its_own_error(kind: Kind, error: RunFailedError) -> None:
-    fake = FakeAgent()
-    fake.verification = error
-    with pytest.raises(type(error), match=error.detail):
-        ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
-
-
-def test_a_run_that_was_cancelled_is_said_to_be() -> None:
-    fake = FakeAgent()
-    fake.verification = RunCancelledError("cancelled by the operator")
-    with fake.client() as client, pytest.raises(RunCancelledError, match="cancelled by the operator"):
-        client.plan("dp:8", **ASKED)
-
-
-def test_a_result_that_cannot_be_read_is_an_error() -> None:
-    fake = FakeAgent()
-    fake.verification = Verification.model_construct(status="perhaps")
-    with fake.client() as client, pytest.raises(Exception, match=r"answered no Plans that can be read"):
-        client.plan("dp:8", **ASKED)
-
-
-@KINDS
-def test_waiting_ends_in_time_and_the_compile_goes_on(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.runs.held = True
-    with pytest.raises(AgentTimeoutError, match="is still running"):
-        ask(kind, fake, lambda client: client.plan("dp:8", **ASKED, timeout_s=0.2))
-    assert [run.state for run in fake.runs.list(10, None).runs] == ["running"]
-    assert not [request for request in fake.requests if request.method == "DELETE"]
 
 
 def test_an_agent_that_is_not_ready_refuses() -> None:

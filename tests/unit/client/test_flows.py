@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +18,6 @@ from meshwright.errors import (
     AgentTimeoutError,
     MeshwrightError,
     NotReadyError,
-    QueueFullError,
     RunCancelledError,
     RunFailedError,
     RunNotFoundError,
@@ -29,7 +28,6 @@ from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunState
 from tests.unit.client.script import Script, refuse, say
 
-T = TypeVar("T")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HEALTHY = Answer(200, {}, Health(state="healthy", components=()).model_dump_json().encode())
 
@@ -54,28 +52,10 @@ def test_a_busy_agent_is_asked_again_with_the_same_request_and_growing_pauses() 
     assert len({id(step.request) for step in script.sent(Send)}) == 1
 
 
-def test_after_the_last_retry_the_last_answer_is_the_error() -> None:
-    script = Script(sends=[Failure("refused", "no"), Failure("lost", "no"), refuse(QueueFullError("full"))])
-    with pytest.raises(QueueFullError, match="full"):
-        script.run(flows.exchange(calls.health(), script.link()))
-
-
-def test_without_retries_the_first_answer_counts() -> None:
-    script = Script(sends=[refuse(NotReadyError("starting"))])
-    with pytest.raises(NotReadyError):
-        script.run(flows.exchange(calls.health(), script.link(max_retries=0)))
-
-
 def test_a_dead_kept_alive_connection_is_replaced_at_once_and_costs_no_retry() -> None:
     script = Script(sends=[Failure("stale", "reset"), HEALTHY])
     assert script.run(flows.exchange(calls.health(), script.link(max_retries=0))).state == "healthy"
     assert script.pauses_s == []
-
-
-def test_a_connection_that_dies_twice_counts_as_any_other_failure() -> None:
-    script = Script(sends=[Failure("stale", "reset")] * 2)
-    with pytest.raises(AgentConnectionError):
-        script.run(flows.exchange(calls.health(), script.link(max_retries=0)))
 
 
 def test_readiness_is_asked_once_and_not_ready_is_ansay() -> None:
@@ -140,11 +120,6 @@ def test_wherever_streams_are_cut_every_event_comes_once(cuts: list[int]) -> Non
     assert _follow(script) == list(range(1, 10))
 
 
-def test_an_event_of_an_unknown_kind_is_passed_over() -> None:
-    strange = b'id: 1\nevent: mood\ndata: {"seq": 1, "type": "mood"}\n\n'
-    assert _follow(Script(streams=[[strange, b"data: no json\n\n", _event(2, "succeeded")]])) == [2]
-
-
 def test_streams_that_never_get_through_become_polling_until_the_run_is_over() -> None:
     polled: list[Run] = []
     runs = [_run(progress=Progress(done=done, total=3)) for done in range(3)] + [_run("succeeded")]
@@ -153,17 +128,6 @@ def test_streams_that_never_get_through_become_polling_until_the_run_is_over() -
     assert _follow(script, poll=polled.append) == []
     assert [run.progress.done for run in polled if run.progress] == [0, 1, 2]
     assert script.pauses_s == [0.5, 1.0, 2.0]
-
-
-def test_a_stream_that_ends_empty_for_a_finished_run_is_the_end() -> None:
-    script = Script(sends=[say(_run("succeeded"))], streams=[[]])
-    assert _follow(script, after=7) == []
-
-
-def test_the_last_events_are_fetched_although_the_run_is_over_when_its_stream_broke() -> None:
-    broken = [Failure("lost", "cut")]
-    script = Script(sends=[say(_run("succeeded"))], streams=[broken, [_event(1, "succeeded")]])
-    assert _follow(script) == [1]
 
 
 def test_a_run_that_is_not_there_and_an_agent_that_is_gone_end_the_following() -> None:
@@ -255,20 +219,6 @@ def test_an_error_of_a_callback_cancels_the_bench_and_comes_out() -> None:
     with pytest.raises(ZeroDivisionError):
         _bench(script, Observer(on_progress=fail))
     assert script.sent(Send)[-1].request.method == "DELETE"
-
-
-def test_a_bench_that_takes_too_long_is_cancelled() -> None:
-    script = Script(sends=[say(_run("queued")), *[say(_run())] * 99], streams=[[Failure("timeout", "")]] * 99)
-    with pytest.raises(AgentTimeoutError):
-        _bench(script, timeout_s=10.0)
-    assert script.sent(Send)[-1].request.method == "DELETE"
-
-
-def test_a_bench_that_was_never_submitted_is_not_cancelled() -> None:
-    script = Script(sends=[refuse(QueueFullError("full"))] * 3)
-    with pytest.raises(QueueFullError):
-        _bench(script)
-    assert [step.request.method for step in script.sent(Send)] == ["POST"] * 3
 
 
 def test_progress_is_told_once_whether_it_came_by_event_or_by_polling() -> None:

@@ -54,13 +54,6 @@ def test_an_agent_answers_over_tcp_and_over_a_unix_socket(kind: Kind, over: str,
 
 
 @both
-def test_a_path_in_the_address_stands_before_every_route(kind: Kind) -> None:
-    with serve(_healthy) as server:
-        _ask(kind, f"{server.url}/node-7/", lambda c: c.health())
-    assert server.heard[0].line == "GET /node-7/health HTTP/1.1"
-
-
-@both
 def test_a_kept_alive_connection_that_the_agent_dropped_is_replaced_without_a_retry(kind: Kind) -> None:
     def answer_first_of_each_connection(heard: Heard, out: BinaryIO) -> bool:
         if len(server.heard) == 2:
@@ -80,14 +73,6 @@ def test_a_kept_alive_connection_that_the_agent_dropped_is_replaced_without_a_re
             states = asyncio.run(ask_twice())
     assert states == ["healthy"] * 2
     assert [heard.connection for heard in server.heard] == [1, 1, 2]
-
-
-@both
-def test_an_agent_that_hangs_up_on_the_first_request_is_an_error_with_the_address(kind: Kind) -> None:
-    with serve(lambda heard, out: False) as server:
-        with pytest.raises(AgentConnectionError, match=server.url):
-            _ask(kind, server.url, lambda c: c.health(), max_retries=0)
-        assert len(server.heard) == 1
 
 
 @both
@@ -153,17 +138,6 @@ def test_https_is_spoken_when_the_ca_is_known_and_refused_when_not(
         assert _ask(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
 
 
-def test_threads_may_share_a_client() -> None:
-    with serve(_healthy) as server, Client(server.url) as client:
-        states: list[str] = []
-        threads = [threading.Thread(target=lambda: states.append(client.health().state)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert states == ["healthy"] * 8
-
-
 # ---- streams
 
 
@@ -191,40 +165,6 @@ def test_events_are_there_as_soon_as_they_are_sent() -> None:
         assert next(events).seq == 1
         seen.set()
         assert [event.seq for event in events] == [2]
-
-
-def test_events_are_there_as_soon_as_they_are_sent_for_asyncio_too() -> None:
-    seen = threading.Event()
-
-    def act(heard: Heard, out: BinaryIO) -> bool:
-        out.write(STREAM_HEAD + _event(1))
-        out.flush()
-        assert seen.wait(30)
-        out.write(_event(2, "succeeded") + chunk(b""))
-        return True
-
-    async def read(url: str) -> list[int]:
-        async with AsyncClient(url) as client:
-            seqs = []
-            async for event in client.run_events("r"):
-                seqs.append(event.seq)
-                seen.set()
-            return seqs
-
-    with serve(act) as server:
-        assert asyncio.run(read(server.url)) == [1, 2]
-
-
-@both
-def test_a_stream_that_the_agent_cuts_is_resumed_where_it_broke(kind: Kind) -> None:
-    def act(heard: Heard, out: BinaryIO) -> bool:
-        resumed = heard.headers.get("last-event-id") == "1"
-        out.write(STREAM_HEAD + (_event(2, "succeeded") if resumed else _event(1)))
-        return False  # without the last chunk: cut
-
-    with serve(act) as server:
-        events = _ask(kind, server.url, lambda c: c.run_events("r"), max_retries=0)
-    assert [event.seq for event in events] == [1, 2]
 
 
 @both

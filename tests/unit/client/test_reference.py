@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright import PlanInfeasibleError, PlanNotFoundError, SettingsError, load_plan
+from meshwright import PlanNotFoundError, SettingsError, load_plan
 from meshwright.testing import FakeAgent
-from meshwright.wire.mesh import Plan, Plans, Rejected
+from meshwright.wire.mesh import Plan
 
 
 @pytest.fixture
@@ -31,11 +31,6 @@ def _write(folder: Path, text: str) -> Path:
 
 def test_a_file_with_a_plan_is_that_plan(plan: Plan, tmp_path: Path) -> None:
     assert load_plan(_write(tmp_path, plan.model_dump_json())) == plan
-
-
-def test_a_file_with_a_whole_reply_is_its_best_plan(plan: Plan, tmp_path: Path) -> None:
-    other = plan.model_copy(update={"fingerprint": "mw1-other"})
-    assert load_plan(str(_write(tmp_path, Plans(plans=(plan, other)).model_dump_json()))) == plan
 
 
 def test_the_variable_is_used_when_no_reference_is_given(
@@ -60,14 +55,6 @@ def test_a_fingerprint_without_a_client_is_asked_of_the_agent_of_the_environment
         load_plan("mw1-" + "0" * 32)
 
 
-def test_a_file_that_is_called_like_a_fingerprint_is_a_file(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / plan.fingerprint).write_text(plan.model_dump_json())
-    assert load_plan(plan.fingerprint) == plan
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[]", "not json", '{"plans": 3}', '{"fingerprint": "x"}', "\0"])
 def test_a_file_without_a_plan_is_refused_with_what_a_reference_is(text: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"holds no plan.*fingerprint"):
@@ -84,12 +71,6 @@ def test_no_reference_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("MESHWRIGHT_PLAN", raising=False)
     with pytest.raises(SettingsError, match="set MESHWRIGHT_PLAN"):
         load_plan()
-
-
-def test_a_reply_without_a_plan_says_why(tmp_path: Path) -> None:
-    empty = Plans(plans=(), rejected=(Rejected(mesh_shape={"dp": 9}, reason="memory", message="too large"),))
-    with pytest.raises(PlanInfeasibleError, match="too large"):
-        load_plan(_write(tmp_path, empty.model_dump_json()))
 
 
 def test_the_public_name_is_this_function() -> None:

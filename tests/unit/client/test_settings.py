@@ -8,26 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright._calls.settings import DEFAULT_URL, parse_address, read_settings
+from meshwright._calls.settings import parse_address, read_settings
 from meshwright.errors import MeshwrightError, SettingsError
-
-
-def test_without_anything_the_agent_of_this_host_is_meant() -> None:
-    address = read_settings(None, None, {}).address
-    assert (address.url, address.socket, address.is_local) == (DEFAULT_URL, None, True)
-
-
-def test_an_argument_wins_over_the_environment() -> None:
-    environ = {"MESHWRIGHT_URL": "http://b:1", "MESHWRIGHT_TOKEN": "from-environment"}
-    settings = read_settings("http://a:1/", "given", environ)
-    assert settings.address.url == "http://a:1"
-    assert settings.headers == {"Authorization": "Bearer given"}
-
-
-def test_the_environment_is_used_when_nothing_is_given() -> None:
-    settings = read_settings(None, None, {"MESHWRIGHT_URL": "https://gpu7:8790", "MESHWRIGHT_TOKEN": "abc"})
-    assert (settings.address.url, settings.address.is_local) == ("https://gpu7:8790", False)
-    assert settings.token == "abc"
 
 
 def test_a_token_file_is_read_and_its_line_end_dropped(tmp_path: Path) -> None:
@@ -51,14 +33,6 @@ def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: 
 
 def test_the_token_does_not_stand_in_the_settings_representation() -> None:
     assert "hunter2" not in repr(read_settings(None, "hunter2", {}))
-
-
-@pytest.mark.parametrize(
-    ("text", "socket"), [("unix:///run/mw.sock", "/run/mw.sock"), ("unix:///tmp/a%20b.sock", "/tmp/a b.sock")]
-)
-def test_a_unix_socket_is_named_by_its_path(text: str, socket: str) -> None:
-    address = parse_address(text)
-    assert (address.socket, address.shown, address.is_local) == (socket, f"unix://{socket}", True)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +98,3 @@ def test_a_password_in_the_address_is_refused_by_name_and_not_shown(text: str) -
         parse_address(text)
     assert "a user or a password" in str(caught.value)
     assert "s3" not in str(caught.value)
-
-
-def test_a_socket_may_have_an_at_in_its_path() -> None:
-    assert parse_address("unix:///run/a@b.sock").socket == "/run/a@b.sock"

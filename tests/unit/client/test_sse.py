@@ -27,14 +27,6 @@ def test_frames_do_not_depend_on_how_the_bytes_were_cut_or_the_lines_ended(end: 
     assert _feed_all([text[a:b] for a, b in pairwise(edges)]) == FRAMES
 
 
-def test_half_a_frame_at_the_end_is_no_frame() -> None:
-    assert _feed_all([b"data: whole\n\n", b"data: half\n"]) == [Frame("", "message", "whole")]
-
-
-def test_a_comment_alone_is_a_sign_of_life_and_no_frame() -> None:
-    assert _feed_all([b": ping\n\n: ping\n\n"]) == []
-
-
 @given(st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",))))
 def test_unicode_line_separators_and_colons_inside_data_are_kept(text: str) -> None:
     assert _feed_all([f"data: {text}\n\n".encode()]) == [Frame("", "message", text)]

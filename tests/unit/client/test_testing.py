@@ -17,15 +17,13 @@ from meshwright.planning.mesh import plan_mesh
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.testing.hardware import MODELS
 from meshwright.testing.leases import LeaseBook
-from meshwright.testing.runs import RunBook, build_result
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.testing.runs import build_result
 from meshwright.topology.model import Topology
 from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LeaseRequest
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import Problem
-from meshwright.wire.runs import FINAL_STATES
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -40,32 +38,10 @@ def test_every_fake_host_is_a_topology_that_can_be_planned_on_and_survives_json(
     assert len(set(uuids)) == len(uuids)
 
 
-@pytest.mark.parametrize("kind", sorted(set(MODELS) - {"cpu"}))
-def test_a_fake_accelerator_is_one_of_the_chip_table(kind: str) -> None:
-    chip = find_chip_by_kind(MODELS[kind].kind)
-    assert chip is not None
-    assert chip.platform == MODELS[kind].platform
-
-
-def test_a_slice_of_eight_has_the_links_of_a_two_by_four_grid() -> None:
-    devices = build_devices("v5e:8")
-    assert {device.coords for device in devices.devices} == {(x, y, 0) for x in range(2) for y in range(4)}
-    assert len(devices.links) == 10
-
-
 @pytest.mark.parametrize("name", ["h100", "h100:0", "h100:257", "b9000:8", "h100:x", ""])
 def test_a_host_that_cannot_be_faked_is_refused_with_one_that_can(name: str) -> None:
     with pytest.raises(ValueError, match="cpu:8"):
         build_devices(name)
-
-
-def test_a_bench_is_accepted_with_its_location() -> None:
-    with FakeAgent().http_client() as http:
-        response = http.post("/placement/bench", json={"cases": ["matmul"]})
-        assert response.status_code == 202
-        run = http.get(response.headers["location"]).json()
-        assert (run["state"], bool(run["result"])) == ("succeeded", True)
-        assert [listed["result"] for listed in http.get("/runs").json()["runs"]] == [None]  # as the agent lists them
 
 
 @pytest.mark.parametrize(
@@ -128,17 +104,6 @@ def test_an_answer_that_no_agent_gives_is_refused_when_it_is_set(path: str, repl
         FakeAgent().answer("GET", path, reply)
 
 
-def test_a_fault_for_one_path_waits_for_that_path() -> None:
-    fake = FakeAgent()
-    fake.fail_next(503, "not_ready", path="/devices")
-    with fake.client(max_retries=0) as client:
-        assert client.health().state == "healthy"
-        assert not fake.pauses_s
-        with pytest.raises(BY_CODE["not_ready"]):
-            client.devices()
-        assert client.devices().platform == "cpu"
-
-
 def test_a_release_cancels_what_runs_and_stops_the_worker() -> None:
     fake = FakeAgent()
     fake.runs.held = True
@@ -196,23 +161,6 @@ def test_an_id_makes_one_lease_which_its_owner_renews_and_which_may_be_made_agai
             ask()
     book.end("a", "ann")
     assert book.put("a", _lease(devices=[1]), here, "bob")[1]
-
-
-def test_a_lease_by_uuid_is_one_of_the_device_and_is_shown_on_it() -> None:
-    fake = FakeAgent("h100:4")
-    with fake.client() as client:
-        lease = client.lease([fake.devices.devices[2].uuid or "", 2], purpose="job 7")
-        assert [device.local_index for device in lease.devices] == [2]
-        shown = [device.lease and device.lease.id for device in client.devices().devices]
-    assert shown == [None, None, lease.id, None]
-
-
-def test_events_count_from_one_and_end_with_the_final_state() -> None:
-    book = RunBook(lambda: NOW)
-    run = book.submit(BenchRequest(), build_devices("cpu:2", at=NOW))
-    events = book.events(run.id, 0)
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert [event.state in FINAL_STATES for event in events] == [False] * (len(events) - 1) + [True]
 
 
 @given(st.sets(st.sampled_from(get_args(BenchCase)), min_size=1), st.integers(1, 8))

@@ -86,26 +86,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
 
 
 @both
-@pytest.mark.parametrize("is_apart", [True, False])
-def test_a_client_certificate_is_shown_with_its_key_in_the_same_file_or_another(
-    kind: Kind, is_apart: bool, files: Files
-) -> None:
-    files.trust()
-    files.show(files.authority.issue_cert("job@cluster"), is_apart=is_apart)
-    with files.serve(clients=files.authority) as server:
-        assert _ask(kind, server.url).state == "healthy"
-
-
-@both
-def test_without_the_certificate_that_the_agent_wants_the_error_says_which_to_set(kind: Kind, files: Files) -> None:
-    files.trust()
-    with files.serve(clients=files.authority) as server, pytest.raises(AgentConnectionError) as caught:
-        _ask(kind, server.url)
-    assert "MESHWRIGHT_CLIENT_CERT_FILE" in caught.value.hint
-    assert caught.value.host == server.url
-
-
-@both
 def test_a_certificate_of_an_authority_that_the_agent_does_not_know_is_refused_in_words(
     kind: Kind, files: Files
 ) -> None:
@@ -167,15 +147,6 @@ def test_a_ca_file_without_certificates_is_refused_by_name(files: Files) -> None
     assert "MESHWRIGHT_CA_FILE" in _refused(files)
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
-def test_a_file_that_cannot_be_read_is_refused_by_its_variable(variable: str, files: Files) -> None:
-    files.show(files.authority.issue_cert("job@cluster"))
-    files.environ.setenv(variable, str(files.folder / "absent"))
-    said = _refused(files)
-    assert said.startswith(f"{variable} names")
-    assert "absent" in said
-
-
 def test_a_key_without_a_certificate_is_refused(files: Files) -> None:
     files.show(files.authority.issue_cert("job@cluster"))
     files.environ.delenv("MESHWRIGHT_CLIENT_CERT_FILE")
@@ -204,9 +175,3 @@ def test_an_encrypted_key_asks_nobody_for_a_password(files: Files) -> None:
     )
     files.show(cert, key=locked)
     assert "is encrypted" in _refused(files)
-
-
-def test_files_for_tls_are_of_no_matter_to_an_agent_without_it(files: Files) -> None:
-    files.write("ca.pem", b"no certificate")
-    files.trust()
-    Client("http://127.0.0.1:1").close()

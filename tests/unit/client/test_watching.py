@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from meshwright._calls import watching
-from meshwright._calls.flows import Open, Send
+from meshwright._calls.flows import Open
 from meshwright._calls.messages import Answer, Failure
-from meshwright.errors import AgentConnectionError, ForbiddenError
+from meshwright.errors import AgentConnectionError
 from meshwright.wire.health import HealthEvent, HealthEvents
-from tests.unit.client.script import Script, refuse, say
+from tests.unit.client.script import Script, say
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DEAD = [Failure("refused", "no")] * 17
@@ -57,13 +57,6 @@ def test_where_no_stream_gets_through_the_history_is_asked_less_and_less_often()
     assert script.pauses_s[:3] == [0.5, 1.0, 2.0]
 
 
-def test_without_a_number_only_what_is_new_is_told() -> None:
-    script = Script(sends=[_history(last=41), *DEAD], streams=[[_frame(41), _frame(42)], []])
-    assert _follow(script, after=None) == [42]
-    assert "limit=1" in script.sent(Send)[0].request.path
-    assert script.sent(Open)[0].request.headers["Last-Event-ID"] == "41"
-
-
 def test_a_history_that_begins_anew_is_told_from_its_first_event() -> None:
     """The agent's database was set aside: numbers are lower now, and what has them is news all the same."""
     script = Script(sends=[_history(1, 2), _history(1, 2), *DEAD], streams=[[_frame(1), _frame(2)], [_frame(3)], []])
@@ -76,13 +69,3 @@ def test_a_silent_stream_is_opened_again_without_a_pause() -> None:
     )
     assert _follow(script) == [1, 2]
     assert script.pauses_s == [0.5, *[1.0] * 15]  # those of the agent that is gone
-
-
-def test_a_refusal_is_raised_and_not_followed_for_ever() -> None:
-    script = Script(sends=[refuse(ForbiddenError("no"))], streams=[[Answer(403, {})]])
-    assert _follow(script, error=ForbiddenError) == []
-
-
-def test_an_event_that_cannot_be_read_is_passed_over() -> None:
-    script = Script(sends=[*DEAD], streams=[[b'id: 7\ndata: {"seq": 7}\n\n', _frame(8)], []])
-    assert _follow(script) == [8]

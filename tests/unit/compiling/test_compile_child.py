@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -104,12 +103,6 @@ def test_what_the_compiler_started_goes_with_it() -> None:
     wait_for(lambda: not is_alive(sleeper), limit_s=5.0)
 
 
-def test_what_reads_stdin_finds_it_empty_and_does_not_wait() -> None:
-    heard: list[str] = []
-    assert isinstance(run("read", on_progress=lambda progress: heard.append(progress.message)), dict)
-    assert heard[-1] == "read ''"
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -183,16 +176,6 @@ def test_no_compile_outlives_its_parent(number: signal.Signals) -> None:
             parent.stdout.close()
 
 
-def test_it_may_be_asked_from_any_thread() -> None:
-    found: list[dict[str, Any] | Ended] = []
-    threads = [threading.Thread(target=lambda: found.append(run())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [isinstance(each, dict) for each in found] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("status", "said"),
     [
@@ -206,9 +189,3 @@ def test_it_may_be_asked_from_any_thread() -> None:
 )
 def test_an_ending_is_said_in_words(status: int | None, said: str) -> None:
     assert describe_status(status) == said
-
-
-def test_the_memory_map_of_a_crash_does_not_push_its_stack_out() -> None:
-    ended = end("crash with a map")
-    assert "what went wrong" in ended.log
-    assert not any("librt.so" in line for line in ended.log)

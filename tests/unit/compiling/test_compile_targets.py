@@ -207,28 +207,11 @@ def test_what_this_host_is_does_not_change_what_is_compiled() -> None:
         assert elsewhere.ask({"target": write_tpu("v5e", (2, 2))})["counts"] == [4]
 
 
-def test_cpu_devices_are_as_many_as_the_target_has() -> None:
-    with Child(JAX_NUM_CPU_DEVICES="3", XLA_FLAGS="--xla_force_host_platform_device_count=2") as fresh:
-        told = fresh.ask({"target": write_target("cpu", "cpu", (4,), 2), "places": [(1, n) for n in range(4)]})
-        assert told["counts"] == [4, 4]
-        assert [device[3] for device in told["devices"]] == [4, 5, 6, 7]
-        assert fresh.ask({"target": write_target("cpu", "cpu", (2,), 2)})["counts"] == [2, 2], "fewer than have started"
-        assert "JAX has started with 8" in fresh.ask({"target": write_target("cpu", "cpu", (16,))})["not_compiled"]
-
-
 def test_without_its_plugin_a_gpu_is_not_compiled(child: Child) -> None:
     if HAS_CUDA:
         pytest.skip("XLA's CUDA compiler is installed")
     told = child.ask({"target": write_target("gpu", "h100", (8,))})
     assert "pip install 'meshwright[compile-cuda]'" in told["not_compiled"]
-
-
-def test_without_libtpu_a_slice_is_not_compiled(tmp_path: Path) -> None:
-    hide = "import sys\nsys.modules['libtpu'] = None\n"
-    (tmp_path / "sitecustomize.py").write_text(hide, encoding="utf-8")
-    with Child(PYTHONPATH=os.pathsep.join((str(tmp_path), str(PROGRAM.parents[3])))) as bare:
-        told = bare.ask({"target": write_tpu("v5e", (2, 2))})
-    assert told["not_compiled"].endswith("pip install 'meshwright[compile-tpu]'")
 
 
 def write_gpu(chip: str, count: int, hosts: int) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import pytest
 from meshwright._verify import ask
 from meshwright.compiling import child
 from meshwright.compiling.compilers import COMPILERS, explain_missing
-from meshwright.compiling.request import answer_batch, answer_plans
-from meshwright.wire.batch_size import BatchSizeRequest
+from meshwright.compiling.request import answer_plans
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.verification import Verification
 
@@ -56,17 +55,6 @@ def test_without_jax_a_plan_is_not_compiled_and_says_what_to_install(
     (plan,) = answer_plans(asked).plans
     assert _is_told(plan.verification, extra, target)
     assert plan.mesh_shape == {"fsdp": 4}
-
-
-def test_without_jax_no_batch_is_found_and_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "read_versions", lambda platform: {})
-    asked = BatchSizeRequest.model_validate(
-        {"mesh": "fsdp:4", "target": "v5e:2x2", "model": "llama3-8b", "training": TRAINING, "verify": "compile"}
-    )
-    compiled = answer_batch(asked).compiled
-    assert compiled is not None
-    assert compiled.batch_per_device is None
-    assert _is_told(compiled.verification, "compile-tpu", "v5e:2x2")
 
 
 def test_without_jax_a_users_own_step_is_not_compiled_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,27 +91,6 @@ def test_a_line_is_read_with_all_that_stands_in_it() -> None:
     assert read.backend_config == {"window_config": {"x": "1,2"}}
 
 
-@pytest.mark.parametrize(
-    ("line", "called"),
-    [
-        ("%a = f32[] call(%x), to_apply=%f", ("f",)),
-        ("%a = f32[] conditional(%x), branch_computations={%f, %g}", ("f", "g")),
-        ("%a = f32[] conditional(%x), true_computation=%f, false_computation=%g", ("f", "g")),
-        ("%a = ((f32[]), f32[]) async-start(%x), calls=%f", ("f",)),
-        ("%a = ((f32[]), f32[]) call-start(%x), to_apply=%f", ("f",)),
-        ("%a = f32[] all-reduce-start(%x), to_apply=%f", ()),
-        ("%a = f32[] reduce(%x, %y), to_apply=%f", ()),
-    ],
-)
-def test_only_what_runs_as_often_as_its_caller_is_called(line: str, called: tuple[str, ...]) -> None:
-    assert read_operation(line).called == called
-
-
-@pytest.mark.parametrize("written", ['backend_config="{\\"a\\":1}"', 'backend_config={"a":1}'])
-def test_notes_of_the_compiler_are_read_quoted_or_not(written: str) -> None:
-    assert read_operation(f"%a = f32[] copy(%x), {written}").backend_config == {"a": 1}
-
-
 def test_notes_that_are_no_json_are_empty() -> None:
     assert read_operation('%a = f32[] custom-call(%x), backend_config="module {"').backend_config == {}
 
@@ -132,15 +111,6 @@ def test_notes_that_are_no_json_are_empty() -> None:
 )
 def test_sizes_of_arrays_are_logical(written: str, size_bytes: float) -> None:
     assert [array.size_bytes for array in parse_arrays(written)] == [size_bytes]
-
-
-def test_arrays_of_nested_tuples_come_in_their_order() -> None:
-    assert [a.dtype for a in parse_arrays("((bf16[2]{0}, u32[]), f32[3]{0}, s32[]{:S(2)})")] == [
-        "bf16",
-        "u32",
-        "f32",
-        "s32",
-    ]
 
 
 @given(
@@ -168,12 +138,6 @@ def test_a_loop_until_equal_must_hit_its_end(end: int, trips: int | None) -> Non
     assert count_trips(write_loop(end=end, step=3, direction="NE")) == trips
 
 
-def test_the_compilers_word_on_trips_is_taken() -> None:
-    told = ', backend_config={"known_trip_count":{"n":"7"}}'
-
-    assert count_trips(write_loop(config=told)) == 7
-
-
 def test_a_counter_that_something_else_changes_is_not_counted() -> None:
     text = write_loop().replace("add(%i, %one)", "multiply(%i, %one)")
     facts = read_program(text, mesh_shape={"tp": 4}, platform="cpu", clock_hz=None)
@@ -181,23 +145,6 @@ def test_a_counter_that_something_else_changes_is_not_counted() -> None:
     assert count_trips(text) is None
     assert [collective.count for collective in facts.collectives] == [1]
     assert [notice.code for notice in facts.notices] == ["loop_trips_unknown"]
-
-
-def test_conditions_in_fusions_are_followed() -> None:
-    text = write_loop().replace(
-        "ROOT %lt = pred[] compare(%i, %end), direction=LT",
-        "ROOT %lt = pred[] fusion(%end, %i), kind=kLoop, calls=%compared",
-    )
-    compared = """%compared (b: s32[], a: s32[]) -> pred[] {
-  %b = s32[] parameter(0)
-  %a = s32[] parameter(1)
-  %shift = s32[] constant(2)
-  %sum = s32[] add(%a, %shift)
-  ROOT %c = pred[] compare(%sum, %b), direction=LT
-}
-
-"""
-    assert count_trips(text.replace("%body (p", compared + "%body (p", 1)) == 8
 
 
 def test_a_loop_that_does_not_run_does_nothing() -> None:
@@ -253,13 +200,6 @@ def test_groups_of_no_axis_keep_their_groups() -> None:
     assert (summed.axis, summed.groups, summed.group_size, summed.count) == ("?", "{{0,3},{1,2}}", 2, 10)
 
 
-def test_a_sum_of_some_devices_is_a_fraction() -> None:
-    text = write_loop(end=1).replace("{{0,1,2,3}}", "{{0,1},{2},{3}}")
-    (summed,) = read_program(text, mesh_shape={"dp": 2, "tp": 2}, platform="gpu", clock_hz=None).collectives
-
-    assert (summed.axis, summed.count, summed.bytes) == ("tp", 0.5, 0.5 * 8 * 4)
-
-
 def test_what_has_no_cycles_adds_nothing_and_attention_is_told_apart() -> None:
     priced = 'backend_config={"window_config":{"estimated_cycles":"1000"}}'
     body = f"""%k = f32[8]{{0}} custom-call(%v), custom_call_target="tpu_custom_call", backend_config={{}}
@@ -286,7 +226,7 @@ def build_long_text(lines: int) -> str:
 
 def test_the_time_to_read_a_text_grows_with_its_length_and_no_faster() -> None:
     took_s = []
-    for lines in (2_000, 16_000):
+    for lines in (500, 4_000):
         text, tries_s = build_long_text(lines), []
         for _ in range(2):
             started_s = time.process_time()
@@ -295,7 +235,7 @@ def test_the_time_to_read_a_text_grows_with_its_length_and_no_faster() -> None:
         took_s.append(min(tries_s))
         assert facts.estimate is not None
         assert facts.estimate.total_s == pytest.approx(lines * 10 / 1e9)
-    assert len(text) > 4_500_000
+    assert len(text) > 1_100_000
     assert took_s[1] < 8 * 4 * took_s[0]  # with the square of the length it were 64 ×
 
 
@@ -334,11 +274,3 @@ ENTRY %main (a: f32[8]) -> f32[32] {{
     assert (gathered.count, gathered.bytes, gathered.asynchronous_count) == (1, 32 * 4, 1)
     assert facts.estimate is not None
     assert facts.estimate.total_s == 5
-
-
-def test_a_mesh_with_an_order_of_devices_is_read_across_its_comma() -> None:
-    written = "mesh['axis_0'=2,'axis_1'=2], device_ids=([2,2]T(1,0)) {'axis_1'}"
-    text = write_loop().replace("{{0,1,2,3}}", written)
-    (summed,) = read_program(text, mesh_shape={"dp": 2, "tp": 2}, platform="tpu", clock_hz=None).collectives
-
-    assert (summed.axis, summed.groups, summed.group_size) == ("dp", written, 2)

@@ -116,14 +116,6 @@ def test_a_sum_that_libtpu_fuses_with_its_cut_is_a_scatter(path: Path) -> None:
     assert scatters is not path.name.startswith(("v5p", "cpu"))
 
 
-@pytest.mark.parametrize("path", list_recorded("tp"))
-def test_tensor_parallelism_sums_the_activations(path: Path) -> None:
-    facts = read_recorded(path)
-
-    # 512 × 256 activations, after 512 × 256 × (1024 ÷ 4) twice.
-    assert sum_bytes(facts) == {("tp", "all-reduce"): 512 * 256 * size_of_element(path)}
-
-
 @pytest.mark.parametrize("path", [*list_recorded("fsdp-tp"), *list_recorded("fsdp-tp-16")])
 def test_axes_of_equal_size_are_told_apart(path: Path) -> None:
     facts = read_recorded(path)
@@ -146,26 +138,6 @@ def test_experts_send_their_tokens_there_and_back(path: Path) -> None:
     # 8 × (1024 ÷ ep) × 256 of each device, there and back.
     assert sum_bytes(facts) == {("ep", "all-to-all"): 2 * 8 * (1024 / experts) * 256 * size_of_element(path)}
     assert facts.collectives[0].count == 2
-
-
-@pytest.mark.parametrize("path", list_recorded("cp"))
-def test_a_ring_of_keys_sends_once_a_trip(path: Path) -> None:
-    facts = read_recorded(path)
-    (ring,) = facts.collectives
-
-    # Four trips, each with 1024 ÷ 4 keys of 128.
-    assert (ring.axis, ring.op, ring.count, ring.group_size) == ("cp", "collective-permute", 4, 4)
-    assert ring.bytes == 4 * 256 * 128 * size_of_element(path)
-
-
-@pytest.mark.parametrize("path", list_recorded("nested"))
-def test_loops_in_loops_multiply(path: Path) -> None:
-    facts = read_recorded(path)
-    (summed,) = facts.collectives
-
-    assert (summed.axis, summed.count) == ("tp", 15)
-    assert summed.bytes == 15 * 256 * 256 * size_of_element(path)
-    assert facts.notices == ()
 
 
 @pytest.mark.parametrize("path", list_recorded("unknown-trips"))
@@ -197,14 +169,6 @@ def test_matmuls_that_gather_as_they_go_send_round_their_axis(path: Path) -> Non
     assert ring.count == 34
     assert ring.bytes == 34 * 4 * 256 * 8192 * BF16
     assert facts.notices == ()
-
-
-@pytest.mark.parametrize("path", list_recorded("windowed"))
-def test_a_ring_in_groups_is_of_the_axis_of_its_groups(path: Path) -> None:
-    facts = read_recorded(path)
-
-    assert {collective.axis for collective in facts.collectives} == {"tp"}
-    assert {collective.group_size for collective in facts.collectives} == {4}
 
 
 @pytest.mark.parametrize("path", [*list_recorded("dcn"), *list_recorded("dcn-inner")])
@@ -265,14 +229,6 @@ def test_a_collective_is_asynchronous_where_something_is_computed_beside_it(path
     assert beside in ((8, 12) if starts_early else (0,))
 
 
-@pytest.mark.parametrize("path", [*list_recorded("nested"), *list_recorded("cp")])
-def test_only_tpu_programs_have_an_estimate(path: Path) -> None:
-    facts = read_recorded(path)
-
-    assert (facts.estimate is not None) == path.name.startswith("v5e")
-    assert read_recorded(path, clock_hz=None).estimate is None
-
-
 @pytest.mark.parametrize("maker", MAKERS[:2])
 def test_the_estimate_adds_cycles_of_what_runs_and_nothing_inside_fusions(maker: str) -> None:
     path = RECORDED / f"v5e-2x2.dp.{maker}.txt.gz"
@@ -283,16 +239,6 @@ def test_the_estimate_adds_cycles_of_what_runs_and_nothing_inside_fusions(maker:
     assert estimate.total_s == pytest.approx((11_968 + 10_168 + 12_989) / 1e9)
     assert (estimate.attention_s, estimate.clock_hz) == (0, 1e9)
     assert "collectives" in estimate.limits
-
-
-@pytest.mark.parametrize("maker", MAKERS[:2])
-def test_twice_the_clock_is_half_the_time(maker: str) -> None:
-    path = RECORDED / f"v5e-2x2.nested.{maker}.txt.gz"
-    slow, fast = (read_recorded(path, clock_hz=hz).estimate for hz in (1e9, 2e9))
-
-    assert slow is not None
-    assert fast is not None
-    assert slow.total_s == pytest.approx(2 * fast.total_s)
 
 
 @pytest.mark.parametrize("text", ["", "not a program", "HloModule broken\n%a (p: f32[]) -> f32[] {\n}\n"])

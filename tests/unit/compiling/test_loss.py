@@ -54,17 +54,6 @@ def test_large_logits_are_no_infinity() -> None:
     assert float(found) > 1e3
 
 
-@pytest.mark.parametrize("shape", [{"dp": 1}, {"cp": 2, "tp": 2}])
-def test_gradients_do_not_feel_the_pieces(shape: dict[str, int]) -> None:
-    hidden, targets, head = draw(4 * PIECE, batch=1)
-    layout = build_layout(**shape)
-    found = jax.jit(jax.grad(lambda *parts: measure_loss(parts[0], targets, parts[1], layout), (0, 1)))(hidden, head)
-    weights = jax.nn.softmax(hidden @ head) - jax.nn.one_hot(targets, VOCABULARY)
-    expected = weights @ head.T / targets.size, jnp.einsum("bsd,bsv->dv", hidden, weights) / targets.size
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
 def test_logits_of_a_whole_sequence_never_exist() -> None:
     layout = build_layout(dp=1)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from meshwright.compiling import NotCompiledError
-from meshwright.compiling.step.sharding import Tensor, build_spec, build_tensors, walk_tensors
+from meshwright.compiling.step.sharding import Tensor, build_tensors, walk_tensors
 from meshwright.planning.expressible import check_axes, find_inexpressible
 from meshwright.planning.parallelism import MeshAxes, check_divides
 from meshwright.planning.presets import Preset, read_presets
@@ -149,25 +149,9 @@ def test_layers_are_stacked_or_listed_and_a_stack_is_never_divided() -> None:
 # ---- axes -----------------------------------------------------------------------------------------------------------
 
 
-def test_axes_of_one_device_are_no_axes() -> None:
-    assert MeshAxes.of({"dp": 1, "pp": 1, "whatever": 1, "tp": 2}) == MeshAxes({"tp": 2})
-
-
-def test_axes_are_found_by_role_in_the_order_of_the_mesh() -> None:
-    axes = MeshAxes.of({"replica": 2, "dp": 2, "fsdp": 2, "ep": 2, "cp": 2, "tp": 2})
-    assert axes.batch == ("replica", "dp", "fsdp", "ep")
-    assert (axes.context, axes.tensor, axes.expert) == (("cp",), ("tp",), ("ep",))
-    assert axes.measure(axes.batch) == 16
-
-
 def test_a_pipeline_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(NotCompiledError, match=r"axis pp of 2 is a pipeline.*no pipeline stages; leave pp out"):
         check_axes({"pp": 2, "tp": 4})
-
-
-def test_a_name_that_says_nothing_is_refused_with_those_that_do() -> None:
-    with pytest.raises(NotCompiledError, match=r"axis x says nothing.*pp, dp, fsdp, ep, sp, tp"):
-        check_axes({"x": 2, "tp": 4})
 
 
 def test_weights_lie_over_context_and_experts_only_beside_fsdp_and_only_where_they_divide() -> None:
@@ -178,9 +162,3 @@ def test_weights_lie_over_context_and_experts_only_beside_fsdp_and_only_where_th
     assert both.shard_weights(4, without=("ep",)) == ("fsdp",)
     assert both.shard_weights(5) == ()
     assert MeshAxes.of({"ep": 2, "cp": 3}).shard_weights(6) == ()
-
-
-def test_axes_that_do_not_divide_a_dimension_are_not_taken() -> None:
-    axes = MeshAxes.of({"tp": 4})
-    assert (axes.take(("tp",), 8), axes.take(("tp",), 2), axes.take((), 3)) == (("tp",), (), ())
-    assert build_spec(("tp",), (), None) == PartitionSpec(("tp",), None, None)

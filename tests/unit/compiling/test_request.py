@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from meshwright.compiling.request import Limits, answer_batch, answer_plans, count_parts
-from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfeasibleError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.batch_request import reckon_request
 from meshwright.planning.request import answer_request
-from meshwright.topology.model import Topology
-from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest
 
@@ -49,11 +47,6 @@ def fit(**fields: Any) -> BatchSizeRequest:
     return BatchSizeRequest.model_validate({**given, **fields})
 
 
-def test_without_verify_the_answer_is_the_planners() -> None:
-    request = ask(verify="none")
-    assert answer_plans(request) == answer_request(request)
-
-
 def test_a_compile_that_was_not_over_in_time_is_aborted_and_the_plan_stays() -> None:
     request = ask()
     (plan,) = answer_plans(request, limits=AT_ONCE).plans
@@ -63,37 +56,11 @@ def test_a_compile_that_was_not_over_in_time_is_aborted_and_the_plan_stays() -> 
     assert plan.model_copy(update={"verification": None}) == answer_request(request).plans[0]
 
 
-def test_devices_that_are_left_out_of_the_answer_are_compiled_for_all_the_same() -> None:
-    (plan,) = answer_plans(ask(include_devices=False), limits=AT_ONCE).plans
-    assert plan.devices is None
-    assert plan.verification is not None
-    assert plan.verification.status == "aborted"
-
-
-def test_this_host_is_looked_at_once() -> None:
-    looks: list[int] = []
-
-    def look() -> Topology:
-        looks.append(1)
-        return build_target("cpu:4")
-
-    (plan,) = answer_plans(ask(target=None), look, limits=AT_ONCE).plans
-    assert plan.verification is not None
-    assert len(looks) == 1
-
-
 @pytest.mark.parametrize("missing", ["model", "training"])
 def test_a_compile_without_a_step_is_refused(missing: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{missing} is not given") as caught:
         answer_plans(ask(**{missing: None}), limits=AT_ONCE)
     assert caught.value.errors[0]["field"] == missing
-
-
-def test_what_the_mesh_cannot_cut_is_refused_before_anything_is_compiled() -> None:
-    with pytest.raises(DoesNotDivideError):
-        answer_plans(ask(mesh="tp:3", target="cpu:3"), limits=AT_ONCE)
-    with pytest.raises(PlanInfeasibleError):
-        answer_plans(ask(mesh="tp:64"), limits=AT_ONCE)
 
 
 @pytest.mark.parametrize(

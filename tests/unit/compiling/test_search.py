@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.compiling.fit import Attempt, find_bounds, guess_size, measure_slope, search_largest
+from meshwright.compiling.fit import Attempt, find_bounds, measure_slope, search_largest
 
 Memory = Callable[[int], int]
 GREATEST = 400
@@ -93,23 +93,11 @@ def test_a_line_takes_five_tries_at_most(fixed: int, each: int, capacity_bytes: 
     assert len(machine.sizes) <= 5
 
 
-def test_where_not_even_one_fits_there_is_one_try() -> None:
-    machine = Machine(lambda size: 100 + size, 100)
-    assert search(machine, GREATEST, 100) == 0
-    assert machine.sizes == [1]
-
-
 def test_where_nothing_bounds_memory_sizes_double_and_then_halve_what_is_left() -> None:
     machine = Machine(lambda size: size, 10**9)
     assert search(machine, 100, None) == 100
     assert machine.sizes[:4] == [1, 2, 4, 8]
     assert len(machine.sizes) <= 10
-
-
-def test_one_as_the_greatest_takes_one_try() -> None:
-    machine = Machine(lambda size: size, 10**9)
-    assert search(machine, 1, 10**9) == 1
-    assert machine.sizes == [1]
 
 
 def test_bounds_are_the_largest_that_fits_and_the_least_that_does_not() -> None:
@@ -133,9 +121,3 @@ def test_bounds_are_the_largest_that_fits_and_the_least_that_does_not() -> None:
 def test_the_line_goes_through_the_nearest_tries(tries: list[Attempt], slope: float | None) -> None:
     low, _ = find_bounds(tries, 100)
     assert measure_slope(low, tries) == slope
-
-
-def test_the_guess_is_where_the_line_meets_the_capacity_and_double_without_one() -> None:
-    tries = [Attempt(2, True, 30, 10)]
-    assert guess_size(tries, 75) == 6
-    assert guess_size(tries, None) == 4

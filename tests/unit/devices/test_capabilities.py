@@ -12,7 +12,6 @@ from meshwright._devices.capabilities import (
     choose_compute_dtype,
     complete,
     describe_jax_devices,
-    parse_capability,
 )
 from meshwright.devices import (
     CPUDetector,
@@ -122,67 +121,14 @@ def test_a_callers_own_detector_need_not_tell_what_follows(told: DeviceCapabilit
     assert choose_compute_dtype(told) == dtype
 
 
-def test_what_all_gpus_can_do_is_told_of_different_ones() -> None:
-    built = build_capabilities(DeviceType.GPU, [DevicePart("a", GIB, (9, 0)), DevicePart("b", 2 * GIB, (7, 5))])
-    assert built.compute_capability == "7.5"
-    assert (built.supports_mixed_precision, built.supports_bfloat16) == (True, False)
-    assert (built.total_memory_mb, built.device_memory_bytes) == (3 * 1024, (GIB, 2 * GIB))
-    assert built.device_kinds == ("a", "b")
-
-
-def test_ten_is_more_than_nine() -> None:
-    built = build_capabilities(DeviceType.GPU, [DevicePart("a", GIB, (10, 0)), DevicePart("b", GIB, (9, 0))])
-    assert built.compute_capability == "9.0"
-
-
-def test_a_total_with_an_unknown_part_is_unknown() -> None:
-    built = build_capabilities(DeviceType.GPU, [DevicePart("a", GIB, (9, 0)), DevicePart("b")])
-    assert (built.total_memory_mb, built.device_memory_bytes, built.compute_capability) == (None, (), None)
-
-
-def test_nothing_here_can_nothing() -> None:
-    assert build_capabilities(DeviceType.GPU, []) == DeviceCapabilities(DeviceType.GPU, 0)
-
-
-@pytest.mark.parametrize(("count", "expected"), [(1, False), (2, True)])
-def test_several_devices_can_be_joined(count: int, expected: bool) -> None:
-    assert build_capabilities(DeviceType.GPU, [DevicePart()] * count).supports_distributed is expected
-
-
 @pytest.mark.parametrize("device", build_host(cpu=1, gpu=1, tpu=1))
 def test_fake_devices_are_like_real_ones(device: object) -> None:
     check_device(device)
 
 
-def test_jax_devices_tell_kind_count_and_compute_capability() -> None:
-    said = describe_jax_devices([FakeGpu(0), FakeGpu(1, compute_capability="8.9")])
-    assert said is not None
-    assert (said.device_type, said.device_count, said.compute_capability) == (DeviceType.GPU, 2, "8.9")
-    assert said.total_memory_mb is None
-
-
 def test_jax_devices_of_an_unknown_platform_tell_nothing() -> None:
     assert describe_jax_devices([FakeDevice(0, "METAL")]) is None
     assert describe_jax_devices([]) is None
-
-
-def test_real_cpu_devices_tell_their_count() -> None:
-    said = describe_jax_devices(jax.devices("cpu"))
-    assert said is not None
-    assert (said.device_type, said.device_count, said.supports_mixed_precision) == (DeviceType.CPU, 8, False)
-
-
-def test_jax_fills_in_what_the_driver_did_not_tell_and_overrides_nothing() -> None:
-    told = DeviceCapabilities(DeviceType.GPU, 2, driver_version="535.1", device_kinds=("driver's name",))
-    done = complete(told, describe_jax_devices([FakeGpu(0), FakeGpu(1)]))
-    assert (done.compute_capability, done.supports_bfloat16, done.supports_distributed) == ("9.0", True, True)
-    assert (done.driver_version, done.device_kinds) == ("535.1", ("driver's name",))
-
-
-def test_a_process_with_fewer_devices_than_cuda_shows_counts_its_own() -> None:
-    told = build_capabilities(DeviceType.GPU, [DevicePart("NVIDIA H100", 80 * GIB, (9, 0))] * 8)
-    done = complete(told, describe_jax_devices([FakeGpu(3)]))
-    assert (done.device_count, done.total_memory_mb, done.device_memory_bytes) == (1, 80 * 1024, (80 * GIB,))
 
 
 def test_memory_of_fewer_unequal_devices_is_unknown() -> None:
@@ -196,18 +142,9 @@ def test_another_platform_of_jax_changes_nothing() -> None:
     assert complete(told, None) == told
 
 
-@pytest.mark.parametrize(("text", "expected"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("gfx942", None), (None, None)])
-def test_only_nvidias_compute_capability_is_read(text: object, expected: object) -> None:
-    assert parse_capability(text) == expected
-
-
 @pytest.mark.parametrize(
     ("device_type", "dtype"), [(DeviceType.TPU, "bfloat16"), (DeviceType.CPU, "float32"), (DeviceType.GPU, "bfloat16")]
 )
 def test_bfloat16_is_taken_where_it_is_in_hardware(device_type: DeviceType, dtype: str) -> None:
     has_it = device_type is not DeviceType.CPU
     assert choose_compute_dtype(DeviceCapabilities(device_type, 1, supports_bfloat16=has_it)) == dtype
-
-
-def test_a_cpu_computes_in_float32_whatever_it_says() -> None:
-    assert choose_compute_dtype(DeviceCapabilities(DeviceType.CPU, 1, supports_mixed_precision=True)) == "float32"

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright._devices.cuda import find_nvml, format_cuda_version
+from meshwright._devices.cuda import find_nvml
 from meshwright.devices import CUDADetector, DeviceCapabilities, DeviceType
 from tests.fakes.nvml import FakeNvml, check_against_pynvml
 from tests.fakes.tree import RECORDED
@@ -90,12 +90,6 @@ def test_cuda_visible_devices_is_honoured(visible: str, count: int) -> None:
     assert shown.cuda_version == "12.2"
 
 
-def test_a_gpu_is_named_by_uuid() -> None:
-    document = load("dgx-h100")
-    uuid = document["gpus"][3]["uuid"]
-    assert detect(FakeNvml(document), {"CUDA_VISIBLE_DEVICES": uuid}).device_count == 1
-
-
 @pytest.mark.parametrize(
     ("visible", "kind", "memory_mb"),
     [
@@ -118,21 +112,6 @@ def test_cuda_shows_one_mig_instance_and_no_whole_gpu_beside_it(visible: str | N
     assert (shown.compute_capability, shown.supports_bfloat16, shown.supports_distributed) == ("8.0", True, False)
 
 
-def test_whole_gpus_beside_a_divided_one_are_shown_when_only_they_are_listed() -> None:
-    assert detect(FakeNvml(load("mig-a100")), {"CUDA_VISIBLE_DEVICES": "1,2"}).device_count == 2
-
-
-def test_a_mig_instance_by_an_older_name_is_one_device_of_which_nothing_is_known() -> None:
-    shown = detect(FakeNvml(load("mig-a100")), {"CUDA_VISIBLE_DEVICES": f"MIG-{A100}1/1/0"})
-    assert (shown.device_count, shown.total_memory_mb, shown.compute_capability) == (1, None, None)
-
-
-def test_a_divided_gpu_without_instances_is_no_device() -> None:
-    document = load("mig-a100")
-    document["gpus"][0]["instances"] = []
-    assert detect(FakeNvml(document), {"CUDA_VISIBLE_DEVICES": "0"}).device_count == 0
-
-
 def mix_models() -> dict[str, Any]:
     document = copy.deepcopy(load("dgx-h100"))
     document["gpus"] = document["gpus"][:2]
@@ -148,17 +127,6 @@ def test_of_different_models_by_number_only_the_count_is_certain() -> None:
         None,
         None,
     )
-
-
-def test_of_different_models_in_pci_order_numbers_are_certain() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    shown = detect(FakeNvml(mix_models()), environ)
-    assert (shown.device_kinds, shown.compute_capability) == (("Tesla T4",), "7.5")
-
-
-def test_all_of_different_models_can_do_what_the_older_one_can() -> None:
-    shown = detect(FakeNvml(mix_models()))
-    assert (shown.device_count, shown.compute_capability, shown.supports_bfloat16) == (2, "7.5", False)
 
 
 @pytest.mark.parametrize(
@@ -179,12 +147,6 @@ def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field
     assert shown.device_count == 8
 
 
-def test_a_release_of_pynvml_without_a_function_costs_one_field() -> None:
-    older = type("Older", (FakeNvml,), {"nvmlDeviceGetCudaComputeCapability": property()})
-    shown = detect(older(load("dgx-h100")))
-    assert (shown.device_count, shown.compute_capability, shown.cuda_version) == (8, None, "12.2")
-
-
 def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: Path) -> None:
     shown = detect(None, proc=plant_proc(tmp_path))
     assert shown == DeviceCapabilities(
@@ -196,12 +158,6 @@ def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: P
         supports_bfloat16=True,
         device_kinds=("NVIDIA H100 80GB HBM3",),
     )
-
-
-def test_an_nvml_that_does_not_start_is_none(tmp_path: Path) -> None:
-    nvml = FakeNvml(load("dgx-h100"), {"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
-    assert detect(nvml, proc=plant_proc(tmp_path)).device_count == 2
-    assert detect(nvml) == DeviceCapabilities(DeviceType.GPU, 0)
 
 
 def test_the_kernel_modules_files_are_read_with_cuda_visible_devices(tmp_path: Path) -> None:
@@ -220,10 +176,3 @@ def test_this_machine_can_be_asked() -> None:
     shown = CUDADetector().detect_capabilities()
     assert shown.device_type is DeviceType.GPU
     assert find_nvml() is pynvml
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(12020, "12.2"), (13000, "13.0"), (11080, "11.8"), (0, None), (None, None)]
-)
-def test_cuda_versions_are_written_with_a_point(number: int | None, text: str | None) -> None:
-    assert format_cuda_version(number) == text

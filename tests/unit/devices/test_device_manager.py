@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 
 from meshwright._devices.manager import build_info_lines, choose_strategy, set_strategy
 from meshwright._devices.starting import (
-    Difference,
-    describe_differences,
     find_differences,
-    has_backend_started,
-    is_environment_read,
     read_configuration,
     read_memory_fraction,
 )
@@ -78,17 +74,6 @@ H100 = DeviceCapabilities(
 # ---- a manager of a process in which JAX runs ----
 
 
-def test_a_manager_of_what_is_in_force_warns_of_nothing() -> None:
-    manager = DeviceManager()
-    assert manager.config == DeviceConfiguration()
-    assert manager.not_in_force == ()
-
-
-def test_a_configuration_that_is_in_force_anyway_warns_of_nothing() -> None:
-    DeviceManager(DeviceConfiguration())
-    DeviceManager(DeviceConfiguration(platform_priority=["cpu"], environment_variables={"JAX_PLATFORMS": "cpu"}))
-
-
 @pytest.mark.parametrize(
     ("config", "names"),
     [
@@ -110,12 +95,6 @@ def test_what_comes_too_late_is_named_and_changes_nothing(config: DeviceConfigur
     assert "before the first use of jax" in message
     assert "export " in message
     assert caught[0].filename == __file__
-
-
-def test_what_could_not_take_effect_is_told_again_where_people_look() -> None:
-    with pytest.warns(RuntimeWarning):
-        manager = DeviceManager(DeviceConfiguration(MemoryStrategy.AGGRESSIVE))
-    assert f"Not In Force: {FRACTION}" in build_info_lines(manager.get_device_info())
 
 
 def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force() -> None:
@@ -244,11 +223,6 @@ def test_people_see_one_line_a_fact() -> None:
     assert all(line.startswith("No GPU: ") for line in lines[7:])
 
 
-def test_cuda_version_and_compute_capability_have_lines_where_there_are_any() -> None:
-    lines = build_info_lines(DeviceManager(detector=Stated(H100)).get_device_info())
-    assert {"Device Type: gpu", "CUDA Version: 12.2", "Compute Capability: 9.0"} <= set(lines)
-
-
 # ---- model sizes ----
 
 
@@ -288,11 +262,6 @@ def test_what_is_no_number_of_parameters_is_refused(count: Any, kind: type[Excep
 
 
 # ---- what is in force ----
-
-
-def test_the_backend_of_this_process_runs() -> None:
-    assert has_backend_started()
-    assert is_environment_read()
 
 
 @pytest.mark.parametrize(
@@ -348,17 +317,6 @@ def test_only_what_would_mean_something_else_differs(
     wanted: dict[str, str], present: dict[str, str], names: list[str]
 ) -> None:
     assert [difference.name for difference in find_differences(wanted, present)] == names
-
-
-def test_of_jaxs_own_options_jax_tells_what_is_in_force() -> None:
-    (difference,) = find_differences({"JAX_ENABLE_X64": "true"}, {"JAX_ENABLE_X64": "true"})
-    assert str(difference) == "JAX_ENABLE_X64=true (in force: false)"
-
-
-def test_the_warning_quotes_for_a_shell() -> None:
-    text = describe_differences([Difference("XLA_FLAGS", "--a=1 --b=2", None)])
-    assert "XLA_FLAGS=--a=1 --b=2 (in force: not set)" in text
-    assert "export XLA_FLAGS='--a=1 --b=2'" in text
 
 
 @pytest.mark.parametrize(

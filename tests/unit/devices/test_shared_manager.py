@@ -8,7 +8,6 @@ import warnings
 import jax
 import pytest
 
-from meshwright._devices.manager import describe_effect
 from meshwright._devices.single import SharedManager
 from meshwright.devices import CPUDetector, DeviceConfiguration, DeviceManager, MemoryStrategy
 
@@ -68,14 +67,6 @@ def test_threads_that_come_at_once_get_one_manager() -> None:
     assert len(found) == 16
 
 
-def test_the_manager_stays_for_equal_configurations_however_they_are_written() -> None:
-    shared = SharedManager(Making())
-    manager = shared.get(DeviceConfiguration())
-    assert shared.get() is manager
-    assert shared.get(DeviceConfiguration()) is manager
-    assert shared.get(DeviceConfiguration("balanced", 0.75)) is manager  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -129,16 +120,6 @@ def test_a_strategy_replaces_the_manager_only_if_it_is_another_one() -> None:
     assert len(making.configs) == 2
 
 
-def test_a_word_that_is_no_strategy_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="memory_strategy is 'greedy'; it is one of conservative, balanced"):
-        SharedManager(Making()).set_strategy("greedy")  # type: ignore[arg-type]
-
-
 def test_a_custom_strategy_needs_a_fraction() -> None:
     with pytest.raises(ValueError, match="memory_strategy is custom"):
         SharedManager(Making()).set_strategy(MemoryStrategy.CUSTOM)
-
-
-def test_an_effect_is_equal_for_what_means_the_same() -> None:
-    assert describe_effect(DeviceConfiguration()) == describe_effect(DeviceConfiguration(memory_fraction=0.75))
-    assert describe_effect(DeviceConfiguration()) != describe_effect(DeviceConfiguration(enable_x64=True))

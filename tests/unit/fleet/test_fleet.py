@@ -82,13 +82,6 @@ def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, st
     assert failed.detail in notice.message
 
 
-def test_a_host_that_fails_once_is_asked_again() -> None:
-    fakes = build_fakes("n0", "n1")
-    fakes[HOST_0].drop_next()
-    fakes[HOST_1].fail_next(503, "not_ready")
-    assert look(fakes).failed == ()
-
-
 def test_health_that_nobody_tells_is_unknown_and_said() -> None:
     fakes = build_fakes("n0", "n1")
     fakes[HOST_1].fail_next(500, "internal", times=2, path="/health")
@@ -130,36 +123,6 @@ def test_a_plan_is_made_over_all_hosts() -> None:
     assert not any(str(request).startswith("POST") for fake in fakes.values() for request in fake.requests)
 
 
-def test_devices_are_named_by_host_and_index_or_by_uuid() -> None:
-    fakes = build_fakes("n0", "n1", what="h100:4")
-    uuid = fakes[HOST_0].devices.devices[2].uuid
-    plan = ask(fakes, lambda fleet: fleet.plan("dp:3", devices=["n1/3", uuid, "N0/0"], device_order="given"))
-    assert [(ref.host, ref.local_index) for ref in plan.devices] == [("n1", 3), ("n0", 2), ("n0", 0)]
-    with pytest.raises(PlanInfeasibleError, match="a name must mean one device"):
-        ask(fakes, lambda fleet: fleet.plan("dp:2", devices=[0, 1]))
-
-
-def test_all_arguments_of_a_plan_arrive() -> None:
-    fakes = build_fakes("n0", "n1")
-    plans = ask(
-        fakes,
-        lambda fleet: fleet.plans(
-            {"a": 4, "b": 2},
-            devices={"count": 8},
-            include_devices=False,
-            memory_strategy="aggressive",
-            dcn={"b": 2},
-            importance={"a": 1.0, "b": 5.0},
-        ),
-    )
-    (plan,) = plans.plans
-    assert plan.devices is None
-    assert [axis.dcn_size for axis in plan.axes] == [1, 2]
-    assert plan.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9"
-    small = ask(fakes, lambda fleet: fleet.plan("a:2", allow_unused=True))
-    assert "devices_unused" in {notice.code for notice in small.warnings}
-
-
 @pytest.mark.parametrize(
     ("question", "error"),
     [
@@ -174,15 +137,6 @@ def test_all_arguments_of_a_plan_arrive() -> None:
 def test_refusals_are_those_of_the_client(question: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         ask(build_fakes("n0", "n1"), question)
-
-
-def test_hosts_that_make_no_topology_are_refused_with_their_names() -> None:
-    fakes = build_fakes("n0", "n1") | build_fakes("n2", what="h100:4")
-    with pytest.raises(PlanInfeasibleError, match="cpu on n0, n1, gpu on n2"):
-        ask(fakes, lambda fleet: fleet.plan("dp:12"))
-    same = FakeAgent("cpu:4")
-    with pytest.raises(PlanInfeasibleError, match="a host can be in a topology once"):
-        ask({HOST_0: same, HOST_1: same}, lambda fleet: fleet.plan("dp:8"))
 
 
 def test_all_hosts_can_be_required() -> None:
@@ -206,15 +160,6 @@ def test_without_any_host_there_is_no_topology_but_still_a_state() -> None:
     for question in (lambda: state.topology, lambda: state.notices, lambda: state.health):
         with pytest.raises(FleetIncompleteError, match="2 of 2 hosts"):
             question()
-
-
-def test_many_hosts_that_fail_are_counted_and_the_first_are_named() -> None:
-    fakes = build_fakes(*(f"n{i}" for i in range(12)))
-    for fake in list(fakes.values())[1:]:
-        fake.drop_next(times=9)
-    message = look(fakes).notices[0].message
-    assert message.startswith("11 of 12 hosts")
-    assert message.endswith("; and 3 more")
 
 
 def test_addresses_come_from_the_variable_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +228,6 @@ def test_devices_that_were_told_in_time_count_though_health_was_not() -> None:
         act.released.set()
     assert [host.state for host in state.hosts] == ["ok"]
     assert [notice.code for notice in state.notices] == ["health_unknown"]
-
-
-def test_one_set_of_connections_serves_many_hosts_over_tcp_and_unix_sockets(tmp_path: Any) -> None:
-    with serve(act_as("n0")) as a, serve(act_as("n1")) as b, serve(act_as("n2"), uds=tmp_path / "a.sock") as c:
-        state = ask_urls([a.url, b.url, c.url])
-    assert [(host.name, host.state) for host in state.hosts] == [("n0", "ok"), ("n1", "ok"), ("n2", "ok")]
 
 
 def test_a_host_that_shuts_down_is_not_planned_with() -> None:

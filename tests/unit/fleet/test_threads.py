@@ -14,16 +14,6 @@ def test_all_tasks_are_run_and_waited_for() -> None:
     assert sorted(done) == list(range(50))
 
 
-def test_nothing_is_nothing_to_wait_for() -> None:
-    run_all([], limit_s=10, at_once=4)
-
-
-def test_tasks_run_at_the_same_time_up_to_the_number_allowed() -> None:
-    together = threading.Barrier(3)
-    run_all([lambda: together.wait(5) and None] * 3, limit_s=10, at_once=3)
-    assert not together.broken
-
-
 def test_when_the_time_is_over_no_more_are_begun_and_those_under_way_end_unheard() -> None:
     release, begun = threading.Event(), []
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import AxisType
 
@@ -43,32 +40,12 @@ def test_axis_types_are_auto_on_every_path_unless_said_otherwise(use_jax: bool) 
     assert mixed.axis_types == (AxisType.Explicit, AxisType.Auto)
 
 
-EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
-    ({"axis_dims": (2, -1), "axis_names": ("a", "b")}, {"axis_dims": [2, -1], "axis_names": ["a", "b"]}),
-    ({"axis_types": None}, {"axis_types": "auto"}),
-    ({"backend": None}, {}),
-    ({"axis_dims": (np.int64(8),), "axis_names": ("a",)}, {"axis_dims": (8,), "axis_names": ("a",)}),
-]
-
-
-@pytest.mark.parametrize(("first", "second"), EQUAL)
-def test_equal_arguments_give_the_same_object(first: dict[str, Any], second: dict[str, Any]) -> None:
-    assert create_mesh(**first) is create_mesh(**second)
-
-
 def test_given_devices_are_remembered_too_and_keep_their_order() -> None:
     turned = jax.devices()[::-1]
     mesh = create_mesh((2, 4), ("a", "b"), devices=turned)
     assert list(mesh.devices.flat) == turned
     assert create_mesh((2, 4), ("a", "b"), devices=tuple(turned)) is mesh
     assert create_mesh((2, 4), ("a", "b")) is not mesh
-
-
-def test_threads_get_the_same_object() -> None:
-    with ThreadPoolExecutor(8) as pool:
-        meshes = list(pool.map(lambda _: create_mesh((4, 2), ("threads", "b")), range(32)))
-    assert len({id(mesh) for mesh in meshes}) == 1
 
 
 def test_the_environment_may_tell_slices_and_the_same_call_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,31 +105,11 @@ def test_wrong_input_is_refused_with_a_value_that_works(
         call()
 
 
-def test_a_refused_mesh_leaves_no_trace() -> None:
-    for _ in range(2):
-        with pytest.raises(ValueError, match="needs 6"):
-            create_mesh((2, 3), ("a", "b"))
-
-
 def test_a_mesh_has_the_order_of_its_text() -> None:
     mesh = parse_mesh_from_string("tp:4,dp:2", ("dp", "tp"))
     assert mesh.axis_names == ("tp", "dp")
     assert mesh is create_mesh((4, 2), ("tp", "dp"))
     assert dict(parse_mesh_from_string("2,-1", ("dp", "tp")).shape) == {"dp": 2, "tp": 4}
-
-
-def test_a_part_of_the_job_keeps_the_slices_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NUM_SLICES, "2")
-    first = jax.devices()[:4]
-    assert create_mesh((4,), ("a",), (1,), devices=first).devices.tolist() == first
-    across = create_mesh((2, 2), ("a", "b"), (2, 1), devices=jax.devices()[2:6])
-    assert [[device.id for device in row] for row in across.devices] == [[2, 3], [4, 5]]
-    assert create_mesh((1,), ("a",), devices=first[:1]).devices.size == 1
-
-
-def test_devices_may_be_an_array_and_sizes_too() -> None:
-    grid = create_mesh((2, 4), ("a", "b")).devices
-    assert create_mesh(np.array([8]), ("a",), devices=grid).devices.tolist() == list(grid.flat)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -172,19 +129,6 @@ def test_devices_may_be_an_array_and_sizes_too() -> None:
 def test_arguments_of_a_wrong_kind_are_named(more: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         create_mesh(**{"axis_dims": (8, 1), "axis_names": ("a", "b"), **more})
-
-
-def test_a_warning_hook_may_make_meshes_of_its_own() -> None:
-    made = []
-
-    def hook(*_: object) -> None:
-        made.append(create_mesh((8,), ("made_by_a_hook",)))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = hook
-        create_mesh((2, 3), ("hook", "b"), devices=build_cpus(2, 4)[:6])
-    assert len(made) == 1
 
 
 def test_an_uneven_mesh_is_told_at_the_line_that_asks() -> None:

@@ -112,13 +112,6 @@ def test_the_published_rows_are_as_published(
         assert words in row.notes
 
 
-@pytest.mark.parametrize("hardware", [each for each in HardwareType if each.name not in VALUES], ids=str)
-def test_every_other_hardware_type_has_a_derived_row_that_says_so(hardware: HardwareType) -> None:
-    row = get_batch_size_recommendation(hardware)
-    assert 0 < row.min_batch_size < row.critical_batch_size <= row.optimal_batch_size
-    assert row.notes.startswith("Derived, not published: critical is ")
-
-
 def test_no_hardware_type_means_that_of_the_device() -> None:
     assert get_batch_size_recommendation() == get_batch_size_recommendation(HardwareType.CPU)
     h100 = make_placement("gpu", "NVIDIA H100 80GB HBM3")
@@ -156,29 +149,6 @@ def test_a_batch_size_is_judged_as_the_contract_says(batch: int, warn: bool, val
 def test_a_batch_size_is_a_whole_number(batch: Any) -> None:
     with pytest.raises(TypeError, match="it is a whole number, such as 256"):
         DevicePlacement().validate_batch_size(batch)
-
-
-@pytest.mark.parametrize(
-    ("platform", "kind", "expected"),
-    [
-        ("tpu", "TPU v5 lite", HardwareType.TPU_V5E),
-        ("tpu", "TPU v5p", HardwareType.TPU_V5P),
-        ("gpu", "NVIDIA A100-SXM4-40GB", HardwareType.A100),
-        ("gpu", "NVIDIA H200", HardwareType.H200),
-        ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
-        ("cpu", "cpu", HardwareType.CPU),
-        ("tpu", "TPU v9", HardwareType.UNKNOWN),
-        ("gpu", "NVIDIA H800", HardwareType.H800),
-        ("gpu", "NVIDIA GH200 480GB", HardwareType.GH200),
-        ("gpu", "NVIDIA H800 PCIe", HardwareType.UNKNOWN),
-        ("gpu", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", HardwareType.UNKNOWN),
-        ("neuron", "trn2", HardwareType.UNKNOWN),
-    ],
-)
-def test_hardware_is_recognised_and_an_unknown_accelerator_is_no_neighbour(
-    platform: str, kind: str, expected: HardwareType
-) -> None:
-    assert make_placement(platform, kind).hardware_type is expected
 
 
 def test_the_devices_here_are_told_and_cpus_say_nothing_of_memory() -> None:

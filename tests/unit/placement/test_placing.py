@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright._placing import _copy_for_host, _is_host_memory, place, place_and_wait
+from meshwright._placing import _copy_for_host, _is_host_memory
 from meshwright.placement import DevicePlacement, distribute_batch, place_on_device
 from tests.unit.placement.buffers import make_aligned, shares_memory
 
@@ -61,22 +61,6 @@ def test_a_whole_pytree_comes_onto_one_device_with_its_structure_values_and_dtyp
     ]
 
 
-@pytest.mark.parametrize("empty", [[], {}, None, [None, {}]])
-def test_data_without_a_leaf_comes_back_as_it_is(empty: Any) -> None:
-    placement = DevicePlacement()
-    assert placement.place_on_device(empty) == empty
-    assert placement.distribute_batch(empty, NamedSharding(make_mesh(), P("data"))) == empty
-    assert placement.distribute_batch({}, {}) == {}
-    assert placement.replicate_across_devices(empty) == empty
-    assert placement.shard_batch_dim(empty, make_mesh()) == empty
-
-
-def test_no_device_means_the_placements_own_and_else_the_first() -> None:
-    assert DevicePlacement(jax.devices()[2]).place_on_device(1).devices() == {jax.devices()[2]}
-    assert DevicePlacement().default_device == jax.devices()[0]
-    assert place_on_device(1).devices() == {jax.devices()[0]}
-
-
 @pytest.mark.parametrize("name", [5, "cpu"])
 def test_jaxs_default_device_is_the_default_where_it_is_in_force(name: int | str) -> None:
     chosen = jax.devices()[name] if isinstance(name, int) else name
@@ -86,32 +70,7 @@ def test_jaxs_default_device_is_the_default_where_it_is_in_force(name: int | str
         assert place_on_device(1).devices() == {expected}
 
 
-def test_an_array_that_is_sharded_comes_onto_one_device() -> None:
-    spread = jax.device_put(np.arange(8), NamedSharding(make_mesh(), P(("data", "model"))))
-    placed = place_on_device(spread, jax.devices()[1])
-    assert placed.devices() == {jax.devices()[1]}
-    assert_same(placed, np.arange(8))
-
-
-def test_placing_works_in_a_function_that_is_compiled() -> None:
-    sharding = NamedSharding(make_mesh(AxisType.Explicit), P("data"))
-    with jax.set_mesh(sharding.mesh):
-        doubled = jax.jit(lambda x: distribute_batch({"x": x}, sharding)["x"] * 2)(np.arange(8))
-    assert doubled.sharding == sharding
-    assert_same(doubled, 2 * np.arange(8))
-
-
 # ---- one sharding, or a tree of them ----
-
-
-def test_one_sharding_goes_for_all_leaves() -> None:
-    sharding = NamedSharding(make_mesh(), P("data"))
-    batch = {"x": build_batch()["x"], "keys": build_batch()["keys"], "n": None}
-    placed = distribute_batch(batch, sharding)
-    assert_same(placed, batch)
-    assert placed["x"].sharding == sharding
-    assert {shard.data.shape for shard in placed["x"].addressable_shards} == {(2, 3)}
-    assert {shard.data.shape for shard in placed["keys"].addressable_shards} == {(2,)}
 
 
 def test_a_tree_of_shardings_may_be_as_deep_as_the_data_or_stand_for_whole_parts_of_it() -> None:
@@ -127,12 +86,6 @@ def test_a_tree_of_shardings_may_be_as_deep_as_the_data_or_stand_for_whole_parts
     assert_same(full, data)
     assert [leaf.sharding for leaf in jax.tree.leaves(prefix)] == [whole, whole, split]
     assert [leaf.sharding for leaf in jax.tree.leaves(full)] == [one, whole, split]
-
-
-def test_an_array_that_is_there_already_is_not_moved() -> None:
-    sharding = NamedSharding(make_mesh(), P("data"))
-    there = jax.device_put(np.arange(8), sharding)
-    assert distribute_batch([there], sharding)[0] is there
 
 
 @pytest.mark.parametrize(
@@ -243,14 +196,6 @@ def test_every_leaf_is_one_array_that_is_whole_on_each_device() -> None:
         assert leaf.sharding.device_set == set(jax.devices())
     assert len(placed["x"].addressable_shards) == 8
     assert {shard.data.shape for shard in placed["x"].addressable_shards} == {(8, 3)}
-
-
-def test_only_the_named_devices_get_a_copy_in_their_order() -> None:
-    chosen = [jax.devices()[index] for index in (5, 2, 7)]
-    placed = DevicePlacement().replicate_across_devices(np.arange(3), chosen)
-    assert list(placed.sharding.mesh.devices.flat) == chosen
-    one = DevicePlacement().replicate_across_devices(np.arange(3), chosen[:1])
-    assert one.devices() == {chosen[0]}
 
 
 @pytest.mark.parametrize(
@@ -392,11 +337,6 @@ def test_what_goes_to_host_memory_is_copied_once_for_jax_takes_the_copy(dtype: A
     assert shares_memory(jax.device_put(copy, jax.devices()[0]), copy)
 
 
-@pytest.mark.parametrize("leaf", [np.float64(2), 3, jnp.arange(3), np.zeros(0), np.zeros(3, np.float64)], ids=repr)
-def test_what_jax_copies_by_itself_is_not_copied_twice(leaf: Any) -> None:
-    assert _copy_for_host(leaf, jax.devices()[0]) is leaf
-
-
 @dataclass(frozen=True)
 class Place:
     """A device by its platform; or a sharding over such a device, which says a kind of memory."""
@@ -422,14 +362,6 @@ class Place:
 )
 def test_host_memory_is_a_cpus_and_what_an_accelerator_calls_so(there: Any, expected: bool) -> None:
     assert _is_host_memory(there) is expected
-
-
-def test_waiting_means_that_nothing_is_under_way_any_more() -> None:
-    work = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: y @ y / 512, x))
-    ones = jnp.ones((512, 512))
-    work(ones).block_until_ready()
-    assert not place(work(ones), jax.devices()[0]).is_ready(), "no test: the work is done at once"
-    assert place_and_wait({"x": work(ones)}, jax.devices()[0])["x"].is_ready()
 
 
 def test_a_deleted_array_and_a_mesh_without_devices_are_named() -> None:

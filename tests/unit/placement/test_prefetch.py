@@ -13,7 +13,6 @@ from itertools import count
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -140,20 +139,7 @@ def test_wrong_arguments_are_refused_at_the_call(given: dict[str, Any], kind: ty
     assert source.asked == 0
 
 
-def test_buffer_size_may_be_any_integer_type() -> None:
-    assert len(list(prefetch_to_device(count_up(3), buffer_size=np.int64(1)))) == 3
-
-
 # ---- how far ahead ----
-
-
-def test_making_one_takes_nothing_from_the_source() -> None:
-    source = Source()
-    made = prefetch_to_device(iter(source))
-    assert source.asked == 0
-    assert list_threads() == []
-    next(made)
-    assert source.asked >= 1
 
 
 @pytest.mark.parametrize("buffer_size", [1, 2, 5])
@@ -196,19 +182,6 @@ def test_devices_hold_no_more_batches_than_buffer_size_beside_the_consumers(buff
     assert count_alive() == 0
 
 
-def test_a_thread_that_waits_keeps_no_batch_of_the_source() -> None:
-    made: list[weakref.ref[Any]] = []
-
-    def make() -> Any:
-        batch = np.zeros(8, np.float32)
-        made.append(weakref.ref(batch))
-        return batch
-
-    with prefetch_to_device((make() for _ in count()), buffer_size=2) as batches:
-        next(batches)
-        wait_for(lambda: len(made) == 3 and not any(batch() is not None for batch in made), limit_s=LIMIT_S)
-
-
 # ---- errors ----
 
 
@@ -235,18 +208,6 @@ def test_what_the_source_raises_comes_after_the_batches_before_it_with_its_trace
         next(batches)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_is_no_exception_comes_out_as_well(kind: type[BaseException]) -> None:
-    def stop() -> Iterator[Any]:
-        yield 1
-        raise kind
-
-    batches = prefetch_to_device(stop())
-    assert next(batches) == 1
-    with pytest.raises(kind):
-        next(batches)
-
-
 def test_a_batch_that_cannot_be_placed_is_an_error_at_its_place_and_the_source_is_closed() -> None:
     closed = threading.Event()
 
@@ -264,13 +225,6 @@ def test_a_batch_that_cannot_be_placed_is_an_error_at_its_place_and_the_source_i
         next(batches)
     assert list(batches) == []
     assert closed.wait(LIMIT_S)
-
-
-def test_an_error_that_nobody_asked_for_is_dropped_with_the_prefetcher() -> None:
-    with prefetch_to_device(fail_after(1)) as batches:
-        next(batches)
-        wait_for(lambda: not list_threads(), limit_s=LIMIT_S)
-    assert list(batches) == []
 
 
 # ---- the end ----
@@ -298,23 +252,6 @@ def test_closing_before_the_first_batch_closes_the_source_too() -> None:
         pass
     assert list(batches) == []
     assert list(generator) == []
-
-
-def test_closing_a_prefetcher_of_a_prefetcher_closes_both_and_their_source() -> None:
-    source = Source()
-    inner = prefetch_to_device(iter(source))
-    outer = prefetch_to_device(inner)
-    next(outer)
-    outer.close()
-    assert source.closed_in is not None
-    assert list(inner) == []
-
-
-def test_a_source_that_is_no_generator_is_stopped_and_left_as_it_is() -> None:
-    source = iter(range(100))
-    with prefetch_to_device(source, buffer_size=1) as batches:
-        assert next(batches) == 0
-    assert next(source) <= 2
 
 
 @pytest.mark.parametrize("how", ["break", "del", "cycle"])
@@ -392,23 +329,6 @@ def test_what_closing_the_source_raises_comes_out_of_close_once() -> None:
     batches.close()
 
 
-def test_what_closing_an_abandoned_source_raises_is_told_by_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", lambda said: told.append(said.exc_type))
-
-    def source() -> Iterator[Any]:
-        try:
-            yield from count()
-        finally:
-            explode()
-
-    for _ in prefetch_to_device(source()):
-        break
-    wait_for(lambda: told, limit_s=LIMIT_S)
-    wait_for(lambda: not list_threads(), limit_s=LIMIT_S)
-    assert told == [LookupError]
-
-
 def test_a_consumer_that_waits_is_woken_when_another_thread_closes() -> None:
     release, waiting = threading.Event(), threading.Event()
 
@@ -466,14 +386,6 @@ def test_several_consumers_share_the_batches() -> None:
     assert all(kept == sorted(kept) for kept in got)
 
 
-def test_one_prefetcher_may_feed_another() -> None:
-    inner = prefetch_to_device(count_up(), jax.devices()[1])
-    with prefetch_to_device(inner, jax.devices()[2]) as outer:
-        assert [float(next(outer)[0]) for _ in range(3)] == [0, 1, 2]
-        assert next(outer).devices() == {jax.devices()[2]}
-    inner.close()
-
-
 # ---- buffers that are used again ----
 
 TARGETS: dict[str, Callable[[], Any]] = {
@@ -500,15 +412,6 @@ def test_a_source_may_fill_one_buffer_again_and_again(target: Callable[[], Any])
     for number, batch in enumerate(batches):
         for leaf in jax.tree.leaves(batch):
             assert np.all(np.asarray(leaf) == number)
-
-
-def test_a_file_in_memory_may_change_after_its_batch() -> None:
-    host = make_aligned(1024)
-    batches = prefetch_to_device(iter([host]))
-    batch = next(batches)
-    host[:] = 5
-    assert np.all(np.asarray(batch) == 0)
-    batches.close()
 
 
 # ---- the caller's settings ----
@@ -556,27 +459,6 @@ def test_each_setting_of_the_caller_holds_in_the_source(name: str) -> None:
     assert seen == [expected]
 
 
-def test_64_bit_batches_keep_their_width_where_the_caller_has_64_bits() -> None:
-    def source() -> Iterator[Any]:
-        yield np.array([2**40, 1]), jnp.arange(2), 2**40
-
-    with jax.enable_x64():
-        wide = next(prefetch_to_device(source()))
-    assert [leaf.dtype for leaf in wide] == [np.int64] * 3
-    assert int(wide[0][0]) == int(wide[2]) == 2**40
-    [narrow] = prefetch_to_device([np.arange(3)])
-    assert narrow.dtype == np.int32
-
-
-def test_a_transfer_guard_of_the_caller_guards_the_transfers() -> None:
-    with jax.transfer_guard_host_to_device("disallow_explicit"):
-        batches = prefetch_to_device([np.zeros(8)])
-    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        next(batches)
-    with jax.transfer_guard("disallow"):
-        assert len(list(prefetch_to_device([np.zeros(8)]))) == 1, "placing is an explicit transfer"
-
-
 def test_the_callers_mesh_and_context_variables_hold_in_the_source() -> None:
     variable = contextvars.ContextVar("variable", default="outside")
 
@@ -601,19 +483,6 @@ def make_feed(**given: Any) -> _Feed:
 
 def run(work: Callable[[], None]) -> None:
     work()
-
-
-def test_the_garbage_collector_may_stop_a_feed_from_a_thread_that_holds_its_lock() -> None:
-    feed = make_feed()
-
-    def collect() -> None:
-        with feed._changed:
-            feed.stop()
-
-    thread = threading.Thread(target=collect, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    assert not thread.is_alive()
 
 
 def test_a_thread_that_cannot_take_the_settings_says_so_to_the_consumer() -> None:
@@ -644,19 +513,3 @@ def test_an_error_of_the_sources_own_iter_comes_out_as_it_is() -> None:
 
     with pytest.raises(TypeError, match=r"^bad file$"):
         prefetch_to_device(Source())
-
-
-def test_what_a_source_holds_is_let_go_when_it_is_closed() -> None:
-    closed = threading.Event()
-
-    def read() -> Iterator[int]:
-        try:
-            yield from range(100)
-        finally:
-            closed.set()
-
-    batches = prefetch_to_device(map(np.float32, read()))
-    next(batches)
-    batches.close()
-    gc.collect()
-    assert closed.is_set()

@@ -9,7 +9,7 @@ from meshwright.planning.mesh import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
-from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device
+from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu
 
 
 def make_plan(topology: Topology, mesh: str, **more: object) -> Plan:
@@ -32,35 +32,6 @@ def test_a_job_on_a_part_of_the_gpus_sees_them_by_uuid_in_the_order_of_their_pos
     assert make_plan(dgx, "dp:8").environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_a_job_on_amds_gpus_starts_with_rocm() -> None:
-    hosts = build_target("2*mi300x:8")
-    whole = make_plan(hosts, "dp:16").environment
-    assert whole == {"JAX_PLATFORMS": "rocm,cpu", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"}
-    part = make_plan(hosts, "dp:4", devices=["host-0/1", "host-0/2", "host-1/1", "host-1/2"]).environment
-    assert part["HIP_VISIBLE_DEVICES"] == "1,2"
-    assert "CUDA_VISIBLE_DEVICES" not in part
-    assert find_differing(hosts, [0, 8, 9]) == ("HIP_VISIBLE_DEVICES", {"host-0": "0", "host-1": "0,1"})
-
-
-def test_a_job_on_tpus_starts_without_a_memory_fraction() -> None:
-    assert make_plan(build_tpu((2, 4)), "dp:8", memory_strategy="aggressive").environment == {
-        "JAX_PLATFORMS": "tpu,cpu"
-    }
-
-
-def test_gpus_without_a_known_uuid_are_shown_by_number() -> None:
-    dgx = change_device(build_dgx_h100(), 3, uuid=None)
-    assert make_plan(dgx, "dp:2", devices=[3, 2]).environment["CUDA_VISIBLE_DEVICES"] == "2,3"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fraction"), [("conservative", "0.6"), ("balanced", "0.75"), ("aggressive", "0.9")]
-)
-def test_the_memory_strategy_is_in_the_environment(strategy: str, fraction: str) -> None:
-    plan = make_plan(build_dgx_h100(), "dp:8", memory_strategy=strategy)
-    assert plan.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == fraction
-
-
 def test_code_for_a_tpu_names_chips_by_coordinates() -> None:
     v5e = build_tpu((2, 4))
     code = make_plan(v5e, "dp:2", devices=[7, 5], device_order="given").code
@@ -81,26 +52,6 @@ def test_code_is_python_whatever_the_axes_are_called(name: str) -> None:
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------
-
-MANY = [
-    ("2*h100:8", "dp:2,tp:8"),
-    ("2*v5e:4x4", "dp:2,tp:16"),
-    ("gb200:72", "tp:72"),
-    ("2*cpu:4", "x:8"),
-    ("v5p:12x12x16", "dp:144,tp:16"),
-    ("v5p:16x20x28", "dp:560,tp:16"),
-]
-
-
-@pytest.mark.parametrize(("target", "mesh"), MANY)
-def test_code_for_several_granules_or_very_many_devices_asks_for_the_plan(target: str, mesh: str) -> None:
-    plan = make_plan(build_target(target), mesh, include_devices=False)
-    compile(plan.code, "plan.py", "exec")
-    statements = [ast.unparse(node) for node in ast.parse(plan.code).body]
-    assert statements == ["from meshwright.mesh import build_mesh", "mesh = build_mesh(plan)"]
-    assert plan.fingerprint in plan.code.splitlines()[0]
-    assert f"# Mesh {mesh}" in plan.code
-    assert len(plan.code) < 2000
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from meshwright.planning.compile_job import (
 )
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.request import answer_request
-from meshwright.testing.hardware import build_devices
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -69,24 +68,11 @@ def test_hardware_is_told_as_compilers_know_it(
     assert set(found.shape[len(shape) :]) <= {1}
 
 
-@pytest.mark.parametrize("name", ["v5e:4x4", "2*v5p:2x2x2", "8*h100:8", "cpu:8", "v5p:4x4x8_twisted"])
-def test_hardware_that_nobody_named_is_called_what_it_is(name: str) -> None:
-    named = build_compile_target(plan(name))
-    written = build_compile_target(plan(name).model_copy(update={"target": None})).name
-    assert build_compile_target(plan(written)).model_copy(update={"name": name}) == named
-
-
 def test_wrap_and_twist_of_slices_go_to_the_compiler() -> None:
     twisted, plain = (build_compile_target(plan(f"v5p:4x4x8{end}")) for end in ("_twisted", ""))
     assert (twisted.twisted, plain.twisted) == (True, False)
     assert plain.wrap == (True, True, True)
     assert build_compile_target(plan("v5p:2x2x2")).wrap == build_target("v5p:2x2x2").granules[0].wrap
-
-
-def test_this_hosts_devices_are_a_target_too() -> None:
-    found = build_compile_target(plan(Topology.of(build_devices("h100:8"))))
-    assert (found.platform, found.chip, found.shape, found.granules) == ("gpu", "h100", (8,), 1)
-    assert found.name == "h100:8"
 
 
 # ---- what cannot be asked -------------------------------------------------------------------------------------------
@@ -138,37 +124,6 @@ def test_the_mesh_names_every_device_by_granule_and_position_in_its_own_order() 
     assert sorted(mesh.places) == [(granule, position) for granule in (0, 1) for position in range(4)]
 
 
-def test_a_plan_on_some_devices_asks_about_those_of_the_whole_target() -> None:
-    job = ask("2*h100:8", "tp:4", devices={"count": 4})
-    assert (job.target.shape, job.target.granules) == ((8,), 2)
-    assert len(set(job.mesh.places)) == 4
-
-
-def test_granules_are_counted_as_they_stand_in_the_plan() -> None:
-    made = plan("2*h100:4", "dp:2,tp:4")
-    first, second = made.granules
-    assert made.devices is not None
-    moved = made.model_copy(
-        update={
-            "granules": (first, second.model_copy(update={"ordinal": 7})),
-            "devices": tuple(device.model_copy(update={"granule": 7 * device.granule}) for device in made.devices),
-        }
-    )
-    assert build_compile_mesh(moved) == build_compile_mesh(made)
-
-
-def test_a_job_has_all_that_the_child_needs() -> None:
-    job = ask("v5e:4x4", "fsdp:2,tp:8")
-    assert (job.model, job.training, job.search) == (MODEL, TRAINING, "none")
-    assert job.target.name == "v5e:4x4"
-    assert CompileJob.model_validate_json(job.model_dump_json()) == job
-
-
-@pytest.mark.parametrize("name", ["v5e:4x4", "cpu:8"])
-def test_tpus_and_cpu_targets_have_the_capacity_that_the_child_finds(name: str) -> None:
-    assert ask(name, "fsdp:-1").capacity_bytes is None
-
-
 @pytest.mark.parametrize(("strategy", "fraction"), [(None, 0.75), ("aggressive", 0.9), ("conservative", 0.6)])
 def test_gpus_have_the_fraction_of_their_memory_that_the_job_is_started_with(
     strategy: str | None, fraction: float
@@ -190,14 +145,6 @@ def test_the_fraction_is_the_environments_under_either_name_and_jaxs_own_without
     assert fractions == [0.75, 0.5, 0.25]
 
 
-def test_the_gpu_with_the_least_memory_bounds_all() -> None:
-    assert read_capacity(change(plan("2*h100:8"), device_memory_bytes=10**9)) == 75 * 10**7
-
-
-def test_gpus_that_tell_nothing_have_what_the_vendor_names() -> None:
-    assert read_capacity(change(plan("h100:8"), device_memory_bytes=None)) == read_capacity(plan("h100:8"))
-
-
 # ---- what a plan says of a model ------------------------------------------------------------------------------------
 
 
@@ -206,43 +153,11 @@ def answer(mesh: str, model: Any, target: str = "v5e:4x4", **fields: Any) -> Pla
     return answer_request(request).plans[0]
 
 
-def test_a_plan_with_a_model_says_how_many_parameters_it_has() -> None:
-    facts = answer("fsdp:2,tp:8", "llama3-8b").model
-    assert facts is not None
-    assert (facts.name, facts.parameter_count, facts.active_parameter_count) == ("llama3-8b", 8030261248, 8030261248)
-    mixture = answer("fsdp:4,ep:4", {**PLAIN, "num_experts": 8, "num_experts_per_tok": 2}).model
-    assert mixture is not None
-    assert mixture.active_parameter_count < mixture.parameter_count
-
-
-def test_a_plan_without_a_model_says_nothing_of_one() -> None:
-    assert answer_request(PlanRequest.model_validate({"mesh": "dp:16", "target": "v5e:4x4"})).plans[0].model is None
-
-
-def test_a_plan_that_does_not_divide_its_model_is_refused_with_sizes_that_do() -> None:
-    with pytest.raises(DoesNotDivideError) as refused:
-        answer("dp:1,tp:16", PLAIN)
-    assert refused.value.errors[0]["legal"] == {"tp": [1, 2, 4, 8]}
-
-
-def test_the_batch_counts_only_where_the_request_has_one() -> None:
-    assert answer("fsdp:16", PLAIN).model is not None
-    with pytest.raises(DoesNotDivideError, match="fsdp:16 does not divide global_batch 24"):
-        answer("fsdp:16", PLAIN, training={"global_batch": 24})
-
-
 def test_a_model_that_cannot_be_described_is_planned_with_a_warning_that_says_why() -> None:
     found = answer("fsdp:16", "qwen3-next-80b-a3b")
     assert found.model is None
     (notice,) = [each for each in found.warnings if each.code == "model_not_supported"]
     assert "linear attention" in notice.message
-
-
-def test_a_model_that_is_only_not_compiled_is_counted_without_a_warning() -> None:
-    found = answer("fsdp:16", "gemma2-2b")
-    assert found.model is not None
-    assert found.model.parameter_count == 2_614_341_888
-    assert not found.warnings
 
 
 def test_a_model_that_the_step_has_not_is_no_job_and_the_field_says_why() -> None:

@@ -54,11 +54,6 @@ def test_a_weight_larger_than_any_array_is_refused_with_its_fields(fields: dict[
     assert caught.value.hint.startswith("make ")
 
 
-def test_the_greatest_weight_that_can_be_is_a_job() -> None:
-    model = {**MODEL, "vocab_size": 2**40, "hidden_size": 2**22, "num_hidden_layers": 1}
-    assert isinstance(prepare_verify(plan(), model, TRAINING), CompileJob)
-
-
 def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
     found = prepare_verify(plan("pp:2,dp:2"), MODEL, TRAINING)
     assert isinstance(found, Verification)
@@ -68,11 +63,6 @@ def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
     fitted = prepare_fit(plan("pp:2,dp:2"), MODEL, TRAINING)
     assert isinstance(fitted, CompiledBatch)
     assert (fitted.verification.status, fitted.data_parallel_size) == ("not_compiled", 2)
-
-
-@pytest.mark.parametrize("mesh", [{"dp": 4}, {"pp": 1, "dp": 4}, {"stage": 1}])
-def test_a_mesh_without_stages_passes(mesh: dict[str, int]) -> None:
-    check_axes(mesh)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +83,6 @@ def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
     assert bound_batch(training, mesh) == TrainingSpec(
         global_batch=greatest, gradient_accumulation=passes, sequence_length=64
     )
-
-
-def test_a_bound_that_does_not_divide_is_a_job_all_the_same() -> None:
-    found = prepare_fit(plan(), MODEL, BatchTraining(global_batch=6))
-    assert isinstance(found, CompileJob)
-    assert (found.training.global_batch, found.search) == (4, "largest_batch")
 
 
 @pytest.mark.parametrize(

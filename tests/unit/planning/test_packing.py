@@ -14,7 +14,7 @@ from meshwright.planning.packing import list_packings, pack_devices, sort_plain
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from tests.fakes.topologies import build_cpu, build_dgx1, build_pcie, drop_devices, join_topologies
+from tests.fakes.topologies import build_cpu, build_dgx1, drop_devices, join_topologies
 
 MACHINES = {
     "v5e": build_target("v5e:4x4"),
@@ -102,19 +102,6 @@ def test_the_smallest_slice_that_is_enough_is_taken_else_the_largest_first(count
     assert count_by(topology, pack_devices(topology, topology.order, count)) == shares
 
 
-def test_a_part_of_an_nvlink_domain_fills_hosts() -> None:
-    topology = build_target("36*gb200:4")
-    free = [index for index in topology.order if index not in {0, 1, 2, 4, 300}]
-    chosen = pack_devices(topology, free, 8)
-    assert len(count_by(topology, chosen)) == 1
-    assert sorted(count_by(topology, chosen, host=True).values()) == [4, 4]
-
-
-def test_a_host_with_few_free_devices_is_left_alone() -> None:
-    topology = build_target("2*h100:8")
-    assert count_by(topology, pack_devices(topology, (0, *range(8, 16)), 6)) == {1: 6}
-
-
 # ---- sets to choose from --------------------------------------------------------------------------------------------
 
 
@@ -134,33 +121,7 @@ def test_of_the_sets_to_choose_from_the_packed_one_is_first_and_the_others_are_e
         assert len(shares) >= max(2, len(count_by(topology, first)))
 
 
-@pytest.mark.parametrize(
-    ("target", "taken", "count", "sets"),
-    [
-        ("2*h100:8", set(), 12, [{0: 8, 1: 4}, {0: 6, 1: 6}]),
-        ("2*h100:8", set(), 8, [{0: 8}, {0: 4, 1: 4}]),
-        ("2*h100:8", set(), 16, [{0: 8, 1: 8}]),
-        ("2*h100:8", set(), 9, [{0: 8, 1: 1}]),
-        ("2*h100:8", {8, 9, 10}, 12, [{0: 8, 1: 4}]),
-        ("3*h100:8", {0}, 18, [{1: 8, 2: 8, 0: 2}, {0: 6, 1: 6, 2: 6}]),
-        ("9*h100:4", set(), 8, [{0: 4, 1: 4}, {0: 4, 1: 4}, {0: 2, 1: 2, 2: 2, 3: 2}, dict.fromkeys(range(8), 1)]),
-    ],
-)
-def test_as_many_of_each_host_are_offered_where_there_are_enough(
-    target: str, taken: set[int], count: int, sets: list[dict[int, int]]
-) -> None:
-    topology = build_target(target)
-    pool = [index for index in topology.order if index not in taken]
-    assert [count_by(topology, chosen) for chosen in list_packings(topology, pool, count)] == sets
-
-
 # ---- inside a host --------------------------------------------------------------------------------------------------
-
-
-def test_cards_are_joined_as_fast_as_can_be() -> None:
-    pcie = build_pcie(((0, 5), (1, 3)), count=6)
-    assert pack_devices(pcie, pcie.order, 2) in ((0, 5), (1, 3))
-    assert pack_devices(pcie, (1, 2, 3, 4), 2) == (1, 3)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -173,16 +134,6 @@ def test_no_set_of_a_hybrid_cube_mesh_is_nearer_than_the_packed_one(count: int) 
 
     nearest = min(price(chosen) for chosen in combinations(topology.order, count))
     assert price(pack_devices(topology, topology.order, count)) == pytest.approx(nearest)
-
-
-def test_where_all_are_alike_the_first_ones_are_taken() -> None:
-    topology = build_cpu(8)
-    assert pack_devices(topology, topology.order, 3) == (0, 1, 2)
-
-
-def test_all_that_there_are_are_taken_where_more_are_asked_for() -> None:
-    assert pack_devices(build_cpu(8), (1, 5), 2) == (1, 5)
-    assert pack_devices(build_cpu(8), (1, 5), 9) == (1, 5)
 
 
 # ---- boxes in a torus -----------------------------------------------------------------------------------------------
@@ -256,16 +207,6 @@ def test_a_free_box_is_found_wherever_there_is_one(data: st.DataObject) -> None:
         assert sum(size - 1 / size for size in ours) == pytest.approx(min(ways))
 
 
-def test_a_number_of_chips_that_makes_no_box_is_taken_close_together() -> None:
-    topology = build_target("v5e:2x4")
-    chosen = pack_devices(topology, topology.order, 7)
-    hops = [topology.hops(a, b) or 0 for a, b in combinations(chosen, 2)]
-    others = [
-        sum(topology.hops(a, b) or 0 for a, b in combinations(kept, 2)) for kept in combinations(topology.order, 7)
-    ]
-    assert sum(hops) == min(others)
-
-
 def test_a_large_slice_without_room_for_a_box_gives_what_comes_first() -> None:
     topology = build_target("v5e:16x16")
     assert pack_devices(topology, topology.order, 127) == topology.order[:127]
@@ -280,10 +221,3 @@ def test_the_cores_of_a_chip_are_taken_together() -> None:
     assert 0 not in chosen, "the other core of its chip is not free"
     assert set(Counter(topology.devices[index].coords for index in chosen).values()) == {2}
     assert len({topology.devices[index].coords for index in pack_devices(topology, topology.order, 3)}) == 2
-
-
-def test_devices_stand_in_plain_order_whatever_the_order_they_come_in() -> None:
-    topology = build_target("2*v5e:2x2")
-    turned = Topology(topology.devices[::-1], (), topology.granules)
-    assert sort_plain(turned, (0, 7, 3)) == (7, 3, 0)
-    assert sort_plain(topology, (7, 0, 3)) == (0, 3, 7)

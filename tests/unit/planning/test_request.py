@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import InvalidMeshError, InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.mesh import plan_mesh
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.request import answer_request, find_topology, parse_importance
 from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology
-from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import PlanRequest
 
@@ -38,18 +36,6 @@ def refuse(request: PlanRequest, kind: type[Exception] = InvalidRequestError) ->
 # ---- which hardware -------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_names_no_hardware_means_this_host() -> None:
-    for here in (HERE, lambda: HERE):
-        found = find_topology(ask(), here)
-        assert (found.topology, found.target, found.is_here) == (HERE, None, True)
-
-
-def test_a_target_is_built_and_named_as_it_is_written_and_this_host_is_not_looked_at() -> None:
-    found = find_topology(ask(target="V5P-8"), look)
-    assert found.topology == build_target("v5p:2x2x1")
-    assert (found.target, found.is_here) == ("v5p:2x2x1", False)
-
-
 def test_replies_of_agents_are_joined_and_this_host_is_not_looked_at() -> None:
     reply = build_devices("h100:8").model_dump(mode="json")
     assert len(find_topology(ask(topology=reply), look).topology.devices) == 8
@@ -62,10 +48,6 @@ def test_a_target_and_a_topology_together_are_refused() -> None:
     refused = refuse(ask(target="h100:8", topology=[]))
     assert refused.errors[0]["field"] == "target"
     assert "leave out target, or leave out topology" in refused.hint
-
-
-def test_where_there_is_no_host_a_request_names_its_hardware() -> None:
-    assert "v5p:4x4x4" in refuse(ask()).hint
 
 
 @pytest.mark.parametrize(
@@ -85,13 +67,6 @@ def test_hardware_that_is_none_is_refused_with_its_field(
 # ---- the answer -----------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_the_plan_of_what_was_found() -> None:
-    request = ask(target="2*v5e:2x2", dcn="dp:2")
-    plans = answer_request(request)
-    assert plans == plan_mesh(request, build_target("2*v5e:2x2"), target="2*v5e:2x2")
-    assert plans.plans[0].target == "2*v5e:2x2"
-
-
 def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone() -> None:
     here = answer_request(ask(mesh="x:-1"), HERE, health={3: "unhealthy"}, notices=(NOTICE,)).plans[0]
     there = answer_request(ask(mesh="x:-1", target="cpu:8"), HERE, health={3: "unhealthy"}, notices=(NOTICE,)).plans[0]
@@ -99,11 +74,6 @@ def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone
     assert NOTICE in here.warnings
     assert there.mesh_shape == {"x": 8}
     assert NOTICE not in there.warnings
-
-
-def test_a_wrong_mesh_is_refused_on_any_hardware() -> None:
-    with pytest.raises(InvalidMeshError):
-        answer_request(ask(mesh="dp:0", target="h100:8"))
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.mesh import plan_mesh
-from meshwright.planning.selection import name_hosts, select_devices
+from meshwright.planning.selection import select_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.devices import DeviceLease, DeviceProcess
+from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.mesh import DeviceSelection, PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device, hold
 
@@ -80,11 +80,6 @@ def test_a_host_whose_devices_are_all_taken_says_by_whom() -> None:
     assert "GET /devices" in caught.value.hint
 
 
-def test_a_taken_device_that_is_named_is_planned_on_and_warned_of() -> None:
-    (plan,) = plan_mesh(PlanRequest(mesh="dp:2", devices=(0, 1)), hold(TPU, 0)).plans
-    assert [notice.code for notice in plan.warnings] == ["devices_shared"]
-
-
 def test_shared_devices_are_told_in_one_warning_that_lists_them_by_who_holds_them() -> None:
     machine = hold(hold(hold(GPUS, 0), 1), 5, name="other")
     (plan,) = plan_mesh(PlanRequest(mesh="dp:8"), machine).plans
@@ -102,20 +97,6 @@ def test_devices_of_which_nobody_could_look_who_holds_them_are_warned_of() -> No
     assert [notice.code for notice in plan.warnings] == ["holders_unknown"]
     assert "who holds device 2, 3:" in plan.warnings[0].message
     (plan,) = plan_mesh(PlanRequest(mesh="dp:2", devices=(0, 1)), machine).plans
-    assert plan.warnings == ()
-
-
-def test_of_devices_that_the_job_has_reserved_it_does_not_matter_who_holds_them() -> None:
-    lease = DeviceLease(id="lease-1", purpose="slurm job 7")
-    machine = build_dgx_h100()
-    for index in range(8):
-        machine = change_device(machine, index, basis="passive", processes=None, lease=lease)
-    (plan,) = plan_mesh(PlanRequest(mesh="dp:8", lease="lease-1"), machine).plans
-    assert plan.warnings == ()
-
-
-def test_a_target_has_nobody_who_could_hold_it() -> None:
-    (plan,) = plan_mesh(PlanRequest(mesh="dp:8"), build_target("h100:8")).plans
     assert plan.warnings == ()
 
 
@@ -163,13 +144,6 @@ def test_all_that_are_well_are_taken_and_the_rest_is_told_by_host(sick: set[int]
     assert [notice.message for notice in pool.notices] == ([f"device {names} is left out: unhealthy"] if sick else [])
 
 
-@pytest.mark.parametrize(("count", "hosts"), [(4, [0] * 4), (6, [0] * 4 + [1] * 2)])
-def test_a_number_of_devices_is_taken_from_few_hosts(count: int, hosts: list[int]) -> None:
-    pool = select_devices(DeviceSelection(count=count), HOSTS, {})
-    assert [index // 4 for index in pool.indices] == hosts
-    assert pool.choice == HOSTS.order, "the mesh may choose others"
-
-
 def test_sick_and_excluded_devices_and_those_that_others_have_alone_are_not_counted_on() -> None:
     machine, health = hold(hold_alone(HOSTS, 0), 1), {5: "unhealthy"}
 
@@ -183,9 +157,3 @@ def test_sick_and_excluded_devices_and_those_that_others_have_alone_are_not_coun
     assert caught.value.hint == "ask for 8 or fewer"
     assert choose(8) == (1, 2, 3, 4, 6, 7, 10, 11)
     assert choose(7) == (2, 3, 4, 6, 7, 10, 11), "one that is shared is taken last"
-
-
-def test_many_hosts_are_told_by_the_first_and_their_number() -> None:
-    assert name_hosts(GPUS) == "host a has"
-    assert name_hosts(HOSTS) == "3 hosts (host-0, host-1, host-2) have"
-    assert name_hosts(build_target("64*h100:8")) == "64 hosts (host-0, host-1, host-2, …) have"

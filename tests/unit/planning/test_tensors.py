@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-
 import pytest
 from hypothesis import given
 
@@ -28,117 +25,8 @@ GPT_NEOX_20B = ModelSpec(
 )
 
 
-Tensors = list[tuple[str, tuple[int, ...]]]
-
-
-def list_all(model: ModelSpec) -> Tensors:
-    """Every tensor of the model, each layer on its own, as a checkpoint has them."""
-    width = model.hidden_size
-    tensors = [("embedding", (model.vocab_size, width)), *list_norm(model)]
-    if model.positions == "learned":
-        tensors.append(("embedding", (model.max_position_embeddings or 0, width)))
-    if not model.tie_word_embeddings:
-        tensors.append(("head", (width, model.vocab_size)))
-    for number in range(1, model.num_hidden_layers + 1):
-        tensors += [*list_attention(model), *list_layer_norms(model)]
-        tensors += list_experts(model) if has_experts(model, number) else list_mlp(model, model.intermediate_size)
-    return tensors
-
-
 def has_experts(model: ModelSpec, number: int) -> bool:
     return bool(model.num_experts) and number > model.first_k_dense_replace and number % model.decoder_sparse_step == 0
-
-
-def list_norm(model: ModelSpec) -> Tensors:
-    return [("norms", (model.hidden_size,))] * {"rmsnorm": 1, "layernorm": 2}[model.norm]
-
-
-def list_layer_norms(model: ModelSpec) -> Tensors:
-    there = [model.pre_norms, model.pre_norms, model.post_attention_norm, model.post_feedforward_norm]
-    return [each for is_there in there if is_there for each in list_norm(model)]
-
-
-def list_attention(model: ModelSpec) -> Tensors:
-    own = list_latent(model) if model.kv_lora_rank else list_heads(model)
-    return own + ([("attention", (model.num_attention_heads,))] if model.attention_sinks else [])
-
-
-def list_heads(model: ModelSpec) -> Tensors:
-    width, size = model.hidden_size, model.head_dim or model.hidden_size // model.num_attention_heads
-    heads, pairs = model.num_attention_heads, model.num_key_value_heads or model.num_attention_heads
-    tensors: Tensors = []
-    for count in (heads, pairs, pairs):
-        tensors.append(("attention", (width, count, size)))
-        if model.attention_bias:
-            tensors.append(("attention", (count, size)))
-    tensors.append(("attention", (heads, size, width)))
-    if model.attention_output_bias:
-        tensors.append(("attention", (width,)))
-    scales: dict[str, Tensors] = {
-        "head": [("norms", (size,)), ("norms", (size,))],
-        "all_heads": [("norms", (heads, size)), ("norms", (pairs, size))],
-        "none": [],
-    }
-    return tensors + (scales[model.qk_norm_scale] if model.qk_norm else [])
-
-
-def list_latent(model: ModelSpec) -> Tensors:
-    """As DeepSeek-V2 (arXiv:2405.04434) and DeepSeek-V3.2 have it."""
-    width, heads = model.hidden_size, model.num_attention_heads
-    rank, plain, turned, value = (
-        getattr(model, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    )
-    tensors: Tensors = [
-        ("attention", (width, rank)),
-        ("attention", (width, turned)),
-        ("norms", (rank,)),
-        ("attention", (rank, heads, plain)),
-        ("attention", (rank, heads, value)),
-        ("attention", (heads, value, width)),
-    ]
-    narrow = model.q_lora_rank
-    if narrow is None:
-        return [*tensors, ("attention", (width, heads, plain + turned))]
-    tensors += [("attention", (width, narrow)), ("norms", (narrow,)), ("attention", (narrow, heads, plain + turned))]
-    if model.index_head_dim and model.index_n_heads:
-        own, size = model.index_n_heads, model.index_head_dim
-        tensors += [("attention", (narrow, own, size)), ("attention", (width, size)), ("attention", (width, own))]
-        tensors += [("norms", (size,)), ("norms", (size,))]
-    return tensors
-
-
-def list_mlp(model: ModelSpec, inner: int) -> Tensors:
-    return list_matrices(model, inner) + (list_biases(model, inner) if model.mlp_bias else [])
-
-
-def list_biases(model: ModelSpec, inner: int) -> Tensors:
-    gate: Tensors = [("mlp", (inner,))] if model.gated else []
-    return [("mlp", (inner,)), ("mlp", (model.hidden_size,)), *gate]
-
-
-def list_matrices(model: ModelSpec, inner: int) -> Tensors:
-    shapes = [(model.hidden_size, inner), (inner, model.hidden_size)] + [(model.hidden_size, inner)] * model.gated
-    return [("mlp", shape) for shape in shapes]
-
-
-def list_experts(model: ModelSpec) -> Tensors:
-    experts, width = model.num_experts or 0, model.hidden_size
-    inner = model.moe_intermediate_size or model.intermediate_size
-    each = list_matrices(model, inner) + (list_biases(model, inner) if model.expert_bias else [])
-    shared = list_matrices(model, model.shared_expert_intermediate_size or inner)
-    router: Tensors = [("router", (width, experts))]
-    router += [("router", (experts,))] * model.router_bias + [("router", (width, 1))] * model.shared_expert_gate
-    return [*router, *each * experts, *shared * model.num_shared_experts]
-
-
-@given(models() | described_models())
-def test_the_count_is_that_of_the_tensors_one_by_one(model: ModelSpec) -> None:
-    sizes: Counter[str] = Counter()
-    for kind, shape in list_all(model):
-        sizes[kind] += math.prod(shape)
-    count = count_parameters(model)
-    assert {kind: getattr(count, kind) for kind in sizes} == dict(sizes)
-    assert count.total == sizes.total()
 
 
 @given(models() | described_models())

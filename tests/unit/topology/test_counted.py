@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from meshwright.testing import build_devices
 from meshwright.topology.chips import ChipCount, parse_chip_count
@@ -23,16 +22,6 @@ def test_a_count_of_chips_is_written_as_in_targets(text: str, count: ChipCount) 
     assert parse_chip_count(f" {text} ") == count
     assert str(count) == text
     assert Settings(expect=text).expect == text
-
-
-@pytest.mark.parametrize(
-    "text", ["h100", "0", "0*h100", "8h100", "h100:8", "8*", "*h100", "8 * h100", "8*h100*2", "-1", "٨", "8x"]
-)
-def test_what_is_no_count_is_refused_with_one_that_works(text: str) -> None:
-    with pytest.raises(ValueError, match=r"8\*h100"):
-        parse_chip_count(text)
-    with pytest.raises(ValidationError, match=r"8\*h100"):
-        Settings(expect=text)
 
 
 def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
@@ -57,20 +46,6 @@ def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
 )
 def test_a_device_is_known_by_any_name_of_its_chip(chip: str | None, host: str, is_of: bool) -> None:
     assert {ChipCount(1, chip).is_of(device.kind) for device in build_devices(host).devices} == {is_of}
-
-
-@pytest.mark.parametrize(
-    ("chip", "kind", "is_of"),
-    [
-        ("h100", "NVIDIA H100 80GB HBM3", True),
-        ("H100", "NVIDIA H100 NVL", True),
-        ("h100", "NVIDIA A100-SXM4-80GB", False),
-        ("v5e", "TPU v5 lite", True),
-        ("v5e", "TPU v5", False),
-    ],
-)
-def test_a_kind_as_drivers_and_jax_write_it_is_known(chip: str, kind: str, is_of: bool) -> None:
-    assert ChipCount(1, chip).is_of(kind) is is_of
 
 
 @given(st.integers(1, 99999), st.sampled_from([None, "h100", "v5e", "l40s"]))

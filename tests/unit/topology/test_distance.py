@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.topology.model import Coords, find_distance, find_offsets
-from meshwright.topology.targets import build_target
 
 Links = Mapping[Coords, Sequence[Coords]]
 
@@ -132,21 +130,3 @@ def test_other_shapes_have_no_twist(shape: Coords) -> None:
     with pytest.raises(ValueError, match=r"cannot be twisted; .* such as \(4, 4, 8\)"):
         find_distance(shape, (True,) * len(shape), twisted=True)
     assert find_distance((4, 4, 8), (True,) * 3, twisted=True)((0, 0, 0), (0, 0, 4)) == 4
-
-
-def test_a_target_says_its_twist_in_hops() -> None:
-    plain, twisted = build_target("v4:4x4x8"), build_target("v4:4x4x8_twisted")
-    at = {device.coords: index for index, device in enumerate(plain.devices)}
-    end, start, half = at[3, 0, 0], at[0, 0, 0], at[0, 0, 4]
-    assert (plain.hops(end, start), plain.hops(end, half)) == (1, 5)
-    assert (twisted.hops(end, start), twisted.hops(end, half)) == (3, 1)
-
-
-@pytest.mark.parametrize("shape", [(32, 32, 64), (30, 60, 60), (100_000, 100_000, 200_000)])
-def test_half_way_along_all_long_dimensions_is_one_turn_of_a_short_one_and_no_chip_is_listed(shape: Coords) -> None:
-    start = time.perf_counter()
-    distance = find_distance(shape, (True,) * 3, twisted=True)
-    short = min(shape)
-    there = tuple(0 if size == short else short for size in shape)
-    assert distance((0, 0, 0), there) == short
-    assert time.perf_counter() - start < 0.1

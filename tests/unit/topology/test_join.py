@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.testing import build_devices
 from meshwright.topology.join import Joined, join_devices, natural_key
 from meshwright.topology.model import Topology
-from meshwright.wire.base import Notice
 from meshwright.wire.devices import Devices, Granule
 from tests.fakes.fleets import AT, build_host, build_slice
 from tests.fakes.machines import NAMES, plant_machine
@@ -56,20 +54,6 @@ def change_device(reply: Devices, index: int, **fields: Any) -> Devices:
 # ---- hosts ----
 
 
-def test_hosts_are_granules_in_the_natural_order_of_their_names() -> None:
-    joined = join_devices([build_host(name) for name in ("host-10", "host-2", "gpu-7")])
-    topology = joined.topology
-    assert [(g.ordinal, g.kind, g.name, g.device_count) for g in topology.granules] == [
-        (0, "host", "gpu-7", 4),
-        (1, "host", "host-2", 4),
-        (2, "host", "host-10", 4),
-    ]
-    assert [(d.granule, d.position) for d in topology.devices] == [(g, p) for g in range(3) for p in range(4)]
-    assert topology.names["host-10/3"] == (11,)
-    assert joined.places == ((8, 9, 10, 11), (4, 5, 6, 7), (0, 1, 2, 3))
-    assert codes(joined) == []
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_one_recorded_host_alone_is_the_topology_that_it_was(name: str, tmp_path: Path) -> None:
     reply = plant_machine(name, tmp_path).view()
@@ -80,13 +64,6 @@ def test_one_recorded_host_alone_is_the_topology_that_it_was(name: str, tmp_path
     is_part = any(math.prod(granule.shape or (chips,)) != chips for granule in reply.granules)
     own = [notice.code for notice in reply.warnings if notice.code != "slice_in_part"]
     assert codes(joined) == (["chips_missing"] if is_part else []) + own
-
-
-def test_what_hosts_warn_of_is_told_once_with_their_names() -> None:
-    simulated = Notice(code="simulated", message="declared", hint="ask a real host")
-    ones = [change(build_devices("h100:8", host=name), warnings=(simulated,)) for name in ("a", "b")]
-    joined = join_devices([*ones, build_devices("h100:8", host="c")])
-    assert [(notice.code, notice.message) for notice in joined.notices] == [("simulated", "a, b: declared")]
 
 
 def test_two_recorded_dgx_are_sixteen_gpus_with_their_links(tmp_path: Path) -> None:
@@ -135,15 +112,6 @@ def test_the_order_in_which_hosts_answered_changes_nothing(order: list[str]) -> 
     )
 
 
-def test_hosts_of_one_nvlink_domain_keep_its_name() -> None:
-    replies = [build_host(f"n{i}") for i in range(3)]
-    replies = [
-        change(reply, granules=tuple(g.model_copy(update={"domain": f"uuid.{i // 2}"}) for g in reply.granules))
-        for i, reply in enumerate(replies)
-    ]
-    assert [granule.domain for granule in join_devices(replies).topology.granules] == ["uuid.0", "uuid.0", "uuid.1"]
-
-
 def test_hosts_of_one_name_are_told_apart_by_number_or_by_label() -> None:
     replies = [change(build_host("vm", "cpu:2"), worker=build_worker(i)) for i in range(2)]
     replies = [
@@ -170,13 +138,6 @@ def test_two_agents_on_one_machine_are_two_hosts_and_the_plan_says_so() -> None:
     joined = join_devices([one, other])
     assert len(joined.topology.granules) == 2
     assert find_notice(joined, "hosts_share_machine").startswith("pod-a, pod-b run on one machine")
-
-
-def test_kinds_that_differ_are_told_with_their_hosts() -> None:
-    replies = [build_host(f"n{i}") for i in range(3)]
-    replies[1] = change_device(replies[1], 0, kind="NVIDIA A100-SXM4-80GB")
-    message = find_notice(join_devices(replies), "hosts_differ")
-    assert "NVIDIA A100-SXM4-80GB on n1; NVIDIA H100 80GB HBM3 on n0, n1, n2" in message
 
 
 def test_a_host_without_devices_is_told() -> None:
@@ -236,10 +197,6 @@ def test_what_contradicts_itself_is_refused(case: str) -> None:
     assert words in refuse(replies).detail
 
 
-def test_the_fewer_hosts_are_those_to_leave_out() -> None:
-    assert refuse([A, build_host("c", "cpu:4"), B]).hint.startswith("leave out c;")
-
-
 # ---- slices ----
 
 
@@ -277,11 +234,6 @@ def test_chips_that_lack_are_named_and_the_rest_is_a_topology_with_holes() -> No
         "slice slice-a has 16 chips (2x2x4), and 12 of them are here; missing: (0,0,2), (1,0,2), (0,1,2), (1,1,2)"
     )
     assert [device.position for device in joined.topology.devices] == list(range(12))
-
-
-def test_many_chips_that_lack_are_counted() -> None:
-    joined = join_devices(build_slice((4, 4, 4), (2, 2, 1))[:1])
-    assert find_notice(joined, "chips_missing").endswith("and 52 more")
 
 
 def test_a_core_that_lacks_is_its_chip_that_lacks() -> None:
@@ -330,13 +282,6 @@ def test_a_shape_that_nobody_says_is_that_of_the_box_unless_somebody_knows_of_ot
     assert {link.basis for link in part.topology.links} == {"declared"}
     holes = join_devices(build_slice((2, 2, 2), (2, 1, 1), says_shape=False, says_part=False)[:3])
     assert holes.topology.granules[0].shape is None
-
-
-def test_a_twist_that_one_host_says_is_the_slices() -> None:
-    hosts = build_slice((4, 4, 8), (2, 2, 1))
-    said = hosts[5].granules[0].model_copy(update={"twisted": True, "wrap": (True, True, True)})
-    hosts[5] = change(hosts[5], granules=(said,))
-    assert join_devices(hosts).topology.granules[0].twisted
 
 
 def without_coords(host: Devices) -> Devices:
@@ -450,28 +395,3 @@ def test_the_natural_order_tells_all_names_apart_and_can_sort_them(names: list[s
     ordered = sorted(names, key=natural_key)
     assert len({natural_key(name) for name in names}) == len(names)
     assert sorted(ordered[::-2] + ordered[-2::-2], key=natural_key) == ordered
-
-
-def test_numbers_in_names_count_as_numbers() -> None:
-    names = ["a", "host", "host-1", "host-02", "host-2", "host-10", "host-10a", "host-10b2", "host-10b10"]
-    assert sorted(names[::2] + names[1::2], key=natural_key) == names
-
-
-def test_a_number_in_a_name_may_have_any_length() -> None:
-    names = [f"host-{'9' * 4999}", f"host-1{'0' * 4999}", f"host-1{'0' * 5000}"]
-    assert sorted([names[2], names[0], names[1]], key=natural_key) == names
-
-
-def test_times_without_a_zone_are_as_good_as_others() -> None:
-    hosts = build_slice((4, 2, 1), (2, 2, 1), says_shape=False)
-    naive = {"observed_at": AT.replace(tzinfo=None) + timedelta(1), "age_s": 7.0}
-    hosts[1] = change(hosts[1], devices=tuple(d.model_copy(update=naive) for d in hosts[1].devices))
-    links = [link for link in join_devices(hosts).topology.links if link.basis == "declared" and link.age_s == 7.0]
-    assert len(links) == 2
-
-
-def test_a_twist_closes_all_dimensions_where_nobody_says_which() -> None:
-    hosts = build_slice((2, 2, 4), (2, 2, 1), kind="TPU v4")
-    hosts[1] = change(hosts[1], granules=(hosts[1].granules[0].model_copy(update={"twisted": True}),))
-    (granule,) = join_devices(hosts).topology.granules
-    assert (granule.twisted, granule.wrap) == (True, (True, True, True))

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshwright.topology.text import WIDTH, clip, format_age, format_devices, format_gib
-from meshwright.wire.base import Notice
-from meshwright.wire.devices import DeviceLease
+from meshwright.topology.text import WIDTH, clip, format_age, format_devices
 from meshwright_agent.view import build_devices
 from tests.fakes.machines import NAMES, NOW, WORKER, plant_machine
 
@@ -45,15 +43,6 @@ def test_the_matrix_is_symmetric_with_hops_where_chips_are_not_side_by_side(tmp_
     assert lines[-1] == "slice of 2×4×1 chips, no rings"
 
 
-def test_a_long_purpose_hides_neither_the_time_left_nor_the_processes_of_other_devices(tmp_path: Path) -> None:
-    seen = plant_machine("dgx-h100", tmp_path).view()
-    lease = DeviceLease(id="lease-1", purpose="evaluation " * 15, expires_in_s=30.4)
-    first = seen.devices[0].model_copy(update={"lease": lease})
-    lines = format_devices(seen.model_copy(update={"devices": (first, *seen.devices[1:])})).splitlines()
-    assert next(line for line in lines if "| leased, 30 s left: eval" in line).startswith("[0]")
-    assert "python3" in next(line for line in lines if line.startswith("[3]"))
-
-
 def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
     text = format_devices(plant_machine("dgx-h100", tmp_path).view(), links=False)
     assert "NV18" not in text
@@ -80,30 +69,6 @@ def test_what_nobody_knows_has_no_column_and_holders_that_could_not_be_seen_are_
     assert "[0] cpu | holders unknown" in format_devices(unseen)
 
 
-def test_the_agents_own_process_and_a_mode_other_than_default_are_named(tmp_path: Path) -> None:
-    seen = plant_machine("pcie-l40s", tmp_path).view()
-    assert "exclusive_process" in format_devices(seen)
-    own = {"pid": 5, "own": True, "used_bytes": None, "name": "python", "command": None}
-    first = seen.devices[0].model_validate({**seen.devices[0].model_dump(), "processes": [own]})
-    assert "| agent/5" in format_devices(seen.model_copy(update={"devices": (first, *seen.devices[1:])}))
-
-
-def test_an_instance_is_named_once_and_with_its_card(tmp_path: Path) -> None:
-    rows = format_devices(plant_machine("mig-a100", tmp_path).view()).splitlines()
-    (first,) = [row for row in rows if row.startswith("[0]")]
-    assert first.startswith("[0] A100-SXM4-40GB MIG 3g.20gb of GPU-5c89852c | 0000:07:00.0 | ")
-    assert not any(" of GPU-" in row for row in rows if row.startswith("[3]"))
-
-
-def test_warnings_are_wrapped_below_with_their_hints(tmp_path: Path) -> None:
-    notice = Notice(code="x", message="word " * 40, hint="do this")
-    seen = plant_machine("cpu-vm", tmp_path).view().model_copy(update={"warnings": (notice,)})
-    lines = format_devices(seen).splitlines()
-    start = next(row for row, line in enumerate(lines) if line.startswith("warning: "))
-    assert lines[start + 1].startswith("         word")
-    assert lines[-1].endswith("do this")
-
-
 @given(st.text(max_size=250))
 @example("x" * 101)
 @example("x" * 100 + "   ")
@@ -121,7 +86,3 @@ def test_ages_have_one_unit_that_people_know(a: float) -> None:
     length_s = {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
     assert abs(int(number) * length_s - a) <= length_s / 2 + 1e-6
     assert int(number) >= 2 or unit == "s"
-
-
-def test_sizes_are_gibibytes_and_unknown_is_a_question_mark() -> None:
-    assert [format_gib(size) for size in (0, 2**30, 81559 * 2**20, None)] == ["0.0", "1.0", "79.6", "?"]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from meshwright._verify.ask import find_main, pack, pack_step, parse_step, speaks_of_main
 from meshwright._verify.job import Step
-from meshwright._verify.trace import StepError, load_pickle, load_step, watch
+from meshwright._verify.trace import StepError, load_step, watch
 from meshwright.errors import InvalidRequestError
 from tests.process import verify_steps
 
@@ -29,10 +28,6 @@ def test_a_function_of_a_module_goes_by_its_name_and_comes_back_the_same() -> No
     assert load_step(step, None) is verify_steps.plain
 
 
-def test_a_jitted_function_goes_by_the_name_under_which_it_stands() -> None:
-    assert pack_step(verify_steps.jitted).name == "jitted"  # it was defined as plain
-
-
 def test_a_closure_is_pickled_and_what_it_calls_goes_by_name() -> None:
     rate = 3
     step = pack_step(lambda x: (verify_steps.jitted, x * rate))
@@ -41,21 +36,11 @@ def test_a_closure_is_pickled_and_what_it_calls_goes_by_name() -> None:
     assert found(2) == (verify_steps.jitted, 6)
 
 
-def test_a_bound_method_is_pickled() -> None:
-    assert load_step(pack_step(Trainer().step), None)(2.0) == 2.0
-
-
 def test_a_jitted_function_without_a_name_is_refused_with_a_way() -> None:
     import jax
 
     with pytest.raises(TypeError, match="stands in no module under a name; give what it jits"):
         pack_step(jax.jit(lambda x: x))
-
-
-def test_what_no_pickle_can_hold_is_refused() -> None:
-    generator = (number for number in range(3))
-    with pytest.raises(TypeError, match=r"an argument cannot be sent .* give a builder by name"):
-        pack(generator, "an argument")
 
 
 @pytest.mark.parametrize("wrong", [3, None, ["train:step"]])
@@ -76,12 +61,6 @@ def test_a_name_is_read(text: str, kind: str, where: str, name: str) -> None:
     assert parse_step(text) == Step.model_validate({"kind": kind, "where": where, "name": name})
 
 
-@pytest.mark.parametrize("wrong", ["train", ":build", "train:", "train:a b", "train:a..b", ""])
-def test_a_text_that_names_no_function_is_refused(wrong: str) -> None:
-    with pytest.raises(InvalidRequestError, match="write train:build"):
-        parse_step(wrong)
-
-
 @pytest.fixture
 def main_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `__main__` what `python -m pytest` makes it, also in a process that another tool has started."""
@@ -93,11 +72,6 @@ def test_main_is_found_and_pickles_that_speak_of_it_are_known() -> None:
     assert find_main() == Step(kind="module", where="pytest")
     assert speaks_of_main(None, base64.b64encode(b"c__main__\nStep\n.").decode())
     assert not speaks_of_main(None, pack((1, 2), "x"))
-
-
-def test_at_a_prompt_nothing_is_found_by_name_in_main(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert find_main() is None
 
 
 @pytest.mark.usefixtures("main_module")
@@ -112,11 +86,6 @@ def test_what_main_defines_goes_by_value_where_it_was_typed_in(monkeypatch: pyte
     monkeypatch.delattr(sys.modules["__main__"], "typed")
     assert step.kind == "pickle"
     assert load_step(step, None)(2) == 3
-
-
-def test_a_pickle_that_cannot_be_read_is_the_users_error() -> None:
-    with pytest.raises(StepError, match="cannot be brought into the compiling process"):
-        load_pickle(base64.b64encode(pickle.dumps(3)[:-2]).decode())
 
 
 @pytest.mark.parametrize("error", [ValueError("a\nb"), SystemExit(3), KeyError("k")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,16 +41,6 @@ def test_at_the_tensor_bound_a_layer_takes_as_long_as_its_activations(
     wire = torus_wire(link_bytes_per_s, [16] * axes, [True] * axes, hop_s=0)
     tokens = 4096
     assert 4 * tokens * D * F / size / flops_per_s == pytest.approx(2 * time_all_gather(2 * tokens * D, wire))
-
-
-def test_dense_layers_need_fewer_tokens() -> None:
-    many = bound_fsdp_tokens(990e12, 4e11)
-    assert bound_fsdp_tokens(990e12, 4e11, experts_ratio=32) == pytest.approx(32 * many)
-
-
-def test_bounds_of_candidates_come_as_an_array() -> None:
-    axes = np.array([1, 2, 3])
-    np.testing.assert_allclose(bound_fsdp_tokens(4.59e14, 1.8e11 * axes), [2550, 1275, 850])
 
 
 def test_a_16_bit_matmul_has_the_bound_that_the_chip_table_tells() -> None:

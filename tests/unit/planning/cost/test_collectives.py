@@ -57,15 +57,6 @@ def wires(draw: st.DrawFn) -> Wire:
     )
 
 
-@given(wires(), BYTES)
-@pytest.mark.parametrize("timing", TIMINGS)
-def test_a_group_of_one_and_no_bytes_take_no_time_at_all(timing: Timing, wire: Wire, byte_count: float) -> None:
-    alone = replace(wire, size=1)
-    assert timing(byte_count, alone) == 0
-    assert timing(0, wire) == 0
-    assert (timing(byte_count, wire) > 0) == (wire.size > 1)
-
-
 @given(wires(), BYTES, st.floats(1, 100))
 @pytest.mark.parametrize("timing", TIMINGS)
 def test_more_bytes_and_slower_wires_are_never_faster(
@@ -108,10 +99,6 @@ def test_arrays_of_candidates_are_priced_as_each_one_alone() -> None:
         ]
         assert isinstance(together, np.ndarray)
         np.testing.assert_allclose(together, np.array(alone))
-
-
-def test_one_figure_comes_back_as_a_plain_number() -> None:
-    assert type(time_all_gather(1e6, switch_wire(4.5e11, 8))) is float
 
 
 def count_heaviest(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> float:
@@ -169,21 +156,6 @@ def test_an_all_to_all_takes_as_long_as_its_busiest_link(dims: tuple[int, ...], 
     assert time_all_to_all(1e9, torus_wire(LINK, dims, wraps)) == pytest.approx(counted)
 
 
-@pytest.mark.parametrize(("dims", "wraps"), TORI)
-def test_the_steps_of_a_torus_are_its_longest_shortest_way(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
-    corner = tuple(0 for _ in dims)
-    longest = max(len(list_ways(corner, place, dims, wraps)[0][0]) for place in product(*map(range, dims)))
-    assert torus_wire(LINK, dims, wraps).hops == longest
-
-
-def test_groups_that_share_a_dimension_share_its_links() -> None:
-    near, far = torus_wire(LINK, (4,), (True,)), torus_wire(LINK, (4,), (True,), strides=(4,))
-    assert time_all_gather(1e9, far) == pytest.approx(4 * time_all_gather(1e9, near))
-    assert time_all_to_all(1e9, far) == pytest.approx(4 * time_all_to_all(1e9, near))
-    assert time_permute(1e9, far) == pytest.approx(4 * time_permute(1e9, near))
-    assert time_all_gather(1, far) == pytest.approx(8e-6), "two steps of four hops"
-
-
 def test_a_shift_goes_over_one_link_and_a_gather_over_all() -> None:
     ring, plane = torus_wire(LINK, (16,), (True,)), torus_wire(LINK, (4, 4), (True, True))
     assert time_permute(9e9, ring) == time_permute(9e9, plane) == pytest.approx(0.1 + 1e-6)
@@ -205,13 +177,6 @@ def test_over_one_node_or_one_device_a_node_only_one_stage_is_left(
         assert across(byte_count, inner, alone_out, pipelined=pipelined) == timing(byte_count, inner)
         assert across(byte_count, alone_in, outer, pipelined=pipelined) == timing(byte_count, outer)
         assert across(byte_count, inner, outer, pipelined=True) <= across(byte_count, inner, outer, pipelined=False)
-
-
-def test_one_stage_after_the_other_is_a_scatter_an_all_reduce_across_and_a_gather() -> None:
-    inner, outer = switch_wire(4.5e11, 8, hop_s=0), network_wire(2.5e10, 4, hop_s=0)
-    stages = time_all_gather(8e9, inner) + time_all_reduce(1e9, outer) + time_all_gather(8e9, inner)
-    assert time_all_reduce_across(8e9, inner, outer, pipelined=False) == pytest.approx(stages)
-    assert time_all_reduce_across(8e9, inner, outer) == pytest.approx(2 * 1e9 * 3 / 4 / 2.5e10), "the network is slower"
 
 
 def test_a_torus_whose_lists_differ_in_length_is_refused() -> None:

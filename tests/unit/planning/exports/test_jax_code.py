@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.exports import write_exports
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export, make_plan
 
 CHECK = """
@@ -90,23 +89,6 @@ def test_the_text_runs_and_its_specs_are_those_of_the_compiled_step(tmp_path: Pa
         [sys.executable, str(script)], input=cases, capture_output=True, text=True, env=environment, timeout=300
     )
     assert (ran.returncode, ran.stdout) == (0, "held 1\n"), ran.stderr
-
-
-def test_a_matrix_lies_over_tensor_axes_and_what_fsdp_shards_is_the_hidden_size() -> None:
-    lines = export("jax", mesh="fsdp:4,tp:2").splitlines()
-    assert "    \"up\": P(None, 'fsdp', 'tp'),  # [4, 64, 128]" in lines
-    assert "    \"down\": P(None, 'tp', 'fsdp'),  # [4, 128, 64]" in lines
-    assert "    \"embedding\": P(None, ('tp', 'fsdp')),  # [256, 64]" in lines
-    assert "BATCH = P(None, 'fsdp', None)" in lines
-
-
-def test_the_schedule_is_the_plans_own() -> None:
-    plan, model, training = make_plan(target="v5p:2x2x1", mesh=None, model="llama3-8b", training={"global_batch": 16})
-    assert plan.schedule is not None
-    text = write_exports(["jax"], plan, model, training)["jax"]
-    assert f"PASSES = {plan.schedule.passes}  #" in text
-    assert f"MICRO_BATCH = {plan.schedule.micro_batch}  #" in text
-    assert f"REMAT = {plan.schedule.remat!r}" in text
 
 
 def test_names_from_outside_stand_in_it_as_literals() -> None:

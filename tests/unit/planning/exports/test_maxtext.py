@@ -50,19 +50,6 @@ def test_slices_are_across_and_two_axes_of_one_kind_multiply() -> None:
     assert (flags["ici_tensor_parallelism"], flags["hardware"]) == ("8", "tpu")
 
 
-@pytest.mark.parametrize(
-    ("mesh", "passes", "batch"), [("fsdp:64", 2, 2.0), ("fsdp:8,tp:8", 32, 0.125), ("dp:16,tp:4", 1, 4.0)]
-)
-def test_the_batch_of_a_pass_is_whole_over_all_devices(mesh: str, passes: int, batch: float) -> None:
-    training = {**LLAMA["training"], "gradient_accumulation": passes}
-    flags = read_flags(export("maxtext", **{**LLAMA, "training": training}, mesh=mesh))
-    assert float(flags["per_device_batch_size"]) == batch
-    assert int(flags["gradient_accumulation_steps"]) == passes
-    # As MaxText reckons it: int(devices · per_device_batch_size) · gradient_accumulation_steps.
-    assert int(64 * float(flags["per_device_batch_size"])) * passes == 256
-    assert flags["max_target_length"] == "8192"
-
-
 def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
     # 1 sequence on 49 devices: 49 · (1/49) is 0.9999999999999999, of which MaxText would make none.
     assert int(49 * (1 / 49)) == 0
@@ -151,13 +138,6 @@ def test_a_padded_vocabulary_is_told() -> None:
     training = {"sequence_length": 1024, "global_batch": 64}
     notes = read_notes(export("maxtext", mesh="fsdp:64", model="gemma-2b", target="v5e:8x8", training=training))
     assert "a vocabulary of 256000; MaxText's gemma-2b has 256128" in notes
-
-
-def test_flags_that_a_models_own_file_sets_too_need_an_override() -> None:
-    training = {"sequence_length": 1024, "global_batch": 64}
-    asked = {"mesh": "fsdp:64", "target": "v5e:8x8", "training": training}
-    assert read_flags(export("maxtext", model="gpt3-6b", **asked))["override_model_config"] == "true"
-    assert "override_model_config" not in read_flags(export("maxtext", model="llama3-8b", **asked))
 
 
 def test_every_known_name_is_a_preset_of_ours() -> None:

@@ -74,20 +74,6 @@ def test_the_best_in_the_place_of_a_tensor_axis_that_crosses_hosts_does_not_cros
     assert best.saved_ratio > 0.1
 
 
-def test_axes_are_called_as_the_plan_calls_them() -> None:
-    fields = {"mesh": "data:8,model:8", "target": "2*v5e:4x8", "model": "llama3-8b", "training": {"global_batch": 64}}
-    _, best = audit(**fields)
-    assert set(best.mesh_shape) & {"data", "model"}
-    assert not set(best.mesh_shape) & {"dp", "tp"}
-    assert all(f"{name}:{size}" in best.message for name, size in best.mesh_shape.items())
-
-
-def test_a_mesh_that_does_not_fit_is_told_beside_one_that_does() -> None:
-    plan, best = audit(mesh="fsdp:4,tp:16")
-    assert memory_of(plan).fits is False
-    assert best.message.endswith("; the mesh that was given does not fit")
-
-
 def test_a_mesh_that_is_the_best_is_told_so() -> None:
     chosen = ask(target="v5p:4x4x4")
     schedule = schedule_of(chosen)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planning.search.answer import read_layout
-from meshwright.planning.search.batch import find_critical_batch, reckon_batch
+from meshwright.planning.search.batch import reckon_batch
 from meshwright.wire.batch_size import ReckonedBatch
 from tests.unit.planning.search.test_batch_bounds import ask
 
@@ -44,39 +44,6 @@ def test_850_tokens_a_device_are_1700_sequences_of_256_on_512_devices() -> None:
     assert memory.global_batch == pytest.approx(166.0 / 256 * 512, rel=1e-4)
 
 
-def test_a_sequence_that_is_cut_counts_for_its_part() -> None:
-    whole = reckon("v5p:8x8x8", {"fsdp": 64, "tp": 8}, "llama3-70b", sequence_length=1024)
-    cut = reckon("v5p:8x8x8", {"fsdp": 64, "cp": 8}, "llama3-70b", sequence_length=8192)
-    of = {bound.name: bound for bound in cut.bounds}
-    assert of["memory"].global_batch == pytest.approx(166.0 / 1024 * 64, rel=1e-4)
-    assert {bound.name: bound for bound in whole.bounds}["memory"].global_batch == of["memory"].global_batch
-
-
-def test_each_pass_meets_the_bounds_for_itself() -> None:
-    once = reckon("v5p:8x8x8", {"fsdp": 512}, "llama3-70b", sequence_length=256)
-    four = reckon("v5p:8x8x8", {"fsdp": 512}, "llama3-70b", sequence_length=256, gradient_accumulation=4)
-    assert (four.unit, four.critical, four.recommended) == (4 * once.unit, 4 * once.critical, 8192)
-    assert four.schedule is not None
-    assert (four.schedule.passes, four.schedule.micro_batch, four.batch_per_device) == (4, 4, 16)
-
-
-def test_long_sequences_need_no_more_than_the_mesh_divides() -> None:
-    found = reckon("v5e:4x4", {"fsdp": 16}, sequence_length=8192)
-    # 197e12 ÷ 90e9 × 15/16 tokens of 8192 a device, on 16: a quarter of a sequence each.
-    assert found.critical == math.ceil(197e12 / 90e9 * 15 / 16 / 8192 * 16) == 5
-    assert (found.recommended, found.limit) == (16, "divisibility")
-    assert (found.largest or 0) >= 16
-
-
-def test_one_sequence_of_one_device_comes_from_no_bound() -> None:
-    # 295.2 tokens: one sequence of 296 is the least there is; of 295 it takes two.
-    found = [reckon("h100:1", {"dp": 1}, "llama3.2-1b", sequence_length=tokens) for tokens in (296, 295)]
-    assert [(each.critical, each.recommended, each.limit) for each in found] == [
-        (1, 1, "divisibility"),
-        (2, 2, "roofline"),
-    ]
-
-
 def test_what_does_not_fit_is_not_recommended() -> None:
     found = reckon("v5e:4x4", {"fsdp": 4, "tp": 4}, "llama2-13b", sequence_length=512)
     assert found.largest is not None
@@ -91,17 +58,6 @@ def test_what_does_not_fit_is_not_recommended() -> None:
     assert "the most that fit" in found.message
 
 
-def test_what_is_asked_for_bounds_it() -> None:
-    found = reckon("v5e:4x4", {"fsdp": 4, "tp": 4}, sequence_length=512, global_batch=64)
-    assert (found.recommended, found.limit) == (64, "asked")
-    assert "as many as global_batch allows" in found.message
-    asked: dict[str, Any] = {"target": "v5e:4x4", "mesh": {"fsdp": 4, "tp": 4}, "model": "llama2-13b"}
-    largest = reckon(**asked, sequence_length=512).largest
-    assert reckon(**asked, sequence_length=512, global_batch=largest).limit == "memory"
-    # It does not bind where the least that is good is less.
-    assert reckon("v5e:4x4", {"fsdp": 16}, sequence_length=8192, global_batch=32).limit == "divisibility"
-
-
 def test_where_nothing_fits_the_answer_says_what_one_sequence_a_part_needs() -> None:
     found = reckon("v5e:2x2", {"fsdp": 4})
     assert (found.largest, found.recommended, found.batch_per_device, found.limit) == (None, None, None, "memory")
@@ -109,13 +65,6 @@ def test_where_nothing_fits_the_answer_says_what_one_sequence_a_part_needs() -> 
     assert found.memory.fits is False
     assert not any(bound.met for bound in found.bounds)
     assert found.message.startswith("nothing fits: one sequence for each of 4 data-parallel parts needs about 32.")
-
-
-def test_a_tensor_axis_that_no_batch_mends_is_told() -> None:
-    found = reckon("v5e:4x4", {"fsdp": 2, "tp": 8}, sequence_length=512)
-    (tensor,) = (bound for bound in found.bounds if bound.name == "tensor")
-    assert (tensor.met, tensor.tokens, tensor.global_batch, tensor.per) == (False, None, None, "axis")
-    assert "tp of 8 is more than 7.49" in found.message
 
 
 def test_tokens_fill_whole_tiles_where_a_chip_is_known_to_have_some() -> None:
@@ -173,8 +122,3 @@ def test_what_is_recommended_is_whole_fits_and_is_no_more_than_asked(
     if found.limit == "memory":
         assert found.recommended + unit * 128 > found.largest
     assert found.message.startswith(f"{found.recommended} sequences a step")
-
-
-def test_a_first_batch_meets_the_bounds_of_a_mesh() -> None:
-    question = ask("v5p:8x8x8", sequence_length=256)
-    assert find_critical_batch(question, {"fsdp": 512}) == 2048

@@ -40,22 +40,6 @@ def test_fsdp_over_all_three_axes_of_a_v5p_is_850_tokens_and_its_memory_166() ->
     assert found["fsdp"].derivation == "4.59e+14 FLOP/s ÷ 5.4e+11 bytes/s of fsdp's links"
 
 
-def test_one_device_has_only_its_memory() -> None:
-    assert list(find("h100:1", {"dp": 1}, "llama3-8b")) == ["memory"]
-
-
-def test_gradients_that_fsdp_cuts_ask_for_that_much_less() -> None:
-    # 16 of 8 × 8 × 8 chips on fsdp: two whole axes are left for dp, each gradient cut in 8.
-    found = find("v5p:8x8x8", {"dp": 64, "fsdp": 8})
-    assert found["fsdp"].tokens == pytest.approx(V5P / (2 * V5P_LINK))
-    assert found["dp"].tokens == pytest.approx(V5P / (2 * 2 * V5P_LINK) / 8)
-    assert "0.125 (of the gradients are a device's, by fsdp 8)" in found["dp"].derivation
-
-
-def test_behind_a_switch_an_eighth_of_the_weights_is_a_gpus_own_already() -> None:
-    assert find("h100:8", {"fsdp": 8})["fsdp"].tokens == pytest.approx(H100 / 4.5e11 * 7 / 8)
-
-
 def test_hosts_gather_each_weight_once_over_all_their_nics() -> None:
     found = find("8*h100:8", {"fsdp": 64})
     a_host = H100 / 5e10 * 7 / 8
@@ -91,40 +75,12 @@ def test_at_the_best_size_the_mixed_bound_is_the_published_one() -> None:
     assert found["mixed"].tokens == pytest.approx(8 * published)
 
 
-def test_a_tensor_axis_that_is_too_large_has_no_batch_that_mends_it() -> None:
-    found = find("v5e:4x4", {"fsdp": 2, "tp": 8}, "llama3-8b")
-    assert found["tensor"].size is not None
-    assert found["tensor"].size < 8
-    assert "mixed" not in found
-
-
 def test_tensor_across_hosts_runs_at_their_networks_rate() -> None:
     inside = find("8*h100:8", {"fsdp": 8, "tp": 8})["tensor"].size
     across = find("8*h100:8", {"fsdp": 4, "tp": 16})["tensor"].size
     # 8 GPUs bring in half of the activations over 50 GB/s each, or 7 of 8 over NVLink at 450.
     assert inside == pytest.approx(28672 * 4.5e11 * 8 / 7 / H100)
     assert across == pytest.approx(28672 * min(4.5e11 * 8 / 7, 8 * 5e10 * 2) / H100)
-
-
-def test_experts_ask_for_as_many_times_the_tokens_as_are_held_for_one_that_is_chosen() -> None:
-    dense, experts = find("v5p:8x8x8", {"fsdp": 512}), find("v5p:8x8x8", {"fsdp": 512}, "mixtral-8x7b")
-    spread = find("v5p:8x8x8", {"fsdp": 64, "ep": 8}, "mixtral-8x7b")
-    for name in ("memory", "fsdp"):
-        assert experts[name].tokens == pytest.approx(4 * dense[name].tokens)
-    assert spread["memory"].tokens == pytest.approx(dense["memory"].tokens)
-
-
-def test_shared_experts_are_held_and_chosen() -> None:
-    model = {**read_model("mixtral-8x7b").model_dump(exclude_defaults=True), "num_shared_experts": 1}
-    found = find("v5p:8x8x8", {"fsdp": 512}, model)
-    assert found["fsdp"].tokens == pytest.approx(850 * (8 + 1) / (2 + 1))
-
-
-def test_values_of_four_bytes_ask_for_twice_the_tokens() -> None:
-    wide = find("v5p:8x8x8", {"fsdp": 512}, compute_dtype="float32")
-    assert wide["fsdp"].tokens == pytest.approx(2 * 850)
-    assert wide["memory"].tokens == pytest.approx(2 * V5P / 2.765e12)
-    assert "(a value has 4 bytes, not 2)" in wide["fsdp"].derivation
 
 
 def test_rates_of_an_order_of_devices_are_taken_where_they_are_known() -> None:

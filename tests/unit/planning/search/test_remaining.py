@@ -59,16 +59,6 @@ def test_of_several_slices_a_slice_goes() -> None:
     assert {device.granule for device in fallback.plans[0].devices or ()} == {0}
 
 
-def test_a_batch_that_uses_all_that_are_left_is_named_where_there_is_one() -> None:
-    training = {"sequence_length": 4096, "global_batch": 512}
-    _, fallback = ask_fallback("4*v5e:16x16", model="llama3-70b", training=training)
-    assert "256 devices stay idle" in fallback.message
-    assert "with a global_batch of 768 all 768 work" in fallback.message
-    whole = ask("3*v5e:16x16", model="llama3-70b", training={**training, "global_batch": 768}).plans[0]
-    assert whole.step_time is not None
-    assert f"{whole.step_time.total_s / 768 * 512:.3g} s" in fallback.message
-
-
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
     _, fallback = ask_fallback("2*v5e:2x4", training={"sequence_length": 2048, "global_batch": 32}, model="llama2-13b")
     assert fallback.plans == ()
@@ -84,12 +74,6 @@ def test_a_device_that_has_failed_is_planned_around_and_the_idle_ones_are_told()
     (notice,) = found.warnings
     assert notice.code == "devices_left_idle"
     assert notice.message.startswith("3 devices that are left stay idle")
-
-
-def test_a_host_with_a_failed_device_is_left_whole_where_there_are_others() -> None:
-    (plan,) = ask("4*h100:8", failed=(3,)).plans
-    host = build_target("4*h100:8").devices[3].host
-    assert host not in read_hosts(plan)
 
 
 def test_the_fastest_step_counts_and_not_the_most_devices() -> None:

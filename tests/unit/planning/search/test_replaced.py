@@ -19,7 +19,7 @@ from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from tests.fakes.machines import plant_machine
-from tests.fakes.measured import FACTORS, MIB, START_S, build_collective, build_host, build_matmul, build_memory
+from tests.fakes.measured import FACTORS, MIB, build_collective, build_host, build_memory
 
 HOST = build_target("h100:8")
 TRAINING = {"sequence_length": 4096, "global_batch": 32, "remat": "full", "gradient_accumulation": 1}
@@ -65,11 +65,6 @@ def test_a_matmul_at_half_the_rate_makes_compute_longer_by_the_time_of_the_matmu
     assert fast.step_time.optimizer_s == (slow.step_time and slow.step_time.optimizer_s)
 
 
-def test_the_tables_own_rate_measured_changes_no_time() -> None:
-    own = build([]).build_machine("bfloat16").curve.flops_per_s
-    assert read_compute(plan(build_host(own))) == pytest.approx(read_compute(plan()))
-
-
 def test_elementwise_work_goes_at_the_rate_of_the_bench_and_mfu_stays_of_the_peak() -> None:
     rows = [build_memory(index, 2e12, size_bytes=size * MIB) for index in range(8) for size in (256, 1024)]
     machine = build(rows).build_machine("bfloat16")
@@ -109,28 +104,6 @@ def test_a_torus_is_reckoned_to_take_what_it_took(tmp_path: Path) -> None:
     assert float(np.asarray(half.neighbour_bytes_per_s) / np.asarray(published.neighbour_bytes_per_s)) == ratio != 1
 
 
-def test_the_network_between_hosts_and_axes_without_a_figure_of_their_own() -> None:
-    published, scaled = build([]), build(build_pair("all_reduce", 2e11))
-    before, after = published.lay(Layout(tp=8, ep=2)), scaled.lay(Layout(tp=8, ep=2))
-    ratio = float(np.asarray(after["tp"].inner.bytes_per_s)) / 450e9
-    assert 0.4 < ratio < 0.65
-    assert after["tp"].outer == before["tp"].outer
-    # Nobody measured an all-to-all: experts' axes go as all-reduces do.
-    assert float(np.asarray(after["ep"].inner.bytes_per_s)) == pytest.approx(ratio * 450e9)
-    gathers = build(build_pair("all_gather", 2e11)).lay(Layout(tp=8))
-    assert gathers["tp"] == published.lay(Layout(tp=8))["tp"]
-
-
-def test_fsdp_gathers_twice_for_each_time_that_it_scatters() -> None:
-    def read_ratio(*rows: Measurement) -> float:
-        return float(np.asarray(build(rows).lay(Layout(fsdp=8))["fsdp"].inner.bytes_per_s)) / 450e9
-
-    gather, scatter = build_pair("all_gather", 3e11), build_pair("reduce_scatter", 1e11)
-    one, other = read_ratio(*gather), read_ratio(*scatter)
-    assert one > 2 * other
-    assert read_ratio(*gather, *scatter) == pytest.approx(3 / (2 / one + 1 / other))
-
-
 def test_a_plan_whose_axis_has_a_slower_link_is_priced_at_what_was_measured_over_all(tmp_path: Path) -> None:
     host = Topology.of(plant_machine("pcie-l40s", tmp_path).view())
     count = len(host.devices)
@@ -167,15 +140,6 @@ def test_a_plan_tells_each_figure_beside_the_tables_own_with_run_and_age() -> No
     assert wire.default == pytest.approx((moved[1] - moved[0]) / (taken[1] - taken[0]))
 
 
-def test_the_basis_of_a_steps_time_names_what_was_measured() -> None:
-    rows = [*build_host(4e14), *build_pair("all_reduce", 3e11)]
-    step, published = plan(rows).step_time, plan().step_time
-    assert step is not None
-    assert published is not None
-    assert step.basis == f"{published.basis}; measured on this host: matmul, all-reduce"
-    assert plan().measured == ()
-
-
 def test_a_search_takes_them_too_and_each_of_its_plans_says_so() -> None:
     training = {"sequence_length": 4096, "global_batch": 32}
     found, published = (ask(rows, mesh=None, training=training) for rows in (build_host(3e14), ()))
@@ -205,24 +169,3 @@ def test_what_no_such_chip_can_have_is_left_out_with_a_warning(rate: float, said
     assert f"{rate:.3g} FLOP/s" in notice.message
     assert "9.89e+14" in notice.message
     assert "/placement/bench" in notice.hint
-
-
-def test_only_the_dtype_that_the_step_computes_in_counts() -> None:
-    rows = build_host(3e14, dtype="float16")
-    assert plan(rows).measured == ()
-    half = plan(rows, training={**TRAINING, "compute_dtype": "float16"})
-    assert [figure.case for figure in half.measured] == ["matmul"]
-
-
-def test_devices_that_are_left_out_need_no_measurement() -> None:
-    rows = [build_matmul(index, 3e14, n=n) for n in (4096, 8192) for index in range(4)]
-    assert plan(rows).measured == ()
-    assert plan(rows, mesh="fsdp:4", devices={"exclude": ["4", "5", "6", "7"]}).measured != ()
-
-
-def test_a_start_that_is_longer_than_a_call_should_take_does_not_turn_rates_round() -> None:
-    slow = build_collective("all_reduce", 4e11, size_bytes=64 * MIB)
-    assert slow.median_s < 5e-4 + START_S
-    rows = [slow.model_copy(update={"median_s": 2e-3})]
-    inner = build(rows).lay(Layout(tp=8))["tp"].inner
-    assert 0 < float(np.asarray(inner.bytes_per_s)) < 450e9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -163,16 +162,6 @@ def test_times_of_another_dtype_are_told() -> None:
     assert ask().warnings == ()
 
 
-def test_equal_questions_get_equal_answers() -> None:
-    assert ask().model_dump_json() == ask().model_dump_json()
-
-
-def test_the_name_of_a_model_changes_nothing() -> None:
-    named, nameless = ask(), ask(model={**_describe("llama3-8b"), "name": "another"})
-    assert [plan.step_time for plan in named.plans] == [plan.step_time for plan in nameless.plans]
-    assert [plan.memory for plan in named.plans] == [plan.memory for plan in nameless.plans]
-
-
 def _describe(name: str) -> dict[str, Any]:
     from meshwright.planning.models import read_model
 
@@ -184,11 +173,6 @@ def test_what_may_be_chosen_is_kept() -> None:
     assert {plan.mesh_shape.get("tp") for plan in found.plans} == {4}
     assert all("pp" not in plan.mesh_shape for plan in found.plans)
     assert {plan.schedule.remat for plan in found.plans if plan.schedule} == {"full"}
-
-
-def test_what_training_says_is_given() -> None:
-    found = ask(training={**TRAINING, "remat": "full", "gradient_accumulation": 2})
-    assert {(p.schedule.remat, p.schedule.passes) for p in found.plans if p.schedule} == {("full", 2)}
 
 
 def test_moments_may_be_chosen_and_take_the_bytes_that_they_have() -> None:
@@ -208,18 +192,6 @@ def test_moments_may_be_chosen_and_take_the_bytes_that_they_have() -> None:
     assert chosen.memory == whole.memory
 
 
-def test_narrow_moments_are_chosen_where_only_they_fit() -> None:
-    asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": {"sequence_length": 1024, "global_batch": 16}}
-    wide = ask(**asked, search={"moment_dtypes": ["float32"]})
-    free = ask(**asked, search={"moment_dtypes": ["float32", "bfloat16"]})
-    assert wide.plans
-    assert wide.plans[0].step_time is not None
-    assert free.plans[0].step_time is not None
-    assert free.plans[0].schedule is not None
-    assert free.plans[0].schedule.first_moment_dtype == "bfloat16"
-    assert free.plans[0].step_time.total_s < wide.plans[0].step_time.total_s
-
-
 def test_moments_of_an_optimizer_that_has_none_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="optimizer is sgd"):
         ask(training={**TRAINING, "optimizer": "sgd"}, search={"moment_dtypes": ["bfloat16"]})
@@ -228,37 +200,6 @@ def test_moments_of_an_optimizer_that_has_none_are_refused() -> None:
     assert plan.schedule.first_moment_dtype is None
     assert plan.memory is not None
     assert "optimizer" not in plan.memory.parts
-
-
-def test_a_given_order_is_priced_as_it_lies() -> None:
-    hosts = sorted({device.host for device in build_target("2*h100:8").devices})
-    names = [f"{hosts[i % 2]}/{i // 2}" for i in range(16)]
-    training = {"sequence_length": 4096, "global_batch": 64}
-    asked: dict[str, Any] = {"target": "2*h100:8", "mesh": "fsdp:8,tp:2", "training": training}
-    planned, given = ask(**asked), ask(**asked, devices=names, device_order="given")
-    near, far = (found.plans[0].step_time for found in (planned, given))
-    assert near is not None
-    assert far is not None
-    assert far.communication_s["tp"] > 2 * near.communication_s["tp"]
-    assert far.compute_s == near.compute_s
-
-
-def test_a_price_gives_what_tokens_cost() -> None:
-    (plan, *_) = ask(search={"price_per_device_hour": 3.6}).plans
-    assert plan.tokens_per_s is not None
-    assert plan.price_per_million_tokens == pytest.approx(64 * 3.6 / 3600 / plan.tokens_per_s * 1e6)
-
-
-def test_a_chosen_part_of_the_devices_is_searched_alone() -> None:
-    found = ask(target="8*h100:8", devices={"count": 16})
-    assert all(_count(plan) == 16 for plan in found.plans)
-
-
-def _count(plan: Plan) -> int:
-    count = 1
-    for size in plan.mesh_shape.values():
-        count *= size
-    return count
 
 
 @pytest.mark.parametrize(
@@ -298,13 +239,3 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     assert plan.step_time is None
     (notice,) = (each for each in plan.warnings if each.code == "not_priced")
     assert "NVIDIA H100 NVL" in notice.message
-
-
-def test_a_search_over_8192_devices_takes_no_minute() -> None:
-    began_s = time.monotonic()
-    training = {"sequence_length": 8192, "global_batch": 8192}
-    found = ask(target="2*v5p:16x16x16", model="llama3-70b", training=training, top=1)
-    assert found.plans
-    assert time.monotonic() - began_s < 60, (
-        "a few seconds, most of them for the order of the devices, on a machine of its own"
-    )

@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import RequestError
-from meshwright.planning.cost.layout import REMAT_FULL, REMATS
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides, list_divisors
 from meshwright.planning.search.space import AXES, CONTEXT_LEAST, Bounds, Space, list_space
@@ -93,22 +92,6 @@ def test_each_candidate_uses_all_devices_and_the_whole_batch(devices: int, batch
         assert row["dp"] * row["fsdp"] * row["ep"] * row["micro_batch"] * row["passes"] == batch
 
 
-def test_bounds_are_kept() -> None:
-    bounds = Bounds(axes={"tp": 4}, at_most={"pp": 1}, remats=("full",), passes=2)
-    rows = list_rows(list_space(32, LLAMA, TrainingSpec(global_batch=64, sequence_length=4096), bounds))
-    assert rows
-    assert {(row["tp"], row["pp"], row["remat"], row["passes"]) for row in rows} == {(4, 1, REMAT_FULL, 2)}
-
-
-def test_each_remat_and_micro_batch_is_there_for_each_mesh() -> None:
-    rows = list_rows(list_space(4, LLAMA, TrainingSpec(global_batch=8, sequence_length=2048), Bounds()))
-    meshes: dict[tuple[int, ...], set[tuple[int, int]]] = {}
-    for row in rows:
-        meshes.setdefault(tuple(row[axis] for axis in AXES), set()).add((row["micro_batch"], row["remat"]))
-    whole = meshes[1, 1, 4, 1, 1, 1]
-    assert whole == set(itertools.product((1, 2), range(len(REMATS))))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -132,7 +115,3 @@ def test_a_size_that_a_rule_keeps_out_is_told_with_it(changes: dict[str, Any], w
     space = list_space(8, model, TrainingSpec(global_batch=8), Bounds())
     assert words in [left.rule for left in space.left]
     assert space.size
-
-
-def test_without_a_legal_mesh_there_is_no_candidate() -> None:
-    assert not list_space(8, LLAMA, TrainingSpec(global_batch=3), Bounds(axes={"fsdp": 8})).size

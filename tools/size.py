@@ -30,15 +30,15 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 33_121,
+    "code lines": 32_980,
     "code lines of the service": 11_473,
-    "code lines of planner, topology, compiler, verify": 12_062,
+    "code lines of planner, topology, compiler, verify": 11_910,
     "code lines of the rest of the client": 9_600,
     "modules": 333,
     "modules of the service": 118,
     "modules of planner, topology, compiler, verify": 106,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 46_400,
+    "code lines of tests and tools": 46_320,
     "settings": 40,
     "metrics": 31,
     "component kinds": 12,

@@ -52,7 +52,7 @@ Knows nothing of HTTP libraries: `_calls` turns a reply into these, `meshwright_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class MeshwrightError(Exception):
@@ -152,6 +152,17 @@ class ProblemError(MeshwrightError):
         self.request_id = request_id
         self.host = host
         self.status: int = self.default_status if status is None else status
+
+    @classmethod
+    def of(cls, field: str, detail: str, hint: str = "", message: str | None = None) -> Self:
+        """Returns the error of one field of a request.
+
+        Args:
+            field: as the request calls it, as in "training.global_batch".
+            detail, hint: as in the class.
+            message: what is wrong with the field; None: the whole detail.
+        """
+        return cls(detail, hint=hint, errors=[{"field": field, "message": detail if message is None else message}])
 
     def __str__(self) -> str:
         lines = [self.detail]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 
-from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.chips import Chip, find_chip
 from tests.device.bed import Bed
 from tests.device.record import Finding
 from tests.process.living import await_end, submit
@@ -45,7 +45,7 @@ def check_speed(bed: Bed) -> Iterator[Finding]:
             for skipped in run["result"]["skipped"] if ok else ():
                 yield Finding(f"bench {number} skipped {skipped['case']}", skipped["reason"])
     yield Finding("wrong elements", wrong, wrong == 0, rule="0", note=f"of {sum(map(len, medians.values()))} records")
-    yield from compare_peaks(best, find_chip_by_kind(kind))
+    yield from compare_peaks(best, find_chip(kind))
     for (case, size_bytes), found in medians.items():
         spread = (max(found) - min(found)) / statistics.median(found)
         big = size_bytes == max(size for name, size in medians if name == case)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.wire.devices import parse_platform
 
 BFLOAT16_CAPABILITY: Final = (8, 0)
@@ -97,7 +97,7 @@ class DevicePart:
         """Whether bfloat16 is in hardware: by compute capability, else by the chip table; unknown is no."""
         if self.capability is not None:
             return self.capability >= BFLOAT16_CAPABILITY
-        chip = find_chip_by_kind(self.kind or "")
+        chip = find_chip(self.kind or "")
         return chip is not None and chip.dtype == "bfloat16"
 
     @property
@@ -105,7 +105,7 @@ class DevicePart:
         """Whether 16-bit matrices are multiplied in hardware; every chip of the table does."""
         if self.capability is not None:
             return self.capability >= TENSOR_CORE_CAPABILITY
-        return find_chip_by_kind(self.kind or "") is not None
+        return find_chip(self.kind or "") is not None
 
 
 def build_capabilities(device_type: DeviceType, parts: Sequence[DevicePart], **more: Any) -> DeviceCapabilities:

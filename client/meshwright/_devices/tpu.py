@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from meshwright._devices.capabilities import DeviceCapabilities, DevicePart, DeviceType, build_capabilities
-from meshwright.topology.chips import GOOGLE, TPU_KINDS, find_chip_by_kind
+from meshwright.topology.chips import GOOGLE, TPU_KINDS, find_chip
 
 _DEVICES_PER_CHIP: Final[Mapping[str, int]] = {"0x0027": 2, "0x0083": 2}
 """Of chips that the chip table does not know by kind: two cores without megacore. Source: jax/_src/tpu_info.py."""
@@ -98,7 +98,7 @@ def _limit(environ: Mapping[str, str], chips: tuple[str, ...]) -> tuple[str, ...
 
 def _build_parts(chip_id: str, environ: Mapping[str, str]) -> list[DevicePart]:
     kind = TPU_KINDS.get(chip_id) or parse_accelerator_type(environ.get("TPU_ACCELERATOR_TYPE"))
-    chip = find_chip_by_kind(kind or "")
+    chip = find_chip(kind or "")
     if chip is None:
         return [DevicePart(kind)] * _DEVICES_PER_CHIP.get(chip_id, 1)
     return [DevicePart(kind, chip.device_memory_bytes)] * chip.jax_devices_per_chip

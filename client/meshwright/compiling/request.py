@@ -30,6 +30,8 @@ from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.verification import Verification
 
+_refuse = InvalidRequestError.of
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -118,7 +120,3 @@ def _verify(job: CompileJob, limits: Limits, on_progress: OnProgress | None) -> 
     found = compile_in_child(job, on_progress=on_progress, **limits.arguments)
     assert isinstance(found, Verification)
     return found.model_copy(update={"key": found.key or build_key(job)})
-
-
-def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail}])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from meshwright.planning.order import Layout
 from meshwright.planning.score import AxisScore, list_edges, list_lines
 from meshwright.spec import MeshSpec
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.links import classify_link, price_pair
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import PlanAxis
@@ -43,7 +43,7 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
         return PlanAxis(name=name, size=1)
     shape = _measure_shape(topology, lines)
     if score.granules > 1:
-        chip = find_chip_by_kind(topology.devices[lines[0][0]].kind)
+        chip = find_chip(topology.devices[lines[0][0]].kind)
         rate = chip.scaleout_bytes_per_s if chip else None
         return PlanAxis(
             name=name,
@@ -83,7 +83,7 @@ def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None,
     ):
         inside = next((link for link in topology.links_of(edge[0]) if classify_link(link.kind) == "nvlink"), None)
         return (inside.bandwidth_bytes_per_s, inside.basis) if inside else (None, None)
-    chip = find_chip_by_kind(topology.devices[edge[0]].kind)
+    chip = find_chip(topology.devices[edge[0]].kind)
     is_ici = topology.platform == "tpu" and topology.hops(*edge) is not None
     rate = chip.link_bytes_per_s if chip and is_ici else None
     return rate, "declared" if rate else None

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import build_compile_target, read_memory, read_memory_fraction
 from meshwright.planning.compile_request import apply_schedule, bound_batch
-from meshwright.planning.hardware import HardwareType, find_named_chip, parse_hardware
+from meshwright.planning.hardware import HardwareType, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.planning.request_topology import Found, Here, find_topology
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.selection import ANY_LEASE, select_devices
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch
 from meshwright.wire.mesh import Plan, PlanRequest
@@ -30,6 +30,8 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
     from meshwright.planning.search.answer import Question
+
+_refuse = InvalidRequestError.of
 
 _OF_A_MODEL: Final = ("training", "mesh", "plan")
 """Fields that say nothing without a model."""
@@ -81,7 +83,7 @@ def check_batch_hardware(request: BatchSizeRequest, chip: str | None, there: str
     """
     if request.hardware is None or chip is None:
         return
-    named, real = find_named_chip(request.hardware), find_named_chip(chip)
+    named, real = find_chip(request.hardware), find_chip(chip)
     is_same = parse_hardware(request.hardware) is parse_hardware(chip)
     if is_same and (named == real or named is None or _is_family(request.hardware)):
         return
@@ -187,7 +189,7 @@ def _find_chip(found: Found) -> str | None:
     kinds = {device.kind for device in found.topology.devices}
     if found.target is not None:
         return read_target(found.target).chip
-    chip = find_chip_by_kind(kinds.pop()) if len(kinds) == 1 else None
+    chip = find_chip(kinds.pop()) if len(kinds) == 1 else None
     return chip.aliases[0] if chip else None
 
 
@@ -203,9 +205,7 @@ def _plan(request: BatchSizeRequest, ground: _Ground, **fields: Any) -> Plan:
     notice = plans.warnings[0]
     needs = [each.message for each in plans.rejected if each.reason == "memory"]
     detail = "; ".join([notice.message, *needs[:1]])
-    raise PlanInfeasibleError(
-        detail, hint=notice.hint.partition(";")[0], errors=[{"field": "training", "message": notice.message}]
-    )
+    raise PlanInfeasibleError.of("training", detail, notice.hint.partition(";")[0], notice.message)
 
 
 def _reckon(question: Question, plan: Plan, target: str | None) -> ReckonedBatch:
@@ -242,7 +242,7 @@ def _ask(
     except PlanInfeasibleError as error:
         message = f"no batch can be reckoned for a model here: {error.errors[0]['message']}"
         hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "verify": "compile"'
-        raise PlanInfeasibleError(message, hint=hint, errors=[{"field": "target", "message": message}]) from error
+        raise PlanInfeasibleError.of("target", message, hint) from error
 
 
 def _reckon_stored(request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, plan: Plan) -> ReckonedBatch:
@@ -280,7 +280,3 @@ def _find_first_batch(request: BatchSizeRequest, model: ModelSpec, training: Bat
 
     shape = {"fsdp": len(ground.indices)}
     return find_critical_batch(_ask(request, model, bound_batch(training, shape), ground), shape)
-
-
-def _refuse(field: str, message: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])

@@ -15,10 +15,9 @@ from typing import Final, Literal
 from meshwright.planning.hardware import (
     HardwareType,
     detect_hardware,
-    find_named_chip,
     parse_hardware,
 )
-from meshwright.topology.chips import Chip, find_chip_by_kind, read_chips
+from meshwright.topology.chips import Chip, find_chip, read_chips
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import (
     BatchSize,
@@ -133,7 +132,7 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         UnknownHardwareError: the request names hardware that no table knows.
     """
     if request.hardware is not None:
-        hardware_type, chip = parse_hardware(request.hardware), find_named_chip(request.hardware)
+        hardware_type, chip = parse_hardware(request.hardware), find_chip(request.hardware)
     else:
         hardware_type = detect_hardware(platform or "", kind or "")
         chip = _find_detected_chip(hardware_type, kind or "")
@@ -163,7 +162,7 @@ def build_roofline(chip: Chip) -> Roofline:
 
 
 def _find_detected_chip(hardware_type: HardwareType, kind: str) -> Chip | None:
-    chip = find_chip_by_kind(kind)
+    chip = find_chip(kind)
     return chip if chip and chip.family == hardware_type.value else None
 
 

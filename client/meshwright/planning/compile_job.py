@@ -14,7 +14,7 @@ from meshwright.errors import NotCompiledError
 from meshwright.planning.cost.capacity import find_capacity
 from meshwright.planning.expressible import check_expressible
 from meshwright.planning.parallelism import check_divides
-from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.mesh import Plan, PlanGranule
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -65,7 +65,7 @@ def _find_chip(plan: Plan) -> Chip:
     kind = kinds.pop()
     if kinds or kind is None:
         raise NotCompiledError(f"the plan's devices are not all of one kind that it names; {_WAY}")
-    chip = find_chip_by_kind(kind)
+    chip = find_chip(kind)
     if chip is None:
         raise NotCompiledError(f"no chip of the table is called {kind!r}, so no compiler is known for it; {_WAY}")
     return chip

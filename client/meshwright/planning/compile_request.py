@@ -72,7 +72,7 @@ def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
     missing = "model" if model is None else "training"
     detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
     hint = f'give both: "model": "llama3-8b", "training": {training}'
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": missing, "message": detail}])
+    return InvalidRequestError.of(missing, detail, hint)
 
 
 def _check_sizes(model: ModelSpec) -> None:
@@ -138,7 +138,7 @@ def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> Traini
 
 
 def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": f"training.{field}", "message": detail}])
+    return InvalidRequestError.of(f"training.{field}", detail, hint)
 
 
 def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:

@@ -56,19 +56,12 @@ def _parse(asked: str | Mapping[str, int], spec: MeshSpec) -> dict[str, int]:
     try:
         parts = dict(MeshSpec.parse(asked).axes)
     except InvalidMeshError as error:
-        raise InvalidRequestError(
-            f"dcn: {error.detail}",
-            hint='write it as a mesh of granules: "dp:2" or {"dp": 2}',
-            errors=[{"field": "dcn", "message": error.detail}],
-        ) from None
+        hint = 'write it as a mesh of granules: "dp:2" or {"dp": 2}'
+        raise InvalidRequestError.of("dcn", f"dcn: {error.detail}", hint, error.detail) from None
     unknown = [name for name in parts if name not in spec.names]
     if unknown:
         message = f"axis {unknown[0]!r} is not in mesh {spec}; dcn splits axes of the mesh"
-        raise InvalidRequestError(
-            f"dcn: {message}",
-            hint=f"use one of {', '.join(spec.names)}",
-            errors=[{"field": "dcn", "message": message}],
-        )
+        raise InvalidRequestError.of("dcn", f"dcn: {message}", f"use one of {', '.join(spec.names)}", message)
     return parts
 
 
@@ -77,4 +70,4 @@ def _write(parts: Mapping[str, int]) -> str:
 
 
 def _refuse(detail: str, hint: str) -> PlanInfeasibleError:
-    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": "dcn", "message": detail.rpartition("; ")[2]}])
+    return PlanInfeasibleError.of("dcn", detail, hint, detail.rpartition("; ")[2])

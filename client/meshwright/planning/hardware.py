@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from meshwright.errors import UnknownHardwareError
-from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, read_chips
+from meshwright.topology.chips import find_chip, read_chips
 
 
 class HardwareType(Enum):
@@ -71,7 +71,7 @@ def detect_hardware(platform: str, kind: str) -> HardwareType:
     if platform == "cpu":
         return HardwareType.CPU
     found = _detect_kind(kind)
-    chip = find_chip_by_kind(kind)
+    chip = find_chip(kind)
     is_tpu = chip is not None and chip.platform == "tpu"
     return found if is_tpu == (platform == "tpu") else HardwareType.UNKNOWN
 
@@ -92,16 +92,8 @@ def parse_hardware(name: str) -> HardwareType:
     return found
 
 
-def find_named_chip(name: str) -> Chip | None:
-    """Returns the chip that a person names, by name, alias or device kind; None where the table has none.
-
-    A hardware type that stands for several chips ("a100") means the one that has that alias.
-    """
-    return find_chip(name) or find_chip_by_kind(name)
-
-
 def _detect_kind(kind: str) -> HardwareType:
-    if chip := find_chip_by_kind(kind):
+    if chip := find_chip(kind):
         return HardwareType(chip.family)
     if _MIG.search(kind):
         return HardwareType.UNKNOWN
@@ -115,8 +107,5 @@ def _refuse(name: str) -> UnknownHardwareError:
     near = [folded[word] for word in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
     detail = f"hardware {name!r} is in no table; a name is a hardware type, a chip's alias or a JAX device kind"
     hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(_VALUES))}"
-    return UnknownHardwareError(
-        detail,
-        hint=f'{hint}; "unknown" gives a conservative default',
-        errors=[{"field": "hardware", "message": "no table has this name"}],
-    )
+    hint = f'{hint}; "unknown" gives a conservative default'
+    return UnknownHardwareError.of("hardware", detail, hint, "no table has this name")

@@ -95,11 +95,8 @@ def check_importance(importance: Mapping[str, float] | None, names: Sequence[str
         what = f"axis {unknown[0]!r} is not in the mesh" if unknown else f"axis {missing[0]!r} is left out"
         example = ",".join(f"{name}:{place + 1}" for place, name in enumerate(names))
         message = f"{what}; importance has one figure for each axis of the mesh ({', '.join(names)})"
-        raise InvalidRequestError(
-            f"importance: {message}",
-            hint=f"give all, such as {example}, or leave it out",
-            errors=[{"field": "importance", "message": message}],
-        )
+        hint = f"give all, such as {example}, or leave it out"
+        raise InvalidRequestError.of("importance", f"importance: {message}", hint, message)
     return importance
 
 

@@ -141,11 +141,9 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
         return ()
     detail = f"mesh {spec} uses {needed} devices; {_tell_there(pool, topology)}; {there - needed} would stay idle"
     if not (pool.is_named or request.allow_unused):
-        raise DevicesUnusedError(
-            f"{detail}, and a plan uses all devices unless it was told otherwise",
-            hint=f"{_offer(spec, there)}; or name the devices, or set allow_unused",
-            errors=[{"field": "mesh", "message": "a plan uses all devices unless it was told otherwise"}],
-        )
+        rule = "a plan uses all devices unless it was told otherwise"
+        hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
+        raise DevicesUnusedError.of("mesh", f"{detail}, and {rule}", hint, rule)
     return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
 
 

@@ -110,11 +110,8 @@ class ModelRequest:
         try:
             return read_model(self.request.model)
         except UnsupportedModelError as error:
-            raise InvalidRequestError(
-                str(error),
-                hint="give a mesh, which is planned without a price, or another model",
-                errors=[{"field": "model", "message": str(error).rpartition("; ")[2]}],
-            ) from error
+            hint = "give a mesh, which is planned without a price, or another model"
+            raise InvalidRequestError.of("model", str(error), hint, str(error).rpartition("; ")[2]) from error
 
     # ---- a mesh that is given --------------------------------------------------------------------------
 

@@ -114,7 +114,7 @@ def _refuse_name(name: str) -> InvalidRequestError:
     near = suggest_presets(name)
     detail = f"model {name[:80]!r} is no preset; it is a preset's name, a config.json's content or plain dimensions"
     hint = f"did you mean {' or '.join(near)}?" if near else "use a preset such as llama3-8b, mixtral-8x7b or qwen3-8b"
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": "model", "message": "no preset has this name"}])
+    return InvalidRequestError.of("model", detail, hint, "no preset has this name")
 
 
 def _refuse_model_type(config: Mapping[str, Any], prefix: str) -> InvalidRequestError:
@@ -124,9 +124,7 @@ def _refuse_model_type(config: Mapping[str, Any], prefix: str) -> InvalidRequest
     message = f"{find_model_type(config)[:80]!r} is no family that is read; {known}"
     plain = "give plain dimensions (hidden_size, num_hidden_layers, …) without model_type and architectures"
     hint = f"did you mean {' or '.join(near)}? Else {plain}" if near else plain
-    return InvalidRequestError(
-        f"model: {key} {message}", hint=hint, errors=[{"field": f"model.{key}", "message": message}]
-    )
+    return InvalidRequestError.of(f"model.{key}", f"model: {key} {message}", hint, message)
 
 
 def _write_unsupported(name: str, feature: str) -> str:

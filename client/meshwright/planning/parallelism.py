@@ -287,7 +287,7 @@ def _write_message(rule: Rule, axes: MeshAxes) -> str:
 
 
 def _refuse_field(field: str, message: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}", hint=hint, errors=[{"field": field, "message": message}])
+    return InvalidRequestError.of(field, f"{field}: {message}", hint, message)
 
 
 # ---- near sizes -----------------------------------------------------------------------------------------------------

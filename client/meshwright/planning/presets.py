@@ -7,15 +7,14 @@ cannot say stays in the table, with what that is. Knows no config.json, and not 
 
 from __future__ import annotations
 
-import csv
 import difflib
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
+from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec
 
 
@@ -50,19 +49,7 @@ class Preset:
 @functools.cache
 def read_presets() -> tuple[Preset, ...]:
     """Returns the whole table, by name."""
-    text = (files("meshwright.planning") / "models.csv").read_text(encoding="utf-8")
-    return parse_presets(text.splitlines())
-
-
-def parse_presets(lines: Iterable[str]) -> tuple[Preset, ...]:
-    """Returns the presets of a CSV text with a column for each field of `ModelSpec` and of `Preset`.
-
-    An empty cell is the field's default.
-
-    Raises:
-        ValueError: a cell is no such value, or a column is missing.
-    """
-    return tuple(_parse_row(row) for row in csv.DictReader(lines))
+    return tuple(map(_parse_row, read_cells("meshwright.planning", "models.csv")))
 
 
 def find_preset(name: str) -> Preset | None:
@@ -88,31 +75,18 @@ def _fold(name: str) -> str:
     return "-".join(name.lower().rpartition("/")[2].replace("_", " ").split())
 
 
-def _parse_row(row: Mapping[str, str | None]) -> Preset:
-    fields = {name: _parse_cell(name, _read(row, name)) for name in ModelSpec.model_fields if _read(row, name)}
-    published = _read(row, "published_parameters")
+def _parse_row(row: Mapping[str, str]) -> Preset:
+    """Returns a preset; an empty cell is the field's default."""
+    given = {name: cell for name, cell in row.items() if name in ModelSpec.model_fields}
     return Preset(
-        model=ModelSpec(**fields),
-        aliases=tuple(filter(None, _read(row, "aliases").split("|"))),
-        published_parameters=int(published) if published else None,
-        published_source=_read(row, "published_source"),
-        unsupported=_read(row, "unsupported"),
-        source=_read(row, "source"),
-        notes=_read(row, "notes"),
+        model=ModelSpec(**{name: cell if name in _WORDS else json.loads(cell) for name, cell in given.items()}),
+        aliases=tuple(row["aliases"].split("|")) if "aliases" in row else (),
+        published_parameters=int(row["published_parameters"]) if "published_parameters" in row else None,
+        published_source=row.get("published_source", ""),
+        unsupported=row.get("unsupported", ""),
+        source=row["source"],
+        notes=row.get("notes", ""),
     )
-
-
-def _read(row: Mapping[str, str | None], column: str) -> str:
-    cell = row.get(column)
-    if cell is None:
-        raise ValueError(f"preset {row.get('name')!r} has no cell {column!r}; each field of ModelSpec needs a column")
-    return cell
-
-
-def _parse_cell(name: str, cell: str) -> Any:
-    if name in _WORDS:
-        return cell
-    return json.loads(cell)
 
 
 _WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})

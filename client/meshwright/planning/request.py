@@ -17,6 +17,8 @@ from meshwright.planning.search.measured import Measurement
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
 
+_refuse = InvalidRequestError.of
+
 
 def answer_request(
     request: PlanRequest,
@@ -86,22 +88,22 @@ def check_asked(request: PlanRequest) -> None:
         _check_alone(request)
     for field in ("audit", "exports"):
         if getattr(request, field) and request.model is None:
-            raise _refuse_part(field, f"{field} is about a model's step, and model is not given", 'add "model": "…"')
+            raise _refuse(field, f"{field} is about a model's step, and model is not given", 'add "model": "…"')
     if request.audit and (request.mesh is None or request.training is None):
         missing = "mesh" if request.mesh is None else "training"
-        raise _refuse_part("audit", f"audit judges a mesh and a training that are there; {missing} is not given", _ADD)
+        raise _refuse("audit", f"audit judges a mesh and a training that are there; {missing} is not given", _ADD)
     if request.mesh is not None:
         _check_given(request)
         return
     for field in ("model", "training"):
         if getattr(request, field) is None:
-            raise _refuse_part(
+            raise _refuse(
                 field,
                 f"neither mesh nor {field} is given; a plan is made for a mesh, or for a model and its training",
                 'give "mesh": "dp:2,tp:4", or "model": "llama3-8b", "training": {"global_batch": 64}',
             )
     if request.device_order == "given" or request.dcn is not None or request.axis_types not in (None, "auto"):
-        raise _refuse_part("mesh", "device_order, dcn and axis_types are of a mesh, and none is given", "name a mesh")
+        raise _refuse("mesh", "device_order, dcn and axis_types are of a mesh, and none is given", "name a mesh")
 
 
 _ADD = 'give "mesh": "fsdp:8", "model": "llama3-8b", "training": {"global_batch": 64}'
@@ -109,28 +111,24 @@ _ADD = 'give "mesh": "fsdp:8", "model": "llama3-8b", "training": {"global_batch"
 
 def _check_given(request: PlanRequest) -> None:
     if request.search is not None and request.search.model_fields_set - {"price_per_device_hour"}:
-        raise _refuse_part("search", "a mesh is given, so that there is nothing to choose", "leave out mesh")
+        raise _refuse("search", "a mesh is given, so that there is nothing to choose", "leave out mesh")
     if request.fallback:
         message = "fallback finds another mesh where a device fails, and a mesh is given"
-        raise _refuse_part("fallback", message, "leave out mesh, or ask again for the mesh that is left")
+        raise _refuse("fallback", message, "leave out mesh, or ask again for the mesh that is left")
 
 
 def _check_alone(request: PlanRequest) -> None:
     for field in ("target", "topology", "fallback"):
         if getattr(request, field):
             message = f"{field} stands beside targets; a comparison plans on each of its targets, as it is"
-            raise _refuse_part(field, message, f"leave out {field}, or leave out targets")
+            raise _refuse(field, message, f"leave out {field}, or leave out targets")
     if request.devices is not None and not isinstance(request.devices, DeviceSelection):
         message = "devices are named, and the targets have other ones each"
-        raise _refuse_part("devices", message, 'choose by number: "devices": {"count": 64}')
+        raise _refuse("devices", message, 'choose by number: "devices": {"count": 64}')
     targets = request.targets or ()
     doubled = next((target for target in targets if targets.count(target) > 1), None)
     if doubled is not None:
-        raise _refuse_part("targets", f"target {doubled!r} stands twice; each is compared once", "name each once")
-
-
-def _refuse_part(field: str, message: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])
+        raise _refuse("targets", f"target {doubled!r} stands twice; each is compared once", "name each once")
 
 
 def parse_importance(text: str) -> dict[str, float]:

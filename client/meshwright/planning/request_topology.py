@@ -78,4 +78,4 @@ def _look(here: Here) -> Topology:
 
 
 def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail.rpartition("; ")[2]}])
+    return InvalidRequestError.of(field, detail, hint, detail.rpartition("; ")[2])

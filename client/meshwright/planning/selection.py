@@ -165,7 +165,7 @@ def name_hosts(topology: Topology) -> str:
 def refuse(detail: str, hint: str, field: str) -> PlanInfeasibleError:
     """Returns the refusal of a plan that cannot be. `detail` says, between semicolons: asked; there; the
     rule."""
-    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": field, "message": detail.rpartition("; ")[2]}])
+    return PlanInfeasibleError.of(field, detail, hint, detail.rpartition("; ")[2])
 
 
 def _choose(
@@ -249,11 +249,8 @@ def refuse_leased(
     rule = "devices that are leased to others are left out"
     first = next(cover.id for index in leased if (cover := topology.devices[index].lease) is not None)
     ways = f"wait for the end of {first} (GET /leases says when), or have it ended: DELETE /leases/{first}"
-    return DeviceLeasedError(
-        f"{asked}; {name_hosts(topology)} {len(topology.devices)}{why_held}; {rule}",
-        hint=f"{works}; or {ways}" if works else ways,
-        errors=[{"field": field, "message": rule}],
-    )
+    detail = f"{asked}; {name_hosts(topology)} {len(topology.devices)}{why_held}; {rule}"
+    return DeviceLeasedError.of(field, detail, f"{works}; or {ways}" if works else ways, rule)
 
 
 def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:

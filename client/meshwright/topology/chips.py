@@ -10,15 +10,52 @@ import csv
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
-_UNITS: Final = {"MiB": 2**20, "GiB": 2**30}
+from pydantic import BeforeValidator, TypeAdapter
+
+Row = TypeVar("Row")
 
 
-@dataclass(frozen=True)
+def read_cells(package: str, name: str) -> list[dict[str, str]]:
+    """Returns the rows of a packaged CSV table, each column → cell; empty cells are left out."""
+    text = (files(package) / name).read_text(encoding="utf-8")
+    return [{column: cell for column, cell in row.items() if cell} for row in csv.DictReader(text.splitlines())]
+
+
+def read_table(package: str, name: str, row: type[Row]) -> tuple[Row, ...]:
+    """Returns the rows of a packaged CSV table.
+
+    Args:
+        package: that the table lies in.
+        name: of its file.
+        row: a dataclass with a field for each column; an empty cell is the field's default.
+
+    Raises:
+        pydantic.ValidationError: a cell is no such value, or a column without a default is missing.
+    """
+    return TypeAdapter(tuple[row, ...]).validate_python(read_cells(package, name))  # type: ignore[valid-type]
+
+
+def _parse_names(cell: object) -> object:
+    return tuple(cell.split("|")) if isinstance(cell, str) else cell
+
+
+def _parse_bytes(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    number, unit = cell.split()
+    return int(number) * {"MiB": 2**20, "GiB": 2**30}[unit]
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
+"""Words of a table's cell, as in "v5e|v5litepod"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chip:
     """One row of the table. Figures are peaks of a whole chip, as published; None where nobody says.
 
@@ -44,29 +81,29 @@ class Chip:
     name: str
     family: str
     platform: Literal["gpu", "tpu"]
-    aliases: tuple[str, ...]
-    kinds: tuple[str, ...]
+    aliases: Names
+    kinds: Names
     jax_devices_per_chip: int
     dtype: Literal["bfloat16", "float16"]
     flops_per_s: float
-    fp8_flops_per_s: float | None
-    int8_ops_per_s: float | None
-    fp32_flops_per_s: float | None
-    memory_bytes: int
+    fp8_flops_per_s: float | None = None
+    int8_ops_per_s: float | None = None
+    fp32_flops_per_s: float | None = None
+    memory_bytes: Annotated[int, BeforeValidator(_parse_bytes)]
     memory_bytes_per_s: float
-    link_bytes_per_s: float | None
-    link_count: int | None
-    scaleup_bytes_per_s: float | None
-    topology: str
-    wrap: str
-    scaleup_domain: str
-    pcie_bytes_per_s: float | None
-    nic_bytes_per_s: float | None
-    scaleout_bytes_per_s: float | None
-    measured_flops_per_s: float | None
+    link_bytes_per_s: float | None = None
+    link_count: int | None = None
+    scaleup_bytes_per_s: float | None = None
+    topology: str = ""
+    wrap: str = ""
+    scaleup_domain: str = ""
+    pcie_bytes_per_s: float | None = None
+    nic_bytes_per_s: float | None = None
+    scaleout_bytes_per_s: float | None = None
+    measured_flops_per_s: float | None = None
     source: str
     verified: str
-    notes: str
+    notes: str = ""
 
     @property
     def roofline_verified(self) -> bool:
@@ -101,92 +138,25 @@ class Chip:
 @functools.cache
 def read_chips() -> tuple[Chip, ...]:
     """Returns the whole table, in its order: TPUs, then NVIDIA's and AMD's GPUs."""
-    text = (files("meshwright.topology") / "chips.csv").read_text(encoding="utf-8")
-    return parse_chips(text.splitlines())
-
-
-def parse_chips(lines: Iterable[str]) -> tuple[Chip, ...]:
-    """Returns the chips of a CSV text with one column a field of `Chip` (`memory` for `memory_bytes`).
-
-    Raises:
-        ValueError: a cell is no such value, or a column is missing.
-    """
-    return tuple(_parse_row(row) for row in csv.DictReader(lines))
+    return read_table("meshwright.topology", "chips.csv", Chip)
 
 
 def find_chip(name: str) -> Chip | None:
-    """Returns the chip of this name or alias ("H100 SXM", "v5e", "a100-40gb"), in any case, or None."""
-    return _by_name().get(_fold(name))
-
-
-def find_chip_by_kind(kind: str) -> Chip | None:
-    """Returns the chip that JAX's device kind or the driver's product name means; None for any other.
+    """Returns the chip of this name, alias, JAX device kind or driver's product name, in any case; None for any other.
 
     Parts of a GPU ("… MIG 1g.10gb") and relatives of a chip ("NVIDIA H100 NVL", "NVIDIA H800 PCIe") are no
     chip of the table, so they get None.
     """
-    return _by_kind().get(_fold_kind(kind))
+    return _by_name().get(_fold(name))
 
 
 @functools.cache
 def _by_name() -> Mapping[str, Chip]:
-    return {_fold(name): chip for chip in read_chips() for name in (chip.name, *chip.aliases)}
-
-
-@functools.cache
-def _by_kind() -> Mapping[str, Chip]:
-    return {_fold_kind(kind): chip for chip in read_chips() for kind in chip.kinds}
+    return {_fold(name): chip for chip in read_chips() for name in (chip.name, *chip.aliases, *chip.kinds)}
 
 
 def _fold(name: str) -> str:
     return "-".join(name.lower().replace("_", "-").replace("-", " ").split())
-
-
-def _fold_kind(kind: str) -> str:
-    return " ".join(kind.lower().split())
-
-
-def _parse_row(row: Mapping[str, str | None]) -> Chip:
-    values: dict[str, Any] = {}
-    for field in fields(Chip):
-        column = "memory" if field.name == "memory_bytes" else field.name
-        cell = row.get(column)
-        if cell is None:
-            raise ValueError(f"chip {row.get('name')!r} has no cell {column!r}; each field of Chip needs one")
-        values[field.name] = _parse_cell(field.name, cell)
-    return Chip(**values)
-
-
-def _parse_cell(name: str, cell: str) -> object:
-    if name in _PARSERS:
-        return _PARSERS[name](cell)
-    return _parse_number(cell) if name.endswith("_per_s") else cell
-
-
-def _parse_number(cell: str) -> float | None:
-    return float(cell) if cell else None
-
-
-def _parse_names(cell: str) -> tuple[str, ...]:
-    return tuple(cell.split("|"))
-
-
-def _parse_bytes(cell: str) -> int:
-    number, unit = cell.split()
-    if unit not in _UNITS:
-        raise ValueError(f"memory is {cell!r}; the unit is one of {', '.join(_UNITS)}, as in '81559 MiB'")
-    return int(number) * _UNITS[unit]
-
-
-_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "aliases": _parse_names,
-    "kinds": _parse_names,
-    "jax_devices_per_chip": int,
-    "flops_per_s": float,
-    "memory_bytes": _parse_bytes,
-    "memory_bytes_per_s": float,
-    "link_count": lambda cell: int(cell) if cell else None,
-}
 
 
 _CPU: Final = "cpu"
@@ -205,13 +175,13 @@ class ChipCount:
 
     def is_of(self, kind: str) -> bool:
         """Returns whether a device of this kind is meant: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
-        from meshwright.topology.chips import find_chip, find_chip_by_kind
+        from meshwright.topology.chips import find_chip
 
         if self.chip is None:
             return True
         if self.chip.lower() == _CPU:
             return kind.lower() == _CPU
-        found = find_chip_by_kind(kind)
+        found = find_chip(kind)
         return self.chip.lower() in kind.lower().split() or (found is not None and found == find_chip(self.chip))
 
 

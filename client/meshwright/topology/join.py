@@ -17,7 +17,7 @@ from itertools import islice, product
 from typing import Any, Final, TypeVar
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.identity import write_chip
 from meshwright.topology.model import ICI, Topology
 from meshwright.topology.torus import find_wraps
@@ -235,7 +235,7 @@ def _next_places(coords: Coords) -> list[Coords]:
 
 def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
     """Returns the ICI link between two neighbours of a slice: declared, since no host says it."""
-    chip = find_chip_by_kind(a.kind)
+    chip = find_chip(a.kind)
     newer = max(a, b, key=_read_time)
     return Link(
         a=places[0],
@@ -315,7 +315,7 @@ def _write_place(place: Coords) -> str:
 
 def refuse(detail: str, hint: str) -> PlanInfeasibleError:
     """Returns the refusal of hosts that make no topology. `detail` says, between semicolons: asked; there; the rule."""
-    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": "topology", "message": detail.rpartition("; ")[2]}])
+    return PlanInfeasibleError.of("topology", detail, hint, detail.rpartition("; ")[2])
 
 
 T = TypeVar("T")

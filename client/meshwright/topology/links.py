@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.model import ICI, Topology
 from meshwright.wire.devices import Device, Devices, Granule, Link, NumaNode
 
@@ -60,7 +60,7 @@ def classify_link(kind: str) -> LinkClass:
 
 def price_crossing(topology: Topology, a: int) -> float:
     """Returns the relative cost of a device's share of the network between granules: more than any link inside."""
-    chip = find_chip_by_kind(topology.devices[a].kind)
+    chip = find_chip(topology.devices[a].kind)
     share = chip.scaleout_bytes_per_s if chip else None
     return PCIE_4_X16_BYTES_PER_S / share if share else CROSSING_COST
 
@@ -105,7 +105,7 @@ def price_hop(topology: Topology, a: int) -> float:
     link = next((link for link in topology.links_of(a) if link.kind == ICI), None)
     if link is not None:
         return price_link(link)
-    chip = find_chip_by_kind(topology.devices[a].kind)
+    chip = find_chip(topology.devices[a].kind)
     return PCIE_4_X16_BYTES_PER_S / ((chip.link_bytes_per_s if chip else None) or ICI_BYTES_PER_S)
 
 

@@ -19,19 +19,17 @@ github.com/gclouduniverse/reproducibility, Training/TPU-v5p/Mixtral-8x7B-PyTorch
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from itertools import combinations, product
 from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.targets import write_shape
-from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.chips import Chip, Names, find_chip, read_table
 from meshwright.topology.links import NVLINK_BYTES_PER_S
 from meshwright.topology.model import find_offsets
 from meshwright.topology.torus import find_wraps
@@ -397,26 +395,24 @@ RULES: Final[Mapping[str, ShapeRule]] = {
 @functools.cache
 def read_slices() -> tuple[Slice, ...]:
     """Returns the slices that have a name, by generation and size."""
-    text = (files("meshwright.topology") / "slices.csv").read_text(encoding="utf-8")
-    return parse_slices(text.splitlines())
+    return tuple(map(_build_slice, read_table("meshwright.topology", "slices.csv", _SliceRow)))
 
 
-def parse_slices(lines: Iterable[str]) -> tuple[Slice, ...]:
-    """Returns the slices of a CSV text with the columns name, aliases, chip, shape, host.
+@dataclass(frozen=True)
+class _SliceRow:
+    name: str
+    chip: str
+    shape: str
+    host: str
+    aliases: Names = ()
 
-    Raises:
-        ValueError: an unknown chip, a shape that its rule does not allow, or a cell that is none.
-    """
-    return tuple(_parse_row(row) for row in csv.DictReader(lines))
 
-
-def _parse_row(row: Mapping[str, str]) -> Slice:
-    chip = find_chip(row["chip"])
-    shape = tuple(map(int, row["shape"].split("x")))
+def _build_slice(row: _SliceRow) -> Slice:
+    """Returns the slice of a row; raises ValueError unless its chip is known and its shape legal."""
+    chip, shape = find_chip(row.chip), tuple(map(int, row.shape.split("x")))
     if chip is None or not is_legal(chip, shape):
-        raise ValueError(f"slice {row['name']!r}: no chip {row['chip']!r}, or no rule that allows {row['shape']}")
-    host = tuple(map(int, row["host"].split("x")))
-    return Slice(chip, shape, host, row["name"], tuple(filter(None, row["aliases"].split("|"))))
+        raise ValueError(f"slice {row.name!r}: no chip {row.chip!r}, or no rule that allows {row.shape}")
+    return Slice(chip, shape, tuple(map(int, row.host.split("x"))), row.name, row.aliases)
 
 
 def is_legal(chip: Chip, shape: Shape) -> bool:
@@ -508,4 +504,4 @@ def check_twist(slice_: Slice, *, asked: str) -> None:
 
 def refuse(detail: str, hint: str) -> PlanInfeasibleError:
     """Returns the refusal of a target that no hardware is."""
-    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": "target", "message": detail}])
+    return PlanInfeasibleError.of("target", detail, hint)

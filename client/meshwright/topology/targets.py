@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from meshwright.errors import PlanInfeasibleError, UnknownHardwareError
 from meshwright.targets import TARGET_EXAMPLE, TargetSpec, write_shape
-from meshwright.topology.chips import Chip, find_chip, find_chip_by_kind, read_chips
+from meshwright.topology.chips import Chip, find_chip, read_chips
 from meshwright.topology.model import MAX_DEVICE_COUNT, Topology
 from meshwright.topology.systems import (
     HOST_SHAPE,
@@ -371,12 +371,12 @@ def list_targets(chip: str | None = None) -> Targets:
 def _find_name(asked: str) -> str:
     if asked.strip().lower() == CPU:
         return CPU
-    found = find_chip(asked) or find_chip_by_kind(asked)
+    found = find_chip(asked)
     if found is None:
         near = _find_near(asked.strip().lower())
         detail = f"chip {asked[:80]!r} is in no table; known chips are {', '.join(list_chips())}"
         hint = f"did you mean {' or '.join(near)}?" if near else "leave the name out to see all"
-        raise UnknownHardwareError(detail, hint=hint, errors=[{"field": "chip", "message": detail}])
+        raise UnknownHardwareError.of("chip", detail, hint)
     return found.aliases[0]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.links import SAME_CHIP_FACTOR
 from meshwright.topology.model import ICI, Chip, Topology
 from meshwright.wire.devices import Granule
@@ -49,7 +49,7 @@ def find_wraps(kind: str, shape: Sequence[int]) -> tuple[bool, ...]:
     Source: docs.cloud.google.com/tpu/docs/v4 and …/v5e, the wrap that libtpu describes of its named slices, and
     jax-ml/scaling-book, "TPU networking".
     """
-    chip = find_chip_by_kind(kind)
+    chip = find_chip(kind)
     rule = _WRAPS.get(chip.family if chip else "")
     return rule(shape) if rule else (False,) * len(shape)
 

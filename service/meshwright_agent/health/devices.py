@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright_agent.facts.model import GpuFacts, GpuHealth, HostFacts, PciHealth, TpuFacts
 from meshwright_agent.facts.nvml import Part
 from meshwright_agent.health.diagnosis import (
@@ -130,7 +130,7 @@ class DeviceHealth:
         most = max((self._memory.value.nvlinks.get(each.key, 0) for each in (card, *siblings)), default=0)
         before = self._memory.value.nvlinks.get(card.key)
         if before is None and siblings and not card.is_divided:
-            chip = find_chip_by_kind(card.kind)
+            chip = find_chip(card.kind)
             if chip is None:
                 return most if all(_count_nvlinks(each) for each in siblings) else 0
             return max(most, chip.link_count) if chip.link_count else 0

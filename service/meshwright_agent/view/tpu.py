@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.model import find_offsets
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
@@ -75,7 +75,7 @@ def _seat_seen(look: Look) -> tuple[Seat, ...]:
 
 
 def _seat_expected(functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[Seat, ...]:
-    chip = find_chip_by_kind((functions[0].kind if functions else None) or "")
+    chip = find_chip((functions[0].kind if functions else None) or "")
     cores = chip.jax_devices_per_chip if chip else 1
     shape = find_shape(len(functions), cores, slice_)
     if shape is None:
@@ -113,7 +113,7 @@ def find_slice(look: Look) -> Slice:
     ):
         return Slice()
     kind = next((seat.seen["kind"] for seat in _seat_seen(look) if seat.seen), functions[0].kind if functions else None)
-    ruled = find_wraps(kind, shape) if kind and find_chip_by_kind(kind) else None
+    ruled = find_wraps(kind, shape) if kind and find_chip(kind) else None
     wrap = facts.wrap if facts.wrap and len(facts.wrap) == len(shape) else ruled
     is_twisted = bool(facts.twisted) and wrap is not None and all(wrap) and find_offsets(shape) is not None
     return Slice(shape, wrap, is_twisted)
@@ -131,7 +131,7 @@ def _find_local(functions: Sequence[TpuFacts], facts: SliceFacts, seen: frozense
     """Returns the shape of a slice that is this host alone, where the environment tells no shape of the slice."""
     if _list_declared(facts) or facts.host_count not in {None, 1}:
         return None
-    chip = find_chip_by_kind((functions[0].kind if functions else None) or "")
+    chip = find_chip((functions[0].kind if functions else None) or "")
     return _bound(seen) or find_shape(len(functions), chip.jax_devices_per_chip if chip else 1, facts)
 
 
@@ -185,7 +185,7 @@ def _build_tpu(look: Look, index: int, seat: Seat, function: TpuFacts | None) ->
 
 def _build_memory(look: Look, kind: str | None, seen: Mapping[str, Any] | None) -> Memory | None:
     """Returns capacity by the chip table, and use by JAX's allocator, whose evidence stands where it told."""
-    chip = find_chip_by_kind(kind or "")
+    chip = find_chip(kind or "")
     stats = (seen or {}).get("memory_stats") or {}
     if chip is None and not stats:
         return None
@@ -212,7 +212,7 @@ def _build_links(look: Look, seats: Sequence[Seat], devices: Sequence[Device]) -
     Wrap-around links need an axis of 4 or more chips on 3-D generations, of 16 on 2-D ones: no host has one.
     """
     first = {seat.coords: index for index, seat in reversed(list(enumerate(seats))) if seat.coords}
-    chip = find_chip_by_kind(devices[0].kind) if devices else None
+    chip = find_chip(devices[0].kind) if devices else None
     evidence = look.stamp("declared", devices[0].observed_at) if devices else {}
     return tuple(
         Link(a=index, b=first[other], kind=ICI, bandwidth_bytes_per_s=_link_rate(chip), **evidence)

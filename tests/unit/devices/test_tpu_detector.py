@@ -7,7 +7,7 @@ import pytest
 
 from meshwright._devices.tpu import count_hosts, parse_accelerator_type
 from meshwright.devices import DeviceCapabilities, DeviceType, TPUDetector
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from tests.fakes.tree import RECORDED, plant
 
 GIB = 2**30
@@ -115,4 +115,4 @@ def test_the_environment_tells_the_hosts_of_a_slice(environ: dict[str, str], cou
 )
 def test_accelerator_types_mean_kinds_of_the_chip_table(text: str | None, kind: str | None) -> None:
     assert parse_accelerator_type(text) == kind
-    assert (kind is None) == (find_chip_by_kind(kind or "") is None)
+    assert (kind is None) == (find_chip(kind or "") is None)

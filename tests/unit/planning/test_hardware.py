@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UnknownHardwareError
-from meshwright.planning.hardware import HardwareType, detect_hardware, find_named_chip, parse_hardware
-from meshwright.topology.chips import Chip, read_chips
+from meshwright.planning.hardware import HardwareType, detect_hardware, parse_hardware
+from meshwright.topology.chips import Chip, find_chip, read_chips
 
 chips = st.sampled_from(read_chips())
 
@@ -74,7 +74,7 @@ def test_each_chip_belongs_to_a_hardware_type_by_all_its_names(chip: Chip) -> No
         assert detect_hardware(chip.platform, kind).value == chip.family
     for name in (chip.name, *chip.aliases, *chip.kinds):
         assert parse_hardware(name).value == chip.family
-        assert find_named_chip(name) is chip
+        assert find_chip(name) is chip
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.presets import find_preset, parse_presets, read_presets, suggest_presets
+from meshwright.planning.presets import find_preset, read_presets, suggest_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models
@@ -209,11 +209,6 @@ def test_all_contradictions_are_told_at_once() -> None:
 def test_what_is_neither_a_name_nor_a_mapping_is_no_model() -> None:
     with pytest.raises(TypeError, match="llama3-8b"):
         read_model(8)  # type: ignore[arg-type]
-
-
-def test_a_table_without_a_column_is_refused() -> None:
-    with pytest.raises(ValueError, match="vocab_size"):
-        parse_presets(["name,hidden_size", "x,8"])
 
 
 @given(st.text(max_size=40))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.topology.chips import find_chip_by_kind, read_chips
+from meshwright.topology.chips import find_chip, read_chips
 from meshwright.topology.systems import Slice, read_slices
 from meshwright.topology.targets import build_target, find_hardware, read_target
 from meshwright_agent.view.tpu import canonical
@@ -68,7 +68,7 @@ def test_hosts_of_a_slice_are_boxes_of_two_by_two_chips_counted_x_first() -> Non
 def test_every_chip_of_the_table_makes_a_host_with_its_memory(chip: object) -> None:
     topology = build_target(chip.aliases[0])  # type: ignore[attr-defined]
     for device in topology.devices:
-        assert find_chip_by_kind(device.kind) == chip
+        assert find_chip(device.kind) == chip
         assert device.memory
         assert device.memory.capacity_bytes == chip.device_memory_bytes  # type: ignore[attr-defined]
 

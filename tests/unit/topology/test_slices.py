@@ -15,14 +15,12 @@ from meshwright.topology.systems import (
     find_slice,
     is_legal,
     list_names,
-    parse_slices,
     read_slices,
     suggest_shapes,
 )
 from tests.fakes.slices import NamedSlice, read_named_slices
 
 TPUS = [chip for chip in read_chips() if chip.platform == "tpu"]
-HEADER = "name,aliases,chip,shape,host"
 
 
 def tpu(name: str) -> Chip:
@@ -140,9 +138,3 @@ def test_only_tori_with_sides_of_k_and_2k_can_be_twisted(chip: str, shape: tuple
     else:
         with pytest.raises(PlanInfeasibleError, match="k×k×2k"):
             check_twist(found, asked="x")
-
-
-@pytest.mark.parametrize("row", ["v9-8,,v9,2x2,2x2x1", "v5p-12,,v5p,3x2x1,2x2x1", "v5p-8,,v5p,big,2x2x1"])
-def test_a_row_that_contradicts_the_rules_is_refused(row: str) -> None:
-    with pytest.raises(ValueError):
-        parse_slices([HEADER, row])

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.links import format_links
 from meshwright.topology.model import Topology
 from tests.fakes.machines import NAMES, WITH_MATRIX, plant_machine, read_published_matrix
@@ -76,7 +76,7 @@ def test_the_matrix_is_the_one_that_nvidia_smi_printed(name: str, tmp_path: Path
 
 @pytest.mark.parametrize(("name", "machine"), [*GPUS.items(), *TPUS.items()])
 def test_a_links_rate_is_the_one_that_targets_of_that_chip_have(name: str, machine: Machine) -> None:
-    chip = find_chip_by_kind(machine.kind)
+    chip = find_chip(machine.kind)
     for kind, (_, rate) in machine.links.items():
         if chip is not None and chip.link_bytes_per_s is not None and rate is not None:
             count = int(kind.removeprefix("NV")) if kind.startswith("NV") else 1

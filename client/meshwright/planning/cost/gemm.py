@@ -10,18 +10,16 @@ larger than they are, and the memory's, which reads both operands once and write
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from importlib.resources import files
-from typing import Any, Final, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planning.cost.layout import Numbers
-from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.chips import Chip, find_chip, read_table
 
 Basis = Literal["compiler", "measured", "assumed"]
 Dtype = Literal["bfloat16", "float16", "fp8", "int8", "nvfp4"]
@@ -163,7 +161,7 @@ def find_curve(chip: str | Chip, dtype: Dtype = "bfloat16") -> GemmCurve:
     return GemmCurve(
         flops_per_s=row.flops_ratio * find_peak_flops_per_s(known, dtype),
         memory_bytes_per_s=row.memory_ratio * known.device_memory_bytes_per_s,
-        bends=row.bends,
+        bends=row,
         input_bytes=_INPUT_BYTES[dtype],
         basis=row.basis,
         source=row.source,
@@ -199,8 +197,8 @@ _WIDER: Final[Mapping[Dtype, tuple[str, ...]]] = {
 """Whose row a dtype takes: its own, or the nearest that there is. float16 runs as bfloat16 does."""
 
 
-@dataclass(frozen=True)
-class CurveRow:
+@dataclass(frozen=True, kw_only=True)
+class CurveRow(Bends):
     """One row of the table.
 
     Attributes:
@@ -212,7 +210,6 @@ class CurveRow:
     dtype: str
     flops_ratio: float
     memory_ratio: float
-    bends: Bends
     basis: Basis
     source: str
 
@@ -220,17 +217,7 @@ class CurveRow:
 @functools.cache
 def read_curves() -> Mapping[tuple[str, str], CurveRow]:
     """Returns the table by name and dtype."""
-    text = (files("meshwright.planning.cost") / "gemm.csv").read_text(encoding="utf-8")
-    return {(row.name, row.dtype): row for row in parse_curves(text.splitlines())}
-
-
-def parse_curves(lines: Iterable[str]) -> tuple[CurveRow, ...]:
-    """Returns the rows of a CSV text with a column for each field of `CurveRow` and of `Bends`.
-
-    Raises:
-        ValueError: a cell is no such value, or a column is missing.
-    """
-    return tuple(map(_parse_row, csv.DictReader(lines)))
+    return {(row.name, row.dtype): row for row in read_table("meshwright.planning.cost", "gemm.csv", CurveRow)}
 
 
 def _find_row(chip: Chip, dtype: Dtype) -> CurveRow:
@@ -248,44 +235,3 @@ def _assume(row: CurveRow, chip: Chip, dtype: Dtype) -> CurveRow:
     best = chip.measured_flops_per_s
     most = best / chip.flops_per_s if best and dtype in ("bfloat16", "float16") else 1.0
     return replace(row, flops_ratio=min(row.flops_ratio, most), basis="assumed")
-
-
-def _parse_row(row: Mapping[str, str | None]) -> CurveRow:
-    cells = {name: _read(row, name) for name in _COLUMNS}
-    bends: dict[str, Any] = {
-        field.name: int(cells[field.name]) if field.name == "tile_k" else float(cells[field.name])
-        for field in fields(Bends)
-    }
-    return CurveRow(
-        cells["name"],
-        cells["dtype"],
-        float(cells["flops_ratio"]),
-        float(cells["memory_ratio"]),
-        Bends(**bends),
-        _read_basis(cells["basis"]),
-        cells["source"],
-    )
-
-
-def _read_basis(cell: str) -> Basis:
-    for basis in _BASES:
-        if cell == basis:
-            return basis
-    raise ValueError(f"a curve has basis {cell!r}; use one of {', '.join(_BASES)}")
-
-
-_BASES: Final[tuple[Basis, ...]] = get_args(Basis)
-
-
-def _read(row: Mapping[str, str | None], column: str) -> str:
-    cell = row.get(column)
-    if cell is None:
-        raise ValueError(f"curve {row.get('name')!r} has no cell {column!r}; each constant needs a column")
-    return cell
-
-
-_COLUMNS: Final = (
-    *("name", "dtype", "flops_ratio", "memory_ratio"),
-    *(field.name for field in fields(Bends)),
-    *("basis", "source"),
-)

@@ -7,16 +7,15 @@ are of one layer and one token on one device; `memory` multiplies them.
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any, Final
 
 from meshwright.planning.cost.layout import Layout, Numbers
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Block, Work
+from meshwright.topology.chips import read_cells
 
 EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
 """Counts that a mixture of experts has: tokens at their places in experts, and on their way back."""
@@ -55,18 +54,13 @@ class Keeping:
 def read_keepings() -> Mapping[tuple[str, str], Keeping]:
     """Returns what frameworks hold, by framework and platform."""
     kept: dict[str, dict[str, dict[str, float]]] = {}
-    for row in _read("kept.csv"):
+    for row in read_cells("meshwright.planning.cost", "kept.csv"):
         kept.setdefault(row["practice"], {}).setdefault(row["remat"], {})[row["count"]] = float(row["elements"])
     values: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in _read("memory.csv"):
+    for row in read_cells("meshwright.planning.cost", "memory.csv"):
         known = values.setdefault((row["practice"], row["platform"]), {"kept": kept[row["practice"]]})
         known[row["name"]] = float(row["value"])
     return {key: Keeping(**found) for key, found in values.items()}
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    text = (files("meshwright.planning.cost") / name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 def list_counts(

@@ -8,14 +8,14 @@ which.
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Final
 
 import numpy as np
+
+from meshwright.topology.chips import read_table
 
 DEFAULT: Final = "xla"
 ANY: Final = ""
@@ -87,28 +87,17 @@ class Practice:
     skew: float = 1.0
 
 
-UNITS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("matmul", "narrow", "attention", "memory", "tensor", "network", "partial", "skew"), "ratio"),
-    **dict.fromkeys(("exposed", "straggle"), "ratio"),
-    **dict.fromkeys(("misaligned", "traffic", "traffic_cut", "routed", "launch_backward", "hidden"), "1"),
-    **dict.fromkeys(("cast_bytes", "score_bytes", "logits_bytes", "optimizer_bytes"), "bytes"),
-    **dict.fromkeys(("launch_s", "launch_expert_s", "dispatch_s", "pass_s", "step_s"), "s"),
-    **dict.fromkeys(("tensor_latency_s", "network_latency_s"), "s"),
-}
-"""Of each constant of a `Practice`."""
-
-
 @dataclass(frozen=True)
 class Constant:
     """One row of `constants.csv`: with an empty family for all of a platform; with one it replaces that."""
 
     practice: str
     platform: str
-    family: str
     name: str
     value: float
     unit: str
     source: str
+    family: str = ANY
 
 
 @dataclass(frozen=True)
@@ -135,13 +124,13 @@ class Spread:
         rows: how many runs they are of.
     """
 
-    practice: str
     platform: str
-    family: str
     low: float
     high: float
     rows: int
     source: str
+    practice: str = ANY
+    family: str = ANY
 
 
 def find_practice(practice: str, platform: str, family: str = ANY) -> FoundPractice:
@@ -197,7 +186,7 @@ def find_spread(practice: str, platform: str, family: str = ANY) -> Spread:
 def read_constants() -> Mapping[tuple[str, str, str], Mapping[str, float]]:
     """Returns the values by practice, platform and family."""
     found: dict[tuple[str, str, str], dict[str, float]] = {}
-    for row in parse_constants(_read_lines("constants.csv")):
+    for row in read_table("meshwright.planning.cost", "constants.csv", Constant):
         found.setdefault((row.practice, row.platform, row.family), {})[row.name] = row.value
     return found
 
@@ -205,32 +194,5 @@ def read_constants() -> Mapping[tuple[str, str, str], Mapping[str, float]]:
 @functools.cache
 def read_spreads() -> Mapping[tuple[str, str, str], Spread]:
     """Returns the rows of `intervals.csv` by practice, platform and family."""
-    rows = parse_spreads(_read_lines("intervals.csv"))
+    rows = read_table("meshwright.planning.cost", "intervals.csv", Spread)
     return {(row.practice, row.platform, row.family): row for row in rows}
-
-
-def parse_constants(lines: Iterable[str]) -> tuple[Constant, ...]:
-    """Returns the rows of a CSV text with a column for each field of `Constant`.
-
-    Raises:
-        ValueError: a value is no number.
-        TypeError: a column is missing.
-    """
-    return tuple(Constant(value=float(row.pop("value")), **row) for row in csv.DictReader(lines))
-
-
-def parse_spreads(lines: Iterable[str]) -> tuple[Spread, ...]:
-    """Returns the rows of a CSV text with a column for each field of `Spread`.
-
-    Raises:
-        ValueError: a figure is no number.
-        TypeError: a column is missing.
-    """
-    return tuple(
-        Spread(low=float(row.pop("low")), high=float(row.pop("high")), rows=int(row.pop("rows")), **row)
-        for row in csv.DictReader(lines)
-    )
-
-
-def _read_lines(name: str) -> list[str]:
-    return (files("meshwright.planning.cost") / name).read_text(encoding="utf-8").splitlines()

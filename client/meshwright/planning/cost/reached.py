@@ -11,18 +11,17 @@ The worst are messages of a few MiB, 37 and 34 %: NCCL changes its protocol ther
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from meshwright.planning.cost.collectives import Wire
 from meshwright.planning.cost.figures import Figure, give_figure, read_figure
 from meshwright.planning.cost.layout import Numbers
+from meshwright.topology.chips import read_table
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Place = Literal["inside", "across"]
@@ -45,10 +44,10 @@ class Reached:
     operation: Operation
     size: int
     reached_ratio: float
-    start_s: float | None
-    hop_s: float | None
-    ramp_s_per_root_byte: float | None
     source: str
+    start_s: float | None = None
+    hop_s: float | None = None
+    ramp_s_per_root_byte: float | None = None
 
 
 def calibrate(wire: Wire, family: str, platform: str, operation: Operation, place: Place = "inside") -> Wire:
@@ -99,18 +98,7 @@ def find_reached(family: str, platform: str, operation: Operation, place: Place 
 @functools.cache
 def read_reached() -> tuple[Reached, ...]:
     """Returns the whole table, in its order."""
-    text = (files("meshwright.planning.cost") / "reached.csv").read_text(encoding="utf-8")
-    return parse_reached(text.splitlines())
-
-
-def parse_reached(lines: Iterable[str]) -> tuple[Reached, ...]:
-    """Returns the rows of a CSV text with a column for each field of `Reached`.
-
-    Raises:
-        ValueError: a cell is no such value, or a row has no source.
-        KeyError: a column is missing.
-    """
-    return tuple(_parse_row(row) for row in csv.DictReader(lines))
+    return read_table("meshwright.planning.cost", "reached.csv", Reached)
 
 
 @functools.cache
@@ -119,25 +107,3 @@ def _by_key() -> Mapping[tuple[str, str, str], tuple[Reached, ...]]:
     for row in read_reached():
         found.setdefault((row.family, row.place, row.operation), []).append(row)
     return {key: tuple(sorted(rows, key=lambda row: row.size)) for key, rows in found.items()}
-
-
-def _parse_row(row: Mapping[str, str]) -> Reached:
-    place = next((known for known in get_args(Place) if known == row["place"]), None)
-    operation = next((known for known in get_args(Operation) if known == row["operation"]), None)
-    if place is None or operation is None or not row["source"]:
-        raise ValueError(f"row {dict(row)}: a place, an operation or the source is none that is known")
-    return Reached(
-        family=row["family"],
-        place=place,
-        operation=operation,
-        size=int(row["size"]),
-        reached_ratio=float(row["reached_ratio"]),
-        start_s=_parse_number(row["start_s"]),
-        hop_s=_parse_number(row["hop_s"]),
-        ramp_s_per_root_byte=_parse_number(row["ramp_s_per_root_byte"]),
-        source=row["source"],
-    )
-
-
-def _parse_number(cell: str) -> float | None:
-    return float(cell) if cell else None

@@ -31,7 +31,7 @@ from meshwright.planning.cost.collectives import (
 from meshwright.planning.cost.figures import Figure, Flags
 from meshwright.planning.cost.layout import Layout, Numbers
 from meshwright.planning.cost.reached import Operation, calibrate
-from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule
 
 AXES: Final = ("tp", "cp", "ep", "fsdp", "dp", "pp")
@@ -265,7 +265,7 @@ def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, domain: in
         ValueError: the plan is on no chip that the chip table has, or has no granules.
     """
     kind = plan.granules[0].device_kind if plan.granules else None
-    chip = find_chip_by_kind(kind) if kind else None
+    chip = find_chip(kind) if kind else None
     if chip is None:
         raise ValueError(f"a plan for {kind or 'nothing'} has no known wires; read_spans needs one for a known chip")
     found = {axis.name: axis for axis in plan.axes}

@@ -17,7 +17,7 @@ from typing import Final
 from meshwright.planning.exports.maxtext_model import list_model_flags, list_model_notes, list_overrides
 from meshwright.planning.exports.setting import Setting, refuse
 from meshwright.planning.parallelism import find_role
-from meshwright.topology.chips import find_chip_by_kind
+from meshwright.topology.chips import find_chip
 from meshwright.topology.systems import find_domain_count
 from meshwright.wire.devices import Platform
 from meshwright.wire.mesh import PlanGranule
@@ -112,7 +112,7 @@ def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
 
 def _measure_domain(granule: PlanGranule) -> int:
     """Returns the devices that the fast network joins: of a slice, a host, or an NVLink domain of several."""
-    chip = find_chip_by_kind(granule.device_kind) if granule.device_kind else None
+    chip = find_chip(granule.device_kind) if granule.device_kind else None
     joined = find_domain_count(chip) if chip is not None and chip.platform == "gpu" else None
     return joined or granule.device_count
 

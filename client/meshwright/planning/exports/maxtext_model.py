@@ -6,15 +6,14 @@ Flags and names as of the commit that `maxtext` says.
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 
 from meshwright.planning.exports.setting import Setting
 from meshwright.planning.expressible import find_inexpressible
 from meshwright.planning.presets import find_preset
+from meshwright.topology.chips import Names, read_table
 from meshwright.wire.model import ModelSpec
 
 
@@ -27,8 +26,9 @@ class Known:
         sets: flags that a plan may set and the model's own file sets too; both at once need override_model_config.
     """
 
+    model_name: str
     vocab_size: int
-    sets: frozenset[str]
+    sets: Names = ()
 
 
 @functools.cache
@@ -37,11 +37,7 @@ def read_known() -> Mapping[str, Known]:
 
     Source: `src/maxtext/configs/models/` of the commit that `maxtext` says.
     """
-    text = (files("meshwright.planning.exports") / "maxtext_models.csv").read_text(encoding="utf-8")
-    return {
-        row["model_name"]: Known(int(row["vocab_size"]), frozenset(filter(None, row["sets"].split("|"))))
-        for row in csv.DictReader(text.splitlines())
-    }
+    return {row.model_name: row for row in read_table("meshwright.planning.exports", "maxtext_models.csv", Known)}
 
 
 def list_model_flags(setting: Setting) -> dict[str, str]:
@@ -99,7 +95,7 @@ def list_model_notes(setting: Setting) -> Iterator[str]:
 def list_overrides(setting: Setting, flags: Collection[str]) -> dict[str, str]:
     """Returns the flag that lets others stand beside a model_name whose file sets them too, where it is needed."""
     known = _find_known(setting.model)
-    return {"override_model_config": "true"} if known is not None and known.sets & set(flags) else {}
+    return {"override_model_config": "true"} if known is not None and set(known.sets) & set(flags) else {}
 
 
 def _find_known(model: ModelSpec) -> Known | None:

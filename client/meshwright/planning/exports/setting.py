@@ -49,4 +49,4 @@ class Setting:
 def refuse(export: ExportName, message: str, hint: str) -> InvalidRequestError:
     """Returns the refusal of an export that cannot be written."""
     said = f"export {export}: {message}"
-    return InvalidRequestError(said, hint=hint, errors=[{"field": "exports", "message": message}])
+    return InvalidRequestError.of("exports", said, hint, message)

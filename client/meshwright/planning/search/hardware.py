@@ -18,7 +18,7 @@ from meshwright.planning.cost.spans import NETWORK_BYTES_PER_S, Spans, lay_on_ho
 from meshwright.planning.cost.step_time import Machine
 from meshwright.planning.search.measured import Measurements
 from meshwright.planning.search.replaced import Replaced
-from meshwright.topology.chips import Chip, find_chip_by_kind
+from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan
 
@@ -63,7 +63,7 @@ class Hardware:
                 differ.
         """
         kinds = {device.kind for device in topology.devices}
-        chip = find_chip_by_kind(next(iter(kinds))) if len(kinds) == 1 else None
+        chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
         if chip is None:
             raise _refuse(
                 f"the devices are {', '.join(sorted(kinds)) or 'none'}; a model is priced on one kind of chip"
@@ -113,8 +113,5 @@ class Hardware:
 
 
 def _refuse(reason: str) -> PlanInfeasibleError:
-    return PlanInfeasibleError(
-        f"no mesh can be chosen for a model here: {reason}",
-        hint='name the hardware, as in "target": "v5p:4x4x4", or give a mesh, which is planned without prices',
-        errors=[{"field": "target", "message": reason}],
-    )
+    hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh, which is planned without prices'
+    return PlanInfeasibleError.of("target", f"no mesh can be chosen for a model here: {reason}", hint, reason)

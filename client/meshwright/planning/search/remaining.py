@@ -153,4 +153,4 @@ def _refuse(request: PlanRequest, left: int) -> PlanInfeasibleError:
     detail = f"{left} devices are left, and no mesh of them or of fewer cuts this model and a global_batch of {batch}"
     near = choose_near([left * times for times in (1, 2, 4, 8)], batch)
     hint = f"use a global_batch of {' or '.join(map(str, near))}, or leave more axes of `search` free"
-    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": "training.global_batch", "message": detail}])
+    return PlanInfeasibleError.of("training.global_batch", detail, hint)

@@ -87,14 +87,13 @@ def _read_price(request: PlanRequest, search: SearchSpec) -> float | None:
     if request.target in price:
         return float(price[request.target])
     message = f"price_per_device_hour is by target, and has none for {request.target or 'this host'}"
-    errors = [{"field": "search.price_per_device_hour", "message": message}]
-    raise InvalidRequestError(message, hint="give one number, or a price for the target", errors=errors)
+    hint = "give one number, or a price for the target"
+    raise InvalidRequestError.of("search.price_per_device_hour", message, hint)
 
 
 def _refuse_moments(training: TrainingSpec) -> InvalidRequestError:
     message = f"moment_dtypes are of AdamW's moments, and the optimizer is {training.optimizer}"
-    errors = [{"field": "search.moment_dtypes", "message": message}]
-    return InvalidRequestError(message, hint='leave them out, or use "optimizer": "adamw"', errors=errors)
+    return InvalidRequestError.of("search.moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
 
 
 def price_plan(plan: Plan, question: Question) -> Plan:
@@ -240,7 +239,7 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     )
     batches = choose_near([size for size in _list_batches(devices, batch) if _is_legal(question, bounds, size)], batch)
     hint = f"use a global_batch of {write_values(batches)}" if batches else "leave more axes of `search` free"
-    return PlanInfeasibleError(detail, hint=hint, errors=[{"field": "training.global_batch", "message": detail}])
+    return PlanInfeasibleError.of("training.global_batch", detail, hint)
 
 
 def _list_batches(devices: int, batch: int) -> list[int]:

@@ -13,7 +13,6 @@ from meshwright.planning.cost.gemm import (
     find_curve,
     find_peak_flops_per_s,
     matmul_seconds,
-    parse_curves,
     read_curves,
 )
 from meshwright.topology.chips import Chip, find_chip, read_chips
@@ -77,12 +76,3 @@ def test_an_unknown_chip_or_dtype_is_refused_with_what_there_is() -> None:
         find_curve("v9z")
     with pytest.raises(ValueError, match="bfloat16, float16, fp8"):
         find_curve("v5e", "float64")  # type: ignore[arg-type]
-
-
-def test_a_table_that_lacks_a_column_or_has_another_basis_is_refused() -> None:
-    good = "name,dtype,flops_ratio,memory_ratio,tile_k,m_extra,k_extra,n_extra,wave_elements,result_weight,sharpness"
-    values = "x,bfloat16,0.9,0.8,1,0,0,0,0,1,4"
-    with pytest.raises(ValueError, match="'overhead_s'"):
-        parse_curves([good, values])
-    with pytest.raises(ValueError, match="'guessed'"):
-        parse_curves([f"{good},overhead_s,basis,source", f"{values},0,guessed,nobody"])

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from dataclasses import fields
 
 import pytest
 
 from meshwright.planning.cost.practice import (
-    UNITS,
+    Constant,
+    Practice,
     find_practice,
     interval,
-    parse_constants,
-    parse_spreads,
+    read_spreads,
 )
+from meshwright.topology.chips import read_table
 
-FOLDER = files("meshwright.planning.cost")
 
-
-def test_every_row_of_the_tables_has_its_unit_its_source_and_figures_that_can_be() -> None:
-    for constant in parse_constants((FOLDER / "constants.csv").read_text().splitlines()):
-        assert UNITS[constant.name] == constant.unit
+def test_every_row_of_the_tables_has_its_source_and_figures_that_can_be() -> None:
+    names = {field.name for field in fields(Practice)}
+    for constant in read_table("meshwright.planning.cost", "constants.csv", Constant):
+        assert constant.name in names
+        assert constant.unit in ("ratio", "1", "bytes", "s")
         assert constant.source
-    for spread in parse_spreads((FOLDER / "intervals.csv").read_text().splitlines()):
+    for spread in read_spreads().values():
         assert spread.low <= spread.high
         assert spread.source
 

@@ -18,7 +18,6 @@ from meshwright.planning.cost.collectives import (
 from meshwright.planning.cost.reached import (
     calibrate,
     find_reached,
-    parse_reached,
     read_reached,
 )
 from meshwright.planning.hardware import HardwareType
@@ -81,12 +80,3 @@ def test_every_row_is_of_a_known_family_with_a_source_and_a_ratio_that_can_be() 
         assert len(row.source) > 8
     keys = [(row.family, row.place, row.operation, row.size) for row in read_reached()]
     assert len(set(keys)) == len(keys)
-
-
-HEADER = "family,place,operation,size,reached_ratio,start_s,hop_s,ramp_s_per_root_byte,source"
-
-
-@pytest.mark.parametrize("row", ["a100,inside,all_reduce,8,0.8,,,,", "a100,above,all_reduce,8,0.8,,,,x"])
-def test_a_row_without_a_source_or_with_an_unknown_place_is_refused(row: str) -> None:
-    with pytest.raises(ValueError, match="none that is known"):
-        parse_reached([HEADER, row])

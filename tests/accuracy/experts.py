@@ -16,7 +16,7 @@ from typing import Final, get_args
 from meshwright.planning.cost.remat import Output
 from meshwright.planning.presets import find_preset
 from meshwright.wire.model import TrainingSpec
-from tests.accuracy.cases import build_case_run
+from tests.accuracy.maxtext import build_case_run
 from tests.accuracy.price import price_run
 from tests.accuracy.run import Run
 from tests.accuracy.sets import MAXTEXT

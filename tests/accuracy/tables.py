@@ -7,14 +7,15 @@ batch, the target from the number of devices. A model that cannot be described l
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.cost.layout import Layout
+from meshwright.planning.models import read_model
 from meshwright.wire.model import ModelSpec
-from tests.accuracy.models import build_gpt, build_preset
 from tests.accuracy.run import REMATS, Attention, ComputeDtype, Dispatcher, Graphs, LeftOut, MemoryKind, Recompute, Run
 from tests.accuracy.sets import SETS, RunSet
 
@@ -70,6 +71,54 @@ _CUTS: Final = {
     "kv_heads": "num_key_value_heads",
     "dense_layers": "first_k_dense_replace",
 }
+
+
+GPT: Final[dict[str, Any]] = {
+    "activation": "gelu",
+    "gated": False,
+    "norm": "layernorm",
+    "positions": "learned",
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+    "attention_output_bias": True,
+    "mlp_bias": True,
+}
+"""What GPT-2, Megatron-LM's GPT and MPT have in common.
+
+Source: NVIDIA/Megatron-LM, megatron/model; mosaicml/llm-foundry, whose published counts it meets exactly.
+"""
+
+
+@functools.cache
+def build_gpt(hidden: int, heads: int, layers: int, vocabulary: int, length: int) -> ModelSpec:
+    """Returns a GPT with a feed-forward of 4 × hidden and learned positions up to `length`.
+
+    Raises:
+        InvalidRequestError: the figures do not fit together.
+    """
+    return read_model(
+        {
+            "vocab_size": vocabulary,
+            "hidden_size": hidden,
+            "intermediate_size": 4 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "max_position_embeddings": length,
+            **GPT,
+        }
+    )
+
+
+@functools.cache
+def build_preset(name: str, **other: int) -> ModelSpec:
+    """Returns a preset, with other figures where a run cut the model.
+
+    Raises:
+        InvalidRequestError: no preset has this name, or the figures do not fit together.
+        UnsupportedModelError: `ModelSpec` cannot say what it has.
+    """
+    model = read_model(name)
+    return read_model({**model.model_dump(), **other}) if other else model
 
 
 def _build_run(run_set: RunSet, row: Row, model: ModelSpec, source: str) -> Run:

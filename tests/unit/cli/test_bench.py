@@ -45,25 +45,6 @@ def test_records_show_bandwidth_spread_and_whether_they_were_right(meshwright: C
 
 
 @pytest.mark.parametrize(
-    ("case", "indices", "shown"),
-    [
-        ("matmul", (3,), "3"),
-        ("device_to_device", (1, 0), "1→0"),
-        ("permute", (1, 3), "1,3"),
-        ("all_reduce", (0, 1, 2, 3), "0-3"),
-        ("all_gather", (0, 1, 4, 5, 6, 2), "0,1,4-6,2"),
-    ],
-)
-def test_each_row_says_which_devices_it_is_of(
-    meshwright: CommandLine, case: str, indices: tuple[int, ...], shown: str
-) -> None:
-    record = _build_record(meshwright, case=case, device_indices=indices)
-    meshwright.fake.runs.outcome = _build_result(meshwright, record)
-    row = next(line for line in meshwright("bench").out.splitlines() if line.startswith(case))
-    assert row.split()[1] == shown
-
-
-@pytest.mark.parametrize(
     ("arguments", "field", "value"),
     [
         (("--suite", "full"), "suite", "full"),
@@ -161,15 +142,3 @@ def test_an_interrupt_cancels_the_run_and_is_130(meshwright: CommandLine) -> Non
     printed = meshwright("bench")
     assert printed.code == 130
     assert [run.state for run in meshwright.fake.runs.list(9, None).runs] == ["cancelled"]
-
-
-def test_the_progress_bar_is_for_terminals_and_goes_to_stderr(
-    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    printed = meshwright("bench", "--case", "permute")
-    assert "permute" in printed.err
-    assert "1/1" in printed.err
-    assert "1/1" not in printed.out
-    assert meshwright("bench", "--case", "permute", "--json").err == ""

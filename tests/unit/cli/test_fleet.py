@@ -57,19 +57,6 @@ def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fl
     assert printed.code == 1
 
 
-def test_an_ill_device_shows_in_its_hosts_row(fleet: FleetLine) -> None:
-    fake = fleet.fakes["http://n2:8790"]
-    ill = [
-        one.model_copy(update={"state": "unhealthy"}) if one.name == "device:1" else one
-        for one in fake.health.components
-    ]
-    fake.health = fake.health.model_copy(update={"components": tuple(ill)})
-    printed = fleet("devices", "--fleet")
-    (row,) = [row for row in rows(printed) if row[0] == "n2"]
-    assert row[5:7] == ["unhealthy", "(1)"]
-    assert printed.code == 0
-
-
 def test_without_any_answer_the_table_stands_and_it_is_2(fleet: FleetLine) -> None:
     for fake in fleet.fakes.values():
         fake.drop_next(times=2)

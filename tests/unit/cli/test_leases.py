@@ -218,20 +218,6 @@ def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine, tmp_pat
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_preemptible_command_is_ended_when_its_lease_is_taken_over(h100: CommandLine) -> None:
-    timer = threading.Timer(0.5, lambda: _lease_away(h100))
-    timer.start()
-    printed = h100(
-        *("hold", "--purpose", "x", "--preemptible", "--"), *(sys.executable, "-c", "import time; time.sleep(60)")
-    )
-    timer.join()
-    assert printed.code == 75
-    lost = "lease 'lease-00000001' has ended: pre-empted by another lease (job 9)"
-    assert f"the lease is lost, the command is ended: {lost}" in printed.err
-    assert f"the lease was lost before the command ended (exit code {128 + signal.SIGTERM})" in printed.err
-    assert [lease.purpose for lease in h100.fake.leases.list().leases] == ["job 9"]
-
-
 def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLine) -> None:
     timer = threading.Timer(0.5, lambda: h100.fake.leases.end("lease-00000001"))
     timer.start()

@@ -37,19 +37,6 @@ def test_a_running_run_is_cancelled(meshwright: CommandLine) -> None:
     assert row.rstrip().endswith("by request (DELETE)")
 
 
-def test_a_run_that_is_cancelled_while_it_is_waited_for_is_said_to_be_once(meshwright: CommandLine) -> None:
-    def cancel(delay_s: float) -> None:
-        with meshwright.fake.client() as client:
-            client.cancel_run(client.runs().runs[0].id)
-
-    meshwright.fake.runs.held = True
-    meshwright.pause = cancel
-    printed = meshwright("bench")
-    assert printed.code == 1
-    assert printed.err.count("cancelled:") == 1
-    assert printed.err.count("run-") == 1
-
-
 def test_a_run_that_is_over_stays_as_it_is(meshwright: CommandLine) -> None:
     meshwright("bench", "--case", "matmul")
     with meshwright.fake.client() as client:

@@ -136,21 +136,6 @@ def test_an_agent_that_is_not_ready_says_why_and_is_not_true(kind: Kind) -> None
 
 
 @both
-def test_something_else_at_the_address_is_not_taken_for_an_agent(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.answer_next(200, b"<html>It works!</html>")
-    with pytest.raises(AgentConnectionError, match="is the address that of a meshwright agent"):
-        ask(kind, fake, lambda c: c.devices())
-
-
-@both
-def test_the_token_is_sent_with_every_request(kind: Kind) -> None:
-    fake = FakeAgent()
-    ask(kind, fake, lambda c: c.bench(cases=["matmul"]), token="secret")
-    assert {request.headers["authorization"] for request in fake.requests} == {"Bearer secret"}
-
-
-@both
 def test_warnings_on_the_request_arrive_with_the_plan(kind: Kind) -> None:
     fake = FakeAgent()
     plans = ask(kind, fake, lambda c: c.plans("dp:8"))

@@ -9,7 +9,6 @@ import pytest
 
 from meshwright.errors import (
     InvalidMeshError,
-    InvalidRequestError,
     NotReadyError,
 )
 from meshwright.testing import FakeAgent
@@ -58,33 +57,11 @@ def test_what_was_compiled_before_comes_at_once_and_says_so(kind: Kind) -> None:
     assert len(fake.requests) == sent + 1
 
 
-def test_the_kept_plan_carries_its_verification() -> None:
-    with FakeAgent().client() as client:
-        plan = client.plan("dp:8", **ASKED)
-        assert client.get_plan(plan.fingerprint).verification == plan.verification
-
-
-@KINDS
-def test_without_verify_nothing_is_compiled(kind: Kind) -> None:
-    fake = FakeAgent()
-    plan = ask(kind, fake, lambda client: client.plan("dp:8", model="llama3-8b"))
-    assert (plan.verification, fake.runs.list(10, None).runs) == (None, ())
-
-
 def test_an_agent_that_is_not_ready_refuses() -> None:
     fake = FakeAgent()
     fake.readiness = type(fake.readiness)(False, "starting")
     with fake.client(max_retries=0) as client, pytest.raises(NotReadyError):
         client.plan("dp:8", **ASKED)
-
-
-@pytest.mark.parametrize("training", [{"global_batch": 0}, {"batch": 8}, {}])
-def test_a_training_that_is_none_is_refused_before_anything_is_sent(training: dict[str, Any]) -> None:
-    fake = FakeAgent()
-    with fake.client() as client, pytest.raises(InvalidRequestError) as caught:
-        client.plan("dp:8", model="llama3-8b", training=training, verify="compile")
-    assert caught.value.errors[0]["field"].startswith("training")
-    assert not fake.requests
 
 
 # ---- batch sizes ----
@@ -121,11 +98,3 @@ def test_a_training_spec_bounds_the_search() -> None:
         with pytest.raises(InvalidMeshError):
             client.batch_size(model="llama3-8b", training=TRAINING, mesh={"fsdp": 0}, verify="compile")
     assert bodies(fake, "/batch-size")[0]["training"]["global_batch"] == 8
-
-
-def test_the_newest_benches_are_no_compiles() -> None:
-    fake = FakeAgent()
-    with fake.client() as client:
-        client.plan("dp:8", **ASKED)
-        client.bench(cases=["matmul"])
-        assert [record.case for record in client.latest_bench().records] == ["matmul"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -229,13 +228,6 @@ def test_progress_is_told_once_whether_it_came_by_event_or_by_polling() -> None:
     observer.notice_run(_run(progress=progress))
     observer.notice_run(_run(progress=Progress(done=2, total=2)))
     assert told == [1, 2]
-
-
-def test_a_record_that_this_release_cannot_read_is_left_to_the_result() -> None:
-    told: list[Any] = []
-    noticed: Callable[[RunEvent], None] = Observer(on_record=told.append).notice
-    noticed(RunEvent(seq=1, at=NOW, type="record", run_id="r", state="running", record={"case": "of_tomorrow"}))
-    assert told == []
 
 
 # ---- an agent that is restarted -------------------------------------------------------------------------------------

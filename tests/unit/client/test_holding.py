@@ -14,7 +14,6 @@ from meshwright._calls.messages import Failure
 from meshwright.errors import (
     AgentConnectionError,
     DeviceLeasedError,
-    ForbiddenError,
     InvalidRequestError,
     LeaseNotFoundError,
     MeshwrightError,
@@ -188,28 +187,6 @@ def test_a_lease_is_given_back_and_an_end_that_came_through_before_is_no_loss() 
         assert script.run(holding.give_back(held, script.link())) == ""
         assert [str(step.request) for step in script.sent(Send)] == ["GET /leases/lease-1", "DELETE /leases/lease-1"]
         assert held.unsaid == ""
-
-
-def test_a_lease_that_had_ended_before_its_block_is_told_when_it_is_given_back() -> None:
-    told: list[MeshwrightError] = []
-    script, held = Script(sends=[GONE]), Held(_lease(), told.append)
-    held.finish()
-    assert script.run(holding.give_back(held, script.link())) == ""
-    assert [str(error).partition("\n")[0] for error in told] == ["it was pre-empted by a job"]
-    assert held.lost is told[0]
-
-
-def test_an_agent_that_only_ends_leases_is_asked_to() -> None:
-    script = Script(sends=[refuse(ForbiddenError("no")), say(_lease())])
-    assert script.run(holding.give_back(Held(_lease()), script.link())) == ""
-    assert len(script.sent(Send)) == 2
-
-
-def test_a_lease_that_is_lost_is_not_ended_again() -> None:
-    held, script = Held(_lease()), Script()
-    held.lose(LeaseNotFoundError("gone"))
-    assert script.run(holding.give_back(held, script.link())) == ""
-    assert script.steps == []
 
 
 def test_a_lease_that_cannot_be_ended_is_told_with_its_own_end() -> None:

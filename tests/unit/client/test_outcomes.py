@@ -14,7 +14,6 @@ from meshwright._calls.outcomes import (
     MAX_DELAY_S,
     RetryPolicy,
     build_error,
-    build_request_model,
     decide_retry,
     parse_retry_after,
     read_reply,
@@ -23,8 +22,6 @@ from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
     DrainingError,
-    InvalidMeshError,
-    InvalidRequestError,
     NotFoundError,
     NotReadyError,
     ProblemError,
@@ -32,7 +29,6 @@ from meshwright.errors import (
     UnavailableError,
 )
 from meshwright.wire.health import Health
-from meshwright.wire.mesh import PlanRequest
 from tests.unit.client.script import refuse
 
 GET = Request("GET", "/devices")
@@ -140,18 +136,6 @@ def test_a_failure_says_what_was_asked_where_and_what_to_do(kind: FailureKind) -
 def test_an_answer_that_is_no_reply_is_a_connection_error_that_doubts_the_address(body: bytes) -> None:
     with pytest.raises(AgentConnectionError, match="is the address"):
         read_reply(Health, Answer(200, {}, body), GET, HOST)
-
-
-def test_a_wrong_argument_is_named_by_its_field_as_the_agent_would() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        build_request_model(PlanRequest, {"mesh": "dp:2", "allow_unused": "yes", "memory_strategy": "wild"})
-    assert [error["field"] for error in caught.value.errors] == ["allow_unused", "memory_strategy"]
-
-
-def test_a_mesh_that_is_none_is_an_invalid_mesh_and_named_once() -> None:
-    with pytest.raises(InvalidMeshError) as caught:
-        build_request_model(PlanRequest, {"mesh": 3.5})
-    assert [error["field"] for error in caught.value.errors] == ["mesh"]
 
 
 @pytest.mark.parametrize("kind", ["lost", "stale"])

@@ -104,16 +104,6 @@ def test_an_answer_that_no_agent_gives_is_refused_when_it_is_set(path: str, repl
         FakeAgent().answer("GET", path, reply)
 
 
-def test_a_release_cancels_what_runs_and_stops_the_worker() -> None:
-    fake = FakeAgent()
-    fake.runs.held = True
-    with fake.client() as client:
-        run = client.submit_bench()
-        assert client.release().cancelled_runs == (run.id,)
-        assert client.run(run.id).state == "cancelled"
-        assert client.devices().worker.state == "stopped"
-
-
 def _lease(**fields: Any) -> LeaseRequest:
     return LeaseRequest.model_validate({"purpose": "job", **fields})
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.compiling.request import Limits, answer_batch, answer_plans, count_parts
-from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.batch_request import reckon_request
+from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest
@@ -83,15 +82,6 @@ def test_a_search_that_gave_no_answer_finds_nothing() -> None:
     assert reply.compiled is not None
     assert (reply.compiled.batch_per_device, reply.compiled.data_parallel_size) == (None, 4)
     assert reply.compiled.verification.status == "aborted"
-
-
-def test_without_a_compile_the_batch_is_reckoned_where_a_model_is_given() -> None:
-    reply = answer_batch(fit(verify="none", target="v5e:2x2"))
-    assert (reply.compiled, reply.hardware_type) == (None, "tpu_v5e")
-    assert reply.reckoned == reckon_request(fit(verify="none", target="v5e:2x2"))
-    assert answer_batch(BatchSizeRequest(target="v5e:2x2")).reckoned is None
-    with pytest.raises(PlanInfeasibleError, match="the devices are cpu"):
-        answer_batch(fit(verify="none"))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from meshwright.devices import (
     DeviceConfiguration,
     DeviceManager,
     DeviceType,
-    JAXDeviceManager,
     MemoryStrategy,
     build_environment,
 )
@@ -149,25 +148,10 @@ def test_a_configuration_that_was_spoiled_is_refused_at_its_next_use() -> None:
         manager.get_device_info()
 
 
-def test_counts_and_devices_are_jaxs() -> None:
-    manager = DeviceManager()
-    assert (manager.device_count, manager.gpu_count, manager.has_gpu) == (8, 0, False)
-    assert isinstance(manager.jax_manager, JAXDeviceManager)
-    assert manager.jax_manager is manager.jax_manager
-    assert manager.get_default_device() == jax.devices()[0]
-
-
 def test_a_preference_that_is_set_later_counts_at_the_next_question() -> None:
     manager = DeviceManager()
     manager.config.platform_priority = ["cpu"]
     assert manager.jax_manager.platform_priority == ["cpu"]
-
-
-def test_capabilities_are_those_of_the_backend_that_runs() -> None:
-    capabilities = DeviceManager().capabilities
-    assert (capabilities.device_type, capabilities.device_count) == (DeviceType.CPU, 8)
-    assert capabilities.supports_distributed
-    assert not capabilities.supports_mixed_precision
 
 
 def test_a_callers_detector_has_the_word_and_is_asked_once() -> None:
@@ -206,21 +190,6 @@ def test_device_info_is_json_and_says_what_there_is() -> None:
     assert (info["capabilities"]["device_type"], info["capabilities"]["device_count"]) == ("cpu", 8)
     assert (info["memory_strategy"], info["memory_fraction"], info["compute_dtype"]) == ("balanced", 0.75, "float32")
     assert any("JAX_PLATFORMS" in reason for reason in info["no_gpu"])
-
-
-def test_people_see_one_line_a_fact() -> None:
-    lines = build_info_lines(DeviceManager().get_device_info())
-    assert lines[:7] == (
-        "Backend: cpu",
-        "Device Type: cpu",
-        "Device Count: 8",
-        "GPU Count: 0",
-        "Memory Strategy: balanced",
-        "Memory Fraction: 0.75",
-        f"Default Device: {jax.devices()[0]}",
-    )
-    assert lines[7:]
-    assert all(line.startswith("No GPU: ") for line in lines[7:])
 
 
 # ---- model sizes ----

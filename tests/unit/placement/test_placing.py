@@ -237,15 +237,6 @@ def test_a_dimension_is_split_and_a_leaf_without_it_is_replicated(
     assert placed.sharding == NamedSharding(mesh, spec)
 
 
-def test_leaves_of_every_kind_are_split_where_they_can_be() -> None:
-    placed = DevicePlacement().shard_batch_dim(build_batch(), make_mesh())
-    assert_same(placed, build_batch())
-    specs = [leaf.sharding.spec for leaf in jax.tree.leaves(placed)]
-    split = [np.ndim(leaf) > 0 for leaf in jax.tree.leaves(build_batch())]
-    assert [spec == P("data") for spec in specs] == split
-    assert placed["nested"][1] is None
-
-
 @pytest.mark.parametrize("types", [(AxisType.Manual, AxisType.Manual), (AxisType.Manual, AxisType.Explicit)], ids=str)
 def test_manual_axes_become_auto_and_shard_map_takes_the_arrays(types: tuple[AxisType, AxisType]) -> None:
     mesh = make_mesh(*types)

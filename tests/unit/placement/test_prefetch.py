@@ -513,3 +513,20 @@ def test_an_error_of_the_sources_own_iter_comes_out_as_it_is() -> None:
 
     with pytest.raises(TypeError, match=r"^bad file$"):
         prefetch_to_device(Source())
+
+
+def test_what_closing_an_abandoned_source_raises_is_told_by_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda said: told.append(said.exc_type))
+
+    def source() -> Iterator[Any]:
+        try:
+            yield from count()
+        finally:
+            explode()
+
+    for _ in prefetch_to_device(source()):
+        break
+    wait_for(lambda: told, limit_s=LIMIT_S)
+    wait_for(lambda: not list_threads(), limit_s=LIMIT_S)
+    assert told == [LookupError]

@@ -197,15 +197,6 @@ def test_dimensions_that_do_not_fit_are_refused_with_field_rule_and_a_value_that
         assert (name if value in (None, False, 0) else str(value)).lower() in refused.value.hint.lower()
 
 
-def test_all_contradictions_are_told_at_once() -> None:
-    with pytest.raises(InvalidRequestError, match="and 1 more") as refused:
-        read_model({**PLAIN, "num_key_value_heads": 3, "num_experts": 4})
-    assert [error["field"] for error in refused.value.errors] == [
-        "model.num_key_value_heads",
-        "model.num_experts_per_tok",
-    ]
-
-
 def test_what_is_neither_a_name_nor_a_mapping_is_no_model() -> None:
     with pytest.raises(TypeError, match="llama3-8b"):
         read_model(8)  # type: ignore[arg-type]

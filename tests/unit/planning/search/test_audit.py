@@ -82,22 +82,3 @@ def test_a_mesh_that_is_the_best_is_told_so() -> None:
     assert (best.saved_ratio, best.mesh_shape, best.schedule) == (0.0, plan.mesh_shape, plan.schedule)
     assert best.message.startswith("this is the best")
     assert best.total_s == step_of(plan).total_s
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"mesh": "fsdp:4", "target": "v5e:2x2"},
-        {
-            "mesh": "cp:7",
-            "target": "h100:8",
-            "devices": {"count": 7},
-            "training": {"sequence_length": 2800, "global_batch": 1},
-        },
-    ],
-)
-def test_where_no_other_mesh_fits_there_is_no_best(fields: dict[str, Any]) -> None:
-    plan = ask(audit=True, **fields)
-    assert memory_of(plan).fits is False
-    assert plan.audit is not None
-    assert plan.audit.best is None

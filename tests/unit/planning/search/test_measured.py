@@ -14,7 +14,6 @@ from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from tests.fakes.measured import (
     FACTORS,
-    H100,
     MIB,
     build_collective,
     build_host,
@@ -101,19 +100,3 @@ def test_what_no_such_chip_can_do_is_refused_with_both_values() -> None:
     assert "9.89e+14" in high
     assert "7.94e+14 was taken" in high
     assert "less than 5% of it" in low
-
-
-def test_a_plan_is_told_value_default_run_and_age() -> None:
-    rate = choose(build_host(4e14, age_s=90.0)).find_matmul("bfloat16")
-    assert rate is not None
-    told = rate.tell(7.9e14)
-    assert (told.name, told.case, told.default, told.run_id, told.age_s) == (
-        "flops_per_s",
-        "matmul",
-        7.9e14,
-        "run-0001",
-        90.0,
-    )
-    assert told.value == pytest.approx(4e14)
-    assert told.observed_at == "2026-11-21T07:00:00+00:00"
-    assert rate.timed.large.device_kind == H100

@@ -18,7 +18,6 @@ from tests.accuracy.sets import MAXTEXT, RunSet
 from tests.compiler.steps.cases import Case
 from tests.compiler.steps.published import Published, read_published
 
-
 HOST_CHIPS: Final = 4
 """Source: `meshwright.topology.systems.HOST_SHAPE`."""
 

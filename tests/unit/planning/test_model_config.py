@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,12 @@ from meshwright.planning.model_families import FAMILIES, UNSUPPORTED
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
-from tests.unit.planning.configs import GEMMA3_4B, PUBLISHED
+
+CONFIGS = Path(__file__).parents[2] / "recorded" / "configs"
+PUBLISHED: dict[str, dict[str, Any]] = {
+    file.stem: json.loads(file.read_text()) for file in sorted(CONFIGS.glob("*.json"))
+}
+"""By preset: the model's own config.json."""
 
 DEFAULTS = {
     # The parameters of each family's configuration class without arguments, as transformers v5.23.0 makes its model on
@@ -238,8 +245,8 @@ def test_a_wrong_config_is_refused_by_its_own_keys(config: dict[str, Any], field
 
 
 def test_of_a_model_of_text_and_images_the_language_model_is_read_and_its_name_says_so() -> None:
-    assert read_model(GEMMA3_4B).name == "gemma3, its language model alone"
-    named = {**GEMMA3_4B, "_name_or_path": "google/gemma-3-4b-pt"}
+    assert read_model(PUBLISHED["gemma3-4b"]).name == "gemma3, its language model alone"
+    named = {**PUBLISHED["gemma3-4b"], "_name_or_path": "google/gemma-3-4b-pt"}
     assert read_model(named).name == "google/gemma-3-4b-pt, its language model alone"
 
 

@@ -1,7 +1,7 @@
 """Planning explicit meshes on large targets, beside `mesh_utils.create_device_mesh`; `python -m tests.bench.planner`.
 
 Ours and JAX's take turns, the ratio is of medians. "New" is a plan with nothing of its kind remembered, "again" the
-same one once more; the target is there already, as in an agent, and has a row of its own, as has writing the reply.
+same one once more; the target is there already, as in an agent.
 """
 
 from __future__ import annotations
@@ -10,30 +10,23 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from meshwright.planning.mesh import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import DeviceSelection, PlanRequest
+from meshwright.wire.mesh import PlanRequest
 from tests.bench.rows import Row, run_rows, tell_rows
 
 Call = Callable[[], Any]
 
 LARGE = "v5p:16x20x28"
 MESHES = ("dp:560,tp:16", "dp:70,fsdp:8,tp:16", "dp:28,fsdp:20,tp:16")
-PACKED_COUNT, PACKED_MESH = 256, "dp:16,tp:16"
 HOSTS, HOSTS_MESH = "1024*h100:8", "dp:128,fsdp:8,tp:8"
 
-GROWING = ("4x4x4", "8x8x8", "8x8x16", "8x16x16", "16x16x16", "16x16x24", "16x20x28")
-GROWING_MESH = "dp:-1,fsdp:4,tp:4"
-PLAIN_COUNT_MAX = 1024
-"""Up to so many devices the plain order is scored too, device by device."""
 
 ROUND_COUNT = 15
 SLOW_ROUND_COUNT = 3
@@ -50,11 +43,7 @@ def measure_rows() -> list[Row]:
     return [
         ("planning: measured on", f"load {os.getloadavg()[0]:.1f}", f"{os.cpu_count()} cores; target {LARGE}"),
         *(compare_plans(mesh, topology) for mesh in MESHES),
-        *measure_writing(MESHES[1], topology),
-        measure_packing(topology),
         measure_hosts(),
-        measure_first(LARGE, MESHES[1]),
-        *measure_growth(),
     ]
 
 
@@ -128,61 +117,11 @@ def time_in_turns(*ways: tuple[Call | None, Call], rounds: int = ROUND_COUNT) ->
     return [statistics.median(seconds) for seconds in taken]
 
 
-def measure_writing(mesh: str, topology: Topology) -> list[Row]:
-    """Returns what writing a plan as JSON takes, with its devices and without."""
-    rows = []
-    for what, with_devices in (("with devices", True), ("without devices", False)):
-        plans = plan_mesh(PlanRequest(mesh=mesh, include_devices=with_devices), topology)
-        [taken_s] = time_in_turns((None, plans.model_dump_json))
-        rows.append((f"reply {what}", f"{taken_s * 1e3:.2f} ms", f"{len(plans.model_dump_json()):,} B; {mesh}"))
-    return rows
-
-
-def measure_packing(topology: Topology) -> Row:
-    """Returns what a plan on a part of the devices takes, chosen so that they lie close."""
-    request = PlanRequest(mesh=PACKED_MESH, devices=DeviceSelection(count=PACKED_COUNT))
-    [taken_s] = time_in_turns((forget, lambda: plan_mesh(request, topology)), rounds=SLOW_ROUND_COUNT)
-    return (f"plan {PACKED_MESH}, packed", f"{taken_s * 1e3:.0f} ms", f"{PACKED_COUNT} of {len(topology.devices):,}")
-
-
 def measure_hosts() -> Row:
     """Returns what a plan over many hosts takes."""
     topology, request = build_target(HOSTS), PlanRequest(mesh=HOSTS_MESH)
     [taken_s] = time_in_turns((forget, lambda: plan_mesh(request, topology)), rounds=SLOW_ROUND_COUNT)
     return (f"plan {HOSTS_MESH}", f"{taken_s * 1e3:.0f} ms", f"new, {HOSTS}, {len(topology.devices):,} devices")
-
-
-def measure_first(target: str, mesh: str) -> Row:
-    """Returns what building a target takes, and the first plan on it."""
-    request = PlanRequest(mesh=mesh)
-    built_s, first_s = time_in_turns(
-        (forget, lambda: build_target(target)),
-        (forget, lambda: plan_mesh(request, build_target(target))),
-        rounds=SLOW_ROUND_COUNT,
-    )
-    return (f"build {target}", f"{built_s * 1e3:.0f} ms", f"with the first plan on it, {mesh}, {first_s * 1e3:.0f} ms")
-
-
-def measure_growth() -> list[Row]:
-    """Returns a new plan's time by the number of devices, and the power of that number with which it grows."""
-    rows, points = [], []
-    for shape in GROWING:
-        topology = build_target(f"v5p:{shape}")
-        request = PlanRequest(mesh=GROWING_MESH)
-        [taken_s] = time_in_turns((forget, lambda asked=request, there=topology: plan_mesh(asked, there)))
-        count = len(topology.devices)
-        points.append((count, taken_s))
-        each = f"{taken_s / count * 1e6:.1f} µs a device"
-        rows.append((f"plan {GROWING_MESH} on v5p:{shape}", f"{taken_s * 1e3:.1f} ms", f"{count:,} chips, {each}"))
-    large = [point for point in points if point[0] > PLAIN_COUNT_MAX]
-    note = f"above {PLAIN_COUNT_MAX:,} devices {fit_power(large):.2f}; budget 1 (linear)"
-    return [*rows, ("growth with the number of devices", f"n^{fit_power(points):.2f}", note)]
-
-
-def fit_power(points: Sequence[tuple[int, float]]) -> float:
-    """Returns the power p of the curve time = c · countᵖ that fits best, by logarithms."""
-    counts, seconds = np.log(np.array(points)).T
-    return float(np.polyfit(counts, seconds, 1)[0])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
-	@exec $(BIN)/meshwright-agent serve --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
+	@exec $(BIN)/meshwright-agent serve --insecure --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
 test: $(VENV)/.installed extras ## lint, types, import rules, size, and all tests but the exhaustive ones
 	$(MAKE) -j 2 --output-sync lint size

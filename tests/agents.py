@@ -1,4 +1,7 @@
-"""Real agents for tests: `python -m meshwright_agent serve` on free loopback ports, waited for, stopped in the end."""
+"""Real agents for tests: `python -m meshwright_agent serve` on free loopback ports, waited for, stopped in the end.
+
+They are started with `--insecure`, unless told otherwise: without tokens, TCP may only read.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def _spawn(
     with log.open("w") as file:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **environment},
+            env={**os.environ, "MESHWRIGHT_INSECURE": "true", **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

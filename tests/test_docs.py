@@ -27,9 +27,8 @@ from meshwright.wire.base import Basis
 from meshwright.wire.health import HARDWARE, WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.agent import DRAIN_TIMEOUT_S
-from meshwright_agent.api import pages
-from meshwright_agent.api.metrics import METRICS
 from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
+from meshwright_agent.metrics import METRICS
 from meshwright_agent.supervisor.process import ChildSpec
 from tests.agents import RunningAgent, start_agent
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask
@@ -284,8 +283,7 @@ def test_the_readme_lists_every_route(host: RunningAgent) -> None:
     documented = [route.split("?")[0] for cell in cells for route in re.findall(r"[A-Z]+ /[^ ]*", cell)]
     paths = httpx.get(f"{host.url}/openapi.json").json()["paths"]
     there = [f"{method.upper()} {path}" for path, operations in paths.items() for method in operations]
-    for_people = [f"GET {page.path}" for page in pages.PLAIN_ROUTES if not page.path.startswith("/web/")]
-    assert sorted(documented) == sorted([*there, *for_people, "GET /openapi.json"])
+    assert sorted(documented) == sorted([*there, "GET /", "GET /docs", "GET /openapi.json"])
 
 
 def test_the_readme_lists_every_extra() -> None:

@@ -80,8 +80,8 @@ ROOMS: Final = {
         ("tests/process/test_leases.py",),
     ),
     "access": Room(
-        ("service/meshwright_agent/access/*.py",),
-        (("tests/unit/access",), ("tests/process/test_access.py",)),
+        ("service/meshwright_agent/auth.py",),
+        (("tests/unit/test_auth.py", "tests/unit/routes/test_app.py"), ("tests/process/test_access.py",)),
         ("tests/process/test_access_tls.py",),
     ),
     "order": Room(

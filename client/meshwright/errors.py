@@ -16,14 +16,12 @@
         │   ├── DoesNotDivideError          does_not_divide          422
         │   ├── BenchTooLargeError          bench_too_large          422
         │   ├── UnknownHardwareError        unknown_hardware         422
-        │   ├── RequestTimeoutError         request_timeout          408   sent too slowly: try again
         │   ├── BodyTooLargeError           body_too_large           413
         │   ├── UnsupportedMediaTypeError   unsupported_media_type   415
         │   └── MethodNotAllowedError       method_not_allowed       405
         ├── AccessError                 show a token that may, or ask by the agent's own name
         │   ├── UnauthorizedError           unauthorized             401
-        │   ├── ForbiddenError              forbidden                403
-        │   └── HostNotAllowedError         host_not_allowed         421
+        │   └── ForbiddenError              forbidden                403, 421 to another host name
         ├── NotFoundError               name something that exists
         │   ├── RouteNotFoundError          route_not_found          404
         │   ├── RunNotFoundError            run_not_found            404
@@ -37,7 +35,6 @@
         ├── UnavailableError            try again, or look at the agent
         │   ├── NotReadyError               not_ready                503
         │   ├── DrainingError               draining                 503
-        │   ├── TooManyConnectionsError     too_many_connections     503
         │   ├── WorkerCrashedError          worker_crashed           503
         │   ├── WorkerTimeoutError          worker_timeout           503
         │   ├── WorkerFailedError           worker_failed            503
@@ -186,13 +183,7 @@ class UnauthorizedError(AccessError, code="unauthorized", status=401, title="A t
 
 
 class ForbiddenError(AccessError, code="forbidden", status=403, title="This caller may not do that"):
-    """The token's scope is too small, or the request comes from a page of another site."""
-
-
-class HostNotAllowedError(
-    AccessError, code="host_not_allowed", status=421, title="The agent does not answer to this host name"
-):
-    """The Host header names somebody else: a wrong address, or DNS rebinding."""
+    """The caller's scope is too small, or the request names another host (421) or comes from a page of another site."""
 
 
 class NotFoundError(ProblemError):
@@ -241,10 +232,6 @@ class UnknownHardwareError(
     RequestError, ValueError, code="unknown_hardware", status=422, title="The hardware is not known"
 ):
     """A hardware name that no table knows."""
-
-
-class RequestTimeoutError(RequestError, code="request_timeout", status=408, title="The request came too slowly"):
-    """The request's headers or body did not arrive in time."""
 
 
 class BodyTooLargeError(RequestError, code="body_too_large", status=413, title="The request body is too large"):
@@ -307,12 +294,6 @@ class DrainingError(UnavailableError, code="draining", status=503, title="The ag
     """The agent is shutting down."""
 
 
-class TooManyConnectionsError(
-    UnavailableError, code="too_many_connections", status=503, title="Too many connections are open"
-):
-    """The agent has as many connections as it may."""
-
-
 class WorkerCrashedError(UnavailableError, code="worker_crashed", status=503, title="A worker died"):
     """The process that owns the devices, or makes plans, died while it worked."""
 
@@ -352,7 +333,7 @@ _BY_STATUS: dict[int, type[ProblemError]] = {
     403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
-    421: HostNotAllowedError,
+    421: ForbiddenError,
     429: QueueFullError,
     503: UnavailableError,
 }

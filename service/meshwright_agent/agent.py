@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from meshwright.errors import StoreUnavailableError
@@ -18,8 +18,6 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run
-from meshwright_agent.access.audit import Openings
-from meshwright_agent.access.doorkeeper import Doorkeeper
 from meshwright_agent.answers.batch_sizes import BatchSizes
 from meshwright_agent.answers.benches import Benches
 from meshwright_agent.answers.compiles import Compiles
@@ -36,6 +34,7 @@ from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.job_environment import describe_job_environment
 from meshwright_agent.labels import LabelFile, Sighting
 from meshwright_agent.leases import LeaseRegistry, LeaseService
+from meshwright_agent.metrics import RELEASE_DURATION
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
@@ -46,7 +45,6 @@ from meshwright_agent.supervisor.specs import (
     has_accelerators,
 )
 from meshwright_agent.supervisor.supervisor import Supervisor
-from meshwright_agent.telemetry.durations import RELEASE_BOUNDS_S, Durations
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,6 @@ class Agent:
         settings: Settings,
         store: Store,
         *,
-        doorkeeper: Doorkeeper | None = None,
         clock: Clock | None = None,
         boot: BootClock | None = None,
         environ: Mapping[str, str] | None = None,
@@ -73,13 +70,11 @@ class Agent:
         self.draining = False
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
-        self.doorkeeper = doorkeeper or Doorkeeper(settings, self.clock)
         self.history = History(store, clock=self.clock)
         self.board = HealthBoard(
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
         )
         self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
-        self._openings = Openings()
         self.device = Supervisor(
             build_device_spec(settings, self._environ, stays=stays),
             clock=self.clock,
@@ -110,8 +105,6 @@ class Agent:
         self.batch_sizes = BatchSizes(self.plans, self.compiles, self.picture.topology)
         self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.releases = Durations(RELEASE_BOUNDS_S)
-        self.count_connections: Callable[[], int] | None = None
 
     def _build_host(self, stays: bool) -> HostWatch | SimulatedHost:
         if self.settings.simulate is not None:
@@ -193,8 +186,6 @@ class Agent:
         await self.benches.recall()
         await self.leases.recall()
         self._spawn(self.leases.run())
-        self.doorkeeper.start()
-        self._spawn(self.doorkeeper.tell(self.board.report))
         self._spawn(self.host.run())
         if self.settings.label_file is not None:
             self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
@@ -220,7 +211,6 @@ class Agent:
     async def close(self) -> None:
         """Drains, then ends the children; the store is closed by its owner."""
         await self.drain()
-        self.doorkeeper.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -230,7 +220,6 @@ class Agent:
             await self.history.flush()
 
     def _on_worker_change(self) -> None:
-        self._openings.note(self.device.view())
         self.watch.note_worker()
         self.picture.note_change()
 
@@ -304,22 +293,18 @@ class Agent:
         )
         self.watch.note_release()
         outcome = "killed" if answer.killed else "released"
-        self.releases.observe((outcome if answer.released else "abandoned",), answer.took_s)
+        RELEASE_DURATION.labels(outcome if answer.released else "abandoned").observe(answer.took_s)
         return answer
 
     # ---- plans, and what jobs need to know ---------------------------------------------------------------------
 
-    async def plan(self, request: PlanRequest | bytes) -> PlanAnswer | Run:
+    async def plan(self, request: PlanRequest) -> PlanAnswer | Run:
         """Returns plans; where the compiler is to be asked and has not said it before, the run that asks it.
 
-        Args:
-            request: the request, or its JSON.
-
         Raises:
-            ProblemError: see `PlanMaker.answer_body` and `Compiles.settle_plans`.
+            ProblemError: see `PlanMaker.answer` and `Compiles.settle_plans`.
         """
-        answering = self.plans.answer_body(request) if isinstance(request, bytes) else self.plans.answer(request)
-        return await self.compiles.settle_plans(await answering)
+        return await self.compiles.settle_plans(await self.plans.answer(request))
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
         """Returns the variables that a job here should start with; InvalidRequestError as of the function."""

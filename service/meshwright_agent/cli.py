@@ -13,18 +13,16 @@ import shlex
 import shutil
 import socket
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 import meshwright_agent
 from meshwright.errors import StoreUnavailableError
-from meshwright_agent.commands.flags import read_settings
-from meshwright_agent.commands.token import app as token_app
 from meshwright_agent.settings import Settings
 
 app = typer.Typer(
@@ -33,6 +31,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…; service/README.md lists them.",
+)
+token_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Tokens of those who may ask an agent."
 )
 app.add_typer(token_app, name="token")
 
@@ -55,7 +56,7 @@ def _version(
 def serve(
     host: Annotated[str | None, typer.Option(help='Address to listen on; "" for no TCP.')] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0 picks a free one.")] = None,
-    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on as well.")] = None,
+    uds: Annotated[str | None, typer.Option(help='Unix socket to listen on as well; "" for none.')] = None,
     cpu_devices: Annotated[int | None, typer.Option(help="Use N virtual CPU devices, not the accelerators.")] = None,
     simulate: Annotated[str | None, typer.Option(help="Answer for this target: 64*h100:8; no hardware.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where runs and plans are kept.")] = None,
@@ -63,7 +64,7 @@ def serve(
     idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     tokens_file: Annotated[Path | None, typer.Option(help="Tokens of those who may ask.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without tokens.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without tokens: everybody may do everything.")] = False,
     tls_cert_file: Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM.")] = None,
     tls_key_file: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     tls_client_ca_file: Annotated[Path | None, typer.Option(help="CA of the clients' certificates, PEM.")] = None,
@@ -98,10 +99,12 @@ def doctor(
     """Say in plain words what is wrong with this host's JAX, and how to mend it."""
     from meshwright_agent.doctor.examination import examine
     from meshwright_agent.doctor.findings import format_findings
-    from meshwright_agent.serving.claim import find_owner
+    from meshwright_agent.server import find_owner
 
     settings = read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir)
-    findings = examine(settings, owner=find_owner(settings.sysfs_root))
+    pid = find_owner(settings.sysfs_root)
+    owner = f"they belong to the agent of this host (process {pid})" if pid else ""
+    findings = examine(settings, owner=owner)
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
@@ -109,57 +112,61 @@ def doctor(
     raise typer.Exit(1 if any(finding.level == "wrong" for finding in findings) else 0)
 
 
-def _serve(settings: Settings) -> int:
-    from meshwright_agent.access.errors import AccessSettingsError
-    from meshwright_agent.api.app import build_app
-    from meshwright_agent.descriptors import raise_descriptor_limit
-    from meshwright_agent.serving.claim import HostTakenError
-    from meshwright_agent.serving.refused import RefusedConnections
-    from meshwright_agent.serving.server import CannotListenError, serve
-    from meshwright_agent.telemetry.logs import logging_to_stderr
-    from meshwright_agent.telemetry.tracing import TRACING, TracingUnavailableError
+@token_app.command("new")
+def new_token(
+    name: Annotated[str, typer.Argument(help="Who will use it; stands in the audit, such as prolog.")],
+    scope: Annotated[str, typer.Option(help="read, operate or admin; each holds those before it.")] = "read",
+    expires: Annotated[str, typer.Option(help="90d, 12h, or a time: 2027-01-31T00:00:00Z. Never, if left out.")] = "",
+) -> None:
+    """Print a new secret on stdout, and on stderr its line for the agent's token file, which has no secret.
 
-    sending = TRACING.sending(meshwright_agent.__version__) if settings.tracing else contextlib.nullcontext()
+    The agent reads its token file again within a second or two; to take a token back, delete its line.
+    """
+    from meshwright_agent.auth import make_token, parse_expiry
+
     try:
-        with logging_to_stderr(settings.log_format, settings.log_level), sending:
-            raise_descriptor_limit()
-            refused: RefusedConnections = Counter()
-            with _claiming(settings) as tell:
-                return serve(settings, partial(build_app, refused=refused), on_listening=tell, refused=refused)
-    except (CannotListenError, StoreUnavailableError, TracingUnavailableError, HostTakenError) as error:
+        secret, token = make_token(name, scope, parse_expiry(expires, datetime.now(UTC)) if expires else None)
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    typer.echo(secret)
+    typer.echo(f"# add this line to the agent's token file (MESHWRIGHT_TOKENS_FILE), mode 0600:\n{token}", err=True)
+
+
+def read_settings(**flags: Any) -> Settings:
+    """Returns the settings of flags, where they are given, and the environment; ends with 2 where they are wrong."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        for wrong in error.errors():
+            name = ".".join(str(part) for part in wrong["loc"])
+            flag = f"--{name.replace('_', '-')} / " if name in flags else ""
+            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {wrong['msg']}, got {wrong['input']!r}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _serve(settings: Settings) -> int:
+    from meshwright_agent.app import build_app
+    from meshwright_agent.auth import AccessSettingsError, Authenticator
+    from meshwright_agent.clock import SystemClock
+    from meshwright_agent.logs import logging_to_stderr
+    from meshwright_agent.server import CannotListenError, HostTakenError, claim_host, serve
+    from meshwright_agent.supervisor.specs import has_accelerators
+
+    owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
+    tell = _log_addresses if settings.log_format == "json" else _print_addresses
+    try:
+        with logging_to_stderr(settings.log_format, settings.log_level):
+            authenticator = Authenticator(settings, SystemClock())
+            with claim_host(settings.sysfs_root) if owns else contextlib.nullcontext():
+                serve(settings, build_app, authenticator, on_listening=partial(tell, settings=settings))
+    except (CannotListenError, StoreUnavailableError, HostTakenError) as error:
         typer.echo(str(error), err=True)
         return 1
     except AccessSettingsError as error:
         typer.echo(str(error), err=True)
         return 2
-
-
-@contextlib.contextmanager
-def _claiming(settings: Settings) -> Iterator[Callable[[list[str]], None]]:
-    """Holds this host's devices against other agents, if this one will own any; yields who is to be told the addresses.
-
-    Raises:
-        HostTakenError: another agent has them.
-    """
-    from meshwright_agent.serving.claim import claim_host
-    from meshwright_agent.supervisor.specs import has_accelerators
-
-    owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
-    claim = claim_host(settings.sysfs_root) if owns else None
-
-    def tell(addresses: list[str]) -> None:
-        if claim is not None:
-            claim.tell(addresses)
-        if settings.log_format == "json":
-            _log_addresses(addresses, settings)
-        else:
-            _print_addresses(addresses, settings)
-
-    try:
-        yield tell
-    finally:
-        if claim is not None:
-            claim.release()
+    return 0
 
 
 def _log_addresses(addresses: list[str], settings: Settings) -> None:
@@ -195,13 +202,14 @@ def _list_tries(address: str, settings: Settings) -> list[str]:
             options = f" --cacert {shlex.quote(str(settings.tls_cert_file))}{options}"
             variables = f" MESHWRIGHT_CA_FILE={shlex.quote(str(settings.tls_cert_file))}"
         curl = f"curl -s{options} {address}"
+    may_bench = settings.insecure or settings.tokens_file is not None or address.startswith("unix://")
     quick = f"{curl}/placement/bench --json '{{}}'".replace("curl -s", "curl -s -i")
     return [
         f"{curl}/readyz",
         f"{curl}/devices?format=text".replace("?", r"\?"),
         f"{curl}/mesh/plan?mesh=dp:2,tp:-1".replace("?", r"\?"),
         f"{curl}/batch-size?hardware=h100".replace("?", r"\?"),
-        *([] if settings.simulate else [quick]),
+        *([] if settings.simulate or not may_bench else [quick]),
         f"MESHWRIGHT_URL={address}{variables} {_find_command()} plan dp:2,tp:-1",
     ]
 

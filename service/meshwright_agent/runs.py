@@ -33,10 +33,9 @@ from meshwright.wire.bench import BenchRecord, LatestBench
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
+from meshwright_agent.metrics import RUN_DURATION
 from meshwright_agent.store import RECORD, RUN, Document, Store, StoredEvent, parse_bodies, parse_body
 from meshwright_agent.supervisor.supervisor import CallCancelled
-from meshwright_agent.telemetry.durations import Durations
-from meshwright_agent.telemetry.tracing import TRACING
 
 LaneName = Literal["device", "compiler"]
 LANE_OF: Final[Mapping[RunKind, LaneName]] = {"bench": "device", "plan": "compiler", "batch_size": "compiler"}
@@ -100,11 +99,6 @@ class LiveRun:
         self.pending: list[RunEvent] = []
         self.note_state(run)
 
-    async def do(self) -> Done:
-        """Returns what `execute` does, as a span of its own; to be run in `context`."""
-        with TRACING.span(f"run {self.run.kind}", meshwright__run_id=self.run.id):
-            return await self.execute(self.run, self.emit)
-
     def stop(self, reason: str) -> None:
         """Asks the work to end; the first reason counts."""
         self.stop_reason = self.stop_reason or reason
@@ -165,9 +159,6 @@ class RunQueue:
     Args:
         store: where runs are kept.
         clock: dates runs and events.
-
-    Attributes:
-        durations: by kind and state, how long runs took.
     """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
@@ -179,7 +170,6 @@ class RunQueue:
         self._is_closing = asyncio.Event()
         self._admission = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.durations = Durations()
 
     @property
     def running(self) -> tuple[Run, ...]:
@@ -386,7 +376,7 @@ class RunQueue:
         """Returns the run as it ended; stores its events as they come. Those that cannot be stored wait for the end."""
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
         live.note_state(live.run)
-        live.work = work = asyncio.create_task(live.do(), context=live.context)
+        live.work = work = asyncio.create_task(live.execute(live.run, live.emit), context=live.context)
         work.add_done_callback(lambda _: live.news.set())
         live.news.set()
         while not work.done():
@@ -438,7 +428,7 @@ class RunQueue:
             retry_s = min(2 * retry_s, MAX_RETRY_S)
         if ended.started_at and ended.finished_at:
             took_s = (ended.finished_at - ended.started_at).total_seconds()
-            self.durations.observe((ended.kind, ended.state), took_s)
+            RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, took_s))
             if ended.generation is not None:  # a result that was known already says nothing about the next
                 self._lanes[LANE_OF[ended.kind]].last_took_s = took_s
         del self._live[ended.id]

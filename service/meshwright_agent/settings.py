@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from meshwright.errors import ProblemError
 
 DEFAULT_PORT = 8790
-MOST_SIMULATED = 16384
+MAX_SIMULATED = 4096
 
 
 def default_state_dir() -> Path:
@@ -39,9 +39,11 @@ class Settings(BaseSettings):
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 picks a free one")
     uds: Path | None = Field(default=None, description="unix socket to listen on as well")
     tokens_file: Path | None = Field(
-        default=None, description="tokens of those who may ask; without it nobody needs one, on loopback alone"
+        default=None, description="tokens of those who may ask; without it everybody may read, on loopback only"
     )
-    insecure: bool = Field(default=False, description="listen on other addresses than loopback without a token file")
+    insecure: bool = Field(
+        default=False, description="without a token file: on any address, and everybody may do everything"
+    )
     tls_cert_file: Path | None = Field(default=None, description="certificate with its chain, PEM: TCP speaks TLS")
     tls_key_file: Path | None = Field(default=None, validate_default=True, description="its key, PEM, not encrypted")
     tls_client_ca_file: Path | None = Field(
@@ -51,17 +53,10 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         default="", description="names beside its own that it answers to, comma-separated; *.example.org; * for any"
     )
-    uds_scope: Literal["read", "operate", "admin"] = Field(
-        default="admin", description="what callers on the unix socket may do without a token"
-    )
-    uds_mode: str = Field(default="0660", pattern="^0?[0-7]{3}$", description="permissions of the unix socket, octal")
-    connection_limit: int = Field(default=2048, ge=1, le=65536, description="open connections; more get 503 at once")
-    header_timeout_s: float = Field(default=10.0, gt=0, le=600, description="how long a request's headers may take")
-    body_timeout_s: float = Field(
-        default=30.0,
-        gt=0,
-        le=3600,
-        description="how long a request's body may take, and an answer stand still that nobody reads",
+    uds_admins: str = Field(
+        default="root,self,@meshwright",
+        description="who is admin on the unix socket: users by name or number, self for the agent's own, @GROUP; "
+        "everybody else may read",
     )
     state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
     cpu_devices: int | None = Field(
@@ -106,13 +101,6 @@ class Settings(BaseSettings):
     crash_budget: int = Field(
         default=5, ge=1, description="crashes of the worker within 5 minutes before it stays down"
     )
-    body_limit_bytes: int = Field(default=1 << 20, ge=1024, description="largest request body")
-    plan_body_limit_bytes: int = Field(
-        default=1 << 24,
-        ge=1024,
-        le=1 << 25,
-        description="the same for POST /mesh/plan, whose topology may be many hosts",
-    )
     expect: str = Field(
         default="",
         description="devices that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, cards of "
@@ -126,11 +114,6 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of the agent's log")
     log_format: Literal["text", "json"] = Field(default="text", description="lines of text, or one JSON object a line")
-    access_log: bool = Field(default=False, description="log one line a request: route template, status, duration")
-    tracing: bool = Field(
-        default=False,
-        description="send spans by OTLP/HTTP; needs meshwright[otel]; where to: OTEL_EXPORTER_OTLP_ENDPOINT",
-    )
     sysfs_root: Path = Field(default=Path("/sys"), description="for containers that mount the host's elsewhere")
     proc_root: Path = Field(default=Path("/proc"), description="likewise")
     dev_root: Path = Field(default=Path("/dev"), description="likewise")
@@ -215,9 +198,9 @@ def _read_simulated(target: str) -> str:
         count = len(build_target(target).devices)
     except ProblemError as error:
         raise ValueError("; ".join(filter(None, (error.detail, error.hint)))) from error
-    if count > MOST_SIMULATED:
+    if count > MAX_SIMULATED:
         raise ValueError(
-            f"{target} has {count} devices; an agent simulates up to {MOST_SIMULATED}, since every GET /devices lists "
+            f"{target} has {count} devices; an agent simulates up to {MAX_SIMULATED}, since every GET /devices lists "
             f"them all; plan on it with `meshwright plan --target {target}`, or simulate a part"
         )
     return str(read_target(target))

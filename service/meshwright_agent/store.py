@@ -28,7 +28,6 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent.clock import Clock
-from meshwright_agent.telemetry.durations import WRITE_BOUNDS_S, Durations
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +154,6 @@ class Store:
         set_aside: what became of the file of before, in one sentence; empty where it was sound.
         failure: why the last call failed; empty where it did not.
         failure_count: calls that failed or were not done in time.
-        writes: how long writes took, `written` or `failed`.
         size_bytes: size of the file with its log, at the last `check`; None before the first.
     """
 
@@ -164,7 +162,6 @@ class Store:
         self.set_aside = ""
         self.failure = ""
         self.failure_count = 0
-        self.writes = Durations(WRITE_BOUNDS_S)
         self.size_bytes: int | None = None
         self._clock = clock
         self._timeout_s = timeout_s
@@ -210,7 +207,7 @@ class Store:
         """
         if not (documents or events or removed):
             return
-        began_s, is_given_up, outcome = self._clock.monotonic(), asyncio.Event(), "failed"
+        is_given_up = asyncio.Event()
 
         def job() -> None:
             with self._require_connection() as connection:
@@ -229,10 +226,8 @@ class Store:
 
         try:
             await self._call(job)
-            outcome = "written"
         finally:
             is_given_up.set()
-            self.writes.observe((outcome,), self._clock.monotonic() - began_s)
         if events:
             self.announce()
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from meshwright_agent.serving.server import open_tcp
+from meshwright_agent.server import open_tcp
 
 
 def build_bare(bodies: dict[str, str]) -> Starlette:
@@ -36,7 +36,7 @@ def main() -> None:
     sock = open_tcp("127.0.0.1", 0)
     print(sock.getsockname()[1], flush=True)
     app = build_bare(json.loads((Path(sys.argv[1]) / "bodies.json").read_text()))
-    config = uvicorn.Config(app, http="httptools", ws="none", loop="asyncio", access_log=False, log_level="error")
+    config = uvicorn.Config(app, http="h11", ws="none", loop="asyncio", access_log=False, log_level="error")
     uvicorn.Server(config).run(sockets=[sock])
 
 

@@ -110,17 +110,8 @@ def test_promtool_finds_nothing_but_the_name_that_dcgm_exporter_gave_a_label(htt
 def test_what_happened_is_counted_by_child_run_and_release(families: dict[str, Metric]) -> None:
     crashes = {labels["child"]: value for labels, value in _samples(families["meshwright_child_crashes_total"])}
     assert crashes == dict.fromkeys(CHILDREN, 0)
-    calls = families["meshwright_child_call_duration_seconds"].samples
-    done = {
-        (s.labels["child"], s.labels["op"], s.labels["outcome"]): s.value for s in calls if s.name.endswith("_count")
-    }
-    assert done["probe", "facts", "succeeded"] >= 1 <= done["device", "bench", "succeeded"]
     ended = families["meshwright_run_duration_seconds"].samples
     assert {("bench", "succeeded")} <= {(sample.labels["kind"], sample.labels["state"]) for sample in ended}
-    assert _samples(families["meshwright_store_size_bytes"])[0][1] >= 4096
-    assert _samples(families["meshwright_http_connections"])[0][1] >= 1
-    refused = {labels["reason"]: value for labels, value in _samples(families["meshwright_access_refusals_total"])}
-    assert set(refused) >= {"unauthorized", "forbidden", "host_not_allowed"}
 
 
 def test_a_histogram_counts_up_to_all_that_it_saw(families: dict[str, Metric]) -> None:

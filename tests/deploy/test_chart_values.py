@@ -40,8 +40,8 @@ def read_endpoint(values: dict[str, Any]) -> dict[str, Any]:
     [(16777216, "16777216"), (4294967296, "4294967296"), (0.5, "0.5"), (True, "true"), ("1", "1"), (30, "30")],
 )
 def test_a_setting_arrives_as_it_was_written(value: object, text: str) -> None:
-    found = read_environment({"settings": {"MESHWRIGHT_PLAN_BODY_LIMIT_BYTES": value}})
-    assert found["MESHWRIGHT_PLAN_BODY_LIMIT_BYTES"] == text
+    found = read_environment({"settings": {"MESHWRIGHT_COMPILE_MEMORY_BYTES": value}})
+    assert found["MESHWRIGHT_COMPILE_MEMORY_BYTES"] == text
 
 
 # ---- who may come in --------------------------------------------------------------------------------------------

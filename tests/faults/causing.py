@@ -1,4 +1,4 @@
-"""How faults are caused: a disk without room, files without a right to grow, too few descriptors, a clock that jumps.
+"""How faults are caused: a disk without room, files without a right to grow, a clock that jumps.
 
 Rule: each is the real thing, made by the kernel; of the agent, its clock alone is replaced (`tests.fakes.altered`).
 """
@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import httpx
 import pytest
 
 from tests.agents import RunningAgent
@@ -80,18 +78,6 @@ def forbid_growth(agent: RunningAgent) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limit_descriptors(agent: RunningAgent, spare: int) -> Iterator[None]:
-    """Lets the agent open at most `spare` more descriptors for the length of the block."""
-    before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
-    most = 1 + max(int(name.name) for name in Path(f"/proc/{agent.pid}/fd").iterdir())
-    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (most + spare, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, before)
-
-
-@contextlib.contextmanager
 def hold_database(path: Path) -> Iterator[None]:
     """Locks a database (BEGIN EXCLUSIVE) from another process for the length of the block."""
     command = [sys.executable, "-c", HOLD, str(path)]
@@ -121,30 +107,6 @@ def keep_unreaped(pid: int) -> Iterator[None]:
             yield
         finally:
             tracer.communicate(timeout=30)
-
-
-@contextlib.contextmanager
-def connect_many(agent: RunningAgent, count: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Yields so many TCP connections to the agent, on each of which `first` was sent."""
-    address = httpx.URL(agent.url)
-    with contextlib.ExitStack() as stack:
-        connections = []
-        for _ in range(count):
-            connection = stack.enter_context(socket.create_connection((address.host, address.port or 0), timeout=30))
-            connection.sendall(first)
-            connections.append(connection)
-        yield connections
-
-
-def count_descriptors(agent: RunningAgent) -> int:
-    """Returns how many descriptors the agent has open."""
-    return len(list(Path(f"/proc/{agent.pid}/fd").iterdir()))
-
-
-def read_cpu_s(pid: int) -> float:
-    """Returns the processor time that a process has used (user and system)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serve_and_leave(state_dir: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,6 @@ import pytest
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import list_children
 from tests.tokens import add_token, remove_token
-
-CONNECTIONS = 20
-MAX_HEADER_BYTES = 1 << 14
 
 
 def _bearer(secret: str) -> dict[str, str]:
@@ -53,8 +49,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         ready=True,
         cpu_devices=2,
         MESHWRIGHT_TOKENS_FILE=str(path),
-        MESHWRIGHT_UDS_SCOPE="read",
-        MESHWRIGHT_UDS_MODE="0600",
+        MESHWRIGHT_UDS_ADMINS="",
         MESHWRIGHT_ALLOWED_HOSTS="gateway.example",
         MESHWRIGHT_LOG_LEVEL="debug",
         MESHWRIGHT_TOKEN=secrets["admin"],
@@ -64,14 +59,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.fixture(scope="module")
-def limited() -> Iterator[RunningAgent]:
-    """An agent without tokens whose limits are small."""
-    with start_agent(
-        cpu_devices=2,
-        MESHWRIGHT_HEADER_TIMEOUT_S="1",
-        MESHWRIGHT_BODY_TIMEOUT_S="1",
-        MESHWRIGHT_CONNECTION_LIMIT=str(CONNECTIONS),
-    ) as agent:
+def bare() -> Iterator[RunningAgent]:
+    """An agent without tokens."""
+    with start_agent(cpu_devices=2) as agent:
         yield agent
 
 
@@ -90,7 +80,7 @@ def _refuse_start(tmp_path: Path, *flags: str) -> str:
 
 def test_beyond_loopback_an_agent_without_tokens_does_not_start_and_says_what_works(tmp_path: Path) -> None:
     said = _refuse_start(tmp_path, "--host", "0.0.0.0")
-    assert "meshwright-agent token add" in said
+    assert "meshwright-agent token new" in said
     assert "--insecure" in said
 
 
@@ -110,15 +100,13 @@ def test_insecure_is_taken_at_its_word_and_warned_of(tmp_path: Path) -> None:
 # ---- tokens and scopes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", ["/devices", "/", "/docs", "/metrics", "/openapi.json", "/nowhere", "/runs", "/health"]
-)
+@pytest.mark.parametrize("path", ["/devices", "/", "/docs", "/metrics", "/openapi.json", "/runs", "/health"])
 def test_everything_but_the_probes_needs_a_token(guarded: Guarded, path: str) -> None:
     refused = guarded.ask("GET", path, None)
     assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
     assert refused.headers["www-authenticate"] == 'Bearer, Basic realm="meshwright"'
     assert refused.json()["request_id"] == refused.headers["x-request-id"]
-    assert guarded.ask("GET", path).status_code in {200, 404}
+    assert guarded.ask("GET", path).status_code == 200
 
 
 def test_probes_need_none(guarded: Guarded) -> None:
@@ -142,8 +130,8 @@ def test_a_scope_that_is_too_small_is_named_with_the_one_that_is_needed(guarded:
     assert guarded.ask("DELETE", "/runs/x", "operate").status_code == 404
 
 
-def test_the_unix_socket_may_what_its_settings_say(guarded: Guarded) -> None:
-    assert guarded.agent.uds.stat().st_mode & 0o777 == 0o600
+def test_who_is_admin_on_the_unix_socket_is_one_setting(guarded: Guarded) -> None:
+    assert guarded.agent.uds.stat().st_mode & 0o777 == 0o666
     transport = httpx.HTTPTransport(uds=str(guarded.agent.uds))
     with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:
         assert client.get("/runs").status_code == 200
@@ -161,46 +149,37 @@ def test_tokens_change_without_a_restart_and_a_damaged_file_keeps_the_last_good_
     def status() -> int:
         return httpx.get(f"{guarded.agent.url}/runs", headers=_bearer(secret)).status_code
 
-    def condition() -> dict[str, Any]:
-        components = guarded.ask("GET", "/health").json()["components"]
-        found: dict[str, Any] = next((part for part in components if part["name"] == "access"), {})
-        return found
-
     wait_for(lambda: status() == 200, guarded.agent, limit_s=30)
     path.write_text("nonsense\n")
-    wait_for(lambda: condition().get("state") == "degraded", guarded.agent, limit_s=30)
-    assert "line 1" in condition()["reason"]
+    wait_for(lambda: "line 1" in guarded.agent.log_text(), guarded.agent, limit_s=30)
     assert status() == 200
     path.write_text(good)
     wait_for(lambda: status() == 401, guarded.agent, limit_s=30)
-    wait_for(lambda: condition().get("state") == "healthy", guarded.agent, limit_s=30)
     remove_token(path, "visitor")
 
 
 # ---- hosts and sites ----------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_not_its_own_is_not_answered(guarded: Guarded, limited: RunningAgent) -> None:
+def test_a_name_that_is_not_its_own_is_not_answered(guarded: Guarded, bare: RunningAgent) -> None:
     for headers in ({"Host": "evil.example"}, {"Host": "evil.example", **_bearer(guarded.secrets["admin"])}):
         refused = httpx.get(f"{guarded.agent.url}/devices", headers=headers)
-        assert (refused.status_code, refused.json()["code"]) == (421, "host_not_allowed")
-    assert httpx.get(f"{limited.url}/devices", headers={"Host": "evil.example"}).status_code == 421
+        assert (refused.status_code, refused.json()["code"]) == (421, "forbidden")
+    assert httpx.get(f"{bare.url}/devices", headers={"Host": "evil.example"}).status_code == 421
     for name in ("localhost", "gateway.example", socket.gethostname()):
         assert guarded.ask("GET", "/runs", headers={"Host": name}).status_code == 200
 
 
-def test_a_page_of_another_site_changes_nothing(limited: RunningAgent) -> None:
-    own = limited.url.removeprefix("http://")
+def test_a_page_of_another_site_changes_nothing(bare: RunningAgent) -> None:
+    own = bare.url.removeprefix("http://")
     for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        refused = httpx.post(f"{limited.url}/devices/release", headers=headers)
+        refused = httpx.post(f"{bare.url}/devices/release", headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
-    allowed = httpx.delete(
-        f"{limited.url}/runs/x", headers={"Origin": f"http://{own}", "Sec-Fetch-Site": "same-origin"}
-    )
+    allowed = httpx.delete(f"{bare.url}/runs/x", headers={"Origin": f"http://{own}", "Sec-Fetch-Site": "same-origin"})
     assert allowed.status_code == 404
-    answer = httpx.get(f"{limited.url}/runs", headers={"Origin": "http://evil.example"})
+    answer = httpx.get(f"{bare.url}/runs", headers={"Origin": "http://evil.example"})
     assert not [name for name in answer.headers if name.startswith("access-control-")]
-    assert httpx.options(f"{limited.url}/runs", headers={"Origin": "http://evil.example"}).status_code == 405
+    assert httpx.options(f"{bare.url}/runs", headers={"Origin": "http://evil.example"}).status_code == 405
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -223,8 +202,17 @@ def test_a_stream_ends_with_the_token_that_opened_it_and_tells_nothing_after(gua
         wait_for(lambda: not opens(), guarded.agent, limit_s=30)
         guarded.ask("POST", "/health/acknowledge", "admin", json=word)
         assert "acknowledged" not in "".join(heard)
-    told = "the stream /events/stream of token:listener ends: the token is not one that this agent knows"
-    wait_for(lambda: told in guarded.agent.log_text(), guarded.agent, limit_s=30)
+
+
+def test_without_tokens_tcp_may_read_and_the_socket_of_the_agents_user_everything() -> None:
+    with start_agent(cpu_devices=1, ready=False, MESHWRIGHT_INSECURE="false") as agent:
+        assert httpx.get(f"{agent.url}/leases").status_code == 200
+        refused = httpx.post(f"{agent.url}/devices/release")
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+        assert "MESHWRIGHT_UDS_ADMINS" in refused.json()["hint"]
+        transport = httpx.HTTPTransport(uds=str(agent.uds))
+        with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:
+            assert client.post("/devices/release").status_code == 200
 
 
 # ---- the audit, and what stands nowhere ------------------------------------------------------------------------------
@@ -271,7 +259,6 @@ def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened
         f"method=POST path=/placement/bench devices=all run={run_id} status=202 request_id=made-3",
         f"method=DELETE path=/leases/{lease_id} devices=0 status=200 request_id=made-4",
     ]
-    wait_for(lambda: "caller=agent did=worker_started generation=1 pid=" in read_log(), guarded.agent, limit_s=60)
 
 
 def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> None:
@@ -342,126 +329,10 @@ def _read_all(raw: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
-def _parse(answer: bytes) -> tuple[int, dict[str, Any]]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"application/problem+json" in head
-    return int(head.split()[1]), json.loads(body)
-
-
-@pytest.mark.parametrize(
-    ("begun", "phase"),
-    [
-        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", "headers"),
-        (b"G", "headers"),
-        (b"POST /batch-size HTTP/1.1\r\nHost: [::1]\r\nContent-Type: a/b+json\r\nContent-Length: 9\r\n\r\n{", "body"),
-        (b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", None),
-    ],
-)  # fmt: skip
-def test_who_sends_slowly_is_answered_408_and_cut_off(limited: RunningAgent, begun: bytes, phase: str | None) -> None:
-    began_s = time.monotonic()
-    with _connect(limited) as raw:
-        raw.sendall(begun)
-        answer = _read_all(raw)
-    assert 0.9 <= time.monotonic() - began_s < 30
-    if phase is None:  # whose answer does not wait for the body
-        assert answer.startswith(b"HTTP/1.1 404 ")
-        return
-    status, problem = _parse(answer)
-    assert (status, problem["code"]) == (408, "request_timeout")
-    assert phase in problem["detail"]
-
-
-@pytest.mark.parametrize("drip", [b"", b"\r\n", b"X-Drip: 1\r\n"])
-@pytest.mark.parametrize("is_used", [False, True])
-def test_dripping_does_not_prolong_a_connection(limited: RunningAgent, drip: bytes, is_used: bool) -> None:
-    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-    with _connect(limited) as raw:
-        if is_used:
-            raw.sendall(request + b"\r\n")
-            assert raw.recv(65536).startswith(b"HTTP/1.1 200")
-            raw.sendall(b"\r\n")
-        raw.sendall(request if drip.startswith(b"X") else b"")
-        raw.settimeout(0.2)
-        deadline_s = time.monotonic() + 30
-        while time.monotonic() < deadline_s:
-            try:
-                raw.sendall(drip)
-                if not raw.recv(65536):
-                    break
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-        else:
-            pytest.fail("the connection is open still")
-
-
-def test_a_request_of_the_limit_is_taken_and_a_larger_one_is_refused(limited: RunningAgent) -> None:
-    room = MAX_HEADER_BYTES - 300
-    assert httpx.get(f"{limited.url}/healthz", headers={"X-Long": "x" * room}).status_code == 200
-    for headers, path in [({"X-Long": "x" * MAX_HEADER_BYTES}, ""), ({}, f"?{'x' * MAX_HEADER_BYTES}")]:
-        refused = httpx.get(f"{limited.url}/healthz{path}", headers=headers)
-        assert refused.status_code == 431
-        assert "POST" in refused.json()["hint"]
-    many = httpx.get(f"{limited.url}/healthz", headers={f"X-{number}": "" for number in range(120)})
-    assert many.status_code == 431
-
-
-def test_headers_without_an_end_are_cut_off_at_the_limit_not_at_the_time(limited: RunningAgent) -> None:
-    with _connect(limited) as raw, contextlib.suppress(ConnectionError):
-        raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * (2 * MAX_HEADER_BYTES))
-        status, problem = _parse(_read_all(raw))
-        assert (status, problem["code"]) == (431, "invalid_request")
-
-
-def test_what_is_not_http_gets_a_problem(limited: RunningAgent) -> None:
-    with _connect(limited) as raw:
-        raw.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n")
-        status, problem = _parse(_read_all(raw))
-    assert (status, problem["code"]) == (400, "invalid_request")
-
-
-def test_connections_beyond_the_limit_get_503_and_the_others_go_on(limited: RunningAgent) -> None:
-    with contextlib.ExitStack() as stack, httpx.Client(base_url=limited.url, timeout=60) as kept:
-        assert kept.get("/healthz").status_code == 200
-        opened = [stack.enter_context(_connect(limited)) for _ in range(CONNECTIONS + 10)]
-        answers = []
-        for raw in opened[-10:]:
-            with contextlib.suppress(ConnectionResetError):
-                answers.append(_read_all(raw))
-        told = [answer for answer in answers if answer]
-        assert told
-        assert {(_parse(answer)[0], _parse(answer)[1]["code"]) for answer in told} == {(503, "too_many_connections")}
-        assert kept.get("/healthz").status_code == 200
-    wait_for(lambda: httpx.get(f"{limited.url}/healthz").status_code == 200, limited, limit_s=30)
-
-
-@pytest.mark.parametrize(
-    ("sent", "reason"),
-    [
-        (b"", "silent"),
-        (b"GET /healthz HTTP/1.1\r\n", "slow_headers"),
-        (b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * 2 * MAX_HEADER_BYTES, "headers_too_large"),
-        (b"\x16\x03\x01\x02\x00\r\n\r\n", "not_http"),
-    ],
-)
-def test_metrics_tell_why_a_connection_ended_without_a_request(limited: RunningAgent, sent: bytes, reason: str) -> None:
-    def count() -> float:
-        text = httpx.get(f"{limited.url}/metrics", timeout=60).text
-        (found,) = re.findall(rf'meshwright_http_connections_refused_total{{reason="{reason}"}} (\S+)', text)
-        return float(found)
-
-    before = count()
-    with _connect(limited) as raw, contextlib.suppress(ConnectionError):
-        raw.sendall(sent)
-        _read_all(raw)
-    wait_for(lambda: count() == before + 1, limited, limit_s=30)
-
-
-def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(limited: RunningAgent) -> None:
+def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(bare: RunningAgent) -> None:
     request = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n"
     request += b'Connection: close\r\n\r\n{"mesh":"x:2"}'
-    with _connect(limited) as whole, _connect(limited) as pieces:
+    with _connect(bare) as whole, _connect(bare) as pieces:
         pieces.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         whole.sendall(request)
         for byte in request:
@@ -471,9 +342,9 @@ def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(limited: R
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/devices", "/metrics"])
-def test_head_is_get_without_its_body(limited: RunningAgent, path: str) -> None:
-    heard = httpx.head(f"{limited.url}{path}", timeout=60)
-    got = httpx.get(f"{limited.url}{path}", timeout=60)
+def test_head_is_get_without_its_body(bare: RunningAgent, path: str) -> None:
+    heard = httpx.head(f"{bare.url}{path}", timeout=60)
+    got = httpx.get(f"{bare.url}{path}", timeout=60)
     assert (heard.status_code, heard.headers["content-type"], heard.content) == (
         200,
         got.headers["content-type"],
@@ -481,25 +352,8 @@ def test_head_is_get_without_its_body(limited: RunningAgent, path: str) -> None:
     )
 
 
-def test_two_hosts_are_refused(limited: RunningAgent) -> None:
-    with _connect(limited) as raw:
-        raw.sendall(b"GET /devices HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        status, problem = _parse(_read_all(raw))
-    assert (status, problem["code"]) == (400, "invalid_request")
-
-
-def test_a_plan_that_is_asked_for_with_an_upgrade_to_http_2_is_answered(limited: RunningAgent) -> None:
-    request = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n"
-    request += b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-    behind = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with _connect(limited) as raw:
-        raw.sendall(request + b'\r\n{"mesh":"x:2"}' + behind)
-        assert _read_all(raw).count(b"HTTP/1.1 200 OK") == 2
-    assert "uvicorn[standard]" not in limited.log_text()
-
-
-def test_pipelined_requests_are_each_answered(limited: RunningAgent) -> None:
+def test_pipelined_requests_are_each_answered(bare: RunningAgent) -> None:
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with _connect(limited) as raw:
+    with _connect(bare) as raw:
         raw.sendall(request * 19 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert _read_all(raw).count(b"HTTP/1.1 200 OK") == 20

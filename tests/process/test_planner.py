@@ -172,14 +172,6 @@ def test_a_large_body_is_read_as_strictly_as_a_small_one(host: RunningAgent) -> 
     assert reply.json()["plans"][0]["mesh_shape"] == {"x": 4}
 
 
-@pytest.mark.exhaustive
-def test_the_limit_of_a_body_is_a_setting_of_its_own() -> None:
-    with start_agent(cpu_devices=1, MESHWRIGHT_PLAN_BODY_LIMIT_BYTES="2048") as agent:
-        reply = ask(agent, mesh="x:1", topology=[{"filler": "x" * 4096}])
-        assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
-        assert "MESHWRIGHT_PLAN_BODY_LIMIT_BYTES" in reply.json()["hint"]
-
-
 # ---- when it dies ---------------------------------------------------------------------------------------------------
 
 

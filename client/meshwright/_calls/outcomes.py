@@ -61,7 +61,7 @@ _HINTS: Final = {
     "an agent without TLS is asked by http://",
 }
 _REFUSAL_HINTS: Final = {
-    401: "set MESHWRIGHT_TOKEN, or MESHWRIGHT_TOKEN_FILE, to a token of this agent; `meshwright-agent token add` on "
+    401: "set MESHWRIGHT_TOKEN, or MESHWRIGHT_TOKEN_FILE, to a token of this agent; `meshwright-agent token new` on "
     "its host makes one",
     403: "use a token with a larger scope: read asks, operate benches, leases and releases, admin acknowledges",
     421: "ask by the host's own name or address, or add this one to the agent's MESHWRIGHT_ALLOWED_HOSTS",

@@ -15,6 +15,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from meshwright.errors import SettingsError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8790"
+DEFAULT_SOCKET: Final = Path("/run/meshwright/agent.sock")
+"""The unix socket of the systemd unit."""
 TLS_VARIABLES: Final = ("MESHWRIGHT_CA_FILE", "MESHWRIGHT_CLIENT_CERT_FILE", "MESHWRIGHT_CLIENT_KEY_FILE")
 _EXAMPLE: Final = f"write {DEFAULT_URL}, https://host:8790 or unix:///run/meshwright/agent.sock"
 
@@ -67,11 +69,14 @@ class Settings:
 def read_settings(base_url: str | None, token: str | None, environ: Mapping[str, str]) -> Settings:
     """Returns the settings: arguments first, then MESHWRIGHT_URL, _TOKEN, _TOKEN_FILE, and the files for TLS.
 
+    Without an address it is the unix socket of this host's agent, if it is there, else loopback.
+
     Raises:
         SettingsError: an address that is none, a token that no header can carry, a file that cannot be read, the key of
             a certificate that is not named.
     """
-    address = parse_address(base_url or environ.get("MESHWRIGHT_URL") or DEFAULT_URL)
+    default = f"unix://{DEFAULT_SOCKET}" if DEFAULT_SOCKET.exists() else DEFAULT_URL
+    address = parse_address(base_url or environ.get("MESHWRIGHT_URL") or default)
     ca_file, cert_file, key_file = (_check_file(environ, variable) for variable in TLS_VARIABLES)
     if key_file and not cert_file:
         raise SettingsError(

@@ -95,7 +95,7 @@ Exit codes:
   {INTERRUPTED}  interrupted
 `check --exit-style` has codes of its own, `hold` its command's: see their --help.
 
-The agent's address is --url, else MESHWRIGHT_URL, else http://127.0.0.1:8790;
+The agent's address is --url, else MESHWRIGHT_URL, else the socket /run/meshwright/agent.sock, else http://127.0.0.1:8790;
 MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE, MESHWRIGHT_CA_FILE and MESHWRIGHT_CLIENT_CERT_FILE
 are heeded too."""
 

@@ -11,7 +11,6 @@ from typing import Final
 
 from meshwright.compiling.compilers import explain_missing
 from meshwright.wire.devices import Platform
-from meshwright_agent.descriptors import OWN, fit_connections
 from meshwright_agent.doctor.findings import Finding
 from meshwright_agent.doctor.surroundings import Surroundings
 
@@ -213,21 +212,6 @@ def _check_simulation(here: Surroundings) -> Finding | None:
     return Finding("note", "simulated", seen, mend)
 
 
-def _check_connections(here: Surroundings) -> Finding | None:
-    """Says how many connections an agent would take that is started as the doctor was."""
-    wanted = here.settings.connection_limit
-    most = fit_connections(wanted, here.descriptors)
-    may_have = f"a process started here may have {here.descriptors} file descriptors"
-    if most == wanted:
-        return Finding("ok", "connections", f"at most {most}, as MESHWRIGHT_CONNECTION_LIMIT has it; {may_have}")
-    seen = f"at most {most}, not the {wanted} of MESHWRIGHT_CONNECTION_LIMIT: {may_have}, and the agent keeps {OWN} of "
-    seen += "them for its children and files"
-    mend = f"raise the hard limit to {wanted + OWN}: LimitNOFILE= (systemd), ulimit -Hn (shell), --ulimit (docker); or "
-    mend += f"set MESHWRIGHT_CONNECTION_LIMIT={most}\na service has limits of its own: the log of the running agent "
-    mend += "says what it takes"
-    return Finding("note", "connections", seen, mend)
-
-
 def _check_state(here: Surroundings) -> Finding | None:
     if here.state_error:
         mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
@@ -246,9 +230,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     _check_compilers,
     _check_holders,
     _check_cpu_quota,
-    _check_connections,
     _check_state,
 )
 
-SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_connections, _check_state)
+SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
 """Of an agent that needs neither JAX nor a driver."""

@@ -16,7 +16,6 @@ from typing import Any, Final
 from meshwright.compiling.compilers import explain_libtpu
 from meshwright.errors import ProblemError
 from meshwright_agent.clock import read_boot_clock
-from meshwright_agent.descriptors import ENOUGH, read_descriptor_limit
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.host.look import ask_probe, ask_worker, explain_held
 from meshwright_agent.leases import read_held
@@ -50,7 +49,6 @@ class Surroundings:
     state_error: str = ""
     nvml_library: bool = False
     libtpu_mismatch: str = ""
-    descriptors: int = ENOUGH
 
     @property
     def gpu_count(self) -> int:
@@ -78,7 +76,6 @@ async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> 
         state_error=_try_state_dir(settings),
         nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
         libtpu_mismatch=explain_libtpu() or "",
-        descriptors=read_descriptor_limit(),
         **known,
     )
 

@@ -36,8 +36,6 @@ from meshwright_agent.supervisor.protocol import (
     Stopped,
     format_frame,
 )
-from meshwright_agent.telemetry.durations import Durations
-from meshwright_agent.telemetry.tracing import TRACING
 
 OnProgress = Callable[[dict[str, Any]], None]
 """Gets what a handler tells while it works; called on the event loop."""
@@ -47,7 +45,6 @@ _BuildError = Callable[[], MeshwrightError]
 
 _DOCTOR: Final = "the log has its last lines; `meshwright-agent doctor` says what is wrong with this host's JAX"
 _AGAIN: Final = "ask again: a new one is started; if it happens again, the log says where the worker was"
-_OUTCOMES: Final = {Result: "succeeded", Failure: "failed", Stopped: "cancelled"}
 
 _log = logging.getLogger("meshwright.worker")
 
@@ -114,7 +111,6 @@ class Supervisor:
         last_error: the last thing that went wrong; kept after a recovery, until `reset`.
         has_crashed: true from a crash until another process is ready.
         crash_count: how many processes ended as they should not.
-        durations: by operation and outcome, how long calls took that reached a process.
     """
 
     def __init__(
@@ -132,7 +128,6 @@ class Supervisor:
         self.last_error: str | None = None
         self.has_crashed = False
         self.crash_count = 0
-        self.durations = Durations()
         self._clock = clock
         self._on_change = on_change
         self._build_child = build_child
@@ -217,10 +212,7 @@ class Supervisor:
         call = Call(id=next(self._ids), op=op, arguments=arguments)
         work = _Work(call.id, op, deadline_s, on_progress)
         serving = self._serve(work, format_frame(call), self._give_up_count)
-        with TRACING.span(f"{self.spec.name} {op}", kind="CLIENT") as span:
-            answer = await _run_to_its_end(serving)
-            span.note(meshwright__generation=answer.generation)
-            return answer
+        return await _run_to_its_end(serving)
 
     async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
         """Ends the process, whatever it does, in bounded time; who waits gets `CallCancelled(reason)`.
@@ -343,7 +335,7 @@ class Supervisor:
             if (frame.id, frame.generation) != (work.id, child.generation):
                 raise _build_unexpected(frame.type)
             if not isinstance(frame, Progress):
-                self._note_end(_OUTCOMES[type(frame)])
+                self._work = None
                 return frame
             if work.on_progress is not None:
                 try:
@@ -427,7 +419,7 @@ class Supervisor:
                 self._give_up(build_error)
         elif is_crash:
             self.last_error = f"{self._name(child)} was to be ended ({why}); it {_describe_ending(child)}"
-        self._note_end(why.kind if isinstance(why, ChildError) else "cancelled")
+        self._work = None
         if not is_crash:
             self._become("stopped")
         elif len(self._crashed_s) >= self.spec.crash_budget:
@@ -448,12 +440,6 @@ class Supervisor:
         """Returns the pause before the next start: doubled with each crash."""
         doublings = min(len(self._crashed_s) - 1, 60)
         return min(self.spec.backoff_initial_s * 2.0**doublings, self.spec.backoff_max_s)
-
-    def _note_end(self, outcome: str) -> None:
-        """Notes that the child's work ended so."""
-        work, self._work = self._work, None
-        if work is not None:
-            self.durations.observe((work.op, outcome), self._clock.monotonic() - self._began_s)
 
     # ---- what others see -------------------------------------------------------------------------------------------
 

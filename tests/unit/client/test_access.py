@@ -15,7 +15,6 @@ from meshwright.errors import (
     AccessError,
     AgentConnectionError,
     ForbiddenError,
-    HostNotAllowedError,
     ProblemError,
     UnauthorizedError,
 )
@@ -83,7 +82,7 @@ def test_the_owner_of_a_lease_is_the_name_of_the_token() -> None:
     [
         (401, UnauthorizedError, "MESHWRIGHT_TOKEN"),
         (403, ForbiddenError, "scope"),
-        (421, HostNotAllowedError, "MESHWRIGHT_ALLOWED_HOSTS"),
+        (421, ForbiddenError, "MESHWRIGHT_ALLOWED_HOSTS"),
     ],
 )
 def test_a_proxys_refusal_is_the_class_of_its_status_with_what_helps(

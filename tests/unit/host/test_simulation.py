@@ -13,7 +13,6 @@ from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
-from meshwright_agent.api.devices import Rendering
 from meshwright_agent.leases import Owner
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
@@ -95,7 +94,6 @@ def test_nothing_ages_so_that_devices_are_written_once(tmp_path: Path) -> None:
     agent = Agent(
         Settings(simulate="v5e:4x4", state_dir=tmp_path), build_closed_store(tmp_path), clock=clock, environ={}
     )
-    rendering = Rendering()
-    first = rendering.read(agent)
+    first = agent.picture.key()
     clock.advance(3600)
-    assert rendering.read(agent) is first
+    assert agent.picture.key() == first

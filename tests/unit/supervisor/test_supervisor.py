@@ -409,29 +409,3 @@ def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_
 )
 def test_an_ending_is_told_in_words(status: int | None, words: str) -> None:
     assert Ending(status, killed=False).describe() == words
-
-
-def test_calls_are_counted_by_how_they_ended_with_the_time_that_they_took_and_crashes_with_them() -> None:
-    async def scenario(world: World) -> None:
-        task = await world.begin()
-        world.clock.advance(2.0)
-        world.reply()
-        await task
-        dying = await world.begin("other")
-        world.clock.advance(3.0)
-        world.child.lose("died")
-        with pytest.raises(WorkerCrashedError):
-            await dying
-        released = await world.begin("third")
-        await world.supervisor.release()
-        with pytest.raises(CallCancelled):
-            await released
-        spreads = list(world.supervisor.durations.spreads())
-        assert [(spread.labels, spread.total_s, spread.cumulative[-1][1]) for spread in spreads] == [
-            (("work", "succeeded"), 2.0, 1),
-            (("other", "lost"), 3.0, 1),
-            (("third", "cancelled"), 0.0, 1),
-        ]
-        assert world.supervisor.crash_count == 1
-
-    live(scenario)

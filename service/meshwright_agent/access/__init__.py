@@ -1,1 +1,0 @@
-"""Who may: scopes, tokens, hosts, TLS, the audit. The doorkeeper joins them; nothing here knows a route."""

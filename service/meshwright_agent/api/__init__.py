@@ -1,1 +1,0 @@
-"""HTTP: routes, problems, health, metrics. Nothing here knows how an answer is made."""

@@ -1,0 +1,333 @@
+"""The application: the routes in FastAPI, problems for every error, and one outermost wrapper around it.
+
+The wrapper gives each request its id and its peer, checks the Host header, runs GET for HEAD, counts and audits.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from importlib import resources
+from typing import Any, Final
+
+import anyio
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from meshwright.errors import (
+    BodyTooLargeError,
+    InternalError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    ProblemError,
+    RouteNotFoundError,
+    UnauthorizedError,
+    UnsupportedMediaTypeError,
+)
+from meshwright.wire.problem import Problem, build_problem, translate_validation
+from meshwright_agent.agent import Agent
+from meshwright_agent.auth import (
+    CHALLENGE,
+    NEEDS_READ,
+    SAFE_METHODS,
+    Authenticator,
+    Caller,
+    Reader,
+    check_site,
+    read_peer,
+    record,
+)
+from meshwright_agent.logs import REQUEST_ID
+from meshwright_agent.routes import devices, health, leases, metrics, plans, runs
+
+log = logging.getLogger(__name__)
+
+API_VERSION: Final = "2.0.0.dev"
+"""The version of the HTTP contract. tests/contract holds its document, and a change without a new version fails, unless
+the version is in development."""
+MEDIA_TYPE: Final = "application/problem+json"
+MAX_BODY_BYTES: Final = 256 << 10
+CONTENT_SECURITY_POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+_DESCRIPTION: Final = (
+    "What devices are here, which mesh, how large a batch, and how fast it really is. "
+    "Every error is application/problem+json (RFC 9457) with a stable `code` and a `hint`."
+)
+_PROBLEM: Final[dict[str, Any]] = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"description": "the request is refused: the code says why", **_PROBLEM},
+    "5XX": {"description": "the agent cannot answer now, or has a bug", **_PROBLEM},
+}
+_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
+    """Returns the FastAPI application on an agent, which has been started by its owner."""
+    app = FastAPI(
+        title="meshwright agent",
+        version=API_VERSION,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,  # a route of our own, which needs a token where the others do
+        separate_input_output_schemas=False,
+        max_body_size=MAX_BODY_BYTES,
+        responses=_PROBLEMS,
+        telemetry={  # spans of requests, sent where OTEL_EXPORTER_OTLP_ENDPOINT says
+            "auto_configure": True,
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+            "exclude": lambda scope: scope["path"] in {"/healthz", "/readyz", "/metrics"},
+        },
+    )
+    app.openapi_version = "3.2.0"
+    app.state.agent = agent
+    app.state.authenticator = authenticator
+    app.state.registry = metrics.build_registry(agent)
+    for router in (health, devices, plans, runs, leases, metrics):
+        app.include_router(router.router)
+    app.include_router(_build_pages())
+    app.get("/openapi.json", include_in_schema=False, dependencies=[NEEDS_READ])(functools.partial(_read_document, app))
+    for kind, answer in (
+        (ProblemError, _answer_problem),
+        (RequestValidationError, _answer_invalid),
+        (HTTPException, _answer_http),
+        (ClientDisconnect, _answer_gone),
+        (Exception, _answer_bug),
+    ):
+        app.add_exception_handler(kind, answer)
+    _document_problems(app)
+    return app
+
+
+def build_app(agent: Agent, authenticator: Authenticator) -> ASGIApp:
+    """Returns what the server runs: the API in its wrapper."""
+    return Wrapper(build_api(agent, authenticator), authenticator)
+
+
+def _document_problems(app: FastAPI) -> None:
+    """Adds our own models to the document's schemas."""
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if not app.openapi_schema:
+            schemas = build()["components"]["schemas"]
+            schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {}) | {"Problem": schema}
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _read_document(app: FastAPI) -> Response:
+    """Returns the OpenAPI document; in a thread, since the first takes 0.7 s to build."""
+    return Response(json.dumps(app.openapi()), media_type="application/json")
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def _build_pages() -> APIRouter:
+    """Returns `/` and `/docs`, which work without internet, and their files in `web/`."""
+    router = APIRouter(include_in_schema=False)
+    for path, name, media_type in (
+        ("/", "index.html", "text/html"),
+        ("/docs", "docs.html", "text/html"),
+        ("/web/dom.js", "dom.js", "text/javascript"),
+        ("/web/page.js", "page.js", "text/javascript"),
+        ("/web/docs.js", "docs.js", "text/javascript"),
+        ("/web/style.css", "style.css", "text/css"),
+    ):
+        router.get(path)(_build_page((resources.files("meshwright_agent") / "web" / name).read_bytes(), media_type))
+    return router
+
+
+def _build_page(body: bytes, media_type: str) -> Callable[[Caller], Coroutine[Any, Any, Response]]:
+    headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
+
+    async def read(caller: Reader) -> Response:
+        scope = f'data-scope="{caller.scope}"'.encode()  # it shows no button that the agent would refuse
+        return Response(body.replace(b'data-scope="read"', scope, 1), media_type=media_type, headers=headers)
+
+    return read
+
+
+# ---- problems -------------------------------------------------------------------------------------------------------
+
+
+def build_response(error: ProblemError) -> Response:
+    """Returns the HTTP reply of an error."""
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, UnauthorizedError):
+        headers["WWW-Authenticate"] = CHALLENGE
+    body = build_problem(error, request_id=REQUEST_ID.get()).model_dump_json()
+    return Response(body, status_code=error.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+async def _answer_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return build_response(error)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = error.errors()
+    kind = request.headers.get("content-type", "")
+    if any(each["loc"] == ("body",) for each in errors) and "json" not in kind.lower():
+        detail = f"the body came with Content-Type {kind[:80]!r}; it must be application/json"
+        hint = "curl: add -H 'Content-Type: application/json' (or use --json)"
+        return build_response(UnsupportedMediaTypeError(detail, hint=hint))
+    return build_response(translate_validation(errors))
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    match error.status_code:
+        case 401:
+            detail = "the Authorization header is malformed"
+            return build_response(UnauthorizedError(detail, hint="send `Authorization: Bearer TOKEN`"))
+        case 404:
+            hint = "GET /openapi.json or /docs lists the routes"
+            return build_response(RouteNotFoundError(f"there is no route {path}", hint=hint))
+        case 405:
+            allowed = ", ".join(_list_methods(request))
+            detail = f"{path} does not take {request.method}"
+            response = build_response(MethodNotAllowedError(detail, hint=f"it takes {allowed}"))
+            response.headers["Allow"] = allowed
+            return response
+        case 413:
+            return build_response(_build_too_large())
+    hint = "GET /docs shows every route with what it takes"
+    return build_response(InvalidRequestError(str(error.detail), status=error.status_code, hint=hint))
+
+
+def _list_methods(request: Request) -> list[str]:
+    """Returns what the path takes, of all routes on it; the router names only those of the first."""
+    routes, scope = request.app.routes, request.scope
+    taken = {name for name in _METHODS for each in routes if each.matches({**scope, "method": name})[0] is Match.FULL}
+    return [name for name in _METHODS if name in taken or (name == "HEAD" and "GET" in taken)]
+
+
+def _build_too_large() -> ProblemError:
+    hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
+    return BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes", hint=hint)
+
+
+async def _answer_gone(request: Request, error: Exception) -> Response:
+    return build_response(InvalidRequestError("the client left before its body was complete", status=400))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    asked = f"{request.method} {request.url.path}"
+    hint = "report it with the request id; the agent's log has the traceback"
+    return build_response(
+        InternalError(f"{type(error).__name__} while answering {asked}; this is a bug of the agent", hint=hint)
+    )
+
+
+# ---- the wrapper ----------------------------------------------------------------------------------------------------
+
+
+class Wrapper:
+    """The outermost ASGI application."""
+
+    def __init__(self, app: FastAPI, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request, or leads FastAPI's life."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked_id = headers.get("x-request-id", "")
+        request_id = asked_id if _ID.fullmatch(asked_id) else secrets.token_hex(8)
+        REQUEST_ID.set(request_id)
+        transport = getattr(getattr(receive, "__self__", None), "transport", None)  # uvicorn's, see tests/unit
+        state: dict[str, Any] = {**scope.get("state", {}), "peer": read_peer(transport)}
+        answer = _Answer(send, request_id, is_head=scope["method"] == "HEAD")
+        inner = {**scope, "method": "GET" if answer.is_head else scope["method"], "state": state}
+        began_s = time.perf_counter()
+        try:
+            self._check(inner, headers)
+            await self._run(inner, receive, answer)
+        except ProblemError as error:
+            await build_response(error)(inner, receive, answer)
+        finally:
+            route = getattr(inner.get("route"), "path", "unmatched")
+            metrics.observe_request(route, scope["method"], answer.status, time.perf_counter() - began_s)
+            self._audit(scope, state, answer.status)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raises ProblemError unless the request is for this host, and not from a page of another site."""
+        if scope["state"]["peer"].is_unix:
+            return
+        hosts = headers.getlist("host")
+        if hosts or scope.get("http_version") != "1.0":  # HTTP/1.0 had no Host yet; a browser always sends it
+            self._authenticator.check_host(hosts[0] if len(hosts) == 1 else None)
+        if scope["method"] not in SAFE_METHODS:
+            check_site(headers)
+
+    async def _run(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        try:
+            await self._app(scope, receive, answer)
+        except* anyio.BrokenResourceError:
+            # FastAPI 0.165 closes a stream before it ends the task that waits to write into it
+            log.debug("a client has left %s in the midst of an event", scope["path"])
+        except* Exception:
+            log.exception("request %s %s failed", scope["method"], scope["path"])
+
+    def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
+        """Writes one line for a request that may change something, and for one that was refused to."""
+        is_refused = status in {401, 403, 421} and scope["method"] not in SAFE_METHODS
+        if not (state.get("is_audited") or is_refused):
+            return
+        caller: Caller | None = state.get("caller")
+        who = {"caller": caller.name, "scope": caller.scope} if caller else {"caller": state["peer"].name}
+        asked = {"method": scope["method"], "path": scope["path"]}
+        record(**who, **asked, **state.get("noted", {}), status=status, request_id=REQUEST_ID.get())
+
+
+class _Answer:
+    """Sends an answer with the request's id; of a HEAD without its body; of a 413 that is text as a problem."""
+
+    def __init__(self, send: Send, request_id: str, *, is_head: bool) -> None:
+        self.is_head = is_head
+        self.status = 500
+        self._send = send
+        self._request_id = request_id
+        self._is_over = False
+
+    async def __call__(self, message: Message) -> None:
+        """Sends one ASGI message."""
+        if self._is_over:
+            return
+        if message["type"] != "http.response.start":
+            await self._send(message)
+            return
+        self.status = message["status"]
+        self._is_over = self.is_head
+        body = b""
+        if self.status == 413 and Headers(raw=message["headers"]).get("content-type") != MEDIA_TYPE:
+            response = build_response(_build_too_large())
+            message, body, self._is_over = {**message, "headers": response.raw_headers}, bytes(response.body), True
+        await self._send({**message, "headers": [*message["headers"], (b"x-request-id", self._request_id.encode())]})
+        if self._is_over:
+            await self._send({"type": "http.response.body", "body": b"" if self.is_head else body})

@@ -1,0 +1,92 @@
+"""Device routes: what is here, giving it back; the variables that a job needs, and the hardware that plans may name."""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Literal
+
+import fastapi
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
+
+from meshwright.topology.targets import list_targets
+from meshwright.topology.text import format_devices
+from meshwright.wire.devices import Devices, Release, ReleaseRequest
+from meshwright.wire.environment import Environment
+from meshwright.wire.targets import Targets
+from meshwright_agent.auth import NEEDS_READ, Operator
+from meshwright_agent.routes.shared import TEXT, AgentHere, Query, StrictRoute
+
+router = APIRouter(tags=["devices"], route_class=StrictRoute)
+
+
+class FormatQuery(Query):
+    """The query of a route that also answers text."""
+
+    form: Literal["json", "text"] = Field(default="json", alias="format", description="text: for a terminal")
+
+
+class EnvironmentQuery(FormatQuery):
+    """The query of `GET /environment`."""
+
+    memory_strategy: Literal["conservative", "balanced", "aggressive", "custom"] = "balanced"
+    memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="overrides the strategy's; needed for custom"
+    )
+
+
+class TargetsQuery(Query):
+    """The query of `GET /targets`."""
+
+    chip: str | None = Field(default=None, max_length=80, description="one chip by any of its names")
+
+
+@router.get(
+    "/devices",
+    summary="What is here",
+    response_model=Devices,
+    responses={200: {"content": TEXT}},
+    dependencies=[NEEDS_READ],
+)
+async def read_devices(agent: AgentHere, query: Annotated[FormatQuery, fastapi.Query()]) -> Response:
+    """The host's topology: devices, links, granules, each fact with its basis and age. `?format=text` for people."""
+    devices = agent.picture.devices()
+    if query.form == "text":
+        return PlainTextResponse(format_devices(devices))
+    return Response(devices.model_dump_json(), media_type="application/json")
+
+
+@router.post("/devices/release", summary="Give the devices back")
+async def release_devices(agent: AgentHere, caller: Operator, request: ReleaseRequest | None = None) -> Release:
+    """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device.
+
+    All devices or none: JAX lets go of what it opened only with its process. So the body, if there is one, is `{}`.
+    """
+    return await agent.release()
+
+
+@router.get(
+    "/environment",
+    summary="Variables for a job",
+    response_model=Environment,
+    responses={200: {"content": TEXT}},
+    dependencies=[NEEDS_READ],
+)
+async def read_environment(agent: AgentHere, query: Annotated[EnvironmentQuery, fastapi.Query()]) -> Response:
+    """The environment for a memory strategy, also as `export` lines: `eval "$(curl -s …/environment?format=text)"`."""
+    environment = agent.environment(query.memory_strategy, query.memory_fraction)
+    if query.form == "text":
+        return PlainTextResponse("".join(f"{line}\n" for line in environment.exports))
+    return Response(environment.model_dump_json(), media_type="application/json")
+
+
+@router.get("/targets", summary="What can be planned on", response_model=Targets, dependencies=[NEEDS_READ])
+async def read_targets(query: Annotated[TargetsQuery, fastapi.Query()]) -> Response:
+    """Known chips, the hosts of GPUs, the named TPU slices: what `target` in a plan may say. Tables, not this host."""
+    return Response(_render_targets(query.chip), media_type="application/json")
+
+
+@functools.lru_cache(maxsize=64)
+def _render_targets(chip: str | None) -> str:
+    return list_targets(chip).model_dump_json()

@@ -1,0 +1,117 @@
+"""Health routes: /healthz touches nothing, /readyz is a line from memory, /health is the board, /events its history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import fastapi
+from fastapi import APIRouter
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import AwareDatetime, BeforeValidator, Field
+from starlette.responses import PlainTextResponse, Response
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents
+from meshwright_agent.auth import NEEDS_READ, Admin, Reader
+from meshwright_agent.health.words import make_sendable
+from meshwright_agent.routes.shared import MAX_SEQ, TEXT, AgentHere, AuthenticatorHere, LastEventId, Query, StrictRoute
+
+log = logging.getLogger(__name__)
+router = APIRouter(tags=["health"], route_class=StrictRoute)
+
+MAX_LINE_CHARS: Final = 80
+"""Of /readyz: node-problem-detector cuts what is longer (its plugins' `max_output_length`)."""
+_LINE: Final = {"description": "one line of text", "content": TEXT}
+
+
+@router.get("/healthz", response_class=PlainTextResponse, responses={200: _LINE})
+async def read_healthz() -> str:
+    """Liveness: answers while the event loop turns. Static, touches nothing."""
+    return "ok\n"
+
+
+@router.get("/readyz", response_class=PlainTextResponse, responses={200: _LINE, 503: _LINE})
+async def read_readyz(agent: AgentHere) -> Response:
+    """Readiness: 200 when plans can be answered, else 503; one short line says why."""
+    ready, line = agent.readiness()
+    return PlainTextResponse(f"{shorten_line(line)}\n", status_code=200 if ready else 503)
+
+
+def shorten_line(text: str) -> str:
+    """Returns the text as one line of at most `MAX_LINE_CHARS`, whatever a dying worker wrote into it."""
+    line = make_sendable("".join(c if c.isprintable() else " " for c in " ".join(text.split())))
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 3].rstrip()}..."
+
+
+@router.get("/health", summary="Health of every component", dependencies=[NEEDS_READ])
+async def read_health(agent: AgentHere, query: Annotated[Query, fastapi.Query()]) -> Health:
+    """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old."""
+    return agent.health()
+
+
+@router.post("/health/acknowledge", summary="Say that a component's faults are dealt with")
+async def acknowledge(agent: AgentHere, request: Acknowledgement, caller: Admin) -> Component:
+    """Clears standing faults, and what counters have told so far; a device that is missing is expected no more.
+
+    What the next look sees anew stands again. The answer is the component as it is then; the word itself is an event.
+    """
+    return agent.acknowledge(request, caller.name)
+
+
+def _refuse_number(value: object) -> object:
+    """Refuses a bare number, which pydantic takes for seconds or milliseconds since 1970, by its size."""
+    if isinstance(value, str) and ":" not in value:
+        raise ValueError("a time with its zone, as RFC 3339 has it: 2026-01-31T12:00:00Z")
+    return value
+
+
+class EventsQuery(Query):
+    """The query of `GET /events/stream`."""
+
+    component: str | None = Field(default=None, min_length=1, max_length=200, description="of this component alone")
+    after: int | None = Field(default=None, ge=0, le=MAX_SEQ, description="only events after this seq")
+
+
+class EventListQuery(EventsQuery):
+    """The query of `GET /events`."""
+
+    limit: int = Field(default=100, ge=1, le=1000)
+    since: Annotated[AwareDatetime, BeforeValidator(_refuse_number)] | None = Field(
+        default=None, description="only events from this time on"
+    )
+
+
+@router.get("/events", summary="Events of health, oldest first", dependencies=[NEEDS_READ])
+async def read_events(agent: AgentHere, query: Annotated[EventListQuery, fastapi.Query()]) -> HealthEvents:
+    """Changes of state, faults that driver or kernel reported, words of operators.
+
+    With `after`, the first `limit` events that follow it; without, the newest.
+    """
+    return await agent.history.list_events(
+        after=query.after, limit=query.limit, component=query.component, since=query.since
+    )
+
+
+@router.get("/events/stream", summary="Events of health as they happen (SSE)", response_class=EventSourceResponse)
+async def stream_events(
+    agent: AgentHere,
+    authenticator: AuthenticatorHere,
+    caller: Reader,
+    query: Annotated[EventsQuery, fastapi.Query()],
+    last_event_id: LastEventId = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `id` is seq, `event` is state, fault or acknowledged, `data` is HealthEvent.
+
+    Begins after `Last-Event-ID` or `after`, whichever is later; without both, with what happens from now on. Ends when
+    the token that opened it expires or is removed.
+    """
+    known = [seq for seq in (query.after, last_event_id) if seq is not None]
+    try:
+        async for event in agent.history.follow(max(known) if known else agent.history.last_seq, query.component):
+            if not authenticator.is_valid(caller):
+                return
+            yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
+    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener comes back with its id
+        log.warning("a listener of events is let go: %s", error)

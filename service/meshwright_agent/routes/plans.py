@@ -1,0 +1,109 @@
+"""Plan routes: a plan for a mesh, by POST or, for curl, by GET; a stored plan by its fingerprint; and batch sizes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import fastapi
+from fastapi import APIRouter, Path
+from pydantic import Field
+from starlette.responses import Response
+
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.runs import Run
+from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.auth import NEEDS_READ, SAME_SITE
+from meshwright_agent.routes.shared import ACCEPTED, AgentHere, Query, StrictRoute, answer_run
+
+router = APIRouter(tags=["mesh"], route_class=StrictRoute)
+
+_DETECT: Final = BatchSizeRequest()
+
+
+class PlanQuery(Query):
+    """The query of `GET /mesh/plan`; everything else goes by POST."""
+
+    mesh: str = Field(description='"dp:2,tp:4"; one size may be -1', examples=["dp:2,tp:-1"])
+    target: str | None = Field(default=None, description="hardware that need not be here: v5p:4x4x28, 64*h100:8")
+
+
+def _reply(text: str) -> Response:
+    return Response(text, media_type="application/json")
+
+
+def _answer(answer: PlanAnswer | Run) -> Response:
+    return answer_run(answer) if isinstance(answer, Run) else _reply(answer.write())
+
+
+@router.post("/mesh/plan", summary="Plan a mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ])
+async def plan_by_post(agent: AgentHere, request: PlanRequest) -> Response:
+    """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint.
+
+    With `verify: "compile"` also what XLA's compiler says of the model's step on it: at once where that is stored, else
+    by a run.
+    """
+    return _answer(await agent.plan(request))
+
+
+@router.get(
+    "/mesh/plan",
+    summary="Plan a mesh (for curl)",
+    response_model=Plans,
+    responses=ACCEPTED,
+    dependencies=[NEEDS_READ, SAME_SITE],
+)
+async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, fastapi.Query()]) -> Response:
+    """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
+    return _answer(await agent.plan(PlanRequest(mesh=query.mesh, target=query.target)))
+
+
+@router.get("/mesh/plan/{fingerprint}", summary="A stored plan", response_model=Plans, dependencies=[NEEDS_READ])
+async def read_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
+    """The newest plan with this fingerprint, so that every rank can fetch the same one.
+
+    It is of the mesh alone: what was said of a model, and by the compiler, stands in the reply to whoever asked.
+    """
+    return _reply(await agent.plans.read_stored(fingerprint))
+
+
+# ---- batch sizes ----------------------------------------------------------------------------------------------------
+
+
+class BatchSizeQuery(Query):
+    """The query of `GET /batch-size`; everything else goes by POST."""
+
+    hardware: str | None = Field(default=None, max_length=128)
+    batch: int | None = Field(default=None, ge=1, le=2**53)
+
+
+@router.post(
+    "/batch-size",
+    summary="How large a batch",
+    tags=["batch size"],
+    response_model=BatchSize,
+    responses=ACCEPTED,
+    dependencies=[NEEDS_READ],
+)
+async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize | Response:
+    """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
+
+    With a `model` also `reckoned`: how many sequences its step should have on a mesh, and which limit says so. With
+    `verify: "compile"` instead the largest batch of a model that XLA's compiler says fits: at once where that is
+    stored, else by a run.
+    """
+    if request.verify == "none":
+        return await agent.batch_sizes.answer(request)
+    answer = await agent.batch_sizes.answer_by_compile(request)
+    return answer_run(answer) if isinstance(answer, Run) else answer
+
+
+@router.get(
+    "/batch-size",
+    summary="How large a batch (for curl)",
+    tags=["batch size"],
+    dependencies=[NEEDS_READ],
+)
+async def advise_by_get(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
+    """The same by query: `?hardware=h100&batch=256`."""
+    return await agent.batch_sizes.answer(BatchSizeRequest(hardware=query.hardware, batch=query.batch))

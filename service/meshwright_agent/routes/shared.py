@@ -1,0 +1,86 @@
+"""What the routes share: the agent behind them, queries that refuse unknown parameters, and bodies as strict JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Final
+
+import pydantic_core
+from fastapi import Depends, Header, Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from meshwright.wire.runs import Run
+from meshwright_agent.agent import Agent
+from meshwright_agent.auth import Authenticator, Caller
+from meshwright_agent.leases import Owner
+
+MAX_SEQ: Final = 2**53
+"""The largest number that an event may have: what every JSON reader keeps whole (RFC 8259 §6)."""
+TEXT: Final[dict[str, Any]] = {"text/plain": {"schema": {"type": "string"}}}
+"""How an answer for people is documented: `responses={200: {"content": TEXT}}`."""
+
+
+class Query(BaseModel):
+    """The parameters of a route; an unknown one is refused, since it may be mistyped."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _StrictRequest(Request):
+    """A request whose JSON is RFC 8259's: UTF-8, finite numbers, whole surrogate pairs. Python's takes the opposite."""
+
+    async def json(self) -> Any:
+        """Returns the body's value."""
+        try:
+            return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class StrictRoute(APIRoute):
+    """A route that reads its body as strict JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns FastAPI's handler with the strict request."""
+        answer = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await answer(_StrictRequest(request.scope, request.receive))
+
+        return handle
+
+
+async def _find_agent(request: Request) -> Agent:
+    agent: Agent = request.app.state.agent
+    return agent
+
+
+async def _find_authenticator(request: Request) -> Authenticator:
+    authenticator: Authenticator = request.app.state.authenticator
+    return authenticator
+
+
+AgentHere = Annotated[Agent, Depends(_find_agent)]
+AuthenticatorHere = Annotated[Authenticator, Depends(_find_authenticator)]
+LastEventId = Annotated[int | None, Header(ge=0, le=MAX_SEQ, description="the id of the last event that was read")]
+
+
+def owner_of(caller: Caller) -> Owner:
+    """Returns as whom a caller takes leases: its token or certificate; an address or a user id owns nothing."""
+    kind, _, name = caller.name.partition(":")
+    return Owner(name if kind in {"token", "cert"} else "", is_admin=caller.has("admin"))
+
+
+def answer_run(run: Run) -> Response:
+    """Returns the answer that something takes long: 202, and where to follow it."""
+    headers = {"Location": f"/runs/{run.id}"}
+    return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
+
+
+ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+    202: {"description": "the compiler is asked; `Location` names the run, whose result is the answer", "model": Run}
+}
+"""How a route is documented that may take long."""

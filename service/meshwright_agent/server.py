@@ -1,0 +1,452 @@
+"""The process as a server: its sockets, two uvicorn servers in one loop, TLS, the watchdog, and an orderly end.
+
+TCP and the unix socket each have a uvicorn server of their own, so that neither can take all connections from the
+other; TLS is spoken on TCP only. SIGTERM makes /readyz fail, ends runs as cancelled, answers what is under way, and
+exits with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from meshwright.errors import MeshwrightError
+from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
+from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure
+from meshwright_agent.clock import Clock, SystemClock
+from meshwright_agent.settings import Settings
+from meshwright_agent.store import Store
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 512
+"""Connections of each server; beyond, uvicorn answers 503."""
+STALL_TIMEOUT_S: Final = 10.0
+"""How long a request may take to arrive, and an answer may wait for its reader."""
+SWEEP_INTERVAL_S: Final = 1.0
+KEEP_ALIVE_S: Final = 75
+SOCKET_MODE: Final = 0o666
+"""Everybody may connect: the kernel says who it is (`auth.read_peer`)."""
+SEND_BUFFER_BYTES: Final = 1 << 17
+"""What the kernel holds of an answer that is not read, for each connection; Linux doubles it. Its default is 4 MB."""
+MAX_DESCRIPTORS: Final = 65536
+PING_INTERVAL_S: Final = 5.0
+_BACKLOG: Final = 128
+_UCRED: Final = struct.Struct("3i")
+
+
+class CannotListenError(MeshwrightError):
+    """An address that the agent cannot listen on."""
+
+
+class HostTakenError(MeshwrightError):
+    """Another agent has this host's devices."""
+
+
+# ---- sockets --------------------------------------------------------------------------------------------------------
+
+
+def open_tcp(host: str, port: int) -> socket.socket:
+    """Returns a TCP socket that listens.
+
+    It names IPPROTO_TCP because asyncio sets TCP_NODELAY only then; without it, answers wait for delayed ACKs.
+
+    Raises:
+        CannotListenError: the address is taken, or does not belong to this host.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except (OSError, UnicodeError) as error:  # a name with empty or too long labels
+        raise CannotListenError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = "is an agent running already? --port 0 picks a free port"
+        raise CannotListenError(f"cannot listen on {host}:{port}: {error.strerror}; {hint}") from error
+    return sock
+
+
+def open_unix(path: Path) -> socket.socket:
+    """Returns a unix socket that listens; the file of an agent that has gone is replaced.
+
+    Raises:
+        CannotListenError: a process listens there, or the path is another file, or cannot be made.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _remove_stale(path)
+        sock.bind(str(path))
+        path.chmod(SOCKET_MODE)
+        sock.listen(_BACKLOG)
+    except (OSError, CannotListenError) as error:
+        sock.close()
+        raise CannotListenError(f"cannot listen on unix:{path}: {error}") from error
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise CannotListenError("a file that is not a socket stands there; choose another --uds")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.settimeout(1.0)
+        probe.connect(str(path))
+        raise CannotListenError("another agent answers there; stop it or choose another --uds")
+    path.unlink()
+
+
+def _open_sockets(settings: Settings) -> list[socket.socket]:
+    sockets = [open_tcp(settings.host, settings.port)] if settings.host else []
+    try:
+        sockets += [open_unix(settings.uds)] if settings.uds else []
+    except CannotListenError:
+        for sock in sockets:
+            sock.close()
+        raise
+    if not sockets:
+        raise CannotListenError("no address to listen on: --host is empty and --uds is not given; give one of them")
+    return sockets
+
+
+def _describe(sock: socket.socket, scheme: str) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix://{os.fspath(sock.getsockname())}"
+    host, port = sock.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+# ---- one agent a host -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def claim_host(sysfs_root: Path) -> Iterator[None]:
+    """Holds the devices of the host with this sysfs against other agents, as far as the network namespace reaches.
+
+    The claim is the name of an abstract unix socket (unix(7)): it ends with the process, and leaves nothing behind.
+
+    Raises:
+        HostTakenError: another agent has them.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(_name_claim(sysfs_root))
+        except OSError as error:
+            raise HostTakenError(
+                f"this host's devices belong to another agent (process {find_owner(sysfs_root) or 'unknown'}); one "
+                "agent owns a host: stop that one, or start this one with --cpu-devices or --simulate, which own no "
+                "device"
+            ) from error
+        sock.listen(8)
+        yield
+
+
+def find_owner(sysfs_root: Path) -> int:
+    """Returns the process that has the devices of this host; 0: none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(_name_claim(sysfs_root))
+            return int(_UCRED.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
+        except OSError:
+            return 0
+
+
+def _name_claim(sysfs_root: Path) -> str:
+    status = sysfs_root.stat()
+    return f"\0meshwright-agent/{status.st_dev:x}.{status.st_ino:x}"
+
+
+# ---- TLS ------------------------------------------------------------------------------------------------------------
+
+
+def load_tls(settings: Settings) -> ssl.SSLContext | None:
+    """Returns the TLS of TCP from its files; None where the settings name none.
+
+    A client certificate is asked for where a CA for clients is set, and demanded by the authenticator: probes have
+    none.
+
+    Raises:
+        AccessSettingsError: a file cannot be read, is not PEM, is encrypted, or the key is not the certificate's.
+    """
+    certificate, key, client_ca = settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file
+    if certificate is None or key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+        if client_ca is not None:
+            context.load_verify_locations(cafile=client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+        files = ", ".join(str(path) for path in (certificate, key, client_ca) if path)
+        raise AccessSettingsError(
+            f"TLS files {files} cannot be used: {reason}; give a certificate (with its chain), its own key without a "
+            "passphrase, and the CA of clients, all PEM"
+        ) from None
+    return context
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key is encrypted")  # else OpenSSL would ask on the terminal, and wait
+
+
+class _TlsFiles:
+    """The certificate and key of a live context, loaded again when the files change and fit each other."""
+
+    def __init__(self, settings: Settings, context: ssl.SSLContext) -> None:
+        self._settings = settings
+        self._context = context
+        self._marks = self._read_marks()
+
+    def refresh(self) -> None:
+        """Tries changed files in a throw-away context: a pair that does not fit would break every later handshake."""
+        marks = self._read_marks()
+        if marks == self._marks:
+            return
+        self._marks = marks
+        try:
+            load_tls(self._settings)
+            assert self._settings.tls_cert_file is not None
+            self._context.load_cert_chain(self._settings.tls_cert_file, self._settings.tls_key_file)
+            log.info("TLS files read again: %s", self._settings.tls_cert_file)
+        except (AccessSettingsError, ssl.SSLError, OSError) as error:
+            log.error("the certificate of before stays: %s", error)
+
+    def _read_marks(self) -> list[tuple[int, int] | None]:
+        paths = filter(None, (self._settings.tls_cert_file, self._settings.tls_key_file))
+        return [(seen.st_ino, seen.st_mtime_ns) if (seen := _stat(path)) else None for path in paths]
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+# ---- connections that do not move -----------------------------------------------------------------------------------
+
+
+async def sweep(servers: Sequence[uvicorn.Server]) -> None:
+    """Aborts connections that do not move for `STALL_TIMEOUT_S`: half a request, or an answer that nobody reads.
+
+    uvicorn limits neither. Aborted connections are reference cycles, so they are collected at once.
+    """
+    stalled: dict[Any, tuple[str, int, float]] = {}
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL_S)
+        now_s, seen, has_aborted = time.monotonic(), {}, False
+        for connection in [each for server in servers for each in server.server_state.connections]:
+            what, size = describe_wait(connection)
+            if not what:
+                continue
+            before = stalled.get(connection, (what, size, now_s))
+            since_s = before[2] if before[0] == what and size >= before[1] else now_s
+            if now_s - since_s < STALL_TIMEOUT_S:
+                seen[connection] = (what, size, since_s)
+                continue
+            connection.transport.abort()
+            has_aborted = True
+        stalled = seen
+        if has_aborted:
+            gc.collect()
+
+
+def describe_wait(connection: Any) -> tuple[str, int]:
+    """Returns what an h11 connection of uvicorn waits for from its client, "" for nothing, and the unread bytes."""
+    cycle, unread = connection.cycle, connection.transport.get_write_buffer_size()
+    if unread:
+        return "reader", unread
+    if cycle is None:
+        return "first request", 0
+    if not cycle.response_complete:
+        return (f"body {id(cycle)}", 0) if cycle.more_body else ("", 0)
+    return ("", 0) if connection.timeout_keep_alive_task is not None else (f"request after {id(cycle)}", 0)
+
+
+# ---- systemd --------------------------------------------------------------------------------------------------------
+
+
+def notify_systemd(*fields: str) -> None:
+    """Sends fields such as READY=1 to the service manager, if there is one: sd_notify(3). Never fails."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+        sock.sendto("\n".join(fields).encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+async def _ping_systemd(agent: Agent) -> None:
+    """Pings from the event loop and from nowhere else: one that hangs is killed, and started anew."""
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    interval_s = min(PING_INTERVAL_S, int(usec) / 2e6) if usec.isdigit() and int(usec) else PING_INTERVAL_S
+    while True:
+        notify_systemd("WATCHDOG=1", f"STATUS={' '.join(agent.readiness()[1].split())}")
+        await asyncio.sleep(interval_s)
+
+
+# ---- serving --------------------------------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server beside another one in the same loop: `_serve` handles the signals of both."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(
+    settings: Settings,
+    build_app: Callable[[Agent, Authenticator], ASGIApp],
+    authenticator: Authenticator,
+    *,
+    on_listening: Callable[[list[str]], None],
+    clock: Clock | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        settings: of the agent.
+        build_app: returns what answers the requests of an agent.
+        authenticator: names the callers.
+        on_listening: gets the addresses once they answer.
+        clock: the agent's; None: the machine's.
+
+    Raises:
+        CannotListenError: an address is taken.
+        AccessSettingsError: others could reach the agent, and it would ask them for nothing; or TLS files are wrong.
+        StoreUnavailableError: the state directory cannot be used.
+    """
+    check_exposure(settings)
+    context = load_tls(settings)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    sockets = _open_sockets(settings)
+    own = _identify(settings.uds)
+    try:
+        asyncio.run(_serve(settings, build_app, authenticator, sockets, context, on_listening, clock or SystemClock()))
+    finally:
+        if settings.uds and _identify(settings.uds) == own:  # not the socket of an agent that has begun meanwhile
+            settings.uds.unlink(missing_ok=True)
+
+
+def _identify(path: Path | None) -> tuple[int, int] | None:
+    seen = _stat(path) if path else None
+    return (seen.st_dev, seen.st_ino) if seen else None
+
+
+async def _serve(
+    settings: Settings,
+    build_app: Callable[[Agent, Authenticator], ASGIApp],
+    authenticator: Authenticator,
+    sockets: list[socket.socket],
+    context: ssl.SSLContext | None,
+    on_listening: Callable[[list[str]], None],
+    clock: Clock,
+) -> None:
+    async with Store.open(settings.database_path, clock=clock) as store, contextlib.AsyncExitStack() as stack:
+        agent = Agent(settings, store, clock=clock)
+        app = build_app(agent, authenticator)
+        servers = [_build_server(app, sock, context, has_lifespan=sock is sockets[0]) for sock in sockets]
+        stack.push_async_callback(agent.close)
+        await agent.start()
+        gc.collect()
+        gc.freeze()  # code, tables and what was read from the store: not walked again
+        _handle_signals(agent, servers)
+        async with asyncio.TaskGroup() as group:
+            serving = [group.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
+            while not all(server.started or server.should_exit for server in servers):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if not agent.draining:
+                on_listening([_describe(sock, "https" if context else "http") for sock in sockets])
+                notify_systemd("READY=1", f"STATUS={agent.readiness()[1]}")
+            keeping = [
+                group.create_task(sweep(servers)),
+                group.create_task(_refresh(authenticator, settings, context)),
+                group.create_task(_ping_systemd(agent)),
+            ]
+            await asyncio.wait(serving)
+            for task in keeping:
+                task.cancel()
+
+
+def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | None, *, has_lifespan: bool) -> _Server:
+    """Returns the server of one socket. One of them leads FastAPI's life, which sets tracing up."""
+    tls = None if sock.family == socket.AF_UNIX else context
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="h11",  # httptools has no limit on headers
+            ws="none",
+            loop="asyncio",
+            lifespan="on" if has_lifespan else "off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            backlog=_BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(DRAIN_TIMEOUT_S),
+            ssl_context_factory=None if tls is None else lambda config, default: tls,
+        )
+    )
+
+
+async def _refresh(authenticator: Authenticator, settings: Settings, context: ssl.SSLContext | None) -> None:
+    """Reads tokens and certificates again once a second where they change, in a thread: a file server may hang."""
+    files = None if context is None else _TlsFiles(settings, context)
+    while True:
+        await asyncio.to_thread(authenticator.refresh)
+        if files is not None:
+            await asyncio.to_thread(files.refresh)
+        await asyncio.sleep(1.0)
+
+
+def _handle_signals(agent: Agent, servers: Sequence[uvicorn.Server]) -> None:
+    """First SIGTERM or SIGINT: drain, then stop. Second: stop at once."""
+    draining: list[asyncio.Task[None]] = []
+
+    async def drain() -> None:
+        notify_systemd("STOPPING=1", "STATUS=draining")
+        try:
+            await asyncio.wait_for(agent.drain(), DRAIN_TIMEOUT_S)
+        except Exception:
+            log.exception("draining did not end within %s s", DRAIN_TIMEOUT_S)
+        for server in servers:
+            server.should_exit = True
+
+    def stop() -> None:
+        for server in servers if draining else ():
+            server.should_exit = server.force_exit = True
+        if not draining:
+            draining.append(asyncio.create_task(drain()))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -1,0 +1,21 @@
+"""/readyz is one short line, whatever a dying worker wrote."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright_agent.routes.health import MAX_LINE_CHARS, shorten_line
+
+
+@given(st.text(max_size=300) | st.text(st.sampled_from("a \n\r\t\0\x1b\u2028\udcff"), max_size=300))
+def test_a_reason_is_one_line_of_at_most_80_printable_characters(text: str) -> None:
+    line = shorten_line(text)
+    assert len(line) <= MAX_LINE_CHARS == 80
+    assert line.isprintable()
+    line.encode()
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=80))
+def test_a_short_reason_stays_as_it_is(text: str) -> None:
+    assert shorten_line(text) == text

@@ -1,0 +1,299 @@
+"""What /metrics says of an agent in memory: a board, the view of a recorded machine, records, the state of a worker."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import meshwright_agent
+from meshwright.errors import NotReadyError
+from meshwright.wire.bench import BenchRecord
+from meshwright.wire.devices import Devices
+from meshwright.wire.health import Health
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.metrics import METRICS, RELEASE_DURATION, RUN_DURATION
+from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, WORKER_STATES, build_registry, observe_request
+from tests.fakes.machines import plant_machine
+from tests.fakes.stored import EPOCH, ManualClock, build_record
+
+INFO = "meshwright_device_info"
+Labels = dict[str, str]
+Samples = list[tuple[Labels, float]]
+
+
+def build_child(**parts: Any) -> Any:
+    return SimpleNamespace(**{"state": "stopped", "crash_count": 0, "abandoned_pids": ()} | parts)
+
+
+@dataclass
+class MemoryAgent:
+    """The parts of an agent that a scrape reads."""
+
+    seen: Devices | None = None
+    records: tuple[BenchRecord, ...] = ()
+    is_ready: bool = True
+    clock: ManualClock = field(default_factory=ManualClock)
+    board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
+    device: Any = field(default_factory=lambda: build_child(state="ready"))
+    probe: Any = field(default_factory=lambda: build_child())
+    planner: Any = field(default_factory=lambda: build_child())
+    runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=(object(),)))
+    store: Any = field(default_factory=lambda: SimpleNamespace(failure_count=0))
+    registry: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
+
+    def health(self) -> Health:
+        return self.board.view(self.clock.now())
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.is_ready, "because"
+
+    def _see_devices(self) -> Devices:
+        if self.seen is None:
+            raise NotReadyError("nothing is known yet")
+        return self.seen
+
+    @property
+    def picture(self) -> Any:
+        return SimpleNamespace(devices=self._see_devices)
+
+    @property
+    def benches(self) -> Any:
+        return SimpleNamespace(newest_records=lambda: self.records)
+
+
+def _scrape(agent: MemoryAgent) -> str:
+    return generate_latest(build_registry(agent)).decode()  # type: ignore[arg-type]
+
+
+def _samples(text: str, name: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return [(dict(s.labels), s.value) for family in families for s in family.samples if s.name == name]
+
+
+def _value(text: str, name: str, **labels: str) -> float | None:
+    found = [value for seen, value in _samples(text, name) if labels.items() <= seen.items()]
+    assert len(found) <= 1, found
+    return found[0] if found else None
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Devices:
+    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx")).view()
+
+
+def _build_busy(dgx: Devices) -> MemoryAgent:
+    matmul = build_record(case="matmul", name="matmul_jax", axis=None, axis_size=None, flops_per_s=1e12)
+    agent = MemoryAgent(seen=dgx, records=(build_record(busbw_bytes_per_s=2e9, algbw_bytes_per_s=1e9), matmul))
+    agent.board.report("worker", "healthy", "", at=EPOCH)
+    RUN_DURATION.labels("bench", "succeeded").observe(3.1)
+    RELEASE_DURATION.labels("released").observe(0.18)
+    observe_request("/devices", "GET", 200, 0.003)
+    return agent
+
+
+def test_every_metric_of_the_table_has_samples_on_a_busy_agent_and_none_is_missing_from_it(dgx: Devices) -> None:
+    families = list(text_string_to_metric_families(_scrape(_build_busy(dgx))))
+    seen = {f"{f.name}_total" if f.type == "counter" else f.name for f in families if f.samples}
+    assert {name for name in seen if name.startswith("meshwright_")} == set(METRICS)
+    assert {name for name in seen if not name.startswith("meshwright_")} <= {
+        "process_virtual_memory_bytes",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "process_cpu_seconds_total",
+        "process_open_fds",
+        "process_max_fds",
+    }
+
+
+def test_the_text_is_as_promtool_wants_it(dgx: Devices) -> None:
+    text = _scrape(_build_busy(dgx))
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    for family in families:
+        assert family.documentation, family.name
+        assert family.type != "unknown", family.name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
+        assert not re.search(r"_(ms|mb|gb|kb|percent|milliseconds|minutes|kilobytes)(_|$)", family.name), family.name
+        is_counter = any(sample.name.endswith("_total") for sample in family.samples)
+        assert is_counter == (family.type == "counter"), family.name
+        series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in family.samples]
+        assert len(series) == len(set(series)), family.name
+    assert "_created" not in text
+    assert text.endswith("\n")
+
+
+def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) -> None:
+    text = _scrape(_build_busy(dgx))
+    first = dgx.devices[0]
+    labels, value = _samples(text, "meshwright_device_info")[0]
+    assert (len(_samples(text, "meshwright_device_info")), value) == (8, 1)
+    assert labels == {
+        "gpu": "0",
+        "UUID": first.uuid,
+        "pci_bus_id": "00000000:1B:00.0",
+        "device": "nvidia0",
+        "modelName": first.kind,
+        "Hostname": first.host,
+        "platform": "gpu",
+    }
+    assert first.pci_bus_id == "0000:1b:00.0"
+
+
+def test_instances_of_a_card_have_its_address_and_device_and_a_uuid_of_their_own(tmp_path: Path) -> None:
+    labels = [
+        labels for labels, _ in _samples(_scrape(MemoryAgent(seen=plant_machine("mig-a100", tmp_path).view())), INFO)
+    ]
+    assert [each["device"] for each in labels] == ["nvidia0", "nvidia0", "nvidia0", "nvidia1", "nvidia2"]
+    assert len({each["pci_bus_id"] for each in labels}) == 3
+    assert len({each["UUID"] for each in labels}) == 5
+
+
+def test_a_device_that_dcgm_exporter_does_not_know_has_no_number_of_its(dgx: Devices) -> None:
+    declared = dgx.devices[0].model_copy(update={"attributes": {}, "pci_bus_id": None})
+    chip = dgx.devices[1].model_copy(update={"platform": "tpu"})
+    text = _scrape(MemoryAgent(seen=dgx.model_copy(update={"devices": (declared, chip)})))
+    assert [labels["device"] for labels, _ in _samples(text, INFO)] == ["", ""]
+    assert _samples(text, INFO)[0][0]["pci_bus_id"] == ""
+
+
+def test_of_thousands_of_devices_none_is_listed(dgx: Devices) -> None:
+    few = _scrape(MemoryAgent(seen=dgx))
+    many = dgx.model_copy(update={"devices": dgx.devices * (MAX_LISTED // len(dgx.devices) + 1)})
+    assert len(_samples(few, "meshwright_device_info")) == len(dgx.devices)
+    assert _samples(_scrape(MemoryAgent(seen=many)), "meshwright_device_info") == []
+
+
+def test_memory_is_the_devices_own_in_bytes(dgx: Devices) -> None:
+    text = _scrape(_build_busy(dgx))
+    for device in dgx.devices:
+        assert device.memory is not None
+        gpu = str(device.local_index)
+        assert _value(text, "meshwright_device_memory_capacity_bytes", gpu=gpu) == device.memory.capacity_bytes
+        assert _value(text, "meshwright_device_memory_used_bytes", gpu=gpu) == device.memory.used_bytes
+
+
+def test_what_is_not_known_is_absent_and_not_zero(dgx: Devices) -> None:
+    first, second, *others = dgx.devices
+    assert second.memory is not None
+    unknown = (
+        first.model_copy(update={"memory": None}),
+        second.model_copy(update={"memory": second.memory.model_copy(update={"used_bytes": None})}),
+        *others,
+    )
+    agent = MemoryAgent(seen=dgx.model_copy(update={"devices": unknown}))
+    text = _scrape(agent)
+    assert [labels["gpu"] for labels, _ in _samples(text, "meshwright_device_memory_capacity_bytes")] == list("1234567")
+    assert [labels["gpu"] for labels, _ in _samples(text, "meshwright_device_memory_used_bytes")] == list("234567")
+    assert _samples(text, "meshwright_bench_age_seconds") == []
+
+
+def test_before_anything_is_known_there_is_no_series_of_devices_but_the_rest_stands() -> None:
+    text = _scrape(MemoryAgent(seen=None, is_ready=False))
+    assert _samples(text, "meshwright_device_info") == []
+    assert _value(text, "meshwright_ready") == 0
+    assert _value(text, "meshwright_build_info", version=meshwright_agent.__version__) == 1
+
+
+def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is_silent(
+    tmp_path: Path,
+) -> None:
+    seen = plant_machine("dgx-h100", tmp_path).view()
+    agent = MemoryAgent(seen=seen)
+    used, capacity = "meshwright_device_memory_used_bytes", "meshwright_device_memory_capacity_bytes"
+    agent.board.report("driver", "healthy", "", at=EPOCH)
+    agent.board.report(f"device:{seen.devices[2].uuid}", "unknown", "", at=EPOCH)
+    text = _scrape(agent)
+    assert [labels["gpu"] for labels, _ in _samples(text, used)] == list("0134567")
+    assert len(_samples(text, capacity)) == 8
+    agent.board.report(f"device:{seen.devices[2].uuid}", "unhealthy", "XID 79", at=EPOCH)
+    agent.board.report("driver", "unknown", "it does not answer", at=EPOCH)
+    text = _scrape(agent)
+    assert _samples(text, used) == []
+    assert len(_samples(text, capacity)) == 8
+    agent.board.report("driver", "healthy", "", at=EPOCH)
+    assert len(_samples(_scrape(agent), used)) == 8
+
+
+def test_runs_and_worker_are_those_of_the_moment_of_the_scrape() -> None:
+    agent = MemoryAgent()
+    before = _scrape(agent)
+    assert (_value(before, "meshwright_runs_queued"), _value(before, "meshwright_runs_running")) == (2, 1)
+    agent.runs, agent.device = (
+        SimpleNamespace(queued_count=0, running=()),
+        build_child(state="busy"),
+    )
+    after = _scrape(agent)
+    assert (_value(after, "meshwright_runs_queued"), _value(after, "meshwright_runs_running")) == (0, 0)
+    assert _value(after, "meshwright_worker_state", state="busy") == 1
+
+
+@pytest.mark.parametrize("state", WORKER_STATES)
+def test_exactly_one_state_of_the_worker_is_1(state: str) -> None:
+    text = _scrape(MemoryAgent(device=build_child(state=state)))
+    states = {labels["state"]: value for labels, value in _samples(text, "meshwright_worker_state")}
+    assert states == {one: float(one == state) for one in WORKER_STATES}
+
+
+def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as_well() -> None:
+    agent = MemoryAgent()
+    agent.board.expect(["store"])
+    agent.board.report("device:0", "healthy", "", at=EPOCH)
+    _assert_states(_scrape(agent), {"store": "initializing", "device:0": "healthy"})
+    agent.clock.advance(61)
+    _assert_states(_scrape(agent), {"store": "initializing", "device:0": "unknown"})
+
+
+def _assert_states(text: str, expected: dict[str, str]) -> None:
+    found = _samples(text, "meshwright_component_health")
+    assert len(found) == len(expected) * len(HEALTH_STATES)
+    assert {s["component"]: s["state"] for s, value in found if value == 1} == expected
+
+
+def test_a_record_is_labelled_by_what_was_measured_and_its_age_grows(dgx: Devices) -> None:
+    agent = _build_busy(dgx)
+    agent.clock.advance(30)
+    text = _scrape(agent)
+    labels, value = _samples(text, "meshwright_bench_bus_bandwidth_bytes_per_second")[0]
+    assert value == 2e9
+    assert labels == {
+        "case": "all_reduce",
+        "axis": "dp",
+        "axis_size": "2",
+        "size_bytes": "1024",
+        "dtype": "float32",
+        "devices": "0,1",
+    }
+    assert [v for _, v in _samples(text, "meshwright_bench_age_seconds")] == [30, 30]
+    assert _value(text, "meshwright_bench_flops_per_second", case="matmul", axis="", axis_size="") == 1e12
+
+
+def test_records_of_other_devices_are_series_of_their_own(dgx: Devices) -> None:
+    """The store keeps the newest record of each set of devices: two of one case must not fall on one series."""
+    records = tuple(build_record(device_indices=pair, busbw_bytes_per_s=1e9 + pair[0]) for pair in ((0, 1), (2, 3)))
+    text = _scrape(MemoryAgent(records=records))
+    found = _samples(text, "meshwright_bench_bus_bandwidth_bytes_per_second")
+    assert len(found) == 2
+    assert len({tuple(sorted(labels.items())) for labels, _ in found}) == 2
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_names_in_the_table_are_told_in_one_line() -> None:
+    assert all(text and "\n" not in text for text in METRICS.values())
+    assert all(re.fullmatch(r"meshwright_[a-z_]+", name) for name in METRICS)
+
+
+def test_made_up_methods_fall_on_one_series() -> None:
+    for number in range(20):
+        observe_request("made-up", f"X{number}", 405, 0.1)
+    found = _samples(_scrape(MemoryAgent()), "meshwright_http_requests_total")
+    assert [value for labels, value in found if labels["route"] == "made-up"] == [20]

@@ -30,15 +30,15 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 31_250,
+    "code lines": 31_240,
     "code lines of the service": 9_750,
-    "code lines of planner, topology, compiler, verify": 11_910,
+    "code lines of planner, topology, compiler, verify": 11_950,
     "code lines of the rest of the client": 9_600,
     "modules": 295,
     "modules of the service": 80,
     "modules of planner, topology, compiler, verify": 106,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 43_200,
+    "code lines of tests and tools": 43_190,
     "settings": 32,
     "metrics": 20,
     "component kinds": 11,

@@ -1,7 +1,7 @@
 """Peaks of our own training step, as XLA's compilers told them: the cases and their answers.
 
-Rule: `data/peaks.csv` has a row a case, the answer in its last columns; a case without one was not asked. The answers are
-those of the versions beside them; the code that asked the compilers for them is in commit 548beb6. Knows no prediction.
+Rule: `data/peaks.csv` has a row a case, the answer in its last columns; a case without one was not asked. The answers
+are those of the versions beside them; the code that asked the compilers is in commit 548beb6. Knows no prediction.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from meshwright.compiling.hlo.program import read_algorithm
+
 _OPERATION: Final = re.compile(r"(?<![\w%.-])all-reduce(?:-start)?\(")
 _CONFIG: Final = "backend_config="
 
@@ -41,14 +43,10 @@ def parse_collective(text: str) -> Collective:
     configs = list(_list_configs(text))
     if len(configs) != 1:
         raise ValueError(f"the compiled program has {len(configs)} all-reduces; compile one with a result that is used")
-    config = configs[0]
-    offload = config.get("collective_offload_config", {}).get("all_reduce_offload_config")
-    if offload is not None:
-        return _build_offloaded(offload)
-    told = config.get("collective_algorithm_config")
-    if told is None:
-        raise ValueError(f"an all-reduce without an algorithm; its configuration has {', '.join(sorted(config))}")
-    return _build_told(told)
+    strategy, colours, phases = read_algorithm(configs[0])
+    if strategy is None:
+        raise ValueError(f"an all-reduce without an algorithm; its configuration has {', '.join(sorted(configs[0]))}")
+    return Collective(strategy, colours, phases)
 
 
 def _list_configs(text: str) -> Iterator[dict[str, Any]]:
@@ -57,21 +55,3 @@ def _list_configs(text: str) -> Iterator[dict[str, Any]]:
         _, mark, rest = line.partition(_CONFIG)
         if mark and _OPERATION.search(line):
             yield decoder.raw_decode(rest)[0]
-
-
-def _build_told(told: dict[str, Any]) -> Collective:
-    counts = dict(re.findall(r"\b(colors|phases):(\d+)", told.get("debug", "")))
-    return Collective(
-        strategy=told.get("strategy") or told["emitter"],
-        colours=int(counts["colors"]) if "colors" in counts else None,
-        phases=int(counts["phases"]) if "phases" in counts else None,
-    )
-
-
-def _build_offloaded(offload: dict[str, Any]) -> Collective:
-    colours = offload.get("ici_strategy_config", {}).get("color_strategies", [])
-    return Collective(
-        strategy="SparseCoreND" if offload.get("use_n_dimension_strategy") else "SparseCoreRing",
-        colours=len(colours) or None,
-        phases=max((len(colour["phase_rings"]) for colour in colours), default=None),
-    )

@@ -16,8 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
-from typing import Final, overload
+from typing import Final
 
 from meshwright.wire.base import Notice
 
@@ -60,27 +59,6 @@ _MEMORY: Final = re.compile(r"Can't reduce memory use below (\S+) \((\d+) bytes\
 _ONLY: Final = re.compile(r"only reduced to (\S+) \((\d+) bytes\)")
 
 
-class CaughtLines(Sequence[str]):
-    """The lines of a capture. Looking at them ends it: from then on they are all there, and fd 2 is what it was."""
-
-    def __init__(self, end: Callable[[], list[str]]) -> None:
-        self._end = end
-
-    @cached_property
-    def _lines(self) -> list[str]:
-        return self._end()
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        return self._lines[index]
-
-
 @contextmanager
 def hush_stderr() -> Iterator[None]:
     """Lets nothing that is written to fd 2 within the block be seen, by C++ either. For one thread of a process."""
@@ -97,48 +75,34 @@ def hush_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def capture_stderr(kept_bytes: int = KEPT_BYTES) -> Iterator[CaughtLines]:
-    """Yields the lines that are written to fd 2 until the block ends or somebody looks at them, by C++ too.
+def capture_stderr() -> Iterator[list[str]]:
+    """Yields a list that has the lines written to fd 2 within the block once it has ended, by C++ too.
 
     Each byte also goes to the real stderr, at once. For one thread of a process at a time.
-
-    Args:
-        kept_bytes: the most that is kept; what came first goes.
 
     Raises:
         OSError: no process can be started, or this one has no fd 2.
     """
+    lines: list[str] = []
     real = os.dup(2)
-    command = (sys.executable, "-I", "-S", "-c", _COPIER, str(kept_bytes))
+    command = (sys.executable, "-I", "-S", "-c", _COPIER, str(KEPT_BYTES))
     copier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    _redirect(copier)
-    lines = CaughtLines(partial(_end_capture, copier, real))
-    try:
-        yield lines
-    finally:
-        len(lines)  # ends it, if nobody has looked
-
-
-def _redirect(copier: subprocess.Popen[bytes]) -> None:
-    """Makes the copier's stdin our fd 2, and nothing but fd 2."""
     sys.stderr.flush()
-    if copier.stdin is not None:
+    if copier.stdin is not None:  # from here on fd 2 is the only end of the copier's pipe
         os.dup2(copier.stdin.fileno(), 2)
         copier.stdin.close()
     copier.stdin = None
-
-
-def _end_capture(copier: subprocess.Popen[bytes], real: int) -> list[str]:
-    sys.stderr.flush()
-    os.dup2(real, 2)  # closes the pipe's last end, which ends the copier
-    os.close(real)
-    with copier:
-        try:
-            kept = copier.communicate(timeout=_END_S)[0]
-        except subprocess.TimeoutExpired:
-            copier.kill()
-            return []
-    return kept.decode(errors="replace").splitlines()
+    try:
+        yield lines
+    finally:
+        sys.stderr.flush()
+        os.dup2(real, 2)  # closes the pipe's last end, which ends the copier
+        os.close(real)
+        with copier:
+            try:
+                lines += copier.communicate(timeout=_END_S)[0].decode(errors="replace").splitlines()
+            except subprocess.TimeoutExpired:
+                copier.kill()
 
 
 def read_diagnostics(lines: Sequence[str]) -> tuple[Notice, ...]:

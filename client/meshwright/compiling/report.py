@@ -19,7 +19,7 @@ from meshwright.compiling.capacity import parse_out_of_memory, read_capacity
 from meshwright.compiling.compilers import build_key, read_versions
 from meshwright.compiling.diagnostics import capture_stderr, read_diagnostics
 from meshwright.compiling.flash import EFFICIENCY_RATIO, price_attention
-from meshwright.compiling.hlo import read_program
+from meshwright.compiling.hlo import ProgramFacts, build_incomplete, read_program
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.targets import OpenTarget, build_mesh, open_target
 from meshwright.topology.chips import find_chip
@@ -168,14 +168,7 @@ def _report_refusal(refusal: str, lines: Sequence[str], site: Site) -> Verificat
 def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verification:
     memory = compiled.memory_analysis()
     peak_bytes = read_peak_bytes(memory, site.opened.target.platform)
-    program = read_program(
-        compiled.as_text() or "",
-        mesh_shape=dict(site.mesh.shape),
-        platform=site.opened.target.platform,
-        clock_hz=site.opened.clock_hz,
-        granules=site.granules,
-        device_ids=[device.id for device in site.mesh.devices.flat],
-    )
+    program = _read_program(compiled, site)
     capacity = site.capacity_bytes
     fits = capacity is None or peak_bytes <= capacity
     return Verification(
@@ -197,6 +190,22 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
         estimated_step_s=program.estimate.total_s if program.estimate else None,
         warnings=(*read_diagnostics(lines), *program.notices),
     )
+
+
+def _read_program(compiled: Any, site: Site) -> ProgramFacts:
+    """Returns what the program does; where it cannot be read, a warning that the report is without it."""
+    try:
+        return read_program(
+            compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto(),
+            mesh_shape=dict(site.mesh.shape),
+            platform=site.opened.target.platform,
+            clock_hz=site.opened.clock_hz,
+            granules=site.granules,
+            device_ids=[device.id for device in site.mesh.devices.flat],
+        )
+    except (ValueError, LookupError) as error:
+        reason = f"it has no collectives and no time, since the program cannot be read: {error}"
+        return ProgramFacts((), None, (build_incomplete(reason),))
 
 
 def read_peak_bytes(memory: Any, platform: str) -> int:

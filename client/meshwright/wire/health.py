@@ -25,6 +25,9 @@ HARDWARE: Final = frozenset(
         "inventory",
         "link",
         "memory",
+        "nvswitch",
+        "power",
+        "simulated",
         "thermal",
     }
 )

@@ -20,11 +20,10 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Host, Software, Worker
 from meshwright_agent.clock import Clock
-from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.health.xid import DRIVER
+from meshwright_agent.health.board import HealthBoard
 
 SIMULATED: Final = "simulated"
-"""The code of the warning."""
+"""The component on /health, and the code of the warning."""
 
 
 class SimulatedHost:
@@ -32,7 +31,7 @@ class SimulatedHost:
 
     Args:
         target: what to stand for; the settings have checked that it is one.
-        board: gets the component `driver`, which is never more than unknown.
+        board: gets the one component that says so.
         interval_s: how often it is said again, so that it does not grow stale.
         clock: dates it.
         view: the device worker, as replies show it.
@@ -43,7 +42,7 @@ class SimulatedHost:
     failure: Final = ""
 
     def __init__(
-        self, target: str, *, board: HealthRegistry, interval_s: float, clock: Clock, view: Callable[[], Worker]
+        self, target: str, *, board: HealthBoard, interval_s: float, clock: Clock, view: Callable[[], Worker]
     ) -> None:
         self.target = target
         self.readiness = f"ready: simulated {target}, no device is here"
@@ -52,7 +51,7 @@ class SimulatedHost:
         self._interval_s = interval_s
         self._clock = clock
         self._view = view
-        board.expect((DRIVER,))
+        board.expect((SIMULATED,))
 
     @property
     def key(self) -> object:
@@ -67,9 +66,9 @@ class SimulatedHost:
 
     def report(self) -> None:
         """Says it once."""
-        reason = f"simulated: {self.target} is declared by --simulate; no device is here and none was checked"
+        reason = f"{self.target} is declared by --simulate; no device is here and none was checked"
         action = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host looked at"
-        self._board.report(DRIVER, "unknown", reason, at=self._clock.now(), action=action)
+        self._board.report(SIMULATED, "unknown", reason, at=self._clock.now(), action=action)
 
     def require_facts(self) -> None:
         """Passes: what is declared is known."""

@@ -1,4 +1,4 @@
-"""Compiles small programs of ours and writes their texts here, gzipped: what `meshwright.compiling.hlo` is tested on.
+"""Compiles small programs of ours and writes their protobufs here, gzipped: the tests of `compiling.hlo` read them.
 
 Run from the repository root, once for each platform: `python tests/recorded/hlo/record.py tpu|cpu|cuda [NAME…]`.
 Opens no device. Each program is a few lines, so that its collectives' bytes can be counted by hand.
@@ -10,7 +10,6 @@ import gzip
 import importlib.metadata
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.experimental import mesh_utils, topologies  # noqa: E402
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask  # noqa: E402
 from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
@@ -215,6 +215,26 @@ def build_branches(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return step, (describe(mesh, (256, 256), P()), describe(mesh, (1,), P(), jnp.int32))
 
 
+def build_splash(mesh: Mesh) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """JAX's splash attention, a Pallas kernel, on keys and values that go round the ring of cp."""
+    heads, length, size = 4, 1024, mesh.shape["cp"]
+    masks = splash_attention_mask.MultiHeadMask([splash_attention_mask.FullMask((length, length))] * heads)
+    kernel = splash_attention_kernel.make_splash_mha(masks, head_shards=1, q_seq_shards=1)
+    ring = [(i, (i + 1) % size) for i in range(size)]
+
+    def part(query: Any, key: Any, value: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            total, key, value = carry
+            total = total + kernel(query, key, value)
+            return (total, lax.ppermute(key, "cp", ring), lax.ppermute(value, "cp", ring)), None
+
+        return lax.scan(body, (jnp.zeros_like(query), key, value), None, length=size)[0][0]
+
+    spec = P(None, "cp", None)
+    step = jax.shard_map(part, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
+    return step, (describe(mesh, (heads, length * size, 128), spec),) * 3
+
+
 BUILDERS: Final = {
     "dp": (build_dp, {"dp": 4}),
     "dp-two-axes": (build_dp, {"dp": 2, "fsdp": 2}),
@@ -232,6 +252,7 @@ PROGRAMS: Final[dict[str, list[Program]]] = {
     "tpu": [
         *(Program(name, "v5e:2x2", mesh, build) for name, (build, mesh) in BUILDERS.items()),
         Program("fsdp-tp-16", "v5e:4x4", {"fsdp": 4, "tp": 4}, build_fsdp_tp),
+        Program("splash", "v5e:2x2", {"cp": 4}, build_splash),
         Program("windowed", "v5e:4x4", {"dp": 4, "tp": 4}, build_windowed),
         Program("windowed-16", "v5e:4x4", {"dp": 1, "tp": 16}, build_windowed),
         Program("dcn", "2*v5e:2x2", {"dp": 2, "fsdp": 4}, build_dp, (0,) * 4 + (1,) * 4),
@@ -292,16 +313,17 @@ def _describe_gpus(name: str, chip: str, count: int) -> Any:
     return topologies.get_topology_desc(platform="cuda", topology=told.topology, target_config=told.target_config)
 
 
-def compile_text(program: Program) -> str:
-    """Returns the compiled program, without its tables of source files."""
+def compile_program(program: Program) -> bytes:
+    """Returns the compiled program's protobuf."""
     step, arguments = program.build(build_mesh(program))
     options = dict(COMPILER_OPTIONS) if PLATFORM == "cuda" else None
-    text = jax.jit(step, donate_argnums=(0,)).lower(*arguments).compile(compiler_options=options).as_text() or ""
-    return re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*", "\n", text)
+    compiled = jax.jit(step, donate_argnums=(0,)).lower(*arguments).compile(compiler_options=options)
+    return bytes(compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto())
 
 
 def main() -> None:
-    """Writes each program's text, and what it was made with."""
+    """Writes each program, and what it was made with."""
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # no paths of this machine
     wanted = set(sys.argv[2:])
     if PLATFORM == "cpu":
         jax.config.update("jax_num_cpu_devices", 8)
@@ -319,14 +341,14 @@ def main() -> None:
                 "granules": program.granules,
             }
         )
-        path = FOLDER / f"{name}.{version}.txt.gz"
+        path = FOLDER / f"{name}.{version}.hlo.gz"
         try:
-            text = compile_text(program)
+            serialized = compile_program(program)
         except Exception as error:
             print(path.name, "failed:", str(error)[:300])
             continue
-        path.write_bytes(gzip.compress(f"// {head}\n{text}".encode(), mtime=0))
-        print(path.name, len(text), flush=True)
+        path.write_bytes(gzip.compress(head.encode() + b"\n" + serialized, mtime=0))
+        print(path.name, len(serialized), flush=True)
 
 
 def version_of(platform: str) -> str:

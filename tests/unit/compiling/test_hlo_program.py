@@ -1,4 +1,4 @@
-"""Programs of ours, as XLA's compilers printed them (tests/recorded/hlo), against counts by hand."""
+"""Programs of ours, as XLA's compilers gave them (tests/recorded/hlo), against counts by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from meshwright.compiling.hlo import ProgramFacts, read_program
-from meshwright.compiling.hlo.axes import SLICE_IDS
+from meshwright.compiling.hlo.groups import SLICE_IDS
 
 RECORDED = Path(__file__).resolve().parents[2] / "recorded" / "hlo"
 MAKERS = (
@@ -27,21 +27,21 @@ BF16, F32 = 2, 4
 
 
 def list_recorded(program: str) -> list[Any]:
-    paths = sorted(RECORDED.glob(f"*.{program}.*.txt.gz"))
-    return [pytest.param(path, id=path.name.removesuffix(".txt.gz")) for path in paths]
+    paths = sorted(RECORDED.glob(f"*.{program}.*.hlo.gz"))
+    return [pytest.param(path, id=path.name.removesuffix(".hlo.gz")) for path in paths]
 
 
-def read_text(path: Path) -> tuple[dict[str, Any], str]:
-    head, text = gzip.decompress(path.read_bytes()).decode().split("\n", 1)
-    return json.loads(head.removeprefix("// ")), text
+def read_file(path: Path) -> tuple[dict[str, Any], bytes]:
+    head, serialized = gzip.decompress(path.read_bytes()).split(b"\n", 1)
+    return json.loads(head), serialized
 
 
 def read_recorded(path: Path, clock_hz: float | None = 1.5e9) -> ProgramFacts:
-    head, text = read_text(path)
+    head, serialized = read_file(path)
     platform = {"cpu": "cpu", "h100": "gpu"}.get(head["target"].split(":")[0], "tpu")
     granules = head["granules"] or ()
     return read_program(
-        text,
+        serialized,
         mesh_shape=head["mesh"],
         platform=platform,
         clock_hz=clock_hz,
@@ -66,7 +66,7 @@ def size_of_element(path: Path) -> int:
 
 
 def count_devices(path: Path) -> int:
-    mesh: dict[str, int] = read_text(path)[0]["mesh"]
+    mesh: dict[str, int] = read_file(path)[0]["mesh"]
     size = 1
     for axis in mesh.values():
         size *= axis
@@ -75,7 +75,7 @@ def count_devices(path: Path) -> int:
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_every_compiler_has_recorded_programs_of_ours(maker: str) -> None:
-    programs = {path.name.split(".")[1] for path in RECORDED.glob(f"*.{maker}.txt.gz")}
+    programs = {path.name.split(".")[1] for path in RECORDED.glob(f"*.{maker}.hlo.gz")}
 
     assert programs >= {"dp", "dp-two-axes", "fsdp", "tp", "fsdp-tp", "ep", "cp", "nested", "branches"}
 
@@ -85,7 +85,7 @@ def test_data_parallelism_sums_the_gradients_of_all_weights_once(path: Path) -> 
     facts = read_recorded(path)
 
     # The weight's gradient, 1024 × 512, whole on each device.
-    axes = ",".join(read_text(path)[0]["mesh"])
+    axes = ",".join(read_file(path)[0]["mesh"])
     assert sum_bytes(facts) == {(axes, "all-reduce"): 1024 * 512 * size_of_element(path)}
     assert facts.collectives[0].count == 1
     assert facts.collectives[0].group_size == count_devices(path)
@@ -119,7 +119,7 @@ def test_a_sum_that_libtpu_fuses_with_its_cut_is_a_scatter(path: Path) -> None:
 @pytest.mark.parametrize("path", [*list_recorded("fsdp-tp"), *list_recorded("fsdp-tp-16")])
 def test_axes_of_equal_size_are_told_apart(path: Path) -> None:
     facts = read_recorded(path)
-    size = read_text(path)[0]["mesh"]["tp"]
+    size = read_file(path)[0]["mesh"]["tp"]
     element = size_of_element(path)
 
     # Gathered over fsdp: up and down, 256 × 1024 ÷ tp each. Summed over tp: 512 ÷ fsdp rows of 256.
@@ -133,7 +133,7 @@ def test_axes_of_equal_size_are_told_apart(path: Path) -> None:
 @pytest.mark.parametrize("path", list_recorded("ep"))
 def test_experts_send_their_tokens_there_and_back(path: Path) -> None:
     facts = read_recorded(path)
-    experts = read_text(path)[0]["mesh"]["ep"]
+    experts = read_file(path)[0]["mesh"]["ep"]
 
     # 8 × (1024 ÷ ep) × 256 of each device, there and back.
     assert sum_bytes(facts) == {("ep", "all-to-all"): 2 * 8 * (1024 / experts) * 256 * size_of_element(path)}
@@ -156,6 +156,17 @@ def test_of_a_choice_the_larger_branch_counts_and_is_told(path: Path) -> None:
 
     assert [(c.axis, c.op, c.count) for c in facts.collectives] == [("dp", "all-reduce", 1)]
     assert [notice.code for notice in facts.notices] == ["branch_assumed"]
+
+
+@pytest.mark.parametrize("path", list_recorded("splash"))
+def test_a_program_with_a_pallas_kernel_is_read_to_its_end(path: Path) -> None:
+    facts = read_recorded(path)
+    (ring,) = facts.collectives
+
+    # Keys and values go round a ring of 4, each 4 heads × 1024 × 128. The text of the kernel has lines of its own.
+    assert (ring.axis, ring.op, ring.count, ring.group_size) == ("cp", "collective-permute", 8, 4)
+    assert ring.bytes == 8 * 4 * 1024 * 128 * BF16
+    assert facts.notices == ()
 
 
 @pytest.mark.parametrize("path", list_recorded("windowed-16"))
@@ -213,7 +224,7 @@ def test_what_goes_between_slices_is_of_their_axes(path: Path) -> None:
 def test_the_compilers_algorithm_is_told(
     maker: str, name: str, strategies: tuple[str, ...], colours: int | None, phases: int | None
 ) -> None:
-    (collective,) = read_recorded(RECORDED / f"{name}.{maker}.txt.gz").collectives
+    (collective,) = read_recorded(RECORDED / f"{name}.{maker}.hlo.gz").collectives
 
     assert (collective.strategies, collective.colours, collective.phases) == (strategies, colours, phases)
 
@@ -231,17 +242,22 @@ def test_a_collective_is_asynchronous_where_something_is_computed_beside_it(path
 
 @pytest.mark.parametrize("maker", MAKERS[:2])
 def test_the_estimate_adds_cycles_of_what_runs_and_nothing_inside_fusions(maker: str) -> None:
-    path = RECORDED / f"v5e-2x2.dp.{maker}.txt.gz"
+    path = RECORDED / f"v5e-2x2.dp.{maker}.hlo.gz"
     estimate = read_recorded(path, clock_hz=1e9).estimate
 
-    # Forward 11,968 cycles, gradient 10,168, update 12,989: the text's three; the all-reduce between has none.
+    # Forward 11,968 cycles, gradient 10,168, update 12,989: the program's three; the all-reduce between has none.
     assert estimate is not None
     assert estimate.total_s == pytest.approx((11_968 + 10_168 + 12_989) / 1e9)
     assert (estimate.attention_s, estimate.clock_hz) == (0, 1e9)
     assert "collectives" in estimate.limits
 
 
-@pytest.mark.parametrize("text", ["", "not a program", "HloModule broken\n%a (p: f32[]) -> f32[] {\n}\n"])
-def test_what_is_no_program_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"HLO module.*as_text"):
-        read_program(text, mesh_shape={"dp": 2}, platform="cpu", clock_hz=None)
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.hlo.gz")), ids=lambda path: path.name)
+def test_nothing_in_a_recorded_program_is_unknown(path: Path) -> None:
+    assert "program_incomplete" not in [notice.code for notice in read_recorded(path).notices]
+
+
+@pytest.mark.parametrize("serialized", [b"", b"not a program", b"\n\x08jit_step\x7a\x04\x08\x01\x10\x04"])
+def test_what_is_no_program_is_refused(serialized: bytes) -> None:
+    with pytest.raises(ValueError, match="HLO module"):
+        read_program(serialized, mesh_shape={"dp": 2}, platform="cpu", clock_hz=None)

@@ -1,22 +1,31 @@
 """Which instructions of a program run, and how often: loops, calls, branches and fusions multiplied out.
 
-Rule: each place is visited as often as it runs. A loop whose trips nobody knows counts once and a choice counts the
-branch that writes most; both are told. Knows no prices.
+Rule: each place is visited as often as it runs. The trips of a loop are the compiler's own count, else counted exactly
+from its condition, its step and its start; values are followed through tuples, copies, fusions and the loops around. A
+loop whose trips are not known counts once, and of a choice the branch counts that writes most; both are reported.
+TPU programs hold no trip counts; collective matmuls step by 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
-from meshwright.compiling.hlo.loops import Frame, Loop, build_main
-from meshwright.compiling.hlo.module import Computation, Instruction, Module, is_start
+from meshwright.compiling.hlo.module import Computation, Instruction, Module
 from meshwright.wire.base import Notice
 
 _MOVES_NOTHING: Final = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all"}
 )
+_SAME: Final = frozenset(
+    {"copy", "bitcast", "convert", "reshape", "broadcast", "opt-barrier", "copy-start", "copy-done", "all-gather-done"}
+)
+_DEEPEST: Final = 400
+"""Instructions that a value is followed through."""
+
+_TURNED: Final[Mapping[str, str]] = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,9 @@ class Executed:
     instruction: Instruction
     computation: Computation
     times: float
-    is_fused: bool = False
-    is_beside: bool = False
-    caller: Executed | None = None
+    is_fused: bool
+    is_beside: bool
+    caller: Executed | None
 
 
 def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Executed]:
@@ -47,19 +56,7 @@ def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Ex
         module: the program.
         tell: takes what is not known: `loop_trips_unknown`, `branch_assumed`.
     """
-    yield from _Walk(module, tell).visit(build_main(module), _Place(1.0))
-
-
-@dataclass(frozen=True)
-class _Place:
-    times: float
-    is_fused: bool = False
-    is_beside: bool = False
-    caller: Executed | None = None
-
-    def put(self, instruction: Instruction, computation: Computation) -> Executed:
-        """Returns an instruction in this place."""
-        return Executed(instruction, computation, self.times, self.is_fused, self.is_beside, self.caller)
+    yield from _Walk(module, tell).visit(build_main(module), 1.0, False, False, None)
 
 
 @dataclass(frozen=True)
@@ -67,69 +64,262 @@ class _Walk:
     module: Module
     tell: Callable[[Notice], None]
 
-    def visit(self, frame: Frame, place: _Place) -> Iterator[Executed]:
+    def visit(
+        self,
+        frame: Frame,
+        times: float,
+        is_fused: bool = False,
+        is_beside: bool = False,
+        caller: Executed | None = None,
+    ) -> Iterator[Executed]:
         """Yields what a computation runs, and what that calls."""
-        for instruction in frame.computation.instructions.values():
-            yield place.put(instruction, frame.computation)
+        for instruction in frame.computation.order:
+            executed = Executed(instruction, frame.computation, times, is_fused, is_beside, caller)
+            yield executed
             if instruction.opcode == "while":
-                yield from self._visit_loop(frame, instruction, place)
-            elif instruction.called:
-                yield from self._visit_called(frame, instruction, place)
+                loop = Loop(frame, instruction)
+                if loop.trips is None:
+                    self.tell(_say_unknown(instruction))
+                if runs := times * (1 if loop.trips is None else loop.trips):
+                    yield from self.visit(loop.body, runs, is_fused, is_beside, caller)
+                continue
+            for called in self._choose_called(instruction):
+                inside = frame.enter(instruction, called)
+                if instruction.opcode == "fusion":
+                    yield from self.visit(inside, times, True, is_beside, executed)
+                elif instruction.is_start:
+                    yield from self.visit(inside, times, is_fused, True, executed)
+                else:
+                    yield from self.visit(inside, times, is_fused, is_beside, caller)
 
-    def _visit_loop(self, frame: Frame, instruction: Instruction, place: _Place) -> Iterator[Executed]:
-        loop = Loop(frame, instruction)
-        if loop.trips is None:
-            self.tell(_say_unknown(instruction))
-        times = place.times * (1 if loop.trips is None else loop.trips)
-        if times:
-            yield from self.visit(loop.body, replace(place, times=times))
-
-    def _visit_called(self, frame: Frame, instruction: Instruction, place: _Place) -> Iterator[Executed]:
-        names = [name for name in instruction.called if name in self.module.computations]
-        if instruction.opcode == "conditional" and len(names) > 1:
-            largest = max(names, key=lambda name: _weigh(self.module, name))
-            self.tell(_say_assumed(instruction, largest))
-            names = [largest]
-        for name in names:
-            inside = frame.enter(instruction, self.module.computations[name])
-            yield from self.visit(inside, _enter(instruction, frame.computation, place))
-
-
-def _enter(instruction: Instruction, computation: Computation, place: _Place) -> _Place:
-    if instruction.opcode == "fusion":
-        return replace(place, is_fused=True, caller=place.put(instruction, computation))
-    if is_start(instruction.opcode):
-        return replace(place, is_beside=True, caller=place.put(instruction, computation))
-    return place
+    def _choose_called(self, instruction: Instruction) -> list[Computation]:
+        called = [self.module.computations[key] for key in instruction.called]
+        if instruction.opcode != "conditional" or len(called) < 2:
+            return called
+        largest = max(called, key=lambda branch: _weigh(self.module, branch))
+        self.tell(_say_assumed(instruction, largest.name))
+        return [largest]
 
 
-def _weigh(module: Module, name: str, depth: int = 0) -> float:
+def _weigh(module: Module, branch: Computation, depth: int = 0) -> float:
     """Returns the bytes that a branch writes: which of two is the larger needs no more."""
     if depth > 50:
         return 0.0
     total = 0.0
-    for instruction in module.computations[name].instructions.values():
+    for instruction in branch.order:
         if instruction.opcode not in _MOVES_NOTHING:
             total += sum(array.size_bytes for array in instruction.arrays)
         if instruction.opcode in ("while", "call", "conditional"):
-            total += sum(_weigh(module, called, depth + 1) for called in instruction.called)
+            total += sum(_weigh(module, module.computations[key], depth + 1) for key in instruction.called)
     return total
 
 
 def _say_unknown(instruction: Instruction) -> Notice:
-    where = f" ({instruction.op_name})" if instruction.op_name else ""
     return Notice(
         code="loop_trips_unknown",
-        message=f"how often the loop {instruction.name}{where} runs cannot be read from the program; "
+        message=f"how often the loop {instruction.label} runs cannot be read from the program; "
         "what it does is counted once",
         hint="lax.scan, or lax.fori_loop with ends that are numbers, has trips that can be counted",
     )
 
 
 def _say_assumed(instruction: Instruction, largest: str) -> Notice:
-    where = f" ({instruction.op_name})" if instruction.op_name else ""
     return Notice(
         code="branch_assumed",
-        message=f"the choice {instruction.name}{where} counts as its branch that writes most, {largest}, each time",
+        message=f"the choice {instruction.label} counts as its branch that writes most, {largest}, each time",
         hint="a step that takes another branch does less than is told here",
     )
+
+
+@dataclass(frozen=True)
+class _Number:
+    """offset, or offset + the element `index` of a loop's state."""
+
+    offset: int
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class _Tuple:
+    """Values that are looked at when somebody asks for one."""
+
+    element: Callable[[int, int], _Value]
+
+
+_Value = _Number | _Tuple | None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A computation in one place where it runs: what its parameters are."""
+
+    module: Module
+    computation: Computation
+    parameter: Callable[[int, int], _Value]
+
+    def resolve(self, key: int, depth: int = 0) -> _Value:
+        """Returns what an instruction's value is; None where that is not known."""
+        instruction = self.computation.instructions.get(key)
+        if instruction is None or depth > _DEEPEST:
+            return None
+        if instruction.opcode in _SAME:
+            return self.resolve(instruction.operands[0], depth + 1)
+        rule = _RULES.get(instruction.opcode)
+        return rule(self, instruction, depth + 1) if rule else None
+
+    def enter(self, instruction: Instruction, called: Computation) -> Frame:
+        """Returns the frame of a computation that an instruction calls with its operands."""
+
+        def parameter(number: int, depth: int) -> _Value:
+            return self.resolve(instruction.operands[number], depth) if number < len(instruction.operands) else None
+
+        return Frame(self.module, called, parameter)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A while in one place where it runs."""
+
+    frame: Frame
+    instruction: Instruction
+
+    @cached_property
+    def body(self) -> Frame:
+        """The frame of its body, in which elements that do not change are what they were before the loop."""
+        return Frame(self.frame.module, self._body, lambda _, __: _Tuple(self._find_kept))
+
+    @cached_property
+    def trips(self) -> int | None:
+        """How often the body runs; None where that cannot be told."""
+        told = self.instruction.backend_config.get("known_trip_count")
+        if isinstance(told, dict) and str(told.get("n", "")).isdigit():
+            return int(told["n"])
+        return self._count()
+
+    def _count(self) -> int | None:
+        condition = _find_comparison(Frame(self.frame.module, self._condition, self._give_state))
+        if condition is None:
+            return None
+        left, direction, right = condition
+        left, right = self._settle(left), self._settle(right)
+        if left.index is None and right.index is not None:
+            left, direction, right = right, _TURNED.get(direction, ""), left
+        if left.index is None or right.index is not None:
+            return None
+        start, step = self._start(left.index), self._step(left.index)
+        if not isinstance(start, _Number) or start.index is not None or not step:
+            return None
+        return _count_trips(start.offset + left.offset, right.offset, step, direction)
+
+    def _settle(self, number: _Number) -> _Number:
+        """Returns the number itself, where it is an element that the loop keeps as it was."""
+        kept = self._find_kept(number.index, 0) if number.index is not None else None
+        return _Number(kept.offset + number.offset) if isinstance(kept, _Number) and kept.index is None else number
+
+    def _find_kept(self, index: int, depth: int) -> _Value:
+        return self._start(index, depth) if self._step(index) == 0 else None
+
+    def _step(self, index: int) -> int | None:
+        inside = Frame(self.frame.module, self._body, self._give_state)
+        root = inside.resolve(inside.computation.root)
+        after = root.element(index, 0) if isinstance(root, _Tuple) else None
+        return after.offset if isinstance(after, _Number) and after.index == index else None
+
+    def _start(self, index: int, depth: int = 0) -> _Value:
+        state = self.frame.resolve(self.instruction.operands[0], depth)
+        return state.element(index, depth) if isinstance(state, _Tuple) else None
+
+    def _give_state(self, _: int, __: int) -> _Value:
+        return _Tuple(lambda index, _: _Number(0, index))
+
+    @property
+    def _body(self) -> Computation:
+        return self.frame.module.computations[self.instruction.called[0]]
+
+    @property
+    def _condition(self) -> Computation:
+        return self.frame.module.computations[self.instruction.called[1]]
+
+
+def build_main(module: Module) -> Frame:
+    """Returns the frame of the whole program, whose arguments nobody knows."""
+    return Frame(module, module.main, lambda _, __: None)
+
+
+def _find_comparison(frame: Frame) -> tuple[_Number, str, _Number] | None:
+    """Returns the two sides of a condition's comparison, which a fusion may do."""
+    instruction = frame.computation.instructions[frame.computation.root]
+    while instruction.opcode in _SAME:
+        instruction = frame.computation.instructions[instruction.operands[0]]
+    if instruction.opcode in ("fusion", "call"):
+        return _find_comparison(frame.enter(instruction, frame.module.computations[instruction.called[0]]))
+    if instruction.opcode != "compare":
+        return None
+    left, right = (frame.resolve(operand) for operand in instruction.operands)
+    if not isinstance(left, _Number) or not isinstance(right, _Number):
+        return None
+    return left, str(instruction.message.comparison_direction), right
+
+
+def _count_trips(start: int, end: int, step: int, direction: str) -> int | None:
+    if direction in ("GT", "GE"):
+        start, end, step = -start, -end, -step
+        direction = {"GT": "LT", "GE": "LE"}[direction]
+    distance = end - start + (direction == "LE")
+    if direction == "NE":
+        return distance // step if distance % step == 0 and distance // step >= 0 else None
+    if direction not in ("LT", "LE") or (distance > 0 > step):
+        return None
+    return max(0, -(-distance // step)) if distance > 0 else 0
+
+
+def _resolve_constant(_: Frame, instruction: Instruction, __: int) -> _Value:
+    literal = instruction.message.literal
+    numbers = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
+    return _Number(numbers[0]) if len(numbers) == 1 else None
+
+
+def _resolve_parameter(frame: Frame, instruction: Instruction, depth: int) -> _Value:
+    return frame.parameter(instruction.message.parameter_number, depth)
+
+
+def _resolve_element(frame: Frame, instruction: Instruction, depth: int) -> _Value:
+    whole = frame.resolve(instruction.operands[0], depth)
+    return whole.element(instruction.message.tuple_index, depth) if isinstance(whole, _Tuple) else None
+
+
+def _resolve_tuple(frame: Frame, instruction: Instruction, _: int) -> _Value:
+    return _Tuple(lambda index, depth: frame.resolve(instruction.operands[index], depth + 1))
+
+
+def _resolve_sum(frame: Frame, instruction: Instruction, depth: int) -> _Value:
+    left, right = (frame.resolve(operand, depth) for operand in instruction.operands)
+    if not isinstance(left, _Number) or not isinstance(right, _Number):
+        return None
+    if instruction.opcode == "subtract":
+        return _Number(left.offset - right.offset, left.index) if right.index is None else None
+    if left.index is not None and right.index is not None:
+        return None
+    return _Number(left.offset + right.offset, left.index if right.index is None else right.index)
+
+
+def _resolve_call(frame: Frame, instruction: Instruction, depth: int) -> _Value:
+    called = frame.module.computations.get(instruction.called[0]) if instruction.called else None
+    return frame.enter(instruction, called).resolve(called.root, depth) if called else None
+
+
+def _resolve_loop(frame: Frame, instruction: Instruction, _: int) -> _Value:
+    return _Tuple(Loop(frame, instruction)._find_kept)
+
+
+_RULES: Final[Mapping[str, Callable[[Frame, Instruction, int], _Value]]] = {
+    "constant": _resolve_constant,
+    "parameter": _resolve_parameter,
+    "get-tuple-element": _resolve_element,
+    "tuple": _resolve_tuple,
+    "add": _resolve_sum,
+    "subtract": _resolve_sum,
+    "fusion": _resolve_call,
+    "call": _resolve_call,
+    "while": _resolve_loop,
+}

@@ -1,8 +1,12 @@
-"""Which devices take part in a collective together: replica groups, however XLA writes them.
+"""Which devices take part in a collective together, and which axes of a mesh that is.
 
-Rule: written forms only; what an id means, and which axis of a mesh it is, others know.
-Forms: {{0,1},{2,3}} · [2,4]<=[8] · [4,2]<=[2,4]T(1,0) · {} (all) · mesh['a'=4,'b'=2] {'a'} with parts of axes 'a':(1)2
-and an order of devices. Source: openxla/xla, replica_group.cc and mesh_and_axis.cc.
+Groups are read in each form that XLA's protobuf has: lists, iota lists, and axes of a mesh. The axes of a collective
+come from its groups, never from its size: the smallest set of axes whose groups hold each of the collective's groups.
+XLA cuts an axis in two to go through a torus dimension by dimension: such groups are smaller than the axis and still
+its own. Groups that are not a box of the mesh have no axis.
+Ids are places in the mesh, row-major. A program that runs on several slices numbers the places of one of them; what it
+sends between slices has devices' own ids.
+Source: openxla/xla, replica_group.cc and mesh_and_axis.cc.
 """
 
 from __future__ import annotations
@@ -10,56 +14,60 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from meshwright.compiling.hlo.module import list_unknown_fields
+from meshwright.wire.verification import UNKNOWN_AXIS
 
 Groups = tuple[tuple[int, ...], ...]
 
-_LIST: Final = re.compile(r"\{([^{}]*)\}")
-_DIGITS: Final = re.compile(r"\d+")
-_IOTA: Final = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_PLAIN_IOTA: Final = re.compile(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)")
-"""The order of a mesh's devices, `device_ids=([64,8]T(1,0))`: counted over these sizes, then transposed."""
-_TURNED: Final = re.compile(r"\[([\d,]+)\]T\(([\d,]+)\)")
-_MESH: Final = re.compile(r"mesh\[([^\]]*)\](.*)\{([^{}]*)\}\s*$")
-_AXIS: Final = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
-_PART: Final = re.compile(r"'?([^':,\s]+)'?(?::\((\d+)\)(\d+))?")
+SLICE_IDS: Final = 100_000
+"""libtpu's id of a device in another slice: (slice + 1) × 100,000 + its number there (0.0.42, 0.0.50)."""
+
+_CROSS: Final = re.compile(r"\{([\d,]+)\}x\{(\d+):(\d+)\}")
 
 
-def parse_groups(written: str, device_count: int) -> Groups:
-    """Returns the groups [group][member] of a replica_groups attribute.
+def read_groups(message: Any, device_count: int) -> tuple[str, Groups]:
+    """Returns the groups of a collective, as XLA writes them and as [group][member].
 
     Args:
-        written: as it stands in the text.
-        device_count: devices of the program: {} means all of them.
+        message: the instruction, in XLA's protobuf.
+        device_count: devices of the program: an empty list means all of them.
 
     Raises:
-        ValueError: it is none of the forms that are known.
+        ValueError: it has groups in no form that is known.
     """
-    if meshed := _MESH.match(written):
-        return _expand_mesh(*meshed.groups())
-    if iota := _IOTA.match(written):
-        count, size, *_ = (*_list_numbers(iota.group(1)), 1)
-        return _cut(_expand_iota(iota), size if count else 1)
-    if not written.startswith("{"):
-        raise ValueError(
-            f"replica groups {written[:80]!r} are of no known form; known are {{{{0,1}},{{2,3}}}}, [2,4]<=[8] and "
-            "mesh['a'=2,'b'=4] {'a'}"
-        )
-    listed = tuple(tuple(_list_numbers(inside)) for inside in _LIST.findall(written))
+    if message.HasField("mesh"):
+        _check_known(message.mesh, message.mesh.mesh, *message.mesh.axes)
+        return _write_mesh(message.mesh), _expand_mesh(message.mesh)
+    if message.HasField("iota") or message.device_list.HasField("iota"):
+        iota = message.iota if message.HasField("iota") else message.device_list.iota
+        _check_known(iota)
+        ids = _transpose(range(math.prod(iota.sizes)), iota.sizes, iota.order or range(len(iota.sizes)))
+        return _write_iota(iota), _cut(ids, iota.group_size)
+    if not (message.HasField("device_list") or message.replica_groups):
+        raise ValueError("no list of groups, iota list or mesh")
+    _check_known(message.device_list)
+    listed = [tuple(each.ids) for each in (*message.replica_groups, *message.device_list.replica_groups)]
     groups = tuple(group for group in listed if group)
-    return groups or (tuple(range(device_count)),)
+    return write_lists(groups), groups or (tuple(range(device_count)),)
 
 
-def parse_pairs(written: str) -> tuple[tuple[int, int], ...]:
-    """Returns (source, target) of a collective-permute's pairs, without those that send to themselves."""
-    numbers = _list_numbers(written)
-    pairs = zip(numbers[::2], numbers[1::2], strict=True)
-    return tuple((source, target) for source, target in pairs if source != target)
+def parse_target(written: str) -> Groups:
+    """Returns the groups of a transfer between slices: {1,2}x{0:3} is each device with those of its number."""
+    if cross := _CROSS.search(written):
+        slices = [int(number) for number in cross.group(1).split(",")]
+        numbers = range(int(cross.group(2)), int(cross.group(3)) + 1)
+        return tuple(tuple(slice_ * SLICE_IDS + number for slice_ in slices) for number in numbers)
+    inside = re.findall(r"\{([^{}]*)\}", written)
+    return tuple(tuple(int(number) for number in re.findall(r"\d+", group)) for group in inside)
 
 
 def join_pairs(pairs: Sequence[tuple[int, int]]) -> Groups:
-    """Returns the devices that pairs connect: of a permute round rings, each ring."""
+    """Returns the devices that pairs of (source, target) connect: of a permute round rings, each ring."""
     heads: dict[int, int] = {}
 
     def find(device: int) -> int:
@@ -76,45 +84,108 @@ def join_pairs(pairs: Sequence[tuple[int, int]]) -> Groups:
     return tuple(tuple(group) for group in members.values())
 
 
-def _expand_iota(found: re.Match[str]) -> list[int]:
-    sizes = _list_numbers(found.group(2))
-    order = _list_numbers(found.group(3)) if found.group(3) else range(len(sizes))
-    return _transpose(list(range(math.prod(sizes))), sizes, order)
+@dataclass(frozen=True)
+class MeshIds:
+    """The places of a mesh, as the ids of a program name them.
+
+    Attributes:
+        shape: axis sizes.
+        device_count: devices whose ids the program has: those of one granule, where it runs on several.
+        granules: the granule of each place, row-major; empty: there is one.
+        device_ids: JAX's id of the device in each place; empty: the program has no ids of other slices.
+    """
+
+    shape: Mapping[str, int]
+    device_count: int
+    granules: Sequence[int] = ()
+    device_ids: Sequence[int] = ()
+
+    @property
+    def place_count(self) -> int:
+        """Devices of the mesh."""
+        return math.prod(self.shape.values())
+
+    def name_axes(self, groups: Iterable[Sequence[int]]) -> str:
+        """Returns the axes that groups of a program's ids run over: "tp", "dp,fsdp"; "?" where they are of none."""
+        varying: set[int] = set()
+        try:
+            for group in groups:
+                coordinates = [self._coordinates[self._place(device)] for device in group]
+                counts = [len(set(along)) for along in zip(*coordinates, strict=True)]
+                if math.prod(counts) != len(group):
+                    return UNKNOWN_AXIS
+                varying.update(axis for axis, count in enumerate(counts) if count > 1)
+        except (LookupError, ValueError):
+            return UNKNOWN_AXIS
+        return self._join(varying)
+
+    def name_moves(self, pairs: Iterable[tuple[int, int]]) -> str:
+        """Returns the axes along which pairs of (source, target) send; "?" where an id is of no place."""
+        varying: set[int] = set()
+        try:
+            for pair in pairs:
+                source, target = (self._coordinates[self._place(device)] for device in pair)
+                varying.update(axis for axis, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
+        except (LookupError, ValueError):
+            return UNKNOWN_AXIS
+        return self._join(varying)
+
+    def _join(self, varying: set[int]) -> str:
+        return ",".join(name for axis, name in enumerate(self.shape) if axis in varying) or UNKNOWN_AXIS
+
+    def _place(self, device: int) -> int:
+        return self._by_device[device] if device >= SLICE_IDS else self._of_first_granule[device]
+
+    @cached_property
+    def _by_device(self) -> Mapping[int, int]:
+        return {device: place for place, device in enumerate(self.device_ids)}
+
+    @cached_property
+    def _coordinates(self) -> list[tuple[int, ...]]:
+        coordinates: list[tuple[int, ...]] = [()]
+        for size in self.shape.values():
+            coordinates = [(*place, i) for place in coordinates for i in range(size)]
+        return coordinates
+
+    @cached_property
+    def _of_first_granule(self) -> Sequence[int]:
+        if self.device_count >= self.place_count:
+            return range(self.place_count)
+        return [place for place, granule in enumerate(self.granules) if granule == min(self.granules)]
 
 
-def _expand_mesh(axes: str, order: str, grouped: str) -> Groups:
-    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
-    wanted = [(name, int(pre or 1), int(size or 0)) for name, pre, size in _PART.findall(grouped)]
-    cuts = {name: _cut_axis(size, [part for part in wanted if part[0] == name]) for name, size in sizes.items()}
-    pieces = [(name, pre, size) for name, parts in cuts.items() for pre, size in parts]
-    inside = [i for name, pre, size in wanted for i, piece in enumerate(pieces) if _lies_in(piece, name, pre, size)]
+def _check_known(*messages: Any) -> None:
+    if any(list_unknown_fields(each) for each in messages):
+        raise ValueError("groups with fields that are not known")
+
+
+def _expand_mesh(groups: Any) -> Groups:
+    mesh = groups.mesh
+    wanted = [(each.axis, each.part.before or 1, each.part.size) for each in groups.axes]
+    pieces = [
+        (axis, before, size)
+        for axis, whole in enumerate(mesh.axes)
+        for before, size in _cut_axis(whole.size, [part for part in wanted if part[0] == axis])
+    ]
+    inside = [i for part in wanted for i, piece in enumerate(pieces) if _lies_in(piece, *part)]
     outside = [i for i in range(len(pieces)) if i not in inside]
-    ids = _list_order(order, math.prod(sizes.values()))
+    count = math.prod(axis.size for axis in mesh.axes)
+    ids = mesh.device_ids or _transpose(range(count), mesh.iota.sizes or [count], mesh.iota.order or [0])
     shape = [size for _, _, size in pieces]
     return _cut(_transpose(ids, shape, [*outside, *inside]), math.prod(shape[i] for i in inside))
 
 
-def _cut_axis(size: int, parts: Sequence[tuple[str, int, int]]) -> list[tuple[int, int]]:
+def _cut_axis(size: int, parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Returns (what stands before, size) of the pieces of an axis that parts of it are made of."""
     ends = {1, size}
-    for _, pre, part in parts:
-        ends |= {pre, pre * part} if part else set()
+    for _, before, part in parts:
+        ends |= {before, before * part} if part else set()
     return [(before, after // before) for before, after in itertools.pairwise(sorted(ends))]
 
 
-def _lies_in(piece: tuple[str, int, int], name: str, pre: int, size: int) -> bool:
-    axis, before, length = piece
-    return axis == name and (not size or (pre <= before and before * length <= pre * size))
-
-
-def _list_order(written: str, count: int) -> list[int]:
-    """Returns the devices of a mesh, row-major: as they are numbered where nothing else is written."""
-    if iota := _IOTA.search(written):
-        return _expand_iota(iota)
-    if plain := _PLAIN_IOTA.search(written):
-        sizes = _list_numbers(plain.group(1))
-        return _transpose(range(count), sizes, _list_numbers(plain.group(2) or "") or list(range(len(sizes))))
-    return _list_numbers(written) or list(range(count))
+def _lies_in(piece: tuple[int, int, int], axis: int, before: int, size: int) -> bool:
+    found, start, length = piece
+    return found == axis and (not size or (before <= start and start * length <= before * size))
 
 
 def _transpose(ids: Sequence[int], sizes: Sequence[int], order: Sequence[int]) -> list[int]:
@@ -129,5 +200,28 @@ def _cut(ids: Sequence[int], size: int) -> Groups:
     return tuple(tuple(ids[start : start + size]) for start in range(0, len(ids), size))
 
 
-def _list_numbers(written: str) -> list[int]:
-    return [int(number) for number in _DIGITS.findall(written)]
+def write_lists(groups: Iterable[Sequence[int]]) -> str:
+    """Returns groups as XLA writes them: {{0,1},{2,3}}."""
+    return f"{{{','.join(f'{{{_join(group)}}}' for group in groups)}}}"
+
+
+def _write_iota(iota: Any) -> str:
+    turned = f"T({_join(iota.order)})" if len(iota.order) > 1 else ""
+    return f"[{iota.group_count},{iota.group_size}]<=[{_join(iota.sizes)}]{turned}"
+
+
+def _write_mesh(groups: Any) -> str:
+    mesh = groups.mesh
+    sizes = ",".join(f"'{axis.name}'={axis.size}" for axis in mesh.axes)
+    order = ""
+    if mesh.device_ids:
+        order = f", device_ids=({_join(mesh.device_ids)})"
+    elif mesh.iota.sizes:
+        order = f", device_ids=([{_join(mesh.iota.sizes)}]T({_join(mesh.iota.order)}))"
+    parts = [f":({each.part.before}){each.part.size}" if each.HasField("part") else "" for each in groups.axes]
+    named = ",".join(f"'{mesh.axes[each.axis].name}'{part}" for each, part in zip(groups.axes, parts, strict=True))
+    return f"mesh[{sizes}]{order} {{{named}}}"
+
+
+def _join(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))

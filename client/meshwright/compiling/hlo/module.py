@@ -1,109 +1,175 @@
-"""HLO text as computations of instructions.
+"""XLA's protobuf of a compiled program as computations of instructions.
 
-Rule: one line, one instruction, read once; attributes are split only where somebody asks for them, so that a text of
-100,000 lines takes about a second. Attributes that nobody knows are kept as they are written. Knows no meaning of any.
-Source: openxla/xla, HloInstruction::ToString; texts of libtpu 0.0.42 and 0.0.50, jaxlib 0.10.2 and 0.12.0.
+The messages are defined here with the fields that are read: field numbers are XLA's wire contract and do not change,
+printed text does. Fields that are not defined stay in a message as unknown fields, so `Module.unknown` can name what a
+newer compiler added and this reader does not know.
+Source: openxla/xla, hlo.proto and xla_data.proto; programs of libtpu 0.0.42 and 0.0.50, jaxlib 0.10.2 and 0.12.0.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from meshwright.compiling.hlo.shapes import ArrayShape, parse_arrays
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},]')
-_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')
-_COMMENT: Final = re.compile(r"/\*[^*]*\*/")
-_NAME: Final = re.compile(r"\s+(ROOT )?%?([^\s=]+) = ")
-_COMPUTATION: Final = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*)?\{$")
-_OPCODE: Final = re.compile(r"\s*([\w\-]+)\(")
-_MEMBERS: Final = re.compile(r"[^\s,{}]+")
-
-_CALLED_BY: Final[Mapping[str, tuple[str, ...]]] = {
-    "fusion": ("calls",),
-    "call": ("to_apply",),
-    "conditional": ("true_computation", "false_computation", "branch_computations"),
-    "while": ("condition", "body"),
-    "async-start": ("calls",),
-    "call-start": ("to_apply", "calls"),
+_SCHEMA: Final[Mapping[str, str]] = {
+    "Module": (
+        "name=1:string computations=3:Computation* entry_computation_id=6:int64 schedule=7:Schedule "
+        "device_assignment=15:DeviceAssignment"
+    ),
+    "DeviceAssignment": "replica_count=1:int64 computation_count=2:int64",
+    "Schedule": "sequences=1:Sequence*",
+    "Sequence": "key=1:int64 value=2:Ids",
+    "Ids": "ids=1:int64*",
+    "Computation": "name=1:string instructions=2:Instruction* id=5:int64 root_id=6:int64",
+    "Instruction": (
+        "name=1:string opcode=2:string shape=3:Shape metadata=7:Metadata literal=8:Literal parameter_number=9:int64 "
+        "tuple_index=13:int64 channel_id=26:int64 custom_call_target=28:string id=35:int64 operand_ids=36:int64* "
+        "called_computation_ids=38:int64* backend_config=43:bytes replica_groups=49:Ids* source_target_pairs=52:Pair* "
+        "comparison_direction=63:string frontend_attributes=68:Attributes device_list=87:DeviceList iota=92:Iota "
+        "mesh=93:MeshGroups"
+    ),
+    "Shape": "element_type=2:int64 dimensions=3:int64* tuple_shapes=4:Shape*",
+    "Metadata": "op_name=2:string",
+    "Literal": "s32s=4:int64* s64s=5:int64* u32s=6:int64* u64s=7:uint64*",
+    "Pair": "source=1:int64 target=2:int64",
+    "Attributes": "map=1:Attribute*",
+    "Attribute": "key=1:string value=2:string",
+    "DeviceList": "replica_groups=1:Ids* iota=2:Iota",
+    "Iota": "group_count=1:int64 group_size=2:int64 sizes=3:int64* order=4:int64*",
+    "MeshGroups": "mesh=1:Mesh axes=2:AxisRef*",
+    "Mesh": "axes=1:Axis* device_ids=2:int64* iota=3:Turned",
+    "Turned": "sizes=1:int64* order=2:int64*",
+    "Axis": "name=1:string size=2:int64",
+    "AxisRef": "axis=1:int64 part=2:AxisPart",
+    "AxisPart": "before=1:int64 size=2:int64",
 }
-"""Attributes that name computations which run as often as their caller; of others (the sum of an all-reduce, the
-comparison of a sort) the work is not counted."""
+"""Fields of each message: name=number:type, with * where it is repeated. A map is a repeated entry of key and value."""
+
+_LATEST_FIELD: Final[Mapping[str, int]] = {"Module": 19, "Computation": 8, "Instruction": 98}
+"""The highest field number of XLA's messages in November 2026; those below that are not defined here are not needed."""
+
+DTYPES: Final = (
+    *("invalid", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "tuple", "opaque"),
+    *("c64", "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz"),
+    *("s2", "u2", "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu", "buffer", "f6e3m2fn", "f6e2m3fn"),
+)
+"""XLA's PrimitiveType, by number."""
+
+_TUPLE: Final = DTYPES.index("tuple")
+
+_CALLERS: Final = frozenset({"fusion", "call", "conditional", "while", "async-start"})
+"""Opcodes whose computations run as often as their caller."""
+
+_APPLIERS: Final = frozenset(
+    {"all-reduce", "all-reduce-start", "custom-call", "map", "reduce", "reduce-scatter", "reduce-window", "scatter"}
+) | {"select-and-scatter", "sort", "topk", "async-update", "async-done"}
+"""Opcodes whose computations are not counted: the sum of an all-reduce, the comparison of a sort."""
+
+COLLECTIVES: Final = frozenset(
+    {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"}
+) | {"collective-broadcast"}
+_TRANSFERS: Final = frozenset({"send", "recv"})
 
 
 @dataclass(frozen=True)
-class Instruction:
-    """One line of a computation.
+class ArrayShape:
+    """One array. Sizes are logical: the padding of a layout is not counted.
 
     Attributes:
-        name: without %.
-        opcode: such as all-reduce-start.
-        shape: as written.
-        operands: names of instructions of the same computation.
-        literal: what stands in the brackets, as written: the value of a constant, the number of a parameter.
-        is_root: the result of its computation.
-        rest: attributes, as written.
+        dtype: as HLO names it: bf16, f32, s32, pred; "?" where this reader does not know it.
+        dimensions: its sizes; of a bounded dynamic dimension the bound.
     """
 
+    dtype: str
+    dimensions: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> float:
+        """Bytes of the array; a fraction where its elements are smaller than a byte."""
+        return math.prod(self.dimensions) * count_bits(self.dtype) / 8
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """One instruction of a computation.
+
+    Attributes:
+        id: unique in the module.
+        name: such as all-reduce.3.
+        opcode: such as all-reduce-start.
+        operands: ids of instructions of the same computation.
+        called: ids of the computations that run as often as it; of a `while` body, then condition.
+        message: what the protobuf says of it.
+    """
+
+    id: int
     name: str
     opcode: str
-    shape: str
-    operands: tuple[str, ...]
-    literal: str
-    is_root: bool
-    rest: str = field(repr=False)
-
-    @cached_property
-    def attributes(self) -> Mapping[str, str]:
-        """Attributes by name, values as written."""
-        parts = (part.partition("=") for part in _split(self.rest))
-        return {name: value for name, mark, value in parts if mark}
+    operands: tuple[int, ...]
+    called: tuple[int, ...]
+    message: Any = field(repr=False)
 
     @cached_property
     def arrays(self) -> tuple[ArrayShape, ...]:
-        """The arrays of its result."""
-        return parse_arrays(self.shape)
+        """The arrays of its result, those of a tuple in their order however it is nested."""
+        return tuple(_list_arrays(self.message.shape))
 
     @cached_property
     def backend_config(self) -> Mapping[str, Any]:
         """What the platform's compiler noted; empty where it noted nothing that can be read."""
-        return _parse_config(self.attributes.get("backend_config", ""))
+        try:
+            config = json.loads(self.message.backend_config or b"{}")
+        except ValueError:  # Triton kernels note MLIR here
+            return {}
+        return config if isinstance(config, dict) else {}
 
     @property
     def op_name(self) -> str:
         """The JAX operation that it was made from, or nothing."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes.get("metadata", ""))
-        return found.group(1) if found else ""
+        return str(self.message.metadata.op_name)
 
     @property
-    def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs."""
-        keys = _CALLED_BY.get(self.opcode, ("calls",) if is_start(self.opcode) else ())
-        return tuple(name for key in keys for name in _list_references(self.attributes.get(key, "")))
+    def label(self) -> str:
+        """Its name, and the JAX operation that it was made from."""
+        return f"{self.name} ({self.op_name})" if self.op_name else self.name
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """What JAX and the compiler's passes noted on it."""
+        return {entry.key: entry.value for entry in self.message.frontend_attributes.map}
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it starts something beside the program: async-start, all-gather-start, send."""
+        return self.opcode.endswith("-start") or self.opcode == "send"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Computation:
-    """Instructions in the order of the text, which is that of the schedule where there is one."""
+    """Instructions by id, in the order of the schedule where there is one."""
 
     name: str
-    instructions: Mapping[str, Instruction]
-    root: str
+    instructions: Mapping[int, Instruction]
+    root: int
 
     @cached_property
     def order(self) -> tuple[Instruction, ...]:
-        """Its instructions in the order of the text."""
+        """Its instructions in their order."""
         return tuple(self.instructions.values())
 
     @cached_property
-    def places(self) -> Mapping[str, int]:
+    def places(self) -> Mapping[int, int]:
         """Where each instruction stands in `order`."""
-        return {name: place for place, name in enumerate(self.instructions)}
+        return {key: place for place, key in enumerate(self.instructions)}
 
 
 @dataclass(frozen=True)
@@ -111,135 +177,138 @@ class Module:
     """A compiled program.
 
     Attributes:
-        name: such as jit_step.
-        entry: the computation that runs.
-        computations: by name.
+        main: the computation that runs.
+        computations: by id.
         device_count: devices that its ids number: those of one slice, where a program runs on several.
+        unknown: what this reader does not know of it, in words.
     """
 
-    name: str
-    entry: str
-    computations: Mapping[str, Computation]
+    main: Computation
+    computations: Mapping[int, Computation]
     device_count: int
-
-    @property
-    def main(self) -> Computation:
-        """The computation that runs."""
-        return self.computations[self.entry]
+    unknown: tuple[str, ...]
 
 
-def parse_module(text: str) -> Module:
-    """Returns the program that a text describes.
+def parse_module(serialized: bytes) -> Module:
+    """Returns the program of an XLA protobuf.
+
+    Args:
+        serialized: `HloModule.as_serialized_hlo_module_proto()`.
 
     Raises:
-        ValueError: it is no text of an HLO module, or has no computation to run.
+        ValueError: it is no protobuf of an HLO module, or has no computation to run.
     """
-    lines = iter(text.splitlines())
-    head = next((line for line in lines if line.startswith("HloModule ")), None)
-    if head is None:
-        raise ValueError(
-            f"a text that begins with {text[:40]!r} is no HLO module: none of its lines begins with HloModule; "
-            "give what compiled.as_text() returns"
-        )
-    computations, entry = _parse_computations(lines)
-    if entry is None:
-        raise ValueError("the HLO module has no ENTRY computation; give the whole of what compiled.as_text() returns")
-    name = head.split(maxsplit=2)[1].rstrip(",")
-    return Module(name, entry, computations, _parse_count(head, "num_partitions") * _parse_count(head, "replica_count"))
-
-
-def is_start(opcode: str) -> bool:
-    """Returns whether an operation starts something beside the program: async-start, call-start, all-gather-start."""
-    return opcode.endswith("-start")
-
-
-def _parse_computations(lines: Iterator[str]) -> tuple[dict[str, Computation], str | None]:
-    computations: dict[str, Computation] = {}
-    entry = None
-    for line in lines:
-        opening = _COMPUTATION.match(line)
-        if opening and not line.startswith(" "):
-            computation = _parse_computation(opening.group(2), lines)
-            computations[computation.name] = computation
-            entry = computation.name if opening.group(1) else entry
-    return computations, entry
-
-
-def _parse_computation(name: str, lines: Iterator[str]) -> Computation:
-    instructions: dict[str, Instruction] = {}
-    root = ""
-    for line in lines:
-        if line.startswith("}"):
-            break
-        if instruction := _parse_instruction(line):
-            instructions[instruction.name] = instruction
-            root = instruction.name if instruction.is_root or not root else root
-    return Computation(name, instructions, root)
-
-
-def _parse_instruction(line: str) -> Instruction | None:
-    named = _NAME.match(line)
-    if named is None:
-        return None
-    start = named.end()
-    end = _find_close(line, start) if line.startswith("(", start) else line.find(" ", start)
-    opcode = _OPCODE.match(line, end)
-    if end < 0 or opcode is None:
-        return None
-    close = _find_close(line, opcode.end() - 1)
-    literal = line[opcode.end() : close - 1]
-    operands = () if opcode.group(1) in ("constant", "parameter") else _list_operands(literal)
-    return Instruction(
-        named.group(2), opcode.group(1), line[start:end], operands, literal, bool(named.group(1)), line[close:]
-    )
-
-
-def _find_close(line: str, opening: int) -> int:
-    """Returns the place after the bracket that closes the one at `opening`."""
-    depth = 0
-    for found in _BRACKET.finditer(line, opening):
-        depth += {"(": 1, ")": -1}.get(found.group(), 0)
-        if depth == 0:
-            return found.end()
-    return len(line)
-
-
-def _list_operands(inside: str) -> tuple[str, ...]:
-    """Returns names; some printers write each operand's shape before it."""
-    plain = _COMMENT.sub("", inside) if "/*" in inside else inside
-    if "[" not in plain:
-        return tuple(part.strip().removeprefix("%") for part in plain.split(",")) if plain.strip() else ()
-    return tuple(part.rsplit(maxsplit=1)[-1].removeprefix("%") for part in _split(plain) if part)
-
-
-def _split(text: str) -> Iterator[str]:
-    """Yields the parts between commas that stand in no bracket and in no string."""
-    depth = start = 0
-    for found in _TOKEN.finditer(text):
-        token = found.group()
-        if token in "([{":
-            depth += 1
-        elif token in ")]}":
-            depth -= 1
-        elif token == "," and depth == 0:
-            yield text[start : found.start()].strip()
-            start = found.end()
-    yield text[start:].strip()
-
-
-def _parse_config(written: str) -> Mapping[str, Any]:
+    message = build_message("Module")
     try:
-        config = json.loads(written) if written else {}
-        config = json.loads(config) if isinstance(config, str) else config
-    except ValueError:  # Triton kernels note MLIR here
-        return {}
-    return config if isinstance(config, dict) else {}
+        message.ParseFromString(serialized)
+    except DecodeError as error:
+        raise ValueError(
+            f"{len(serialized)} bytes are not the protobuf of an HLO module: {error}; give what "
+            "hlo_modules()[0].as_serialized_hlo_module_proto() returns"
+        ) from error
+    assigned = message.device_assignment
+    device_count = assigned.replica_count * assigned.computation_count
+    if not device_count:
+        raise ValueError("the HLO module has no device assignment, so the number of its devices is not known")
+    orders = {entry.key: entry.value.ids for entry in message.schedule.sequences}
+    computations = {each.id: _build_computation(each, orders.get(each.id, ())) for each in message.computations}
+    main = computations.get(message.entry_computation_id)
+    if main is None:
+        raise ValueError(
+            f"the HLO module has {len(computations)} computations and not the one that runs, "
+            f"{message.entry_computation_id}; give what hlo_modules()[0].as_serialized_hlo_module_proto() returns"
+        )
+    return Module(main, computations, device_count, tuple(dict.fromkeys(_list_unknown(message))))
 
 
-def _list_references(written: str) -> list[str]:
-    return [name.removeprefix("%") for name in _MEMBERS.findall(written)]
+def build_message(name: str) -> Any:
+    """Returns an empty message of `_SCHEMA`."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"meshwright.hlo.{name}"))()
 
 
-def _parse_count(head: str, key: str) -> int:
-    found = re.search(rf"\b{key}=(\d+)", head)
-    return int(found.group(1)) if found else 1
+def count_bits(dtype: str) -> int:
+    """Returns the bits of one element; 0 for a dtype that holds no data or is not known."""
+    width = re.search(r"\d+", dtype)
+    return 8 if dtype == "pred" else int(width.group()) if width else 0
+
+
+def list_unknown_fields(message: Any, latest: int = 0) -> list[int]:
+    """Returns the numbers of a message's fields that are not defined here and are above `latest`."""
+    return sorted({each.field_number for each in UnknownFieldSet(message) if each.field_number > latest})
+
+
+def _build_pool() -> descriptor_pool.DescriptorPool:
+    file = descriptor_pb2.FileDescriptorProto(name="meshwright/hlo.proto", package="meshwright.hlo", syntax="proto2")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for written in fields.split():
+            key, _, rest = written.partition("=")
+            number, _, kind = rest.partition(":")
+            added = message.field.add(name=key, number=int(number))
+            added.label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
+            kind = kind.removesuffix("*")
+            if kind in _SCHEMA:
+                added.type, added.type_name = kinds.TYPE_MESSAGE, f".meshwright.hlo.{kind}"
+            else:
+                added.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return pool
+
+
+_POOL: Final = _build_pool()
+
+
+def _build_computation(message: Any, order: Any) -> Computation:
+    read = {each.id: _build_instruction(each) for each in message.instructions}
+    if len(order) == len(read) and all(key in read for key in order):
+        read = {key: read[key] for key in order}
+    return Computation(message.name, read, message.root_id)
+
+
+def _build_instruction(message: Any) -> Instruction:
+    opcode = message.opcode
+    called = tuple(message.called_computation_ids) if opcode in _CALLERS else ()
+    return Instruction(message.id, message.name, opcode, tuple(message.operand_ids), called, message)
+
+
+def _list_arrays(shape: Any) -> Iterator[ArrayShape]:
+    if shape.element_type == _TUPLE:
+        for part in shape.tuple_shapes:
+            yield from _list_arrays(part)
+    else:
+        dtype = DTYPES[shape.element_type] if shape.element_type < len(DTYPES) else "?"
+        yield ArrayShape(dtype, tuple(shape.dimensions))
+
+
+def _list_unknown(module: Any) -> Iterator[str]:
+    """Yields what could be missing in a report: fields, opcodes and data types that this reader does not know."""
+    if numbers := list_unknown_fields(module, _LATEST_FIELD["Module"]):
+        yield f"fields {numbers} of the module"
+    for computation in module.computations:
+        if numbers := list_unknown_fields(computation, _LATEST_FIELD["Computation"]):
+            yield f"fields {numbers} of computations"
+        for instruction in computation.instructions:
+            yield from _list_unknown_of(instruction)
+
+
+def _list_unknown_of(instruction: Any) -> Iterator[str]:
+    opcode = instruction.opcode
+    kind = opcode.removesuffix("-start").removesuffix("-done")
+    calls, sends = bool(instruction.called_computation_ids), _has_groups(instruction)
+    if calls and opcode not in _CALLERS | _APPLIERS:
+        yield f"what {opcode} ({instruction.name}) calls"
+    if sends and kind not in COLLECTIVES:
+        yield f"what {opcode} ({instruction.name}) sends"
+    if not (calls or sends or kind in COLLECTIVES | _TRANSFERS):
+        return
+    if numbers := list_unknown_fields(instruction, _LATEST_FIELD["Instruction"]):
+        yield f"fields {numbers} of {opcode} ({instruction.name})"
+    if any(array.dtype == "?" for array in _list_arrays(instruction.shape)):
+        yield f"a data type of {opcode} ({instruction.name})"
+
+
+def _has_groups(instruction: Any) -> bool:
+    listed = instruction.replica_groups or instruction.source_target_pairs
+    return bool(listed) or any(instruction.HasField(name) for name in ("device_list", "iota", "mesh"))

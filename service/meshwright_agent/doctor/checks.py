@@ -1,0 +1,237 @@
+"""Checks of a host: each looks at one thing of what was gathered, and says what it found. Pure.
+
+Knows what goes wrong between a host and its JAX.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from meshwright.compiling.compilers import explain_missing
+from meshwright.wire.devices import Platform
+from meshwright_agent.doctor.findings import Finding
+from meshwright_agent.doctor.surroundings import Surroundings
+
+Check = Callable[[Surroundings], Finding | None]
+
+_COMPILED: Final[tuple[Platform, ...]] = ("cpu", "tpu", "gpu")
+LOG_LINES: Final = 8
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+_CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
+"""Lowest NVIDIA driver branch. Source: JAX's installation guide, NVIDIA GPU: ≥ 525 for CUDA 12, ≥ 580 for CUDA 13."""
+
+
+def _check_versions(here: Surroundings) -> Finding | None:
+    jax, jaxlib = here.versions.get("jax"), here.versions.get("jaxlib")
+    if jax is None:
+        return Finding("wrong", "jax", "not installed", "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)")
+    if jaxlib is None or _minor(jaxlib) != _minor(jax):
+        seen = f"jax {jax} with jaxlib {jaxlib}" if jaxlib else f"jax {jax} without jaxlib"
+        return Finding("wrong", "jax", seen, f"pip install 'jaxlib=={jax}'")
+    return Finding("ok", "jax", f"jax {jax}, jaxlib {jaxlib}")
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+def _check_probe(here: Surroundings) -> Finding | None:
+    if here.facts is None:
+        mend = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
+        return Finding("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", mend)
+    if here.facts.problems:
+        return Finding("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
+    return Finding(
+        "ok",
+        "probe",
+        f"{here.gpu_count} GPUs, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads",
+    )
+
+
+def _check_driver_library(here: Surroundings) -> Finding | None:
+    if not (here.settings.dev_root / "nvidiactl").exists():
+        return None
+    if not here.nvml_library:
+        mend = (
+            "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
+        )
+        return Finding("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", mend)
+    version = here.facts.driver.version if here.facts else None
+    return Finding("ok", "NVIDIA driver", f"version {version or 'not told'}")
+
+
+def _check_cuda_plugin(here: Surroundings) -> Finding | None:
+    if not here.gpu_count or here.settings.cpu_devices:
+        return None
+    plugins = [name for name in here.versions if name.endswith("-plugin")]
+    if not plugins:
+        mend = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
+        return Finding(
+            "wrong",
+            "CUDA plugin",
+            f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU",
+            mend,
+        )
+    return _check_driver_floor(here, plugins[0])
+
+
+def _check_driver_floor(here: Surroundings, plugin: str) -> Finding:
+    version = (here.facts.driver.version if here.facts else None) or ""
+    branch = version.split(".")[0]
+    floor = _CUDA_DRIVER_FLOORS[plugin]
+    if branch.isdigit() and int(branch) < floor:
+        mend = f"upgrade the driver to branch {floor} or later, or install the plugin of an older CUDA"
+        return Finding("wrong", "CUDA plugin", f"{plugin} needs driver ≥ {floor}, this is {version}", mend)
+    return Finding("ok", "CUDA plugin", f"{plugin} {here.versions[plugin]}")
+
+
+def _check_libtpu(here: Surroundings) -> Finding | None:
+    if not here.tpu_count or here.settings.cpu_devices:
+        return None
+    if "libtpu" not in here.versions:
+        mend = "pip install 'meshwright[tpu]'"
+        return Finding("wrong", "libtpu", f"{here.tpu_count} TPU chips, but libtpu is not installed", mend)
+    return Finding("ok", "libtpu", f"libtpu {here.versions['libtpu']}")
+
+
+def _check_environment(here: Surroundings) -> Finding | None:
+    if here.settings.cpu_devices:
+        return None
+    return _check_platforms(here) or _check_visible_gpus(here)
+
+
+def _check_platforms(here: Surroundings) -> Finding | None:
+    value = here.environ.get("JAX_PLATFORMS", "")
+    if value == "cpu" and (here.gpu_count or here.tpu_count):
+        return Finding("wrong", "JAX_PLATFORMS", "is cpu, so JAX ignores the accelerators here", "unset JAX_PLATFORMS")
+    missing = [reason for word in value.split(",") if value and (reason := _explain_platform(here, word))]
+    if not missing:
+        return None
+    mend = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
+    return Finding("wrong", "JAX_PLATFORMS", f"is {value!r}, but {'; '.join(missing)}", mend)
+
+
+def _explain_platform(here: Surroundings, word: str) -> str:
+    """Returns why JAX cannot start on the platform of this name; empty if nothing speaks against it."""
+    if here.untouched or (here.jax is not None and here.jax["platform"] != "cpu"):
+        return ""
+    match word:
+        case "cpu":
+            return ""
+        case "tpu":
+            return _explain_tpu(here)
+        case "gpu" | "cuda":
+            return _explain_cuda(here)
+        case "rocm":
+            return "" if here.jax else "JAX does not start with a ROCm plugin here"
+        case _:
+            return "" if here.jax else f"{word!r} is no platform of JAX here: cpu, gpu, cuda, rocm and tpu are"
+
+
+def _explain_tpu(here: Surroundings) -> str:
+    if here.facts and not here.tpu_count:
+        return "this host has no TPU chip"
+    return "" if "libtpu" in here.versions else "libtpu is not installed"
+
+
+def _explain_cuda(here: Surroundings) -> str:
+    if here.facts and not here.gpu_count:
+        return "this host has no NVIDIA GPU that the driver lists"
+    return "" if any(name.endswith("-plugin") for name in here.versions) else "JAX has no CUDA plugin"
+
+
+def _check_visible_gpus(here: Surroundings) -> Finding | None:
+    if here.gpu_count and here.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        seen = f"is {here.environ['CUDA_VISIBLE_DEVICES']!r}, which hides every GPU"
+        return Finding("wrong", "CUDA_VISIBLE_DEVICES", seen, "unset CUDA_VISIBLE_DEVICES")
+    return None
+
+
+def _find_cause(error: str, log: tuple[str, ...]) -> str:
+    """Returns the last line of the exception, where the log ends with one; else the error."""
+    last = next((line.strip() for line in reversed(log) if line.strip()), "")
+    return last if _EXCEPTION.match(last) else " ".join(error.split())
+
+
+def _check_worker(here: Surroundings) -> Finding | None:
+    if here.untouched:
+        mend = "a running agent says in GET /devices what its JAX sees; else run this again when the devices are free, "
+        mend += "and as root where other users' processes cannot be looked at"
+        return Finding("note", "device worker", f"JAX was not started: {here.untouched}", mend)
+    if here.jax is None:
+        mend = "mend what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
+        cause = _find_cause(here.jax_error, here.jax_log)
+        return Finding("wrong", "device worker", f"JAX does not start: {cause}", mend, here.jax_log[-LOG_LINES:])
+    found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
+    expected = here.gpu_count or here.tpu_count
+    if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:
+        return Finding(
+            "wrong", "device worker", f"{found}, the host has {expected} accelerators", "see the lines above"
+        )
+    if here.gpu_count and here.jax["platform"] == "gpu" and len(here.jax["devices"]) != here.gpu_count:
+        mend = "CUDA_VISIBLE_DEVICES or the container's device list leaves some out; that may be meant"
+        return Finding("note", "device worker", f"{found}, the driver lists {here.gpu_count}", mend)
+    return Finding("ok", "device worker", found)
+
+
+def _check_compilers(here: Surroundings) -> Finding | None:
+    """Says for which targets XLA's compiler can verify plans; a compiler that is not installed is no fault."""
+    if "jaxlib" not in here.versions:
+        return None  # said where jax is looked at
+    if here.libtpu_mismatch:
+        words, _, line = here.libtpu_mismatch.rpartition(": ")
+        return Finding("note", "compilers", words, line)
+    missing = {each: reason for each in _COMPILED if (reason := explain_missing(here.versions, each))}
+    there = " and ".join(each.upper() for each in _COMPILED if each not in missing)
+    more = [f"for {each.upper()}: {reason.rpartition('; ')[2]}" for each, reason in missing.items()]
+    return Finding("ok", "compilers", "; ".join((f"plans can be verified for {there} targets", *more)))
+
+
+def _check_holders(here: Surroundings) -> Finding | None:
+    holders = [holder for holder in (here.facts.holders if here.facts else None) or () if not holder.own]
+    if not holders:
+        return None
+    names = ", ".join(f"{holder.pid} ({holder.name or '?'})" for holder in holders)
+    mend = "benches that need the devices wait for it; stop it if it should not be there"
+    return Finding("note", "devices", f"held by process {names}", mend)
+
+
+def _check_cpu_quota(here: Surroundings) -> Finding | None:
+    usable = here.facts.cpu.usable_threads if here.facts else None
+    if usable is None or usable >= 1:
+        return None
+    mend = "raise the container's CPU limit; 0.2 of a core makes importing jax take about 8 s"
+    return Finding("note", "CPU", "less than one CPU may be used", mend)
+
+
+def _check_simulation(here: Surroundings) -> Finding | None:
+    mend = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host checked"
+    seen = f"the agent answers for {here.settings.simulate}: nothing of this host is looked at"
+    return Finding("note", "simulated", seen, mend)
+
+
+def _check_state(here: Surroundings) -> Finding | None:
+    if here.state_error:
+        mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
+        return Finding("wrong", "state directory", here.state_error, mend)
+    return Finding("ok", "state directory", f"{here.settings.state_dir} is writable")
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    _check_versions,
+    _check_probe,
+    _check_driver_library,
+    _check_cuda_plugin,
+    _check_libtpu,
+    _check_environment,
+    _check_worker,
+    _check_compilers,
+    _check_holders,
+    _check_cpu_quota,
+    _check_state,
+)
+
+SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
+"""Of an agent that needs neither JAX nor a driver."""

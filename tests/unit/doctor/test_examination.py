@@ -1,0 +1,548 @@
+"""The doctor's judgement of made-up surroundings, on recorded machines; one examination is real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.wire.leases import LeasedDevice
+from meshwright_agent.clock import SystemClock, read_boot_clock
+from meshwright_agent.doctor.checks import CHECKS
+from meshwright_agent.doctor.examination import examine, judge
+from meshwright_agent.doctor.findings import Finding, format_findings
+from meshwright_agent.doctor.surroundings import Surroundings
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts, Problem
+from meshwright_agent.facts.tpu import read_chips
+from meshwright_agent.leases import LeaseRegistry, _build_document
+from meshwright_agent.settings import Settings
+from meshwright_agent.store import Store
+from tests.fakes.machines import RECORDED, plant_machine
+from tests.fakes.tree import plant
+from tests.unit.leases.scene import build_lease
+
+PLAIN = {"jax": "0.10.2", "jaxlib": "0.10.2"}
+CUDA13 = PLAIN | {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
+CUDA12 = PLAIN | {"jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.2"}
+TPU = PLAIN | {"libtpu": "0.0.21"}
+
+
+def jax_on(platform: str, count: int) -> dict[str, Any]:
+    return {"platform": platform, "devices": [{"id": number} for number in range(count)]}
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings]:
+    """Three hosts on which nothing is wrong."""
+    folder = tmp_path_factory.mktemp("machines")
+    with_driver = folder / "dev"
+    with_driver.mkdir()
+    (with_driver / "nvidiactl").touch()
+    facts = {name: plant_machine(name, folder / name).read() for name in ("cpu-vm", "dgx-h100", "tpu-v5e-8")}
+    here = Surroundings(Settings(dev_root=folder / "nothing"), {}, PLAIN, facts["cpu-vm"], jax=jax_on("cpu", 1))
+    return {
+        "cpu": here,
+        "gpu": replace(
+            here,
+            settings=Settings(dev_root=with_driver),
+            versions=CUDA13,
+            facts=replace(facts["dgx-h100"], holders=(), driver=DriverFacts("580.95.05", "13.0")),
+            jax=jax_on("gpu", 8),
+            nvml_library=True,
+        ),
+        "tpu": replace(here, versions=TPU, facts=replace(facts["tpu-v5e-8"], holders=()), jax=jax_on("tpu", 8)),
+    }
+
+
+def find(here: Surroundings, subject: str) -> Finding | None:
+    found = [finding for finding in judge(here) if finding.subject == subject]
+    assert len(found) <= 1, found
+    return found[0] if found else None
+
+
+def expect(here: Surroundings, level: str, subject: str, *, seen: Iterable[str], mend: Iterable[str] = ()) -> None:
+    """The finding is there with these words, and is the only thing that is not ok."""
+    finding = find(here, subject)
+    assert finding is not None, judge(here)
+    assert finding.level == level
+    assert not [word for word in seen if word not in finding.seen], finding
+    assert not [word for word in mend if word not in finding.mend], finding
+    others = [other for other in judge(here) if other.level != "ok" and other is not finding]
+    assert [other for other in others if other.subject != subject] == []
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "tpu"])
+def test_on_a_host_on_which_nothing_is_wrong_everything_is_ok(machines: dict[str, Surroundings], name: str) -> None:
+    findings = judge(machines[name])
+    assert {finding.level for finding in findings} == {"ok"}
+    assert {"jax", "probe", "device worker", "state directory"} <= {finding.subject for finding in findings}
+    assert not any(finding.mend for finding in findings)
+
+
+def test_the_ok_lines_say_what_was_found(machines: dict[str, Surroundings]) -> None:
+    text = format_findings(judge(machines["gpu"]))
+    for words in ("jax 0.10.2, jaxlib 0.10.2", "8 GPUs, 0 TPU chips", "version 580.95.05", "jax-cuda13-plugin 0.10.2"):
+        assert words in text
+    assert "JAX sees 8 gpu devices" in text
+    assert "libtpu 0.0.21" in format_findings(judge(machines["tpu"]))
+
+
+def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_others(
+    machines: dict[str, Surroundings],
+) -> None:
+    for versions, seen in (
+        (PLAIN, "for CPU targets; for TPU: pip install 'meshwright[compile-tpu]'; for GPU: pip install"),
+        (TPU, "for CPU and TPU targets; for GPU: pip install 'meshwright[compile-cuda]'"),
+        ({**PLAIN, "libtpu": "0.0.42", "jax-cuda12-pjrt": "0.10.2"}, "for CPU and TPU and GPU targets"),
+    ):
+        finding = find(replace(machines["cpu"], versions=versions), "compilers")
+        assert finding is not None
+        assert (finding.level, finding.mend) == ("ok", "")
+        assert seen in finding.seen
+
+
+def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_it(
+    machines: dict[str, Surroundings],
+) -> None:
+    mismatch = "libtpu 0.0.51 is here with jaxlib 0.10.2: pip install 'libtpu==0.0.42.*'"
+    here = replace(machines["cpu"], versions=TPU, libtpu_mismatch=mismatch)
+    expect(here, "note", "compilers", seen=["0.0.51"], mend=["pip install 'libtpu==0.0.42.*'"])
+
+
+# ---- JAX ------------------------------------------------------------------------------------------------------------
+
+
+def test_jax_that_is_not_installed(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], versions={})
+    expect(here, "wrong", "jax", seen=["not installed"], mend=["pip install 'meshwright[agent,cpu]'"])
+
+
+@pytest.mark.parametrize("jaxlib", ["0.9.2", "0.11.0", "1.10.2"])
+def test_a_jaxlib_of_another_release(machines: dict[str, Surroundings], jaxlib: str) -> None:
+    here = replace(machines["cpu"], versions={"jax": "0.10.2", "jaxlib": jaxlib})
+    expect(here, "wrong", "jax", seen=["jax 0.10.2", f"jaxlib {jaxlib}"], mend=["pip install 'jaxlib==0.10.2'"])
+
+
+def test_jax_without_jaxlib(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], versions={"jax": "0.10.2"})
+    expect(here, "wrong", "jax", seen=["jax 0.10.2 without jaxlib"], mend=["jaxlib==0.10.2"])
+
+
+def test_a_jaxlib_of_the_same_release_with_another_patch_is_right(machines: dict[str, Surroundings]) -> None:
+    finding = find(replace(machines["cpu"], versions={"jax": "0.10.2", "jaxlib": "0.10.1"}), "jax")
+    assert finding is not None
+    assert finding.level == "ok"
+
+
+def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[str, Surroundings]) -> None:
+    log = tuple(f"line {number}" for number in range(50))
+    here = replace(machines["cpu"], jax=None, jax_error="ImportError: libcudart.so.12", jax_log=log)
+    expect(here, "wrong", "device worker", seen=["does not start", "libcudart.so.12"], mend=["WRONG above"])
+    finding = find(here, "device worker")
+    assert finding is not None
+    assert finding.log == log[-8:]
+    assert finding.as_dict()["log"] == log[-8:]
+    assert "         | line 49" in format_findings([finding]).splitlines()
+
+
+def test_the_cause_is_the_last_line_of_the_exception_and_the_way_to_mend_it_has_no_traceback(
+    machines: dict[str, Surroundings],
+) -> None:
+    log = ("Traceback (most recent call last):", '  File "x.py", line 1', "RuntimeError: no backend 'tpu'")
+    finding = find(replace(machines["cpu"], jax=None, jax_error="it cannot work", jax_log=log), "device worker")
+    assert finding is not None
+    assert finding.seen == "JAX does not start: RuntimeError: no backend 'tpu'"
+    assert "File" not in finding.mend
+    assert len(finding.mend.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], name: str) -> None:
+    here = replace(machines[name], jax=jax_on("cpu", 1))
+    expect(here, "wrong", "device worker", seen=["1 cpu device", "8 accelerators"], mend=["lines above"])
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_jax_on_the_cpu_is_right_where_it_was_asked_for(machines: dict[str, Surroundings], name: str) -> None:
+    here = machines[name]
+    asked = here.settings.model_copy(update={"cpu_devices": 4})
+    findings = judge(replace(here, settings=asked, versions=PLAIN, jax=jax_on("cpu", 4)))
+    assert {finding.level for finding in findings} == {"ok"}
+
+
+def test_fewer_devices_than_the_driver_lists_may_be_meant(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["gpu"], jax=jax_on("gpu", 2))
+    expect(here, "note", "device worker", seen=["2 gpu devices", "lists 8"], mend=["CUDA_VISIBLE_DEVICES"])
+
+
+# ---- drivers and plugins --------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_does_not_answer(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], facts=None, facts_error="no answer within 10 s")
+    expect(here, "wrong", "probe", seen=["did not answer", "within 10 s"], mend=["dmesg"])
+
+
+def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
+    facts = machines["cpu"].facts
+    assert facts is not None
+    here = replace(
+        machines["cpu"],
+        facts=replace(facts, problems=tuple(Problem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))),
+    )
+    expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
+
+
+def test_device_files_without_the_drivers_library(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["gpu"], nvml_library=False)
+    expect(here, "wrong", "NVIDIA driver", seen=["libnvidia-ml is not"], mend=["--gpus all"])
+
+
+def test_gpus_without_a_cuda_plugin(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["gpu"], versions=PLAIN)
+    expect(
+        here,
+        "wrong",
+        "CUDA plugin",
+        seen=["8 GPUs", "no CUDA plugin"],
+        mend=["meshwright[cuda13]", "meshwright[cuda12]"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "driver", "level"),
+    [
+        (CUDA12, "525.60.13", "ok"),
+        (CUDA12, "524.99", "wrong"),
+        (CUDA13, "580.65.06", "ok"),
+        (CUDA13, "579.1", "wrong"),
+        (CUDA12, None, "ok"),
+        (CUDA13, "unknown", "ok"),
+    ],
+)
+def test_a_plugin_needs_a_driver_of_its_branch(
+    machines: dict[str, Surroundings], versions: dict[str, str], driver: str | None, level: str
+) -> None:
+    facts = machines["gpu"].facts
+    assert facts is not None
+    here = replace(machines["gpu"], versions=versions, facts=replace(facts, driver=DriverFacts(driver, None)))
+    if level == "ok":
+        finding = find(here, "CUDA plugin")
+        assert finding is not None
+        assert finding.level == "ok"
+    else:
+        plugin = next(name for name in versions if name.endswith("-plugin"))
+        expect(here, "wrong", "CUDA plugin", seen=[plugin, str(driver)], mend=["upgrade the driver"])
+
+
+def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["tpu"], versions=PLAIN)
+    expect(here, "wrong", "libtpu", seen=["8 TPU chips", "not installed"], mend=["meshwright[tpu]"])
+
+
+# ---- environment and surroundings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_a_platform_variable_that_hides_the_accelerators(machines: dict[str, Surroundings], name: str) -> None:
+    here = replace(machines[name], environ={"JAX_PLATFORMS": "cpu"})
+    expect(here, "wrong", "JAX_PLATFORMS", seen=["ignores the accelerators"], mend=["unset JAX_PLATFORMS"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen"),
+    [
+        ("cpu", "tpu", "no TPU chip"),
+        ("cpu", "tpu,cpu", "no TPU chip"),
+        ("cpu", "cuda", "no NVIDIA GPU"),
+        ("cpu", "gpu,cpu", "no NVIDIA GPU"),
+        ("cpu", "rocm", "ROCm plugin"),
+        ("cpu", "cupu", "'cupu' is no platform of JAX"),
+        ("cpu", "cpu,", "'' is no platform of JAX"),
+        ("gpu", "tpu", "no TPU chip"),
+        ("tpu", "cuda", "no NVIDIA GPU"),
+    ],
+)
+def test_a_platform_that_is_not_here_is_named_in_plain_words(
+    machines: dict[str, Surroundings], name: str, value: str, seen: str
+) -> None:
+    here = replace(machines[name], environ={"JAX_PLATFORMS": value}, jax=None, jax_error="RuntimeError: no")
+    finding = find(here, "JAX_PLATFORMS")
+    assert finding is not None, judge(here)
+    assert (finding.level, seen in finding.seen) == ("wrong", True)
+    assert "unset JAX_PLATFORMS" in finding.mend
+
+
+@pytest.mark.parametrize(("name", "value", "package"), [("tpu", "tpu", "libtpu"), ("gpu", "cuda", "CUDA plugin")])
+def test_a_platform_whose_library_is_not_installed_is_named(
+    machines: dict[str, Surroundings], name: str, value: str, package: str
+) -> None:
+    finding = find(replace(machines[name], environ={"JAX_PLATFORMS": value}, versions=PLAIN, jax=None), "JAX_PLATFORMS")
+    assert finding is not None
+    assert package in finding.seen
+
+
+@pytest.mark.parametrize("value", ["metal", "rocm", "tpu", "cuda"])
+def test_a_platform_on_which_jax_runs_is_not_mentioned(machines: dict[str, Surroundings], value: str) -> None:
+    here = replace(machines["cpu"], environ={"JAX_PLATFORMS": value}, jax=jax_on(value, 1))
+    assert find(here, "JAX_PLATFORMS") is None
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_a_cuda_variable_that_hides_every_gpu(machines: dict[str, Surroundings], value: str) -> None:
+    here = replace(machines["gpu"], environ={"CUDA_VISIBLE_DEVICES": value})
+    seen = [repr(value), "hides every GPU"]
+    expect(here, "wrong", "CUDA_VISIBLE_DEVICES", seen=seen, mend=["unset CUDA_VISIBLE_DEVICES"])
+
+
+def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surroundings]) -> None:
+    harmless = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert {f.level for f in judge(replace(machines["gpu"], environ=harmless))} == {"ok"}
+    hiding = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    assert {f.level for f in judge(replace(machines["cpu"], environ=hiding))} == {"ok"}
+
+
+def test_a_process_that_holds_the_devices_is_named(machines: dict[str, Surroundings]) -> None:
+    facts = machines["gpu"].facts
+    assert facts is not None
+    holders = (HolderFacts(4711, "python3"), HolderFacts(7, None), HolderFacts(1, "worker", own=True))
+    here = replace(machines["gpu"], facts=replace(facts, holders=holders))
+    expect(here, "note", "devices", seen=["4711 (python3)", "7 (?)"], mend=["stop it"])
+    finding = find(here, "devices")
+    assert finding is not None
+    assert "worker" not in finding.seen
+
+
+@pytest.mark.parametrize("holders", [None, (), (HolderFacts(1, "worker", own=True),)])
+def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
+    machines: dict[str, Surroundings], holders: tuple[HolderFacts, ...] | None
+) -> None:
+    facts = machines["gpu"].facts
+    assert facts is not None
+    assert find(replace(machines["gpu"], facts=replace(facts, holders=holders)), "devices") is None
+
+
+@pytest.mark.parametrize("value", ["rocm", "tpu", "nonsense", "cuda"])
+def test_jax_that_was_not_started_is_a_note_with_the_reason_and_no_fault(
+    machines: dict[str, Surroundings], value: str
+) -> None:
+    here = replace(machines["gpu"], jax=None, untouched="process 7 (train.py) holds device 0")
+    expect(here, "note", "device worker", seen=["not started: process 7 (train.py) holds device 0"], mend=["as root"])
+    assert find(replace(here, environ={"JAX_PLATFORMS": value}), "JAX_PLATFORMS") is None
+
+
+@pytest.mark.parametrize(("threads", "mentioned"), [(0, True), (1, False), (64, False), (None, False)])
+def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | None, mentioned: bool) -> None:
+    facts = machines["cpu"].facts
+    assert facts is not None
+    here = replace(machines["cpu"], facts=replace(facts, cpu=CpuFacts(usable_threads=threads, threads=64)))
+    assert (find(here, "CPU") is not None) == mentioned
+    if mentioned:
+        expect(here, "note", "CPU", seen=["less than one CPU"], mend=["CPU limit"])
+
+
+def test_a_state_directory_that_cannot_be_written(machines: dict[str, Surroundings]) -> None:
+    here = replace(machines["cpu"], state_error="[Errno 30] Read-only file system: '/state'")
+    expect(here, "wrong", "state directory", seen=["Read-only"], mend=["--state-dir", "MESHWRIGHT_STATE_DIR"])
+
+
+# ---- whatever is here -----------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_whatever_is_here_is_judged_in_one_line_each_and_what_is_wrong_says_how_to_mend_it(
+    machines: dict[str, Surroundings], data: st.DataObject
+) -> None:
+    here = data.draw(st.sampled_from(list(machines.values())))
+    made_up = replace(
+        here,
+        versions=data.draw(st.sampled_from([{}, PLAIN, CUDA12, CUDA13, TPU, {"jax": "0.10.2"}])),
+        environ=data.draw(st.dictionaries(st.sampled_from(["JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]), st.just("cpu"))),
+        facts=data.draw(st.sampled_from([here.facts, None])),
+        jax=data.draw(st.sampled_from([None, jax_on("cpu", 1), jax_on("gpu", 8), jax_on("tpu", 4)])),
+        jax_error="ImportError: no",
+        jax_log=data.draw(st.sampled_from([(), ("the last line",)])),
+        nvml_library=data.draw(st.booleans()),
+        state_error=data.draw(st.sampled_from(["", "read-only"])),
+    )
+    findings = judge(made_up)
+    assert len(findings) >= 4
+    assert len({finding.subject for finding in findings}) == len(findings)
+    for finding in findings:
+        assert "\n" not in finding.seen
+        assert finding.seen
+        assert finding.mend or finding.level != "wrong"
+
+
+def test_a_check_that_has_nothing_to_look_at_says_nothing(machines: dict[str, Surroundings]) -> None:
+    subjects = {finding.subject for finding in judge(machines["cpu"])}
+    assert not subjects & {"NVIDIA driver", "CUDA plugin", "libtpu", "JAX_PLATFORMS", "devices", "CPU"}
+    assert len(CHECKS) == 11
+
+
+def test_findings_are_written_one_line_each_with_the_way_to_mend_them_below() -> None:
+    findings = [
+        Finding("ok", "jax", "jax 0.10.2"),
+        Finding("wrong", "libtpu", "not installed", "pip install it\nthen start again"),
+        Finding("note", "CPU", "slow"),
+    ]
+    assert format_findings(findings).splitlines() == [
+        "ok     jax: jax 0.10.2",
+        "WRONG  libtpu: not installed",
+        "       → pip install it",
+        "       → then start again",
+        "note   CPU: slow",
+    ]
+    assert format_findings([]) == ""
+
+
+# ---- for real -------------------------------------------------------------------------------------------------------
+
+
+def _run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshwright_agent", "doctor", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environ)
+
+
+def test_this_machine_with_two_virtual_devices_is_well(tmp_path: Path) -> None:
+    said = _run_doctor("--cpu-devices", "2", "--state-dir", str(tmp_path / "new"), "--json")
+    assert said.returncode == 0, said.stdout + said.stderr
+    findings = {finding["subject"]: finding for finding in json.loads(said.stdout)}
+    assert findings["device worker"] == {
+        "level": "ok",
+        "subject": "device worker",
+        "seen": "JAX sees 2 cpu devices",
+        "mend": "",
+        "log": [],
+    }
+    assert "wrong" not in {finding["level"] for finding in findings.values()}
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_platform_that_is_not_here_is_said_without_a_traceback_in_the_way_to_mend_it(tmp_path: Path) -> None:
+    said = _run_doctor("--state-dir", str(tmp_path), "--json", JAX_PLATFORMS="tpu")
+    assert said.returncode == 1
+    findings = {finding["subject"]: finding for finding in json.loads(said.stdout)}
+    assert "no TPU chip" in findings["JAX_PLATFORMS"]["seen"]
+    worker = findings["device worker"]
+    assert worker["seen"].startswith("JAX does not start: RuntimeError: Unable to initialize backend 'tpu'")
+    assert "  File" not in worker["mend"]
+    assert 0 < len(worker["log"]) <= 8
+
+
+def test_a_broken_jax_is_named_with_its_own_words_and_the_exit_status_is_1(tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "jax"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.12 is not here')\n")
+    said = _run_doctor("--cpu-devices", "2", "--state-dir", str(tmp_path), PYTHONPATH=str(broken.parent))
+    assert said.returncode == 1
+    assert "WRONG  device worker: JAX does not start" in said.stdout
+    assert "libcudart.so.12 is not here" in said.stdout
+    assert "ok     state directory" in said.stdout
+
+
+def test_a_state_directory_that_is_a_file_and_a_probe_without_a_host_are_found_by_looking(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    settings = Settings(state_dir=taken, cpu_devices=1, probe_timeout_s=0.001, start_timeout_s=0.001)
+    findings = {finding.subject: finding for finding in examine(settings)}
+    assert findings["state directory"].level == "wrong"
+    assert (findings["probe"].level, findings["device worker"].level) == ("wrong", "wrong")
+
+
+# ---- devices that somebody has --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A host with TPUs that nobody holds; JAX, were it started there, would leave a file."""
+    plant((RECORDED / "tpu-v5e-8" / "tree.txt").read_text(), tmp_path)
+    shutil.rmtree(tmp_path / "proc/3110")
+    jax = tmp_path / "broken" / "jax"
+    jax.mkdir(parents=True)
+    (jax / "__init__.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\nraise ImportError('touched')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{jax.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    roots = {f"{name}_root": tmp_path / folder for name, folder in (("sysfs", "sys"), ("proc", "proc"), ("dev", "dev"))}
+    return Settings(state_dir=tmp_path / "state", **roots)  # type: ignore[arg-type]
+
+
+def look_at_worker(settings: Settings, **options: Any) -> tuple[Finding, bool]:
+    """Returns what the doctor says of the worker, and whether it started JAX."""
+    (worker,) = (each for each in examine(settings, **options) if each.subject == "device worker")
+    return worker, (settings.sysfs_root.parent / "touched").exists()
+
+
+def test_the_doctor_starts_jax_on_devices_that_nobody_has(tpu_host: Settings) -> None:
+    worker, touched = look_at_worker(tpu_host)
+    assert (worker.level, touched) == ("wrong", True)
+    assert "touched" in worker.seen
+
+
+def test_the_doctor_starts_no_jax_on_devices_that_a_process_holds(tpu_host: Settings) -> None:
+    (file,) = {read_chips(tpu_host.sysfs_root)[0].file}
+    plant(f"== proc/4242/cmdline\n/opt/train\n=> proc/4242/fd/3 -> {file}", tpu_host.proc_root.parent)
+    worker, touched = look_at_worker(tpu_host)
+    assert (worker.level, touched) == ("note", False)
+    assert worker.seen == "JAX was not started: process 4242 (/opt/train) holds device 0"
+
+
+def test_the_doctor_starts_no_jax_where_nobody_can_look(tpu_host: Settings, tmp_path: Path) -> None:
+    settings = tpu_host.model_copy(update={"proc_root": tmp_path / "nothing"})
+    worker, touched = look_at_worker(settings)
+    assert (worker.level, touched) == ("note", False)
+    assert "could not be looked at" in worker.seen
+
+
+def test_the_doctor_starts_no_jax_beside_the_agent_of_the_host(tpu_host: Settings) -> None:
+    owner = "they belong to the agent of this host (process 7)"
+    worker, touched = look_at_worker(tpu_host, owner=owner)
+    assert (worker.level, touched) == ("note", False)
+    assert owner in worker.seen
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings, is_over: bool) -> None:
+    boot = read_boot_clock(tpu_host.proc_root)
+    registry = LeaseRegistry(SystemClock(), boot)
+    lease = build_lease(devices=(LeasedDevice(local_index=2), LeasedDevice(local_index=3)))
+
+    async def write() -> None:
+        async with Store.open(tpu_host.database_path, clock=SystemClock()) as store:
+            await store.write(_build_document(registry.date(lease, -1 if is_over else 600)))
+
+    asyncio.run(write())
+    worker, touched = look_at_worker(tpu_host)
+    assert touched is is_over
+    if not is_over:
+        assert worker.seen == f"JAX was not started: device 2, 3 is leased by {lease.id} ({lease.purpose})"
+
+
+# ---- simulated hosts ------------------------------------------------------------------------------------------------
+
+
+def test_of_an_agent_that_simulates_it_is_said_so_and_nothing_of_the_host_is_looked_at(tmp_path: Path) -> None:
+    findings = examine(Settings(simulate="64*h100:8", state_dir=tmp_path, dev_root=tmp_path / "none"), {})
+    assert [finding.subject for finding in findings] == ["simulated", "state directory"]
+    assert (findings[0].level, findings[2].level) == ("note", "ok")
+    assert "64*h100:8" in findings[0].seen
+    assert "--simulate" in findings[0].mend
+
+
+def test_a_simulation_that_cannot_write_is_as_wrong_as_any_agent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    findings = examine(Settings(simulate="h100:8", state_dir=tmp_path / "file" / "state"), {})
+    assert [(finding.level, finding.subject) for finding in findings] == [
+        ("note", "simulated"),
+        ("wrong", "state directory"),
+    ]

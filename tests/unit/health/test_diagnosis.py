@@ -1,0 +1,260 @@
+"""Each state of each part, from the figures that lead to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.wire.health import WORST_FIRST
+from meshwright_agent.facts.model import GpuHealth, PciHealth
+from meshwright_agent.facts.nvml import Part
+from meshwright_agent.health.diagnosis import (
+    FEW_RETRIES,
+    Finding,
+    LinkView,
+    find_worst,
+    judge_answers,
+    judge_link,
+    judge_memory,
+    judge_power,
+    judge_thermal,
+    judge_word,
+)
+
+COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
+CLEAN = GpuHealth(uncorrectable_count=0, uncorrectable_lifetime_count=0, remap_pending=False, remap_failed=False)
+WIRED = GpuHealth(
+    pcie_width=16,
+    pcie_most_width=16,
+    pcie_generation=5,
+    pcie_most_generation=5,
+    performance_state=0,
+    is_computing=True,
+    nvlinks_active=18,
+    nvlink_errors={"replay": 5, "recovery": 2, "crc": 0},
+)
+
+
+def state(finding: Finding | None) -> str | None:
+    return None if finding is None else finding.state
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"temperature_celsius": 86}, "healthy"),
+        ({"temperature_celsius": 87}, "degraded"),
+        ({"temperature_celsius": 92}, "unhealthy"),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "unknown"),
+        ({"slowdowns": ("hardware thermal slowdown",)}, "degraded"),
+        ({"slowdowns": ("hardware slowdown",)}, "degraded"),
+        ({"slowdowns": ("hardware power brake",)}, "healthy"),
+        ({"slowdowns": None}, "healthy"),
+        ({"temperature_celsius": None, "slowdowns": None}, None),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, "unknown"),
+        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": None}, "healthy"),
+        ({"slowdown_celsius": None, "slowdowns": None}, "healthy"),
+    ],
+)
+def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expected: str | None) -> None:
+    assert state(judge_thermal(replace(COOL, **changes))) == expected  # type: ignore[arg-type]
+
+
+HOPPER = GpuHealth(
+    temperature_celsius=60, margin_celsius=27, slowdown_margin_celsius=-2, shutdown_margin_celsius=-8, slowdowns=()
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"margin_celsius": -1}, "healthy"),
+        ({"margin_celsius": -2}, "degraded"),
+        ({"margin_celsius": -8}, "unhealthy"),
+        ({"margin_celsius": -40, "slowdown_margin_celsius": None, "shutdown_margin_celsius": None}, "unknown"),
+        ({"margin_celsius": 1, "slowdown_margin_celsius": None, "slowdowns": None}, "healthy"),
+        ({"margin_celsius": -2, "temperature_celsius": None, "slowdowns": None}, "degraded"),
+        ({"margin_celsius": None, "slowdowns": None}, "unknown"),
+        ({"margin_celsius": 5, "slowdown_celsius": 60}, "degraded"),
+    ],
+)
+def test_heat_is_judged_by_margins_where_the_driver_tells_those(changes: dict[str, object], expected: str) -> None:
+    assert state(judge_thermal(replace(HOPPER, **changes))) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["temperature_celsius", "margin_celsius"])
+def test_the_reason_to_drain_a_host_for_heat_stays_the_same_while_it_is_as_hot(field: str) -> None:
+    limits = replace(COOL, slowdown_margin_celsius=-2, shutdown_margin_celsius=-8)
+    degrees = (92, 93) if field == "temperature_celsius" else (-8, -9)
+    first, second = (judge_thermal(replace(limits, **{field: each})) for each in degrees)  # type: ignore[arg-type]
+    assert (first, state(first)) == (second, "unhealthy")
+
+
+def test_heat_passes_and_says_what_to_look_at() -> None:
+    finding = judge_thermal(replace(COOL, temperature_celsius=88, slowdowns=("software thermal slowdown",)))
+    assert finding is not None
+    assert "88 °C" in finding.reason
+    assert "87 °C" in finding.reason
+    assert "cooling" in finding.action
+    assert finding.permanence == "transient"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        ({}, "healthy", "no power brake; draws at most 700 W"),
+        ({"power_limit_watts": 400.0}, "healthy", "at most 400 W, set below its own 700 W"),
+        ({"power_default_watts": None}, "healthy", "at most 700 W"),
+        ({"power_limit_watts": None}, "healthy", "no power brake"),
+        ({"slowdowns": ("hardware thermal slowdown",)}, "healthy", "no power brake"),
+        ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "degraded", "hardware power brake"),
+        ({"slowdowns": None}, None, ""),  # a limit alone is no ground to call it well
+    ],
+)
+def test_power_is_a_part_of_its_own(changes: dict[str, object], expected: str | None, words: str) -> None:
+    finding = judge_power(replace(COOL, **({"power_limit_watts": 700.0, "power_default_watts": 700.0} | changes)))  # type: ignore[arg-type]
+    assert state(finding) == expected
+    if finding is not None:
+        assert words in finding.reason
+        assert ("power supplies" in finding.action, "cooling" in finding.action) == (expected == "degraded", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"uncorrectable_lifetime_count": 9}, "healthy"),
+        ({"uncorrectable_count": 1}, "unhealthy"),
+        ({"remap_pending": True}, "degraded"),
+        ({"remap_failed": True}, "unhealthy"),
+        ({"retirement_pending": True}, "degraded"),
+        ({"remap_pending": True, "remap_failed": True}, "unhealthy"),
+    ],
+)
+def test_memory_is_judged_by_what_could_not_be_corrected(changes: dict[str, object], expected: str) -> None:
+    finding = judge_memory(replace(CLEAN, **changes))  # type: ignore[arg-type]
+    assert state(finding) == expected
+    assert finding is not None
+    assert (finding.permanence == "permanent") == (expected != "healthy")
+
+
+def test_a_card_that_says_nothing_of_its_memory_is_not_called_healthy() -> None:
+    assert judge_memory(GpuHealth()) is None
+
+
+def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_counts_anew() -> None:
+    health = replace(CLEAN, uncorrectable_count=2)
+    assert state(judge_memory(health, acknowledged=2)) == "healthy"
+    assert state(judge_memory(health, acknowledged=1)) == "unhealthy"
+    assert state(judge_memory(health, acknowledged=5)) == "unhealthy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "healthy"),
+        ({"pcie_width": 8}, "degraded"),
+        ({"pcie_generation": 1}, "degraded"),
+        ({"pcie_generation": 1, "is_computing": False}, "healthy"),
+        ({"pcie_generation": 1, "performance_state": 8}, "healthy"),
+        ({"pcie_width": 8, "is_computing": False, "performance_state": 8}, "degraded"),
+        ({"nvlinks_active": 17}, "degraded"),
+        ({"nvlinks_active": 0}, "unhealthy"),
+        ({"nvlink_errors": {"replay": 5, "recovery": 3, "crc": 0}}, "degraded"),
+        ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
+        ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
+        ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
+    ],
+)
+def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
+    view = LinkView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
+    assert state(judge_link(view)) == expected
+
+
+def test_a_link_that_is_narrow_is_told_with_both_figures() -> None:
+    finding = judge_link(LinkView(health=replace(WIRED, pcie_width=4)))
+    assert finding is not None
+    assert "4 lanes" in finding.reason
+    assert "have 16" in finding.reason
+    assert "reseat" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("pci", "view", "expected"),
+    [
+        (PciHealth(width=16, most_width=16), LinkView(), "healthy"),
+        (PciHealth(width=4, most_width=16), LinkView(), "degraded"),
+        (PciHealth(fatal_count=3), LinkView(baselines={"fatal": 3}), "healthy"),
+        (PciHealth(fatal_count=4), LinkView(baselines={"fatal": 3}), "unhealthy"),
+        (PciHealth(nonfatal_count=2), LinkView(nonfatal_before=1), "degraded"),
+        (PciHealth(nonfatal_count=2, width=1, most_width=1), LinkView(nonfatal_before=2), "healthy"),
+        (None, LinkView(), None),
+    ],
+)
+def test_sysfs_tells_of_devices_that_nvml_does_not_know(
+    pci: PciHealth | None, view: LinkView, expected: str | None
+) -> None:
+    assert state(judge_link(replace(view, pci=pci))) == expected
+
+
+TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
+
+
+@pytest.mark.parametrize(
+    ("part", "answers", "sibling", "words"),
+    [
+        ("thermal", TOLD, {}, None),
+        ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "absent"}, None),
+        (
+            "thermal",
+            {**TOLD, "margin_celsius": "absent"},
+            {"margin_celsius": "answered"},
+            "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind",
+        ),
+        (
+            "thermal",
+            {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"},
+            {},
+            "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
+        ),
+        ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
+        ("power", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
+        ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
+        ("device", {"name": "answered", "recovery": "answered"}, {}, "the driver answers no question about its health"),
+        ("device", {}, {}, "the driver answers no question about its health"),
+    ],
+)
+def test_a_part_whose_question_has_no_answer_is_unknown(
+    part: Part, answers: dict[str, str], sibling: dict[str, str], words: str | None
+) -> None:
+    health = GpuHealth(answers=answers, temperature_celsius=41 if "temperature_celsius" in answers else None)
+    found = find_worst(judge_answers(part, health, [GpuHealth(answers=sibling)]))
+    assert state(found) == (None if words is None else "unknown")
+    assert words is None or (found is not None and words in found.reason and found.reason.count("failed") <= 1)
+
+
+def test_a_lost_card_is_told_as_lost_and_not_as_one_that_does_not_answer() -> None:
+    assert list(judge_answers("device", GpuHealth(error="GPU is lost"), [])) == []
+
+
+def test_the_drivers_own_word_is_the_devices() -> None:
+    assert judge_word(GpuHealth()) is None
+    assert judge_word(GpuHealth(recovery="")) is None
+    for health in (GpuHealth(error="GPU is lost"), GpuHealth(recovery="reset the GPU")):
+        assert state(judge_word(health)) == "unhealthy"
+
+
+FINDINGS = st.builds(Finding, st.sampled_from(WORST_FIRST), st.text(min_size=1, max_size=5))
+
+
+@given(st.lists(FINDINGS, min_size=1, max_size=6))
+def test_the_worst_finding_is_none_better_than_any(findings: list[Finding]) -> None:
+    worst = find_worst(findings)
+    assert worst is not None
+    assert worst.state == min((finding.state for finding in findings), key=WORST_FIRST.index)
+    assert all(finding.reason in worst.reason for finding in findings if finding.state != "healthy")

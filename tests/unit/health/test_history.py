@@ -1,0 +1,249 @@
+"""History on a real store: events are numbered through restarts, wait for a store that is down, and are followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.health import HealthEvent
+from meshwright_agent.health import history as module
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
+from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store
+from tests.fakes.stored import EPOCH, ManualClock
+from tests.unit.store.opening import editing, run_with_store
+
+
+async def build(store: Store, clock: ManualClock | None = None) -> History:
+    history = History(store, clock=clock or ManualClock())
+    await history.recall()
+    return history
+
+
+def tell(history: History, component: str = "device:0", code: str = "xid_79") -> None:
+    at = history._clock.now()
+    history.note_fault(component, code, state="unhealthy", reason="it fell", action="reboot", at=at)
+
+
+async def until(question: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if question():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come")
+
+
+async def read(history: History, **query: Any) -> list[HealthEvent]:
+    return list((await history.list_events(**({"after": 0, "limit": 1000} | query))).events)
+
+
+def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[HealthEvent]:
+        clock = ManualClock()
+        history = await build(store, clock)
+        board = HealthBoard(stale_after_s=60, on_change=history.note_change)
+        for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
+            board.report("driver", state, f"it is {state}", at=clock.now(), action="look")  # type: ignore[arg-type]
+            clock.advance(1)
+        clock.advance(100)
+        board.settle(clock.now())
+        board.settle(clock.now())
+        await history.flush()
+        return await read(history)
+
+    events = run_with_store(tmp_path / "db", test)
+    states = [(event.before, event.state) for event in events]
+    assert states == [
+        ("initializing", "healthy"),
+        ("healthy", "degraded"),
+        ("degraded", "healthy"),
+        ("healthy", "unknown"),
+    ]
+    assert [event.seq for event in events] == [1, 2, 3, 4]
+    assert "it is degraded" in events[1].reason
+
+
+def test_numbers_and_memory_go_on_after_a_restart(tmp_path: Path) -> None:
+    async def first(store: Store) -> None:
+        history = await build(store)
+        tell(history)
+        history.memory.note_boot("boot-1")
+        await history.flush()
+
+    async def second(store: Store) -> tuple[int, str | None]:
+        history = await build(store)
+        tell(history)
+        await history.flush()
+        return (await read(history))[-1].seq, history.memory.value.boot_id
+
+    run_with_store(tmp_path / "db", first)
+    assert run_with_store(tmp_path / "db", second) == (2, "boot-1")
+
+
+def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, ("events", HEALTH), Limit(1, 10**6))
+    clock = ManualClock()
+
+    async def live(store: Store) -> tuple[HealthBoard, History]:
+        history = await build(store, clock)
+        board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board.report("device:0", "unhealthy", "it fell", at=clock.now())
+        await history.flush()
+        return board, history
+
+    async def first(store: Store) -> None:
+        _, history = await live(store)
+        clock.advance(timedelta(days=40).total_seconds())
+        for _ in range(3):  # other news, which leave no room for the old
+            tell(history, "device:1")
+        await history.flush()
+        assert await read(history, component="device:0") == []
+
+    async def second(store: Store) -> None:
+        board, history = await live(store)
+        assert board.component("device:0", clock.now()).since == EPOCH
+        assert await read(history, component="device:0") == []
+
+    run_with_store(tmp_path / "db", first)
+    run_with_store(tmp_path / "db", second)
+
+
+def test_events_that_cannot_be_written_are_lost_and_counted_and_what_must_be_remembered_is_written_later(
+    tmp_path: Path,
+) -> None:
+    async def test(store: Store) -> None:
+        history = await build(store)
+        board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board.report("device:0", "unhealthy", "it fell", at=EPOCH)
+        with editing(tmp_path / "db") as other:
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
+            with pytest.raises(StoreUnavailableError):
+                await history.flush()
+            other.execute("DROP TRIGGER full")
+        assert (history.lost_count, await store.get(HEALTH, "memory")) == (1, None)
+        await history.flush()
+        assert await read(history) == []
+        document = await store.get(HEALTH, "memory")
+        assert document is not None
+        assert '"device:0"' in document.body
+        tell(history)
+        await history.flush()
+        assert [event.seq for event in await read(history)] == [2]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        await store.write(Document(HEALTH, "memory", '{"faults": 3}'))
+        assert (await build(store)).memory.value.faults == ()
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_events_are_asked_for_by_component_number_and_time(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        clock = ManualClock()
+        history = await build(store, clock)
+        for number in range(6):
+            tell(history, f"device:{number % 2}")
+            clock.advance(10)
+        await history.flush()
+
+        async def seqs(**query: Any) -> list[int]:
+            return [event.seq for event in await read(history, **query)]
+
+        assert await seqs(component="device:1") == [2, 4, 6]
+        assert await seqs(after=2, limit=2) == [3, 4]
+        assert await seqs(after=None, limit=2) == [5, 6]
+        assert await seqs(since=clock.now() - timedelta(seconds=20)) == [5, 6]
+        assert (await history.list_events(after=99, limit=1)).last_seq == 6
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_what_is_yet_to_be_written_is_not_passed_over_by_who_goes_on_from_the_last_number(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        history = await build(store)
+        tell(history)
+        await history.flush()
+        tell(history)  # noted, not yet written
+        known = await history.list_events(after=None, limit=10)
+        assert ([event.seq for event in known.events], known.last_seq) == ([1], 1)
+        await history.flush()
+        assert [event.seq for event in await read(history, after=known.last_seq)] == [2]
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[int]:
+        history = await build(store)
+        for _ in range(3):
+            tell(history)
+        await history.flush()
+        history.end_following()
+        assert [event.seq async for event in history.follow(3)] == []
+        return [event.seq async for event in history.follow(4)]
+
+    assert run_with_store(tmp_path / "db", test) == [1, 2, 3]
+
+
+def test_words_that_are_no_utf_8_are_kept_and_do_not_end_the_history(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[str]:
+        history = await build(store)
+        history.note_fault("disk", "x", state="degraded", reason="/a\udcff", action="ls /a\udcff", at=EPOCH)
+        await history.flush()
+        return [event.reason for event in await read(history)]
+
+    assert run_with_store(tmp_path / "db", test) == ["/a\\udcff"]
+
+
+def test_a_tick_that_fails_does_not_end_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    faults = iter((RuntimeError("a bug"),))
+
+    def look(now: object) -> None:
+        if fault := next(faults, None):
+            raise fault
+
+    async def test(store: Store) -> None:
+        history = await build(store)
+        writing = asyncio.create_task(history.run(look))
+        tell(history)
+        while not await read(history):  # noqa: ASYNC110 -- nobody tells
+            await asyncio.sleep(0.01)
+        writing.cancel()
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_listener_hears_what_was_and_what_comes_and_leaves_with_the_agent(tmp_path: Path) -> None:
+    async def test(store: Store) -> list[int]:
+        history = await build(store)
+        tell(history)
+        await history.flush()
+        heard: list[int] = []
+
+        async def listen() -> None:
+            async for event in history.follow(0):
+                heard.append(event.seq)
+
+        listening = asyncio.create_task(listen())
+        await until(lambda: bool(heard))
+        tell(history)
+        tell(history)
+        await history.flush()
+        history.end_following()
+        await asyncio.wait_for(listening, 30)
+        return heard
+
+    assert run_with_store(tmp_path / "db", test) == [1, 2, 3]

@@ -1,0 +1,105 @@
+"""The store as a component: a full disk, a file that is gone, one that was set aside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.wire.health import Component
+from meshwright_agent.health import own as module
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.own import MIN_FREE_BYTES, OwnHealth
+from meshwright_agent.settings import Settings
+from meshwright_agent.store import Document, Store
+from tests.fakes.stored import ManualClock
+from tests.unit.store.opening import held, recover, run_with_store
+
+
+def build(store: Store) -> tuple[OwnHealth, HealthBoard]:
+    clock = ManualClock()
+    board = HealthBoard(stale_after_s=60)
+    return OwnHealth(store, board=board, settings=Settings(state_dir=store.path.parent), clock=clock), board
+
+
+def read(board: HealthBoard) -> Component:
+    return board.component("store", ManualClock().now())
+
+
+def test_a_store_that_works_is_healthy_after_a_check_and_not_before(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        own, board = build(store)
+        assert (board.names(), read(board).state) == (("store",), "initializing")
+        await own.check()
+        assert (read(board).state, "MiB are free" in read(board).reason) == ("healthy", True)
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_little_room_on_the_disk_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(f_bavail=MIN_FREE_BYTES // 4096 - 1, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+    async def test(store: Store) -> None:
+        own, board = build(store)
+        await own.check()
+        assert (read(board).state, "256 MiB" in read(board).reason) == ("degraded", True)
+        assert str(tmp_path) in read(board).action
+        disk.f_bavail += 1
+        await own.check()
+        assert read(board).state == "healthy"
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+
+    async def until(board: HealthBoard, state: str) -> None:
+        async with asyncio.timeout(30):
+            while read(board).state != state:  # noqa: ASYNC110 -- the board tells nobody
+                await asyncio.sleep(0.01)
+
+    async def test(store: Store) -> None:
+        own, board = build(store)
+        running = asyncio.create_task(own.run())
+        await until(board, "healthy")
+        with held(tmp_path / "db"):
+            with pytest.raises(StoreUnavailableError):
+                await store.write(Document("plan", "1", "{}"))
+            await until(board, "unhealthy")
+            assert read(board).action
+        await recover(store)
+        running.cancel()
+        await own.check()
+        assert read(board).state == "healthy"
+
+    run_with_store(tmp_path / "db", test, timeout_s=0.2)
+
+
+def test_a_folder_that_is_gone_is_unhealthy(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        own, board = build(store)
+        store.path.unlink()
+        await own.check()
+        assert (read(board).state, "restart the agent" in read(board).action) == ("unhealthy", True)
+
+    run_with_store(tmp_path / "db", test)
+
+
+def test_a_database_that_was_set_aside_is_degraded_and_says_that_leases_were_lost(tmp_path: Path) -> None:
+    (tmp_path / "db").write_text("not a database" * 100)
+
+    async def test(store: Store) -> None:
+        own, board = build(store)
+        await own.check()
+        assert (read(board).state, "its leases are lost" in read(board).reason) == ("degraded", True)
+        assert "set-aside" in read(board).reason
+
+    run_with_store(tmp_path / "db", test)

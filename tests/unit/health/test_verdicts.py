@@ -1,0 +1,806 @@
+"""Verdicts over several looks: parts and devices, faults of the kernel log, who is missing, an operator's word."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.topology.chips import parse_chip_count
+from meshwright.wire.devices import Worker
+from meshwright.wire.health import Component, HealthEvent
+from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, Xid
+from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.history import History
+from meshwright_agent.health.verdicts import Verdicts
+from meshwright_agent.view import build_devices
+from tests.fakes.machines import RECORDED, Machine, plant_machine
+from tests.fakes.nvml import FakeNvml
+from tests.fakes.stored import ManualClock
+from tests.fakes.well import WELL
+from tests.unit.store.opening import build_closed_store
+
+UUID = "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0"
+ADDRESS = "0000:1b:00.0"
+
+
+class Scene:
+    """A host of eight cards that are well, looked at when told; `restart` is an agent that begins anew."""
+
+    cpu_devices: int | None = None
+
+    def __init__(self, folder: Path, expect: str = "", machine: str = "dgx-h100") -> None:
+        self.machine: Machine = plant_machine(machine, folder)
+        document = json.loads((RECORDED / machine / "nvml.json").read_text())
+        self.nvml = FakeNvml(copy.deepcopy(document))
+        for index in range(len(document["gpus"])):
+            self.nvml.change_gpu(index, **WELL)
+        self.clock = ManualClock()
+        self.expect = expect
+        self.dump: str | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.history = History(build_closed_store(), clock=self.clock)
+        self.history.memory.load(self.dump)
+        self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
+        self.verdicts = Verdicts(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
+        self.verdicts.recall(self.clock.now())
+        self.before: HostFacts | None = None
+
+    def restart(self) -> None:
+        self.dump = self.history.memory.dump()
+        self.start()
+
+    def read(self) -> HostFacts:
+        return Machine(self.machine.roots, self.nvml).read()
+
+    def look(self, facts: HostFacts | None = None, *xids: Xid, **changes: Any) -> HostFacts:
+        self.clock.advance(30)
+        facts = replace(facts or self.read(), kernel_log=KernelLog(xids, len(xids)), **changes)
+        self.verdicts.report_facts(facts, self.before, self.devices(facts), self.clock.now())
+        self.before = facts
+        return facts
+
+    def devices(self, facts: HostFacts) -> Any:
+        now = self.clock.now()
+        worker = Worker(state="stopped", generation=0, since=now)
+        return build_devices(facts, now, None, worker, now=now, cpu_devices=self.cpu_devices)
+
+    def acknowledge(self, name: str) -> None:
+        facts = self.before
+        devices = self.devices(facts) if facts else None
+        self.verdicts.acknowledge(name, self.clock.now(), facts=facts, devices=devices)
+
+    def state(self, name: str) -> str:
+        return self.board.state(name, self.clock.now())
+
+    def component(self, name: str) -> Component:
+        return self.board.component(name, self.clock.now())
+
+    def ill(self) -> set[str]:
+        return {name for name in self.board.names() if self.state(name) not in ("healthy", "initializing")}
+
+    def events(self, name: str) -> list[HealthEvent]:
+        return [event for event in self.history._waiting if event.component == name]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def without(facts: HostFacts, *places: int) -> HostFacts:
+    return replace(facts, gpus=tuple(gpu for place, gpu in enumerate(facts.gpus) if place not in places))
+
+
+def hit(code: int, sequence: int = 1, text: str = "") -> Xid:
+    return Xid(code, ADDRESS, sequence, age_s=5.0, text=text)
+
+
+# ---- parts and devices ----------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scene: Scene) -> None:
+    scene.look()
+    assert scene.ill() == set()
+    for part in ("device", "thermal", "power", "memory", "link"):
+        assert scene.state(f"{part}:{UUID}") == "healthy"
+    assert len(scene.board.names()) == 8 * 5 + 4  # worker, driver, inventory, kernel_log
+    assert scene.state("inventory") == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("fields", "part", "state", "device"),
+    [
+        ({"temperature": 88}, "thermal", "degraded", "healthy"),
+        ({"temperature": 92}, "thermal", "unhealthy", "unhealthy"),
+        ({"clocks": 0x40}, "thermal", "degraded", "healthy"),
+        ({"clocks": 0x80}, "power", "degraded", "healthy"),
+        ({"ecc": [1, 1]}, "memory", "unhealthy", "unhealthy"),
+        ({"remapped": [0, 1, 1, 0]}, "memory", "degraded", "healthy"),
+        ({"remapped": [0, 1, 0, 1]}, "memory", "unhealthy", "unhealthy"),
+        ({"pcie": [8, 16, 5, 5]}, "link", "degraded", "healthy"),
+        ({"nvlinks": ["switch"] * 17 + [None]}, "link", "degraded", "healthy"),
+    ],
+)
+def test_an_unhealthy_part_makes_its_device_so_and_no_other(
+    scene: Scene, fields: dict[str, Any], part: str, state: str, device: str
+) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, **fields)
+    scene.look()
+    assert scene.state(f"{part}:{UUID}") == state
+    assert scene.state(f"device:{UUID}") == device
+    assert scene.ill() == {f"{part}:{UUID}"} | ({f"device:{UUID}"} if device != "healthy" else set())
+    scene.nvml.change_gpu(0, **{**WELL, "nvlinks": ["switch"] * 18})
+    scene.look()
+    assert scene.ill() == set()
+    assert [event.state for event in scene.events(f"{part}:{UUID}")] == ["healthy", state, "healthy"]
+
+
+def test_a_card_that_the_driver_wants_reset_is_unhealthy(scene: Scene) -> None:
+    scene.nvml.change_gpu(0, recovery=4)
+    scene.look()
+    assert "reset the GPU" in scene.component(f"device:{UUID}").action
+
+
+def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -> None:
+    scene.nvml.change_gpu(0, ecc=[1, 1])
+    facts = scene.look()
+    record = {"case": "matmul", "correct": True, "nwrong": 0, "device_indices": [0, 1]}
+    scene.verdicts.report_record(record, scene.devices(facts).devices[:2], scene.clock.now())
+    assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
+
+
+def test_what_a_card_stops_telling_is_unknown_until_it_tells_again_or_is_gone(scene: Scene) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
+    for _ in range(2):
+        scene.look()
+        assert scene.ill() == {f"thermal:{UUID}", f"power:{UUID}", f"device:{UUID}"}
+        seen = scene.component(f"thermal:{UUID}")
+        assert (seen.state, "on another card of its kind" in seen.reason) == ("unknown", True)
+    scene.nvml.change_gpu(0, **WELL)
+    facts = scene.look()
+    assert scene.ill() == set()
+    scene.look(without(facts, 0))
+    assert f"thermal:{UUID}" not in scene.board.names()
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def test_the_parts_of_a_divided_card_are_its_instances(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    scene.nvml.change_gpu(0, ecc=[1, 1])
+    scene.look()
+    instances = {f"device:{gpu.key}" for gpu in scene.read().gpus if gpu.mig}
+    assert len(instances) == 3
+    assert scene.ill() >= instances
+    assert sum(name.startswith("memory:") for name in scene.board.names()) == 3  # one a card
+
+
+def test_fatal_errors_on_the_bus_stand_until_acknowledged_but_old_ones_are_no_news(scene: Scene) -> None:
+    def facts(fatal: int) -> HostFacts:
+        first, *rest = scene.read().gpus
+        return replace(scene.read(), gpus=(replace(first, pci=PciHealth(fatal_count=fatal)), *rest))
+
+    scene.look(facts(3))
+    assert scene.ill() == set()
+    scene.look(facts(4))
+    assert scene.ill() == {f"link:{UUID}", f"device:{UUID}"}
+    scene.restart()
+    scene.look(facts(4))
+    assert scene.state(f"link:{UUID}") == "unhealthy"
+    scene.acknowledge(f"link:{UUID}")
+    assert scene.ill() == set()
+
+
+# ---- a driver that hangs --------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_falls_silent_makes_all_that_only_it_knows_unknown_at_once(scene: Scene) -> None:
+    scene.look()
+    scene.verdicts.report_silence("no answer within 10 s", scene.clock.now())
+    assert scene.ill() == set(scene.board.names()) - {"worker", "kernel_log"}
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, "driver does not answer" in seen.reason) == ("unknown", True)
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_after_a_restart_with_a_driver_that_hangs_the_devices_of_before_are_unknown(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    assert scene.state(f"device:{UUID}") == "initializing"
+    scene.verdicts.report_silence("no answer", scene.clock.now())
+    assert scene.state(f"device:{UUID}") == "unknown"
+
+
+def test_an_operators_word_makes_nothing_healthy_that_was_not_looked_at_since_the_start(scene: Scene) -> None:
+    scene.look(None, hit(79))
+    scene.restart()
+    scene.acknowledge(f"device:{UUID}")
+    assert {scene.state(name) for name in scene.board.names()} == {"initializing"}
+    scene.verdicts.report_silence("no answer", scene.clock.now())
+    scene.acknowledge(f"device:{UUID}")
+    assert scene.state(f"device:{UUID}") == "unknown"
+    scene.look()
+    assert scene.ill() == set()
+
+
+# ---- the kernel log -------------------------------------------------------------------------------------------------
+
+
+def test_a_hardware_xid_stands_through_looks_and_restarts_until_a_word(scene: Scene) -> None:
+    scene.look(None, hit(48))
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+    scene.restart()
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    scene.look()
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
+    assert "XID 48" in seen.reason
+    scene.acknowledge(f"device:{UUID}")
+    assert scene.ill() == set()
+    scene.restart()
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_another_boot_ends_the_faults_of_the_one_before(scene: Scene) -> None:
+    facts = scene.look(None, hit(79))
+    assert scene.verdicts.log_place == {"kernel_log_after": 1, "boot_id": facts.machine.boot_id}
+    scene.look(replace(facts, machine=replace(facts.machine, boot_id="another")))
+    assert scene.ill() == set()
+    assert scene.history.memory.value.faults == ()
+
+
+def test_equal_xids_of_one_look_are_one_event_with_their_number(scene: Scene) -> None:
+    scene.look(None, hit(63, 1), hit(63, 2), hit(31, 3))
+    faults = [event for event in scene.events(f"device:{UUID}") if event.kind == "fault"]
+    assert [event.code for event in faults] == ["xid_63", "xid_31"]
+    assert "2 times" in faults[0].reason
+    assert faults[0].at == scene.clock.now() - timedelta(seconds=5)
+    assert scene.state(f"device:{UUID}") == "degraded"
+    assert "2 times" in scene.component(f"device:{UUID}").reason
+
+
+def test_an_xid_of_a_card_that_is_gone_is_that_cards(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0), hit(79))
+    assert "XID 79" in scene.component(f"device:{UUID}").reason
+    assert f"device:{ADDRESS}" not in scene.board.names()
+
+
+def test_a_log_that_cannot_be_read_is_degraded_and_forgets_no_fault(scene: Scene) -> None:
+    scene.look(None, hit(48))
+    facts = replace(scene.read(), kernel_log=KernelLog(error="/dev/kmsg: Permission denied"))
+    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
+    assert "Permission denied" in scene.component("kernel_log").reason
+    assert scene.ill() == {"kernel_log", f"device:{UUID}"}
+    assert scene.verdicts.log_place["kernel_log_after"] == 1  # where the look that read it ended
+
+
+# ---- who is missing -------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_card_is_named_and_stays_so_after_a_restart(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    for _ in range(2):
+        assert scene.state(f"device:{UUID}") == "unhealthy"
+        assert "7 of 8 devices" in scene.component("inventory").reason
+        assert ADDRESS in scene.component("inventory").reason
+        scene.restart()
+        scene.look(without(scene.read(), 0))
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_that_was_taken_out_is_forgotten_on_an_operators_word(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0, 1))
+    scene.acknowledge(f"device:{UUID}")
+    assert f"device:{UUID}" not in scene.board.names()
+    assert scene.state("inventory") == "unhealthy"
+    scene.acknowledge("inventory")
+    assert scene.ill() == set()
+    scene.restart()
+    scene.look(without(scene.read(), 0, 1))
+    assert scene.ill() == set()
+
+
+def test_another_card_in_the_same_slot_is_no_missing_one(scene: Scene) -> None:
+    facts = scene.look()
+    first, *rest = facts.gpus
+    scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
+    assert scene.ill() == set()
+    assert f"device:{UUID}" not in scene.board.names()
+    assert scene.state("device:GPU-new") == "healthy"
+
+
+NAMELESS = {f"nvmlDeviceGetUUID:{UUID}": 15}
+
+
+@pytest.mark.parametrize("expect", ["", "8*h100"])
+def test_a_card_that_does_not_tell_its_uuid_in_one_look_keeps_its_faults(tmp_path: Path, expect: str) -> None:
+    scene = Scene(tmp_path, expect)
+    scene.look(None, hit(79))
+    scene.nvml.fail(NAMELESS)
+    for _ in range(2):
+        scene.look()
+        assert scene.ill() == {f"device:{UUID}", f"device:{ADDRESS}", "driver"}  # plans know it by its address now
+        assert scene.state("inventory") == "healthy"
+        scene.restart()
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+    assert f"device:{ADDRESS}" not in scene.board.names()
+    assert [fault.count for fault in scene.history.memory.value.faults] == [1]
+
+
+def test_an_xid_that_comes_while_a_card_does_not_tell_its_uuid_is_that_cards(scene: Scene) -> None:
+    scene.look()
+    scene.nvml.fail(NAMELESS)
+    scene.look(None, hit(79))
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+
+
+def test_a_card_that_told_its_uuid_late_has_the_faults_that_it_had_by_its_address(scene: Scene) -> None:
+    scene.nvml.fail(NAMELESS)
+    scene.look(None, hit(79))
+    assert f"device:{ADDRESS}" in scene.ill()
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+
+
+def test_a_fault_outlives_another_layout_of_its_cards_instances(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    card = scene.look().gpus[0]
+    assert card.mig is not None
+    scene.look(None, replace(hit(48), pci_bus_id=card.pci_bus_id or ""))
+    instances = {f"device:{gpu.key}" for gpu in scene.read().gpus if gpu.mig}
+    assert scene.ill() == instances
+    scene.nvml.change_gpu(0, mig_mode=[0, 0])
+    scene.look()
+    assert scene.ill() == {f"device:{card.mig.parent_uuid}"}
+    scene.nvml.change_gpu(0, mig_mode=[1, 1])
+    scene.look()
+    assert scene.ill() == instances
+    for instance in instances:
+        scene.acknowledge(instance)
+    assert scene.ill() == set()
+
+
+@pytest.mark.parametrize(
+    ("expect", "state"),
+    [("8", "healthy"), ("8*h100", "healthy"), ("7*H100", "healthy"), ("9", "unhealthy"), ("1*a100", "unhealthy")],
+)
+def test_what_is_declared_is_counted_by_chip(tmp_path: Path, expect: str, state: str) -> None:
+    scene = Scene(tmp_path, expect)
+    scene.look()
+    assert scene.state("inventory") == state
+
+
+@pytest.mark.parametrize(
+    ("expect", "reason", "state"),
+    [
+        ("5", "5 of 5 are here, each MIG instance counted", "healthy"),
+        ("6", "5 of 6 are here, each MIG instance counted", "unhealthy"),
+        ("3*a100-40gb", "3 of 3*a100-40gb are here, a card in MIG mode counted once", "healthy"),
+        ("4*a100-40gb", "3 of 4*a100-40gb are here, a card in MIG mode counted once", "unhealthy"),
+    ],
+)
+def test_a_number_is_of_devices_and_a_chip_is_of_cards(tmp_path: Path, expect: str, reason: str, state: str) -> None:
+    """Three instances of one card, and two whole cards."""
+    scene = Scene(tmp_path, expect, "mig-a100")
+    scene.look()
+    assert scene.component("inventory").reason == reason
+    assert scene.state("inventory") == state
+
+
+def test_a_card_of_instances_that_goes_is_counted_as_them_where_nothing_is_declared(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    facts = scene.look()
+    assert "5 devices are here, each MIG instance counted" in scene.component("inventory").reason
+    scene.look(replace(facts, gpus=tuple(gpu for gpu in facts.gpus if gpu.mig is None)))
+    assert "2 of 5 devices are here; missing: " in scene.component("inventory").reason
+
+
+def test_with_as_many_as_are_declared_nobody_is_missing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "7")
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    assert scene.ill() == set()
+
+
+def test_a_card_that_was_seen_once_in_an_earlier_life_is_one_that_belongs_here(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.look(without(scene.read(), 0))
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def stage_tpus(folder: Path) -> Scene:
+    scene = Scene.__new__(Scene)
+    scene.machine, scene.nvml = plant_machine("tpu-v5e-8", folder), None  # type: ignore[assignment]
+    scene.clock, scene.expect, scene.dump = ManualClock(), "", None
+    scene.start()
+    return scene
+
+
+def test_a_chip_whose_device_file_goes_is_unhealthy_and_one_that_never_had_it_is_not(tmp_path: Path) -> None:
+    scene = stage_tpus(tmp_path)
+    facts = scene.look()
+    assert scene.ill() == set()
+    chips = tuple(replace(chip, has_file=True) for chip in facts.tpus)
+    scene.look(replace(facts, tpus=chips))
+    scene.look(replace(facts, tpus=(replace(chips[0], has_file=False), *chips[1:])))
+    assert scene.ill() == {f"device:{chips[0].key}"}
+    assert "device file" in scene.component(f"device:{chips[0].key}").reason
+
+
+def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
+    scene.look(replace(scene.read(), gpus=(), links=()))
+    assert "inventory" not in scene.board.names()
+
+
+def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:
+    facts = scene.look()
+    record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
+    scene.verdicts.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
+    assert scene.ill() == {f"device:{UUID}"}
+    scene.acknowledge(f"device:{UUID}")
+    assert scene.ill() == set()
+
+
+# ---- over restarts --------------------------------------------------------------------------------------------------
+
+
+def boot(facts: HostFacts) -> HostFacts:
+    return replace(facts, machine=replace(facts.machine, boot_id="another"))
+
+
+def sinces(scene: Scene) -> dict[str, Any]:
+    return {name: scene.component(name).since for name in scene.board.names() if name != "worker"}
+
+
+@pytest.mark.parametrize("is_boot", [False, True])
+def test_a_restart_and_a_boot_after_which_all_is_as_before_are_no_events(scene: Scene, is_boot: bool) -> None:
+    scene.nvml.change_gpu(0, temperature=92)
+    facts = scene.look()
+    before, ill = sinces(scene), scene.ill()
+    scene.clock.advance(7200)
+    scene.restart()
+    assert set(scene.board.names()) == {*before, "worker"} - {"kernel_log"}  # listed before anybody has looked
+    scene.look(boot(facts) if is_boot else facts)
+    assert (sinces(scene), scene.ill()) == (before, ill)
+    assert list(scene.history._waiting) == []
+    assert f"thermal:{UUID}" in ill
+
+
+def test_what_has_changed_while_no_agent_was_there_is_an_event_with_the_state_of_before(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.look(without(scene.read(), 0))
+    (event,) = scene.events(f"device:{UUID}")
+    assert (event.before, event.state, event.at) == ("healthy", "unhealthy", scene.clock.now())
+    assert {event.component for event in scene.history._waiting} == {f"device:{UUID}", "inventory"}
+    assert not [name for name in scene.board.names() if name.endswith(UUID) and not name.startswith("device:")]
+    assert f"thermal:{UUID}" not in scene.history.memory.list_told()
+
+
+def test_a_fault_stands_over_a_restart_since_it_came_and_a_boot_ends_it(scene: Scene) -> None:
+    scene.look(None, hit(79))
+    came = scene.clock.now()
+    scene.restart()
+    assert scene.component(f"device:{UUID}").since == came  # before anybody has looked again
+    facts = scene.look()
+    assert (scene.component(f"device:{UUID}").since, scene.events(f"device:{UUID}")) == (came, [])
+    scene.restart()
+    scene.look(boot(facts))
+    assert [event.state for event in scene.events(f"device:{UUID}")] == ["initializing", "healthy"]
+    assert scene.component(f"device:{UUID}").since == scene.clock.now()
+
+
+def test_after_a_restart_with_a_driver_that_hangs_the_parts_of_before_are_unknown_and_come_back(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.verdicts.report_silence("no answer", scene.clock.now())
+    assert scene.state(f"memory:{UUID}") == "unknown"
+    scene.look()
+    assert [event.before for event in scene.events(f"memory:{UUID}")] == ["healthy", "unknown"]
+
+
+def test_a_part_that_is_silent_since_a_restart_is_unknown_until_a_word_or_another_boot(scene: Scene) -> None:
+    part = f"memory:{UUID}"
+    scene.look()
+    parts = {name for name in scene.board.names() if name.startswith("memory:")}
+    for index in range(len(parts)):  # such as with another driver
+        scene.nvml.change_gpu(index, ecc=None, remapped=None)
+    scene.restart()
+    facts = scene.look()
+    assert scene.ill() == parts
+    scene.restart()
+    scene.look()
+    assert (scene.ill(), scene.events(part)) == (parts, [])
+    kept = scene.dump
+    scene.acknowledge(part)
+    scene.look()
+    assert part not in scene.board.names()
+    scene.dump = kept
+    scene.start()
+    scene.look(boot(facts))  # another driver, as likely as not
+    assert (scene.ill(), part in scene.board.names()) == (set(), False)
+
+
+def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Scene) -> None:
+    name = f"device:{UUID}"
+
+    def bench(correct: bool) -> None:
+        record = {"case": "matmul", "correct": correct, "nwrong": 3, "device_indices": [0]}
+        scene.verdicts.report_record(record, scene.devices(scene.read()).devices[:1], scene.clock.now())
+
+    scene.look()
+    bench(correct=False)
+    since = scene.component(name).since
+    scene.restart()
+    scene.look()
+    seen = scene.component(name)
+    assert (seen.state, seen.since, scene.events(name)) == ("degraded", since, [])
+    assert "3 elements" in seen.reason
+    bench(correct=True)
+    scene.restart()
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_an_instance_that_is_no_more_takes_its_wrong_result_along(scene: Scene) -> None:
+    facts = scene.look()
+    record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
+    scene.verdicts.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
+    first, *rest = facts.gpus
+    scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
+    assert not scene.history.memory.value.wrong_results
+    assert f"device:{UUID}" not in scene.history.memory.list_told()
+
+
+# ---- a driver or a card that is broken before the first look --------------------------------------------------------
+
+
+def test_a_driver_that_serves_no_card_makes_a_fresh_agents_host_unhealthy(scene: Scene) -> None:
+    scene.nvml._fail = {"nvmlInit": 9}
+    scene.look()
+    driver = scene.component("driver")
+    assert (driver.state, driver.permanence) == ("unhealthy", "permanent")
+    assert "reboot" in driver.action
+    scene.nvml._fail = {}
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_that_was_lost_before_the_agent_came_is_missing(scene: Scene) -> None:
+    gpu = scene.read().gpus[3]
+    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{gpu.uuid}": 15}
+    scene.look()
+    inventory = scene.component("inventory")
+    assert (inventory.state, inventory.permanence) == ("unhealthy", "permanent")
+    assert inventory.reason.startswith(f"7 of 8 devices are here; missing: GPU 3 at {gpu.pci_bus_id} (GPU is lost")
+    assert scene.state("driver") == "degraded"
+    scene.nvml._fail = {}
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_that_is_lost_is_counted_once_whether_or_not_it_was_seen_before(scene: Scene) -> None:
+    facts = scene.look()
+    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{facts.gpus[3].uuid}": 15}
+    facts = scene.look()
+    assert scene.component("inventory").reason.startswith("7 of 8 devices are here; missing: NVIDIA H100")
+    unplaced = tuple(replace(card, pci_bus_id=None) for card in facts.refused)
+    scene.look(replace(facts, refused=unplaced))
+    assert scene.component("inventory").reason.startswith("7 of 8 devices are here; missing: NVIDIA H100")
+
+
+def test_an_operator_who_declares_seven_cards_has_them_all(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, expect="7")
+    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{scene.read().gpus[3].uuid}": 15}
+    scene.look()
+    assert scene.state("inventory") == "healthy"
+
+
+# ---- what a card had outlives the agent -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_boot", [False, True])
+def test_nvlinks_that_went_down_are_down_for_the_next_agent_too(scene: Scene, is_boot: bool) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, nvlinks=[None] * 18)
+    facts = scene.look()
+    scene.restart()
+    scene.look(boot(facts) if is_boot else None)
+    link = scene.component(f"link:{UUID}")
+    assert (link.state, "0 of 18 NVLinks are up" in link.reason) == ("unhealthy", True)
+    scene.acknowledge(f"link:{UUID}")
+    scene.restart()
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "healthy"
+
+
+def test_a_device_file_that_went_is_gone_for_the_next_agent_too(tmp_path: Path) -> None:
+    scene = stage_tpus(tmp_path)
+    facts = scene.look()
+    chips = tuple(replace(chip, has_file=True) for chip in facts.tpus)
+    scene.look(replace(facts, tpus=chips))
+    gone = replace(facts, tpus=(replace(chips[0], has_file=False), *chips[1:]))
+    scene.look(gone)
+    scene.restart()
+    scene.look(gone)
+    name = f"device:{chips[0].key}"
+    device = scene.component(name)
+    assert (device.state, device.permanence) == ("unhealthy", "permanent")
+    scene.acknowledge(name)
+    scene.restart()
+    scene.look(gone)
+    assert scene.state(name) == "healthy"
+
+
+def change_all(scene: Scene, **fields: Any) -> None:
+    for index in range(len(scene.nvml._document["gpus"])):
+        scene.nvml.change_gpu(index, **fields)
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_no_nvlink_of_18_is_unhealthy_though_no_earlier_look_saw_one(scene: Scene, is_all: bool) -> None:
+    down = [None] * 18
+    change_all(scene, nvlinks=down) if is_all else scene.nvml.change_gpu(0, nvlinks=down)
+    scene.look()
+    link = scene.component(f"link:{UUID}")
+    assert (link.state, link.reason.startswith("0 of 18 NVLinks are up")) == ("unhealthy", True)
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    assert len([name for name in scene.ill() if name.startswith("device:")]) == (8 if is_all else 1)
+    scene.acknowledge(f"link:{UUID}")
+    scene.look()
+    scene.restart()
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "healthy"
+
+
+def test_a_card_alone_and_pcie_cards_without_a_bridge_need_no_nvlink(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "sxm")
+    change_all(scene, nvlinks=[None] * 18)
+    scene.look(without(scene.read(), *range(1, 8)))
+    assert scene.ill() == set()
+    scene = Scene(tmp_path / "pcie", machine="pcie-a100")
+    for index in (2, 3):
+        scene.nvml.change_gpu(index, nvlinks=[None] * 12)
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_card_of_a_kind_that_the_chip_table_does_not_have_is_held_against_all_others(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    change_all(scene, name="NVIDIA of tomorrow")
+    scene.nvml.change_gpu(0, nvlinks=[None] * 18)
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "unhealthy"
+    scene.start()
+    scene.nvml.change_gpu(1, nvlinks=[None] * 18)
+    scene.look()
+    assert scene.state(f"link:{UUID}") == "healthy"  # some such cards may be without a bridge
+
+
+def test_a_divided_card_has_no_nvlinks_to_lose(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    scene.nvml.change_gpu(0, nvlinks=[None] * 12)
+    scene.look()
+    assert scene.ill() == set()
+
+
+# ---- questions that have no answer ----------------------------------------------------------------------------------
+
+
+def test_a_card_of_which_nothing_can_be_read_is_not_healthy(scene: Scene) -> None:
+    change_all(scene, **dict.fromkeys([*WELL, "nvlinks"]))
+    scene.look()
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, seen.reason) == ("unknown", "the driver answers no question about its health")
+
+
+def test_a_question_that_fails_makes_its_part_and_its_card_unknown_with_the_errors_name(scene: Scene) -> None:
+    scene.nvml.fail({f"nvmlDeviceGetRemappedRows:{UUID}": 10})
+    scene.look()
+    assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
+    for name in scene.ill():
+        seen = scene.component(name)
+        assert (seen.state, seen.reason) == ("unknown", "nvmlDeviceGetRemappedRows failed: NVML_ERROR_TIMEOUT")
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_fault_of_a_part_stands_though_another_question_about_it_has_no_answer(scene: Scene) -> None:
+    scene.nvml.change_gpu(0, ecc=[1, 1])
+    scene.nvml.fail({f"nvmlDeviceGetRemappedRows:{UUID}": 10})
+    scene.look()
+    assert scene.state(f"memory:{UUID}") == scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def test_a_card_whose_instances_cannot_be_listed_is_missing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, machine="mig-a100")
+    scene.nvml.fail({"nvmlDeviceGetMaxMigDeviceCount": 999})
+    scene.look()
+    inventory = scene.component("inventory")
+    assert inventory.state == "unhealthy"
+    assert "its MIG instances cannot be listed: NVML_ERROR_UNKNOWN" in inventory.reason
+
+
+def test_what_a_card_had_is_forgotten_with_the_card(scene: Scene) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    scene.acknowledge(f"device:{UUID}")
+    assert UUID not in scene.history.memory.value.nvlinks
+
+
+# ---- counters that begin anew ---------------------------------------------------------------------------------------
+
+
+def test_an_error_after_a_reset_is_news_though_as_many_were_acknowledged_before(scene: Scene) -> None:
+    scene.look()
+    for count, state in ((1, "unhealthy"), (0, "healthy"), (1, "unhealthy")):
+        scene.nvml.change_gpu(0, ecc=[count, 1])
+        scene.look()
+        assert scene.state(f"memory:{UUID}") == state
+        if count:
+            scene.acknowledge(f"memory:{UUID}")
+            assert scene.state(f"memory:{UUID}") == "healthy"
+
+
+def test_a_fatal_error_after_the_bus_began_to_count_anew_is_news(scene: Scene) -> None:
+    def facts(count: int) -> HostFacts:
+        found = scene.read()
+        return replace(found, gpus=(replace(found.gpus[0], pci=PciHealth(fatal_count=count)), *found.gpus[1:]))
+
+    for count, state in ((3, "healthy"), (0, "healthy"), (1, "unhealthy")):
+        scene.look(facts(count))
+        assert scene.state(f"link:{UUID}") == state
+
+
+# ---- virtual CPU devices on a host with accelerators ----------------------------------------------------------------
+
+
+def test_cards_that_devices_does_not_show_are_no_components_after_a_driver_that_hung(scene: Scene) -> None:
+    scene.cpu_devices = 2
+    scene.look()
+    scene.verdicts.report_silence("no answer within 10 s", scene.clock.now())
+    assert not [name for name in scene.board.names() if name.startswith("device:")]
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_cards_of_an_earlier_life_are_no_components_where_devices_does_not_show_them(scene: Scene) -> None:
+    scene.look()
+    scene.restart()
+    scene.cpu_devices = 2
+    assert scene.state(f"device:{UUID}") == "initializing"
+    scene.look(None, hit(79))
+    assert [name for name in scene.board.names() if name.startswith("device:")] == [f"device:{UUID}"]  # with its fault
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+
+
+def test_a_card_that_came_back_is_no_component_where_devices_does_not_show_it(scene: Scene) -> None:
+    scene.cpu_devices = 2
+    facts = scene.look()
+    scene.look(without(facts, 0))
+    assert scene.state(f"device:{UUID}") == "unhealthy"
+    scene.look(facts)
+    assert f"device:{UUID}" not in scene.board.names()

@@ -1,0 +1,142 @@
+"""SXIDs and failures of cards on a board: what each is of, what stands, and what is said where XIDs are not watched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright_agent.facts.model import CardFailure, KernelLog, SXid
+from tests.unit.health.test_verdicts import ADDRESS, UUID, Scene
+
+SWITCH = "0000:05:00.0"
+NAME = f"nvswitch:{SWITCH}"
+FAULT_UP = SXid(20034, SWITCH, 1, is_fatal=True, text="LTSSM Fault Up", link=30)
+UNREADABLE = KernelLog(error="/dev/kmsg: Operation not permitted")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def look(scene: Scene, log: KernelLog | None) -> None:
+    facts = replace(scene.read(), kernel_log=log)
+    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
+    scene.before = facts
+
+
+def look_at(scene: Scene, *sxids: SXid) -> None:
+    scene.clock.advance(30)
+    look(scene, KernelLog(sxids=sxids, last_sequence=9))
+
+
+def test_a_fatal_sxid_makes_its_switch_unhealthy_until_a_word_and_no_gpu(scene: Scene) -> None:
+    look_at(scene, FAULT_UP, replace(FAULT_UP, link=28))
+    seen = scene.component(NAME)
+    assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
+    assert "SXID 20034" in seen.reason
+    assert "on link 28, 30" in seen.reason
+    assert "2 times" in seen.reason
+    assert scene.ill() == {NAME}
+    assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_20034"]
+    look_at(scene)
+    assert scene.state(NAME) == "unhealthy"
+    scene.restart()
+    assert scene.state(NAME) == "unhealthy"
+    look_at(scene)
+    scene.acknowledge(NAME)
+    assert scene.state(NAME) == "healthy"
+
+
+GONE = CardFailure("fallen_off_the_bus", ADDRESS, 1, text="GPU 0000:1b:00.0: GPU has fallen off the bus.")
+
+
+def look_at_failures(scene: Scene, *failures: CardFailure) -> None:
+    scene.clock.advance(30)
+    look(scene, KernelLog(last_sequence=9, failures=failures))
+
+
+@pytest.mark.parametrize("failure", [GONE, replace(GONE, code="init_failed", text="RmInitAdapter failed!")])
+def test_a_card_that_is_gone_by_a_line_without_an_xid_is_unhealthy_until_a_word(
+    scene: Scene, failure: CardFailure
+) -> None:
+    name = f"device:{UUID}"
+    look_at_failures(scene, failure, failure)
+    seen = scene.component(name)
+    assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
+    assert failure.text in seen.reason
+    assert "without an XID" in seen.reason
+    assert scene.ill() == {name}
+    look_at_failures(scene, failure)  # the driver writes it each time that the card is opened
+    assert [event.code for event in scene.events(name) if event.kind == "fault"] == [failure.code]
+    scene.restart()
+    look_at_failures(scene)
+    assert scene.state(name) == "unhealthy"
+    scene.acknowledge(name)
+    assert scene.ill() == set()
+
+
+def test_a_line_that_names_no_card_stands_against_the_driver(scene: Scene) -> None:
+    look_at_failures(scene, replace(GONE, pci_bus_id=None))
+    look_at_failures(scene)
+    assert scene.ill() == {"driver"}
+    assert scene.state("driver") == "unhealthy"
+    scene.acknowledge("driver")
+    assert scene.ill() == set()
+
+
+def test_each_sxid_is_an_event_and_one_that_the_switch_corrects_no_fault(scene: Scene) -> None:
+    look_at(scene, SXid(11012, SWITCH, 1, is_fatal=False))
+    assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_11012"]
+    assert scene.state(NAME) == "healthy"
+
+
+def test_a_host_whose_log_tells_no_sxid_has_no_switch_on_its_board(scene: Scene) -> None:
+    look_at(scene)
+    assert not [name for name in scene.board.names() if name.startswith("nvswitch")]
+
+
+def test_records_that_nobody_read_in_time_are_told_once(scene: Scene) -> None:
+    look(scene, KernelLog(last_sequence=3))
+    look(scene, KernelLog(last_sequence=99, lost_count=7))
+    seen = scene.component("kernel_log")
+    assert (seen.state, seen.permanence) == ("degraded", "transient")
+    assert "7 records" in seen.reason
+    look(scene, KernelLog(last_sequence=100))
+    assert scene.state("kernel_log") == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "words"),
+    [
+        (KernelLog(is_wanted=False), "initializing", "MESHWRIGHT_KERNEL_LOG is empty"),
+        (UNREADABLE, "degraded", "Operation not permitted"),
+    ],
+)
+def test_where_xids_are_not_watched_that_is_said_once_and_is_not_green(
+    scene: Scene, log: KernelLog, state: str, words: str
+) -> None:
+    scene.look()
+    before = scene.board.names()
+    assert scene.state("kernel_log") == "healthy"
+    look(scene, log)
+    seen = scene.component("kernel_log")
+    assert (seen.state, seen.observed_at) == (state, scene.clock.now())
+    assert seen.reason.startswith("XIDs are not watched here: ")
+    assert words in seen.reason
+    assert "MESHWRIGHT_KERNEL_LOG" in seen.action
+    assert scene.board.names() == before
+
+
+def test_where_xids_were_never_watched_the_host_is_as_its_cards_are(scene: Scene) -> None:
+    look(scene, KernelLog(is_wanted=False))
+    assert scene.ill() == set()
+    assert scene.state("kernel_log") == "initializing"
+
+
+def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> None:
+    look(scene, KernelLog())
+    look(scene, None)
+    assert "kernel_log" not in scene.board.names()

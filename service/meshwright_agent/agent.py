@@ -18,11 +18,9 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run
-from meshwright_agent.answers.batch_sizes import BatchSizes
-from meshwright_agent.answers.benches import Benches
+from meshwright_agent.answers.benches import Benches, HostMeasurements
 from meshwright_agent.answers.compiles import Compiles
-from meshwright_agent.answers.plans import PlanMaker
-from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
 from meshwright_agent.health.board import HealthBoard, build_unknown_component
 from meshwright_agent.health.history import History
@@ -81,28 +79,37 @@ class Agent:
             on_change=self._on_worker_change,
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
-        self.planner = Supervisor(build_planner_spec(settings, self._environ), clock=self.clock)
+        planner = build_planner_spec(settings, self._environ)
+        self.planner = Supervisor(planner, clock=self.clock)
+        self.large_planner = Supervisor(planner, clock=self.clock)
         self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.proc_root))
         self.runs = RunQueue(store, clock=self.clock)
         self.own_health = OwnHealth(store, board=self.board, settings=settings, clock=self.clock)
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
+        self.measurements = HostMeasurements()
         self.picture = HostPicture(
             self.host,
             registry=self.registry,
             board=self.board,
-            measured=lambda: self.benches.measurements.tell(self.clock.now()),
+            measured=self.measurements.tell,
             clock=self.clock,
         )
         self.benches = self._build_benches()
         self.leases = self._build_leases()
         self.plans = PlanMaker(
             self.planner,
+            self.large_planner,
             store,
             here=self.picture.here,
             tell_here=self.picture.tell_here,
         )
         self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
-        self.batch_sizes = BatchSizes(self.plans, self.compiles, self.picture.topology)
+        self.children = {
+            "device": self.device,
+            "probe": self.probe,
+            "planner": self.planner,
+            "large_planner": self.large_planner,
+        }
         self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -124,7 +131,6 @@ class Agent:
             stays=stays,
             is_reserved=lambda: bool(self.registry.active()),
             history=self.history,
-            on_look=lambda: self.benches.note_look(),
         )
 
     def _build_benches(self) -> Benches:
@@ -134,6 +140,7 @@ class Agent:
             devices=self.picture.devices,
             runs=self.runs,
             registry=self.registry,
+            measurements=self.measurements,
             settings=self.settings,
             clock=self.clock,
             spawn=self._spawn,
@@ -215,7 +222,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.compiles.close()
-        await asyncio.gather(*(child.close() for child in (self.device, self.probe, self.planner)))
+        await asyncio.gather(*(child.close() for child in self.children.values()))
         with contextlib.suppress(StoreUnavailableError):
             await self.history.flush()
 

@@ -33,6 +33,7 @@ class FakeSupervisor:
     last_error: str | None = None
     log_tail: tuple[str, ...] = ()
     has_crashed: bool = False
+    silent_s: float = 0.0
     abandoned_pids: tuple[int, ...] = ()
     state_after: WorkerState | None = None
     calls: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)

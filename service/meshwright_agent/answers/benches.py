@@ -1,14 +1,19 @@
 """Benches of this host: taken after a fresh look at who has the devices, done by the device worker, kept for scrapes.
 
 Rule: a bench opens idle devices only, and none that somebody else has reserved. That is looked at when a bench is asked
-for and again before the worker is called. Knows no route.
+for and again before the worker is called. What benches found is kept in memory for plans and scrapes, so that neither
+waits for a disk. Knows no route.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from meshwright.errors import (
     DeviceBusyError,
@@ -17,11 +22,11 @@ from meshwright.errors import (
     ProblemError,
     WorkerFailedError,
 )
-from meshwright.wire.bench import BenchRecord, BenchRequest
+from meshwright.planning.search.measured import Measurement, pick_newest
+from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.runs import Run
 from meshwright_agent.bench.limits import check_bench, check_idle, list_opened
-from meshwright_agent.bench.measurements import BENCHES_MOST, HostMeasurements
 from meshwright_agent.bench.scope import DEFAULTS
 from meshwright_agent.clock import Clock
 from meshwright_agent.host.simulation import SimulatedHost
@@ -39,6 +44,65 @@ SCRAPED_MOST: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
 
 
+BENCHES_MOST: Final = 32
+"""Runs that are read again for plans when an agent starts, the newest."""
+
+log = logging.getLogger(__name__)
+
+
+class HostMeasurements:
+    """Measurements of one host."""
+
+    def __init__(self) -> None:
+        self._rows: tuple[Measurement, ...] = ()
+
+    def recall(self, runs: tuple[Run, ...]) -> None:
+        """Takes benches that succeeded before, given newest first."""
+        for run in reversed(runs):
+            self.note(run.id, run.result or {})
+
+    def note(self, run_id: str, result: dict[str, Any]) -> None:
+        """Takes the result of a bench that succeeded; one that this release cannot read is logged and passed over."""
+        try:
+            found = read_measurements(run_id, BenchResult.model_validate(result))
+        except ValidationError as error:
+            log.warning("the result of %s is not read for plans: %s", run_id, error)
+            return
+        self._rows = pick_newest((*self._rows, *found))
+
+    def tell(self, now: datetime) -> list[dict[str, Any]]:
+        """Returns them as the planner takes them, the oldest first, with their age in seconds."""
+        return [_age(row, now).model_dump(mode="json") for row in self._rows]
+
+
+def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]:
+    """Yields what a bench timed; not what came out wrong, nor a collective that the compiler took out."""
+    for record in result.records:
+        is_there = record.collective is None or record.collective.count > 0
+        if record.correct and record.nwrong == 0 and is_there:
+            yield _build(run_id, record, result.device_kind)
+
+
+def _build(run_id: str, record: BenchRecord, device_kind: str) -> Measurement:
+    return Measurement(
+        case=record.case,
+        dtype=record.dtype,
+        device_kind=str(record.detail.get("device_kind", device_kind)),
+        device_indices=record.device_indices,
+        axis_size=record.axis_size,
+        size_bytes=record.size_bytes,
+        median_s=record.median_s,
+        flop_count=(record.flops_per_s or 0.0) * record.median_s,
+        busbw_factor=record.busbw_factor or 0.0,
+        run_id=run_id,
+        observed_at=record.observed_at,
+    )
+
+
+def _age(row: Measurement, now: datetime) -> Measurement:
+    return row.model_copy(update={"age_s": max(0.0, (now - row.observed_at).total_seconds())})
+
+
 class Benches:
     """Benches of one host.
 
@@ -48,6 +112,7 @@ class Benches:
         devices: the host with its leases; raises UnavailableError while it is not known.
         runs: the queue of benches.
         registry: the leases that hold.
+        measurements: gets what plans take of a bench.
         settings: the worker's time limits.
         clock: ages looks.
         spawn: starts work that the agent ends when it closes.
@@ -61,23 +126,23 @@ class Benches:
         devices: Callable[[], Devices],
         runs: RunQueue,
         registry: LeaseRegistry,
+        measurements: HostMeasurements,
         settings: Settings,
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
     ) -> None:
-        self.measurements = HostMeasurements()
         self._device = device
         self._host = host
         self._devices = devices
         self._runs = runs
         self._registry = registry
+        self._measurements = measurements
         self._settings = settings
         self._clock = clock
         self._spawn = spawn
         self._newest: dict[object, BenchRecord] = {}
         self._looking = asyncio.Lock()
         self._looked_s: float | None = None
-        self._measuring: Run | None = None
 
     @property
     def _watch(self) -> HostWatch:
@@ -90,7 +155,7 @@ class Benches:
         """Reads what benches of before have measured."""
         for record in (await self._runs.read_latest_bench()).records:
             self.remember(record)
-        self.measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
+        self._measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
 
     def remember(self, record: BenchRecord) -> None:
         """Keeps a record for scrapes, without its samples, in the place of the older one of its case."""
@@ -216,26 +281,26 @@ class Benches:
                 self.remember(BenchRecord.model_validate(value["record"]))
             emit(value)
 
-        self._measuring = run
+        yielding = self._spawn(self._yield_to_jobs(run, request))
         try:
             answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
         except ProblemError:
             self._spawn(self._look_again())  # what it failed of may be seen now
             raise
         finally:
-            self._measuring = None
+            yielding.cancel()
         self._spawn(self._look_again())
-        self.measurements.note(run.id, answer.result)
+        self._measurements.note(run.id, answer.result)
         return answer.result, answer.generation
 
-    def note_look(self) -> None:
-        """Ends the bench that measures if a device is no longer idle: a job has begun."""
-        if self._measuring is None:
-            return
-        try:
-            check_idle(BenchRequest.model_validate(self._measuring.request), self._devices())
-        except DeviceBusyError as error:
-            self._spawn(self._runs.cancel(self._measuring.id, f"gave way to a job: {error.detail}"))
+    async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
+        """Cancels the bench that measures once a look shows a device that is no longer idle: a job has begun."""
+        while True:
+            await self._watch.wait_for_look()
+            try:
+                check_idle(request, self._devices())
+            except DeviceBusyError as error:
+                await self._runs.cancel(run.id, f"gave way to a job: {error.detail}")
 
     async def _look_again(self) -> None:
         if self._device.state in {"ready", "busy"}:  # not started anew for a look: a lease may have ended it

@@ -26,8 +26,7 @@ from meshwright.planning.compile_request import build_unfitted
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.runs import Progress, Run
 from meshwright.wire.verification import Verification, VerificationStatus
-from meshwright_agent.answers.plans import PlanMaker
-from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.runs import Done, Emit, RunQueue
@@ -115,6 +114,16 @@ class Compiles:
             return json.loads(kept.verify(compiled).cut_for_run().write()), self._count_since(before)
 
         return await self._runs.submit("plan", request, execute)
+
+    async def answer_batch(self, request: BatchSizeRequest) -> BatchSize | Run:
+        """Returns advice with the largest batch that the compiler says fits, or the run that will say so.
+
+        Raises:
+            ProblemError: as for `PlanMaker.build_fit_task` and `settle_plans`.
+        """
+        task = await self._plans.build_fit_task(request)
+        advice = self._plans.advise(request.model_copy(update={"hardware": request.hardware or task.chip}))
+        return await self.settle_batch(advice, request, task)
 
     async def settle_batch(self, advice: BatchSize, request: BatchSizeRequest, task: CompileTask) -> BatchSize | Run:
         """Returns the advice with the largest batch that the compiler says fits, or the run that will say so.

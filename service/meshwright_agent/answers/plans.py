@@ -1,14 +1,17 @@
-"""PlanMaker: plans of this agent: small ones on this host at once, all others in the planner child; each is kept.
+"""Plans and batch sizes: small plans on this host at once, all others in the planner's processes; each plan is stored.
 
 Rule: what may take longer than the event loop may wait (a target, a topology, a large host or body) never runs here,
-and comes back as text that nobody parses again; one request at a time. Knows no route and no hardware.
+and comes back as JSON text that is shown and stored without being parsed. Large requests have a process of their own,
+so that no small one waits for them. Knows no route and no hardware.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from meshwright.errors import (
@@ -16,13 +19,17 @@ from meshwright.errors import (
     DrainingError,
     PlanNotFoundError,
     QueueFullError,
+    RequestError,
     StoreUnavailableError,
     UnavailableError,
 )
-from meshwright.wire.base import Notice
-from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
-from meshwright.wire.mesh import PlanRequest
-from meshwright_agent.answers.replies import PlanAnswer, frame_stored
+from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
+from meshwright.planning.batch_size import answer_batch_size
+from meshwright.planning.compile_request import order_verified
+from meshwright.topology.targets import count_devices, find_hardware, read_target
+from meshwright.wire.base import Basis, Notice
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
+from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.bodies import decode_body, parse_body
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.children.planner import Here, write_plans
@@ -34,40 +41,194 @@ SMALL_BODY_BYTES: Final = 1 << 16
 """A body that is parsed on the event loop: 64 KiB take about 3 ms."""
 SMALL_HOST_DEVICES: Final = 64
 """A host that is planned on the event loop, unless a model is priced: that takes numpy, which is the planner's."""
+LARGE_DEVICES: Final = 512
+"""Beyond so many devices, in all that a request names, it is large: 512 take some 0.1 s, 65,536 some 15 s."""
 MAX_WAITING: Final = 32
-"""Requests that may wait for the planner, each with its body in memory."""
+"""Small requests that may wait for the planner, and a quarter of it of large ones, each with its body in memory."""
 RETRY_AFTER_S: Final = 1.0
 PLAN_TIMEOUT_S: Final = 60.0
 """How long one plan may take in the planner."""
+
+_HOLE: Final = '"plans":[]'
+"""Where the plans go in a reply that was written without any."""
+_UNTOLD: Final = '"model":null'
+"""Where a model's facts go in a plan that was written without any. In a text inside JSON the quotes are escaped."""
+_UNVERIFIED: Final = '"verification":null'
+"""Likewise of a verification."""
+RUN_CHARS: Final = 1 << 18
+"""Of plans in the result of a run, which is read and written whole whenever somebody looks: some 1,400 devices."""
+
+
+@dataclass(frozen=True)
+class PlanAnswer:
+    """What `POST /mesh/plan` answers.
+
+    Attributes:
+        frame: the reply without its plans, JSON.
+        fingerprints: of what is kept: the plans, best first, and the one for when a device fails.
+        kept: each plan with its devices and with nothing of a model, JSON: what is stored.
+        shown: each plan as the request wants it, JSON.
+        tasks: what is to be compiled for each plan, a `CompileTask` as JSON; none where nothing is.
+        bare: each plan without its devices, JSON; where something is to be compiled.
+        request: what was asked, JSON; likewise.
+    """
+
+    frame: str
+    fingerprints: tuple[str, ...]
+    kept: tuple[str, ...]
+    shown: tuple[str, ...]
+    tasks: tuple[Mapping[str, Any], ...] = ()
+    bare: tuple[str, ...] = ()
+    request: str = "{}"
+
+    @classmethod
+    def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
+        """Returns the answer that `children.planner.write_plans` wrote."""
+        kept = tuple(pieces["kept"])
+        models = pieces.get("models", ("null",) * len(kept))
+        shown = tuple(map(_tell_model, kept, models)) if pieces["shown"] is None else tuple(pieces["shown"])
+        answer = cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
+        if "tasks" not in pieces:
+            return answer
+        return replace(answer, tasks=tuple(pieces["tasks"]), bare=tuple(pieces["bare"]), request=pieces["request"])
+
+    def verify(self, verifications: Sequence[str]) -> PlanAnswer:
+        """Returns the answer with what the compiler says of each plan, JSON; not in what is stored.
+
+        Plans that the compiler refuses go behind the others.
+        """
+        order = order_verified([json.loads(each)["status"] for each in verifications])
+
+        def fill(plans: tuple[str, ...]) -> tuple[str, ...]:
+            filled = [_verify_plan(*each) for each in zip(plans, verifications, strict=True)]
+            return tuple(filled[place] for place in order)
+
+        return replace(self, shown=fill(self.shown), bare=fill(self.bare))
+
+    def cut_for_run(self) -> PlanAnswer:
+        """Returns the answer as a run's result has it: of very many devices the plans are shown without them."""
+        if sum(map(len, self.shown)) <= RUN_CHARS:
+            return self
+        message = "the plans are too large for a run's result, which leaves their devices out"
+        hint = "GET /mesh/plan/{fingerprint} has them"
+        return replace(self, shown=self.bare).warn(Notice(code="devices_left_out", message=message, hint=hint))
+
+    def warn(self, notice: Notice) -> PlanAnswer:
+        """Returns the answer with one warning more, about the request and not about a plan."""
+        frame = Plans.model_validate_json(self.frame)
+        warned = frame.model_copy(update={"warnings": (*frame.warnings, notice)})
+        return replace(self, frame=warned.model_dump_json())
+
+    def write(self) -> str:
+        """Returns the reply: the same text as of the models."""
+        return frame_plans(self.frame, *self.shown)
+
+
+def frame_plans(frame: str, *plans: str) -> str:
+    """Returns a reply with these plans, JSON; `frame` is one without."""
+    return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
+
+
+def _tell_model(plan: str, model: str) -> str:
+    return plan if model == "null" else _fill(plan, _UNTOLD, f'"model":{model}')
+
+
+def _verify_plan(plan: str, verification: str) -> str:
+    return _fill(plan, _UNVERIFIED, f'"verification":{verification}')
+
+
+def _fill(plan: str, hole: str, text: str) -> str:
+    before, found, after = plan.rpartition(hole)
+    assert found, "a plan is written with all its fields"
+    return f"{before}{text}{after}"
+
+
+def frame_stored(plan: str) -> str:
+    """Returns the reply that shows one stored plan."""
+    return frame_plans(Plans(plans=()).model_dump_json(), plan)
+
+
+class PlannerQueue:
+    """One planner process, and the requests that wait for it: one at a time, first come, first served.
+
+    Args:
+        planner: the process.
+        max_waiting: requests that may wait.
+    """
+
+    def __init__(self, planner: Supervisor, max_waiting: int) -> None:
+        self._planner = planner
+        self._max_waiting = max_waiting
+        self._count = 0
+        self._is_closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def ask(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Returns the planner's answer.
+
+        Raises:
+            QueueFullError: as many requests wait as may.
+            DrainingError: the agent is shutting down.
+            BodyTooLargeError: the request is larger than a frame.
+            ProblemError: the request is refused, or the planner failed.
+        """
+        if self._is_closed:
+            raise _build_draining()
+        if self._count > self._max_waiting:
+            detail = f"{self._max_waiting} requests wait for the planner, and no more may wait"
+            raise QueueFullError(detail, hint="try again after Retry-After", retry_after_s=RETRY_AFTER_S)
+        self._count += 1
+        self._idle.clear()
+        try:
+            answer = await self._planner.call(op, arguments, deadline_s=PLAN_TIMEOUT_S)
+        except CallCancelled as error:
+            raise _build_draining() from error
+        except FrameError as error:
+            hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
+            raise BodyTooLargeError(f"the request cannot be handed to the planner: {error}", hint=hint) from error
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._idle.set()
+        return answer.result
+
+    async def close(self, limit_s: float) -> None:
+        """Takes no more requests; ends what is under way after `limit_s`."""
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        await self._planner.release(reason="closing")
 
 
 class PlanMaker:
     """Makes and keeps plans.
 
     Args:
-        planner: the child.
+        small: the planner of small requests.
+        large: the planner of large ones.
         store: keeps plans.
         here: this host; raises UnavailableError while it is not known.
-        tell_here: this host as the planner takes it (`worker.planner.parse_here`).
+        tell_here: this host as the planner takes it (`children.planner.parse_here`).
     """
 
     def __init__(
         self,
-        planner: Supervisor,
+        small: Supervisor,
+        large: Supervisor,
         store: Store,
         *,
         here: Callable[[], Here],
         tell_here: Callable[[Here], dict[str, Any]],
     ) -> None:
-        self._planner = planner
+        self._small = PlannerQueue(small, MAX_WAITING)
+        self._large = PlannerQueue(large, MAX_WAITING // 4)
         self._store = store
         self._here = here
         self._tell_here = tell_here
-        self._lock = asyncio.Lock()
-        self._request_count = 0
-        self._is_closed = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+
+    # ---- plans -----------------------------------------------------------------------------------------------------
 
     async def answer_body(self, body: bytes) -> PlanAnswer:
         """Returns the answer to a request that came as JSON.
@@ -77,7 +238,8 @@ class PlanMaker:
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
         if len(body) > SMALL_BODY_BYTES:
-            return await self._settle(await self._ask(decode_body(body), self._tell_anything()))
+            arguments = {"request": decode_body(body), "here": self._tell_anything()}
+            return await self._settle(PlanAnswer.of(await self._large.ask("plan", arguments)))
         return await self.answer(parse_body(body, PlanRequest))
 
     async def answer(self, request: PlanRequest) -> PlanAnswer:
@@ -88,72 +250,12 @@ class PlanMaker:
             if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
                 return await self._settle(PlanAnswer.of(write_plans(request, here)))
             told = self._tell_here(here)
-        return await self._settle(await self._ask(request.model_dump_json(exclude_unset=True), told))
-
-    async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
-        """Returns what is to be compiled for the largest batch.
-
-        Raises:
-            RequestError: refused; PlanNotFoundError: no plan has the fingerprint that it names.
-            UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
-        """
-        return CompileTask(**await self._ask_of_batch("fit", request))
-
-    async def reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
-        """Returns the batch of a model's step, without a compile; errors as for `build_fit_task`."""
-        return ReckonedBatch.model_validate_json((await self._ask_of_batch("reckon", request))["reckoned"])
-
-    async def _ask_of_batch(self, op: str, request: BatchSizeRequest) -> dict[str, Any]:
-        plan = None if request.plan is None else await self._find_stored(request.plan)
-        told = None if request.target is not None else self._tell_anything()
-        return await self._hand_over(op, {"request": request.model_dump_json(), "plan": plan, "here": told})
-
-    def _tell_anything(self) -> dict[str, Any]:
-        """Returns this host for a request that nobody has read yet; if it is not known, the reason."""
-        try:
-            return self._tell_here(self._here())
-        except UnavailableError as error:
-            return {"problem": error.detail}
-
-    async def close(self, limit_s: float) -> None:
-        """Asks the planner no more; ends what it does after `limit_s`. Plans on a small host go on being answered."""
-        self._is_closed = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), limit_s)
-        await self._planner.release(reason="closing")
-
-    async def _ask(self, text: str, told: dict[str, Any] | None) -> PlanAnswer:
-        return PlanAnswer.of(await self._hand_over("plan", {"request": text, "here": told}))
-
-    async def _hand_over(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._is_closed:
-            raise _build_draining()
-        if self._request_count > MAX_WAITING:
-            detail = f"{MAX_WAITING} requests wait for the planner, and no more may wait"
-            raise QueueFullError(detail, hint="try again after Retry-After", retry_after_s=RETRY_AFTER_S)
-        self._request_count += 1
-        self._idle.clear()
-        try:
-            async with self._lock:
-                return await self._call(op, arguments)
-        finally:
-            self._request_count -= 1
-            if not self._request_count:
-                self._idle.set()
-
-    async def _call(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._is_closed:  # while it waited
-            raise _build_draining()
-        if self._planner.state == "failed":
-            self._planner.reset()  # each request is a new chance: what crashed it may have been the one before
-        try:
-            answer = await self._planner.call(op, arguments, deadline_s=PLAN_TIMEOUT_S)
-        except CallCancelled as error:
-            raise _build_draining() from error
-        except FrameError as error:
-            hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
-            raise BodyTooLargeError(f"the request cannot be handed to the planner: {error}", hint=hint) from error
-        return answer.result
+            count = len(here.topology.devices)
+        else:
+            count = _count_devices(request)
+        queue = self._large if count > LARGE_DEVICES else self._small
+        arguments = {"request": request.model_dump_json(exclude_unset=True), "here": told}
+        return await self._settle(PlanAnswer.of(await queue.ask("plan", arguments)))
 
     async def _settle(self, answer: PlanAnswer) -> PlanAnswer:
         """Keeps the plans, unless the compiler is to be asked: then whoever asks it keeps them with what it says."""
@@ -184,6 +286,80 @@ class PlanMaker:
             detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
             raise PlanNotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
         return document.body
+
+    # ---- batch sizes -----------------------------------------------------------------------------------------------
+
+    async def answer_batch(self, request: BatchSizeRequest) -> BatchSize:
+        """Returns the table, the roofline and the verdict; with a model also its batch, estimated.
+
+        Raises:
+            RequestError: a name or target is none, or a field is about a model and none is given.
+            UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
+        """
+        if request.model is None:
+            return self.advise(request)
+        reckoned = ReckonedBatch.model_validate_json((await self._ask_of_batch("reckon", request))["reckoned"])
+        advice = self.advise(request.model_copy(update={"target": reckoned.target}))
+        return advice.model_copy(update={"reckoned": reckoned})
+
+    async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
+        """Returns what is to be compiled for the largest batch.
+
+        Raises:
+            RequestError: refused; PlanNotFoundError: no plan has the fingerprint that it names.
+            UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
+        """
+        return CompileTask(**await self._ask_of_batch("fit", request))
+
+    def advise(self, request: BatchSizeRequest) -> BatchSize:
+        """Returns what the table says; this host stands in only where the request names no hardware.
+
+        Raises:
+            RequestError: a name is none, or a field is about a model and none is given.
+            UnavailableError: this host's devices are not known.
+        """
+        check_batch_fields(request)
+        request = name_batch_hardware(request)
+        if request.hardware is not None:
+            return answer_batch_size(request, platform=None, kind=None, basis="declared")
+        first = self._here().topology.devices[0]
+        basis: Basis = first.jax.basis if first.jax else first.basis
+        return answer_batch_size(request, platform=first.platform, kind=first.kind, basis=basis)
+
+    async def _ask_of_batch(self, op: str, request: BatchSizeRequest) -> dict[str, Any]:
+        plan = None if request.plan is None else await self._find_stored(request.plan)
+        told = None if request.target is not None else self._tell_anything()
+        is_large = request.target is not None and _count_target(request.target) > LARGE_DEVICES
+        queue = self._large if is_large else self._small
+        return await queue.ask(op, {"request": request.model_dump_json(), "plan": plan, "here": told})
+
+    def _tell_anything(self) -> dict[str, Any]:
+        """Returns this host for a request that nobody has read yet; if it is not known, the reason."""
+        try:
+            return self._tell_here(self._here())
+        except UnavailableError as error:
+            return {"problem": error.detail}
+
+    async def close(self, limit_s: float) -> None:
+        """Asks the planners no more; ends what they do after `limit_s`. Plans on a small host go on being answered."""
+        await asyncio.gather(self._small.close(limit_s), self._large.close(limit_s))
+
+
+def _count_devices(request: PlanRequest) -> int:
+    """Returns how many devices a request brings or names, all together."""
+    hosts = request.topology if isinstance(request.topology, tuple) else (request.topology,)
+    brought = sum(len(host.devices) for host in hosts if host is not None)
+    named = (request.target, *(request.targets or ()))
+    return brought + sum(_count_target(target) for target in named if target is not None)
+
+
+def _count_target(target: str) -> int:
+    """Returns a target's devices; 0 where it is none: the planner says why."""
+    try:
+        spec = read_target(target)
+        return spec.granules * count_devices(find_hardware(spec))
+    except RequestError:
+        return 0
 
 
 def _build_draining() -> DrainingError:

@@ -160,7 +160,7 @@ def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
 
 
 def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
-    """Returns the answer to a request in pieces of JSON text, as `replies.PlanAnswer` takes them.
+    """Returns the answer to a request in pieces of JSON text, as `answers.plans.PlanAnswer` takes them.
 
     Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them. What
     is said of a model is shown and not kept: the fingerprint is the mesh's, whatever is trained on it.

@@ -265,6 +265,10 @@ class Verdicts:
             self._report(WORKER, finding, at)
 
 
+MAX_SILENCE_S: Final = 60.0
+"""A worker tells of each case of a bench; the longest silence of one that is well is the compile of a large case."""
+
+
 def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> Finding | None:
     """Returns how the worker is; None: nobody knows yet.
 
@@ -286,6 +290,9 @@ def _judge_worker(worker: Supervisor, has_started: bool, failure: str, mismatch:
         return Finding("degraded", f"died: {cause}", action, "transient")
     if mismatch:
         return Finding("degraded", mismatch, DOCTOR)
+    if worker.silent_s > MAX_SILENCE_S:
+        reason = f"generation {worker.generation} works and has been silent for {worker.silent_s:.0f} s"
+        return Finding("degraded", reason, "see its run in GET /runs; DELETE /runs/{id} ends it", "transient")
     if is_alive:
         does = "is at work" if worker.state == "busy" else "answers"
         return Finding("healthy", f"generation {worker.generation} {does}")

@@ -7,6 +7,7 @@ changes. Asks nobody: all of it is in memory. Knows no route and no child.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from meshwright.topology.model import Topology
@@ -27,7 +28,7 @@ class HostPicture:
         host: what looks at the devices, or stands for them.
         registry: the leases that hold.
         board: how devices are.
-        measured: what benches found here, as the planner takes it.
+        measured: returns what benches found here, as the planner takes it, with its age at a time.
         clock: ages facts.
     """
 
@@ -37,7 +38,7 @@ class HostPicture:
         *,
         registry: LeaseRegistry,
         board: HealthBoard,
-        measured: Callable[[], object],
+        measured: Callable[[datetime], object],
         clock: Clock,
     ) -> None:
         self._host = host
@@ -91,9 +92,15 @@ class HostPicture:
         return here.topology, here.health
 
     def tell_here(self, here: Here) -> dict[str, Any]:
-        """Returns the same for the planner (`worker.planner.parse_here`), with what benches measured here."""
+        """Returns the same for the planner (`children.planner.parse_here`), with what benches measured here."""
         simulated = self._host.target if isinstance(self._host, SimulatedHost) else None
         known = {"target": simulated} if simulated else {"devices": self.devices().model_dump_json()}
         leased = {i: d.lease.model_dump() for i, d in enumerate(here.topology.devices) if simulated and d.lease}
         notices = [notice.model_dump() for notice in here.notices]
-        return {**known, "leased": leased, "health": here.health, "notices": notices, "measured": self._measured()}
+        return {
+            **known,
+            "leased": leased,
+            "health": here.health,
+            "notices": notices,
+            "measured": self._measured(self._clock.now()),
+        }

@@ -68,7 +68,6 @@ class HostWatch:
         stays: bool,
         is_reserved: Callable[[], bool] = lambda: False,
         history: History,
-        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         self._probe = probe
         self._device = device
@@ -77,7 +76,7 @@ class HostWatch:
         self._clock = clock
         self._stays = stays
         self._is_reserved = is_reserved
-        self._on_look = on_look
+        self._looked = asyncio.Event()
         self.sight = Sight()
         self.released = False
         self._failure: ProblemError | None = None
@@ -229,7 +228,12 @@ class HostWatch:
             facts = doubt_unnamed(facts)
         self.sight = replace(self.sight, facts=facts, facts_at=now)
         self._verdicts.report_facts(facts, before, self.devices(now), now)
-        self._on_look()
+        self._looked.set()
+        self._looked = asyncio.Event()
+
+    async def wait_for_look(self) -> None:
+        """Waits until the probe has answered the next time."""
+        await self._looked.wait()
 
     async def look_at_jax(self) -> None:
         """Asks the device worker for JAX's devices, starting it if need be; what failed stands on the board."""

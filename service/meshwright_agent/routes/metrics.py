@@ -99,7 +99,7 @@ class HealthCollector(Collector):
         states: dict[tuple[str, ...], str] = {(part.name,): part.state for part in agent.health().components}
         yield _one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
         yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
-        children = {"device": agent.device, "probe": agent.probe, "planner": agent.planner}
+        children = agent.children
         crashes = CounterMetricFamily(
             "meshwright_child_crashes", METRICS["meshwright_child_crashes_total"], labels=("child",)
         )

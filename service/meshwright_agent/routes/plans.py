@@ -12,7 +12,7 @@ from starlette.responses import Response
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.runs import Run
-from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.auth import NEEDS_READ, SAME_SITE
 from meshwright_agent.routes.shared import ACCEPTED, AgentHere, Query, StrictRoute, answer_run
 
@@ -93,8 +93,8 @@ async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) 
     stored, else by a run.
     """
     if request.verify == "none":
-        return await agent.batch_sizes.answer(request)
-    answer = await agent.batch_sizes.answer_by_compile(request)
+        return await agent.plans.answer_batch(request)
+    answer = await agent.compiles.answer_batch(request)
     return answer_run(answer) if isinstance(answer, Run) else answer
 
 
@@ -106,4 +106,4 @@ async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) 
 )
 async def advise_by_get(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
     """The same by query: `?hardware=h100&batch=256`."""
-    return await agent.batch_sizes.answer(BatchSizeRequest(hardware=query.hardware, batch=query.batch))
+    return await agent.plans.answer_batch(BatchSizeRequest(hardware=query.hardware, batch=query.batch))

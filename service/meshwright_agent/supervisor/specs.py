@@ -6,6 +6,7 @@ Rule: a child's environment is complete before it imports jax.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -106,6 +107,7 @@ def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildS
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=settings.idle_release_s,
         backoff_max_s=2.0,
+        crash_budget=sys.maxsize,  # each request is a new chance: what crashed it may have been the one before
     )
 
 

@@ -136,6 +136,7 @@ class Supervisor:
         self._child: Child | None = None
         self._last_log: tuple[str, ...] = ()
         self._began_s = 0.0  # when the newest child got its work, or else was started
+        self._heard_s = 0.0  # when the last frame about its work came
         self._work: _Work | None = None
         self._idling: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[_BuildError] | None = None  # of the newest child; stays when that has ended
@@ -146,6 +147,11 @@ class Supervisor:
         self._crashed_s: tuple[float, ...] = ()
         self._abandoned: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard of the child while it works on a call; 0 where it has none."""
+        return 0.0 if self._work is None else self._clock.monotonic() - self._heard_s
 
     @property
     def pid(self) -> int | None:
@@ -255,7 +261,8 @@ class Supervisor:
     async def _serve(self, work: _Work, line: bytes, give_up_count: int) -> Answer:
         async with self._lock:
             child = await self._bring_up(give_up_count)
-            self._work, self._began_s = work, self._clock.monotonic()
+            self._work = work
+            self._began_s = self._heard_s = self._clock.monotonic()
             self._become("busy")
             child.send(line)
             try:
@@ -328,6 +335,7 @@ class Supervisor:
     async def _hear_reply(self, child: Child, work: _Work) -> Result | Failure | Stopped:
         while True:
             frame = await child.read()
+            self._heard_s = self._clock.monotonic()
             if self._ending is not None:
                 raise ChildError("lost", "answered too late")
             if isinstance(frame, Hello | Refusal | Call | Cancel):

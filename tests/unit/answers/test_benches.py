@@ -26,7 +26,7 @@ from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.runs import FINAL_STATES, Run
-from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches
+from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches, HostMeasurements
 from meshwright_agent.facts.model import ProcessFacts, build_json
 from meshwright_agent.health.board import HealthBoard
 from meshwright_agent.health.history import History
@@ -91,7 +91,6 @@ def run_scene(
             clock=clock,
             history=History(build_closed_store(), clock=clock),
             stays=False,
-            on_look=lambda: benches.note_look(),
         )
         registry = LeaseRegistry(clock, ManualBoot())
         runs = RunQueue(store, clock=clock)
@@ -110,6 +109,7 @@ def run_scene(
             devices=devices,
             runs=runs,
             registry=registry,
+            measurements=HostMeasurements(),
             settings=settings,
             clock=clock,
             spawn=spawn,

@@ -26,8 +26,7 @@ from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.runs import Run
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.compiles import LOG_LINES, Compiles
-from meshwright_agent.answers.plans import PlanMaker
-from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.children.compile_tasks import CompileTask, Operation
 from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.runs import RunQueue
@@ -95,6 +94,7 @@ def play(folder: Path, act: Callable[[Desk], Awaitable[None]], *, module: str = 
         known = Settings(**({"compile_memory_bytes": 512 * MIB} | settings))
         async with opened(folder / "s.sqlite3") as store:
             plans = PlanMaker(
+                answering({}),  # type: ignore[arg-type]
                 answering({}),  # type: ignore[arg-type]
                 store,
                 here=lambda: HOST,

@@ -23,7 +23,14 @@ from meshwright.errors import (
 )
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
-from meshwright_agent.answers.plans import MAX_WAITING, PLAN_TIMEOUT_S, SMALL_BODY_BYTES, SMALL_HOST_DEVICES, PlanMaker
+from meshwright_agent.answers.plans import (
+    LARGE_DEVICES,
+    MAX_WAITING,
+    PLAN_TIMEOUT_S,
+    SMALL_BODY_BYTES,
+    SMALL_HOST_DEVICES,
+    PlanMaker,
+)
 from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.store import Document
 from meshwright_agent.supervisor.protocol import FrameError
@@ -61,6 +68,7 @@ def build(
     planner: FakeSupervisor,
     store: Any = None,
     *,
+    large: FakeSupervisor | None = None,
     here: str = "cpu:8",
     look: Callable[[], Here] | None = None,
 ) -> PlanMaker:
@@ -68,6 +76,7 @@ def build(
 
     return PlanMaker(
         planner,  # type: ignore[arg-type]
+        large or planner,  # type: ignore[arg-type]
         kept,
         here=look or (lambda: Here(build_target(here))),
         tell_here=lambda known: {"target": here, "health": known.health, "notices": []},
@@ -134,6 +143,22 @@ def test_a_small_body_that_is_wrong_is_refused_here() -> None:
     assert planner.calls == []
 
 
+@pytest.mark.parametrize(
+    ("request_", "is_large"),
+    [
+        (TARGET, False),
+        (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8}*h100:8"), False),
+        (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8 + 1}*h100:8"), True),
+        (PlanRequest(targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b"), True),
+        (PlanRequest(mesh="x:1", target="no-such-chip"), False),
+    ],
+)
+def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest, is_large: bool) -> None:
+    small, large = answering(ANSWER), answering(ANSWER)
+    asyncio.run(build(small, large=large).answer(request_))
+    assert (len(small.calls), len(large.calls)) == ((0, 1) if is_large else (1, 0))
+
+
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 
@@ -153,12 +178,6 @@ def test_what_the_child_cannot_do_is_a_problem_and_the_next_request_is_answered(
     with pytest.raises(raised):
         asyncio.run(maker.answer(TARGET))
     assert read(maker, TARGET).plans
-
-
-def test_a_planner_that_crashed_too_often_is_given_a_new_chance_by_each_request() -> None:
-    planner = answering(ANSWER, state="failed")
-    assert read(build(planner), TARGET).plans
-    assert planner.resets == 1
 
 
 def test_more_requests_than_may_wait_are_told_when_to_come_again() -> None:

@@ -13,7 +13,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.model import ModelFacts
 from meshwright.wire.verification import Verification
-from meshwright_agent.answers.replies import RUN_CHARS, PlanAnswer, frame_plans, frame_stored
+from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer, frame_plans, frame_stored
 from tests.fakes.stored import build_plan
 
 NOTICE = Notice(code="a", message='"plans":[]', hint="b")

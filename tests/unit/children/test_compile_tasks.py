@@ -15,7 +15,7 @@ from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
-from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
 from meshwright_agent.children.planner import Here, describe_request, fit, write_plans

@@ -14,7 +14,7 @@ from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
-from meshwright_agent.answers.replies import PlanAnswer
+from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.planner import OF_THE_MODEL, Here, parse_here, plan, write_plans
 from tests.fakes.measured import build_host

@@ -44,12 +44,17 @@ class MemoryAgent:
     device: Any = field(default_factory=lambda: build_child(state="ready"))
     probe: Any = field(default_factory=lambda: build_child())
     planner: Any = field(default_factory=lambda: build_child())
+    large_planner: Any = field(default_factory=lambda: build_child())
     runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=(object(),)))
     store: Any = field(default_factory=lambda: SimpleNamespace(failure_count=0))
     registry: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
 
     def health(self) -> Health:
         return self.board.view(self.clock.now())
+
+    @property
+    def children(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("device", "probe", "planner", "large_planner")}
 
     def readiness(self) -> tuple[bool, str]:
         return self.is_ready, "because"

@@ -12,7 +12,7 @@ import pytest
 from meshwright.planning.search.measured import Measurement
 from meshwright.wire.bench import Collective
 from meshwright_agent.agent import Agent
-from meshwright_agent.bench.measurements import HostMeasurements
+from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.planner import parse_here
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
@@ -104,7 +104,7 @@ def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> No
     agent.watch.sight = Sight(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
     told = json.loads(json.dumps(agent.picture.tell_here(agent.picture.here())))
     assert parse_here(told).measured == ()
-    agent.benches.measurements.note("run-0009", result(*build_host(4e14)))
+    agent.measurements.note("run-0009", result(*build_host(4e14)))
     here = parse_here(json.loads(json.dumps(agent.picture.tell_here(agent.picture.here()))))
     assert {row.run_id for row in here.measured} == {"run-0009"}
     assert len(here.measured) == 16

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -45,6 +46,7 @@ def serve(operations: Mapping[str, Operation]) -> NoReturn:
     parser.add_argument("--parent", type=int, required=True)
     birth = parser.parse_args()
     _die_with(birth.parent)
+    faulthandler.enable()  # an abort names the Python code that it came from
     message = json.loads(sys.stdin.buffer.readline() or _leave())
     threading.Thread(target=_watch_parent, args=(_take_stdin(),), name="parent", daemon=True).start()
     limit_process(message["memory_limit_bytes"])
@@ -60,6 +62,7 @@ def _answer(
         send({"type": "progress", "message": text, "done": done, "total": total})
 
     try:
+        tell("starting the compiler", 0, 1)
         reply = operations[message["operation"]](message["job"], tell)
         send({"type": "answer", "value": reply.model_dump(mode="json")})
     except MemoryError:

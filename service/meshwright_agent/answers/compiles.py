@@ -37,7 +37,6 @@ LASTING: Final[frozenset[VerificationStatus]] = frozenset({"verified", "does_not
 """What is stored. A missing extra may be installed, a host may have more memory tomorrow."""
 LOG_LINES: Final = 50
 """Of a compiler that aborted, in its answer."""
-STARTING: Final = {"done": 0, "total": 1, "message": "starting the compiler"}
 _SETTINGS: Final = {"time": "MESHWRIGHT_COMPILE_TIMEOUT_S", "memory": "MESHWRIGHT_COMPILE_MEMORY_BYTES"}
 """By the limit that a compile reached, the setting that raises it."""
 
@@ -184,7 +183,6 @@ class Compiles:
         if known is not None:
             return known
         self._begun_count += 1
-        emit(STARTING)
         found = await self._ask(task, emit)
         if isinstance(found, Ended):
             self.counts["aborted"] += 1

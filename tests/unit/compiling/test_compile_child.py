@@ -43,7 +43,8 @@ def test_the_answer_and_the_progress_come_beside_what_is_printed() -> None:
     assert isinstance(answer, dict)
     check_fake(answer)
     assert answer["target"] == "v5e:2x2"
-    assert heard == [Progress(message="tracing", done=1, total=4)]
+    starting = Progress(message="starting the compiler", done=0, total=1)
+    assert heard == [starting, Progress(message="tracing", done=1, total=4)]
 
 
 def test_an_abort_is_told_with_its_last_lines() -> None:

@@ -41,7 +41,7 @@ def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
     assert found.compile_s is not None
     assert {"jax", "jaxlib"} <= set(found.versions)
     assert found.key is not None
-    assert [(each.done, each.total) for each in told] == [(done, STAGES) for done in range(STAGES)]
+    assert [(each.done, each.total) for each in told[1:]] == [(done, STAGES) for done in range(STAGES)]
 
 
 @pytest.mark.exhaustive

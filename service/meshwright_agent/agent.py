@@ -74,9 +74,7 @@ class Agent:
         )
         self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
         self.device = Supervisor(
-            build_device_spec(settings, self._environ, stays=stays),
-            clock=self.clock,
-            on_change=self._on_worker_change,
+            build_device_spec(settings, self._environ, stays=stays), clock=self.clock, on_change=self._on_worker_change
         )
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
         planner = build_planner_spec(settings, self._environ)
@@ -88,28 +86,15 @@ class Agent:
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
         self.measurements = HostMeasurements()
         self.picture = HostPicture(
-            self.host,
-            registry=self.registry,
-            board=self.board,
-            measured=self.measurements.tell,
-            clock=self.clock,
+            self.host, registry=self.registry, board=self.board, measured=self.measurements.tell, clock=self.clock
         )
         self.benches = self._build_benches()
         self.leases = self._build_leases()
-        self.plans = PlanMaker(
-            self.planner,
-            self.large_planner,
-            store,
-            here=self.picture.here,
-            tell_here=self.picture.tell_here,
-        )
+        planners = (self.planner, self.large_planner)
+        self.plans = PlanMaker(*planners, store, here=self.picture.here, tell_here=self.picture.tell_here)
         self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
-        self.children = {
-            "device": self.device,
-            "probe": self.probe,
-            "planner": self.planner,
-            "large_planner": self.large_planner,
-        }
+        self.children = {"device": self.device, "probe": self.probe}
+        self.children |= {"planner": self.planner, "large_planner": self.large_planner}
         self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -53,9 +52,6 @@ class Compiles:
         settings: limits of a compile.
         environ: the environment to derive the compiler's from.
         module: what runs in the child.
-
-    Attributes:
-        counts: compiles that ended, by status.
     """
 
     def __init__(
@@ -71,7 +67,6 @@ class Compiles:
         self._store = store
         self._plans = plans
         self._runs = runs
-        self.counts: Counter[VerificationStatus] = Counter()
         self._begun_count = 0
         self._run_child = partial(
             run_child,
@@ -185,12 +180,9 @@ class Compiles:
         self._begun_count += 1
         found = await self._ask(task, emit)
         if isinstance(found, Ended):
-            self.counts["aborted"] += 1
             return _answer_without(task, _build_aborted(task, found))
         text = _change(task, json.dumps(found), key=task.key)
-        status = _read_verification(task, text).status
-        self.counts[status] += 1
-        if status in LASTING:
+        if _read_verification(task, text).status in LASTING:
             await self._keep(task, text)
         return text
 

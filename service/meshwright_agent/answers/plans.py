@@ -51,10 +51,6 @@ PLAN_TIMEOUT_S: Final = 60.0
 
 _HOLE: Final = '"plans":[]'
 """Where the plans go in a reply that was written without any."""
-_UNTOLD: Final = '"model":null'
-"""Where a model's facts go in a plan that was written without any. In a text inside JSON the quotes are escaped."""
-_UNVERIFIED: Final = '"verification":null'
-"""Likewise of a verification."""
 RUN_CHARS: Final = 1 << 18
 """Of plans in the result of a run, which is read and written whole whenever somebody looks: some 1,400 devices."""
 
@@ -86,7 +82,8 @@ class PlanAnswer:
         """Returns the answer that `children.planner.write_plans` wrote."""
         kept = tuple(pieces["kept"])
         models = pieces.get("models", ("null",) * len(kept))
-        shown = tuple(map(_tell_model, kept, models)) if pieces["shown"] is None else tuple(pieces["shown"])
+        told = (_fill(plan, "model", model) for plan, model in zip(kept, models, strict=False))
+        shown = tuple(told) if pieces["shown"] is None else tuple(pieces["shown"])
         answer = cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
         if "tasks" not in pieces:
             return answer
@@ -100,7 +97,7 @@ class PlanAnswer:
         order = order_verified([json.loads(each)["status"] for each in verifications])
 
         def fill(plans: tuple[str, ...]) -> tuple[str, ...]:
-            filled = [_verify_plan(*each) for each in zip(plans, verifications, strict=True)]
+            filled = [_fill(plan, "verification", text) for plan, text in zip(plans, verifications, strict=True)]
             return tuple(filled[place] for place in order)
 
         return replace(self, shown=fill(self.shown), bare=fill(self.bare))
@@ -129,18 +126,11 @@ def frame_plans(frame: str, *plans: str) -> str:
     return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
 
 
-def _tell_model(plan: str, model: str) -> str:
-    return plan if model == "null" else _fill(plan, _UNTOLD, f'"model":{model}')
-
-
-def _verify_plan(plan: str, verification: str) -> str:
-    return _fill(plan, _UNVERIFIED, f'"verification":{verification}')
-
-
-def _fill(plan: str, hole: str, text: str) -> str:
-    before, found, after = plan.rpartition(hole)
+def _fill(plan: str, name: str, text: str) -> str:
+    """Returns a plan that was written without a field, with it. In a text inside JSON the quotes are escaped."""
+    before, found, after = plan.rpartition(f'"{name}":null')
     assert found, "a plan is written with all its fields"
-    return f"{before}{text}{after}"
+    return f'{before}"{name}":{text}{after}'
 
 
 def frame_stored(plan: str) -> str:

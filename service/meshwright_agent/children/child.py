@@ -18,7 +18,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -96,15 +95,6 @@ Handler = Callable[[dict[str, Any], CallContext], dict[str, Any]]
 """Does one operation: arguments and context in, a JSON object out."""
 
 
-@dataclass(frozen=True)
-class _Birth:
-    """What the agent says on the command line."""
-
-    fd: int
-    parent: int
-    generation: int
-
-
 def serve(
     kind: str,
     prepare: Callable[[], object],
@@ -132,13 +122,11 @@ def serve(
         child.work()
 
 
-def _parse_birth(kind: str, argv: Sequence[str]) -> _Birth:
-    parser = argparse.ArgumentParser(
-        description=f"The {kind} child of meshwright-agent, which starts it; not for people."
-    )
+def _parse_birth(kind: str, argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=f"The {kind} of meshwright-agent, which starts it; not for people.")
     for name in ("fd", "parent", "generation"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    return _Birth(**vars(parser.parse_args(argv)))
+    return parser.parse_args(argv)
 
 
 def _die_with_parent(parent: int) -> None:
@@ -159,7 +147,7 @@ def _die_before_parent() -> None:
 class _Child:
     """The socket, the one call under way, and the queue between reader and main thread."""
 
-    def __init__(self, birth: _Birth, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, birth: argparse.Namespace, handlers: Mapping[str, Handler]) -> None:
         os.set_inheritable(birth.fd, False)
         self._socket = socket.socket(fileno=birth.fd)
         self._generation = birth.generation

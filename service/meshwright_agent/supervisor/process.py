@@ -98,10 +98,8 @@ class Ending:
             return "could not be killed: the kernel holds it, most likely in a driver call"
         if self.status >= 0:
             return f"exited with status {self.status}"
-        try:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        except ValueError:
-            return f"was killed by signal {-self.status}"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"was killed by {names.get(-self.status, f'signal {-self.status}')}"
 
 
 class ChildError(Exception):
@@ -264,9 +262,8 @@ class Child:
         self._writer.transport.abort()
 
     def _signal_group(self, number: signal.Signals) -> None:
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     async def _keep_log(self, output: asyncio.StreamReader) -> None:
         """stdout and stderr: into the agent's log, the last lines into memory."""

@@ -261,20 +261,6 @@ def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None
     live(scenario)
 
 
-def test_the_grace_runs_from_the_cancel_and_then_the_child_is_killed() -> None:
-    async def scenario(world: World) -> None:
-        task = await world.begin()
-        began_s = time.monotonic()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert time.monotonic() - began_s < 5
-        await world.until(lambda: world.supervisor.state == "stopped")
-        assert (world.child.dump_count, world.child.stops) == (0, [False])
-
-    live(scenario, cancel_grace_s=0.01)
-
-
 @pytest.mark.parametrize(
     "frame",
     [
@@ -348,18 +334,6 @@ def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
         await releasing
         with pytest.raises(CallCancelled, match="released"):
             await task
-
-    live(scenario)
-
-
-def test_the_time_limit_of_a_call_ends_with_it() -> None:
-    async def scenario(world: World) -> None:
-        task = await world.begin(deadline_s=0.02)
-        await world.supervisor.release()
-        with pytest.raises(CallCancelled, match="released"):
-            await task
-        await asyncio.sleep(0.04)
-        assert world.changes[-1] == world.supervisor.state == "stopped"
 
     live(scenario)
 

@@ -82,7 +82,8 @@ class PlanAnswer:
         """Returns the answer that `children.planner.write_plans` wrote."""
         kept = tuple(pieces["kept"])
         models = pieces.get("models", ("null",) * len(kept))
-        told = (_fill(plan, "model", model) for plan, model in zip(kept, models, strict=False))
+        pairs = zip(kept, models, strict=False)
+        told = (plan if model == "null" else _fill(plan, "model", model) for plan, model in pairs)
         shown = tuple(told) if pieces["shown"] is None else tuple(pieces["shown"])
         answer = cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
         if "tasks" not in pieces:

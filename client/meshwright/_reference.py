@@ -31,7 +31,7 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
 
     Raises:
         SettingsError: there is no reference, or it is neither a file with a plan nor a fingerprint.
-        PlanNotFoundError: the agent has no plan with this fingerprint.
+        NotFoundError: the agent has no plan with this fingerprint.
         PlanInfeasibleError: the file holds a reply without a plan.
         AgentConnectionError: nobody answers.
     """

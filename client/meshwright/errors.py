@@ -15,28 +15,17 @@
         │   ├── DevicesUnusedError          devices_unused           422
         │   ├── DoesNotDivideError          does_not_divide          422
         │   ├── BenchTooLargeError          bench_too_large          422
-        │   ├── UnknownHardwareError        unknown_hardware         422
-        │   ├── BodyTooLargeError           body_too_large           413
-        │   ├── UnsupportedMediaTypeError   unsupported_media_type   415
-        │   └── MethodNotAllowedError       method_not_allowed       405
+        │   └── UnknownHardwareError        unknown_hardware         422
         ├── AccessError                 show a token that may, or ask by the agent's own name
         │   ├── UnauthorizedError           unauthorized             401
         │   └── ForbiddenError              forbidden                403, 421 to another host name
-        ├── NotFoundError               name something that exists
-        │   ├── RouteNotFoundError          route_not_found          404
-        │   ├── RunNotFoundError            run_not_found            404
-        │   ├── PlanNotFoundError           plan_not_found           404
-        │   ├── LeaseNotFoundError          lease_not_found          404
-        │   └── ComponentNotFoundError      component_not_found      404
+        ├── NotFoundError               not_found                404, 405   name something that exists
         ├── ConflictError               wait, or settle it with whoever is in the way
         │   ├── DeviceBusyError             device_busy              409
         │   └── DeviceLeasedError           device_leased            409
         ├── QueueFullError              queue_full               429   try again after `retry_after_s`
         ├── UnavailableError            try again, or look at the agent
         │   ├── NotReadyError               not_ready                503
-        │   ├── DrainingError               draining                 503
-        │   ├── WorkerCrashedError          worker_crashed           503
-        │   ├── WorkerTimeoutError          worker_timeout           503
         │   ├── WorkerFailedError           worker_failed            503
         │   └── StoreUnavailableError       store_unavailable        503
         ├── RunFailedError              run_failed               500   a run that was waited for did not succeed
@@ -186,8 +175,8 @@ class ForbiddenError(AccessError, code="forbidden", status=403, title="This call
     """The caller's scope is too small, or the request names another host (421) or comes from a page of another site."""
 
 
-class NotFoundError(ProblemError):
-    """The thing that was named does not exist here."""
+class NotFoundError(ProblemError, code="not_found", status=404, title="No such thing"):
+    """No route, run, plan, lease or component has this name, or the route does not take this method (405)."""
 
 
 class ConflictError(ProblemError):
@@ -199,7 +188,7 @@ class UnavailableError(ProblemError):
 
 
 class InvalidRequestError(RequestError, code="invalid_request", status=422, title="The request is not valid"):
-    """A field is unknown, missing, of the wrong type, or out of range."""
+    """A field is unknown, missing or out of range; or the body is too large (413) or not JSON (415)."""
 
 
 class InvalidMeshError(RequestError, ValueError, code="invalid_mesh", status=422, title="The mesh is not valid"):
@@ -234,42 +223,6 @@ class UnknownHardwareError(
     """A hardware name that no table knows."""
 
 
-class BodyTooLargeError(RequestError, code="body_too_large", status=413, title="The request body is too large"):
-    """The body is over the agent's limit."""
-
-
-class UnsupportedMediaTypeError(
-    RequestError, code="unsupported_media_type", status=415, title="The body is not application/json"
-):
-    """The body is not JSON."""
-
-
-class MethodNotAllowedError(
-    RequestError, code="method_not_allowed", status=405, title="The route does not take this method"
-):
-    """The route exists, not with this method."""
-
-
-class RouteNotFoundError(NotFoundError, code="route_not_found", status=404, title="No such route"):
-    """No such path."""
-
-
-class RunNotFoundError(NotFoundError, code="run_not_found", status=404, title="No such run"):
-    """No run has this id."""
-
-
-class PlanNotFoundError(NotFoundError, code="plan_not_found", status=404, title="No such plan"):
-    """No stored plan has this fingerprint."""
-
-
-class LeaseNotFoundError(NotFoundError, code="lease_not_found", status=404, title="No such lease"):
-    """No lease has this id, or it has ended."""
-
-
-class ComponentNotFoundError(NotFoundError, code="component_not_found", status=404, title="No such component"):
-    """No component of the host's health has this name."""
-
-
 class DeviceBusyError(ConflictError, code="device_busy", status=409, title="The device is held by another process"):
     """Another process holds the device."""
 
@@ -287,23 +240,11 @@ class QueueFullError(ProblemError, code="queue_full", status=429, title="The que
 
 
 class NotReadyError(UnavailableError, code="not_ready", status=503, title="The agent is not ready yet"):
-    """The agent has not yet seen its devices."""
+    """The agent has not yet seen its devices, or is shutting down."""
 
 
-class DrainingError(UnavailableError, code="draining", status=503, title="The agent is shutting down"):
-    """The agent is shutting down."""
-
-
-class WorkerCrashedError(UnavailableError, code="worker_crashed", status=503, title="A worker died"):
-    """The process that owns the devices, or makes plans, died while it worked."""
-
-
-class WorkerTimeoutError(UnavailableError, code="worker_timeout", status=503, title="A worker did not answer"):
-    """The process that owns the devices, or makes plans, did not answer in time and was killed."""
-
-
-class WorkerFailedError(UnavailableError, code="worker_failed", status=503, title="A worker cannot start"):
-    """The process that owns the devices, or makes plans, cannot start, or has crashed too often."""
+class WorkerFailedError(UnavailableError, code="worker_failed", status=503, title="A worker failed"):
+    """The process that owns the devices, or makes plans, cannot start, died, or did not answer in time."""
 
 
 class StoreUnavailableError(

@@ -247,7 +247,7 @@ class Agent:
         """Clears what stands against a component by an operator's word; returns how it stands then.
 
         Raises:
-            ComponentNotFoundError: no component has this name.
+            NotFoundError: no component has this name.
         """
         name, now = request.component, self.clock.now()
         if name not in self.board.names():

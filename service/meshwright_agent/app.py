@@ -27,14 +27,11 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.errors import (
-    BodyTooLargeError,
     InternalError,
     InvalidRequestError,
-    MethodNotAllowedError,
+    NotFoundError,
     ProblemError,
-    RouteNotFoundError,
     UnauthorizedError,
-    UnsupportedMediaTypeError,
 )
 from meshwright.wire.problem import Problem, build_problem, translate_validation
 from meshwright_agent.agent import Agent
@@ -191,7 +188,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     if any(each["loc"] == ("body",) for each in errors) and "json" not in kind.lower():
         detail = f"the body came with Content-Type {kind[:80]!r}; it must be application/json"
         hint = "curl: add -H 'Content-Type: application/json' (or use --json)"
-        return build_response(UnsupportedMediaTypeError(detail, hint=hint))
+        return build_response(InvalidRequestError(detail, status=415, hint=hint))
     return build_response(translate_validation(errors))
 
 
@@ -204,11 +201,11 @@ async def _answer_http(request: Request, error: Exception) -> Response:
             return build_response(UnauthorizedError(detail, hint="send `Authorization: Bearer TOKEN`"))
         case 404:
             hint = "GET /openapi.json or /docs lists the routes"
-            return build_response(RouteNotFoundError(f"there is no route {path}", hint=hint))
+            return build_response(NotFoundError(f"there is no route {path}", hint=hint))
         case 405:
             allowed = ", ".join(_list_methods(request))
             detail = f"{path} does not take {request.method}"
-            response = build_response(MethodNotAllowedError(detail, hint=f"it takes {allowed}"))
+            response = build_response(NotFoundError(detail, status=405, hint=f"it takes {allowed}"))
             response.headers["Allow"] = allowed
             return response
         case 413:
@@ -226,7 +223,7 @@ def _list_methods(request: Request) -> list[str]:
 
 def _build_too_large() -> ProblemError:
     hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
-    return BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes", hint=hint)
+    return InvalidRequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413, hint=hint)
 
 
 async def _answer_gone(request: Request, error: Exception) -> Response:

@@ -24,7 +24,7 @@ from meshwright.errors import (
     DeviceLeasedError,
     ForbiddenError,
     InvalidRequestError,
-    LeaseNotFoundError,
+    NotFoundError,
     StoreUnavailableError,
 )
 from meshwright.planning.selection import Health, select_for_lease
@@ -360,7 +360,7 @@ class LeaseService:
         """Ends a lease and returns it as it was.
 
         Raises:
-            LeaseNotFoundError: there is none, or it has ended.
+            NotFoundError: there is none, or it has ended.
             ForbiddenError: it belongs to another owner.
             StoreUnavailableError: it holds on.
         """
@@ -375,7 +375,7 @@ class LeaseService:
         self._registry.remove(*leases)
 
     async def get(self, lease_id: str) -> Lease:
-        """Returns a lease that holds; raises LeaseNotFoundError, with the reason, where it does not."""
+        """Returns a lease that holds; raises NotFoundError, with the reason, where it does not."""
         return self._registry.show(await self._find(lease_id))
 
     def list_leases(self) -> tuple[Lease, ...]:
@@ -388,7 +388,7 @@ class LeaseService:
         detail = f"there is no lease {lease_id[:80]!r} here"
         if (document := await self._store.get(LEASE, lease_id)) is not None:
             detail = f"lease {lease_id[:80]!r} has ended: {parse_body(StoredLease, document).ended or EXPIRED}"
-        raise LeaseNotFoundError(detail, hint="GET /leases lists those that hold; PUT /leases/{id} makes one")
+        raise NotFoundError(detail, hint="GET /leases lists those that hold; PUT /leases/{id} makes one")
 
 
 def _names_exactly(names: Sequence[int | str], lease: Lease) -> bool:

@@ -21,12 +21,12 @@ from typing import Any, Final, Literal, get_args
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import (
-    DrainingError,
     InternalError,
+    NotFoundError,
+    NotReadyError,
     ProblemError,
     QueueFullError,
     RunCancelledError,
-    RunNotFoundError,
     StoreUnavailableError,
 )
 from meshwright.wire.bench import BenchRecord, LatestBench
@@ -225,7 +225,7 @@ class RunQueue:
             execute: how this run is done.
 
         Raises:
-            DrainingError: the queue is closing.
+            NotReadyError: the queue is closing.
             QueueFullError: as many runs wait as may; `retry_after_s` says when to come back.
             StoreUnavailableError: the run cannot be stored, so it is not run.
         """
@@ -249,7 +249,7 @@ class RunQueue:
     def _require_room(self, lane: Lane) -> None:
         if self._is_closing.is_set():
             detail = "the agent is shutting down and takes no more runs"
-            raise DrainingError(detail, hint="try again after its restart")
+            raise NotReadyError(detail, hint="try again after its restart")
         if len(lane.waiting) >= MAX_WAITING:
             detail = f"{len(lane.waiting)} runs wait; at most {MAX_WAITING} may, and one runs at a time"
             hint = "try again after Retry-After, or cancel a run"
@@ -267,7 +267,7 @@ class RunQueue:
         """Returns a run as it stands.
 
         Raises:
-            RunNotFoundError: there is none with this id, or it is no longer kept.
+            NotFoundError: there is none with this id, or it is no longer kept.
             StoreUnavailableError: the store does not answer, and the run is not under way.
         """
         if (live := self._live.get(run_id)) is not None:
@@ -275,7 +275,7 @@ class RunQueue:
         document = await self._store.get(RUN, run_id)
         if document is None:
             detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
-            raise RunNotFoundError(detail, hint="GET /runs lists those that are there")
+            raise NotFoundError(detail, hint="GET /runs lists those that are there")
         return parse_body(Run, document)
 
     async def list_runs(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
@@ -298,7 +298,7 @@ class RunQueue:
         """Yields a run's events numbered above `after`: the stored ones, then new ones, to its end.
 
         Raises:
-            RunNotFoundError, StoreUnavailableError: as `get`.
+            NotFoundError, StoreUnavailableError: as `get`.
         """
         await self.get(run_id)
         stream = self._store.follow(_name_stream(run_id), after, is_live=lambda: run_id in self._live)
@@ -325,7 +325,7 @@ class RunQueue:
         One that does not stop within `STOP_WAIT_S` is returned as it stands, and is cancelled when it stops.
 
         Raises:
-            RunNotFoundError: there is none with this id.
+            NotFoundError: there is none with this id.
         """
         if run_id in self._live:
             await self.cancel_all(reason, only=(run_id,))

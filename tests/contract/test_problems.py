@@ -36,8 +36,8 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, "[" * 100_000, 422, "invalid_request"),
     ("POST", PLAN, '{"mesh"', 422, "invalid_request"),
     ("POST", PLAN, b"\xff\xfe", 422, "invalid_request"),
-    ("POST", BENCH, '"' + "x" * (1 << 21) + '"', 413, "body_too_large"),
-    ("POST", PLAN, '"' + "x" * (1 << 25) + '"', 413, "body_too_large"),
+    ("POST", BENCH, '"' + "x" * (1 << 21) + '"', 413, "invalid_request"),
+    ("POST", PLAN, '"' + "x" * (1 << 25) + '"', 413, "invalid_request"),
     ("POST", PLAN, '{"mesh": "dp:8", "target": "v5p:4x4x28", "topology": []}', 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": "dp:8", "target": "4x4:v5p"}', 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": "dp:8", "target": "v5q:4x4"}', 422, "plan_infeasible"),
@@ -54,7 +54,7 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("GET", f"{PLAN}?mesh=dp:2&colour=red", None, 422, "invalid_request"),
     ("GET", PLAN, None, 422, "invalid_mesh"),
     ("GET", f"{PLAN}?mesh=dp:16", None, 422, "plan_infeasible"),
-    ("GET", f"{PLAN}/mw1-0000", None, 404, "plan_not_found"),
+    ("GET", f"{PLAN}/mw1-0000", None, 404, "not_found"),
     ("POST", BATCH, '{"hardware": "abacus"}', 422, "unknown_hardware"),
     ("POST", BATCH, '{"batch": 0}', 422, "invalid_request"),
     ("POST", BATCH, '{"batch": NaN}', 422, "invalid_request"),
@@ -72,14 +72,14 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("GET", "/environment?memory_strategy=greedy", None, 422, "invalid_request"),
     ("GET", "/environment?memory_fraction=2", None, 422, "invalid_request"),
     ("GET", "/environment?memory_strategy=custom", None, 422, "invalid_request"),
-    ("GET", "/runs/run-none", None, 404, "run_not_found"),
-    ("GET", "/runs/run-none/events", None, 404, "run_not_found"),
-    ("DELETE", "/runs/run-none", None, 404, "run_not_found"),
+    ("GET", "/runs/run-none", None, 404, "not_found"),
+    ("GET", "/runs/run-none/events", None, 404, "not_found"),
+    ("DELETE", "/runs/run-none", None, 404, "not_found"),
     ("GET", "/runs?state=asleep", None, 422, "invalid_request"),
     ("GET", "/runs?limit=0", None, 422, "invalid_request"),
-    ("GET", "/nowhere", None, 404, "route_not_found"),
-    ("DELETE", "/devices", None, 405, "method_not_allowed"),
-    ("PUT", PLAN, "{}", 405, "method_not_allowed"),
+    ("GET", "/nowhere", None, 404, "not_found"),
+    ("DELETE", "/devices", None, 405, "not_found"),
+    ("PUT", PLAN, "{}", 405, "not_found"),
 ]
 
 
@@ -151,7 +151,7 @@ def test_refusals_leave_a_bench_that_runs_as_it_was(agent: RunningAgent) -> None
 def test_a_body_that_is_not_json_by_its_type_is_refused(agent: RunningAgent, content_type: str) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     response = httpx.post(agent.url + PLAN, content=b'{"mesh": "dp:8"}', headers=headers)
-    document = check_problem(response, 415, "unsupported_media_type")
+    document = check_problem(response, 415, "invalid_request")
     assert "--json" in document["hint"]
 
 

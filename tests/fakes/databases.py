@@ -9,7 +9,7 @@ import random
 from datetime import timedelta
 from pathlib import Path
 
-from meshwright.errors import RunNotFoundError, StoreUnavailableError
+from meshwright.errors import NotFoundError, StoreUnavailableError
 from meshwright.wire.health import HealthEvent
 from meshwright.wire.leases import Lease, LeasedDevice
 from meshwright.wire.runs import Run
@@ -125,7 +125,7 @@ async def _read_all(agent: Agent) -> None:
     await agent.runs.read_latest_bench()
     await agent.history.list_events(after=None, limit=100)
     for number in range(1, RUNS + 1):
-        with contextlib.suppress(StoreUnavailableError, RunNotFoundError):
+        with contextlib.suppress(StoreUnavailableError, NotFoundError):
             await agent.runs.get(f"run-{number:04}")
         await agent.store.get(PLAN, f"mw1-{number:032x}")
         await agent.store.get(COMPILE, f"key-{number}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import Client
-from meshwright.errors import LeaseNotFoundError
+from meshwright.errors import NotFoundError
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import (
     QUICK,
@@ -64,7 +64,7 @@ def asking(uds: Path, question: Callable[[Client], object]) -> Iterator[Told]:
 def reserve(client: Client) -> object:
     """Returns a lease that has ended; that a repeated end finds it ended already is no error of the restart."""
     lease = client.lease([1], purpose="job 7", ttl_s=60)
-    with contextlib.suppress(LeaseNotFoundError):
+    with contextlib.suppress(NotFoundError):
         client.end_lease(lease)
     return lease
 

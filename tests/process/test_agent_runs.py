@@ -174,7 +174,7 @@ def test_a_listener_who_leaves_harms_nobody(narrow: RunningAgent) -> None:
 @pytest.mark.parametrize("path", ["/runs/run-none", "/runs/run-none/events"])
 def test_a_run_that_is_not_there_is_a_problem(narrow: RunningAgent, path: str) -> None:
     reply = httpx.get(f"{narrow.url}{path}")
-    assert (reply.status_code, reply.json()["code"]) == (404, "run_not_found")
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 
 
 # ---- found again ----------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_worker_that_dies_costs_its_run_and_nothing_else(robust: RunningAgent,
     worker = read_worker(robust)
     os.kill(worker["pid"], number)
     run = await_end(robust, run_id)
-    assert (run["state"], run["error"]["code"]) == ("failed", "worker_crashed")
+    assert (run["state"], run["error"]["code"]) == ("failed", "worker_failed")
     assert f"pid {worker['pid']}" in run["error"]["detail"]
     assert f"was killed by {number.name}" in run["error"]["detail"]
     assert run["error"]["hint"]

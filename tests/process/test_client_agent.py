@@ -15,8 +15,8 @@ from meshwright.errors import (
     DevicesUnusedError,
     InvalidMeshError,
     InvalidRequestError,
+    NotFoundError,
     ProblemError,
-    RunNotFoundError,
     UnknownHardwareError,
 )
 from meshwright.testing import FakeAgent
@@ -67,9 +67,9 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
         (lambda c: c.plan("dp:2,dp:2"), InvalidMeshError),
         (lambda c: c.plan("dp:2"), DevicesUnusedError),
         (lambda c: c.batch_size("abacus"), UnknownHardwareError),
-        (lambda c: c.run("run-none"), RunNotFoundError),
-        (lambda c: c.run(".."), RunNotFoundError),
-        (lambda c: c.run_events("run-none"), RunNotFoundError),
+        (lambda c: c.run("run-none"), NotFoundError),
+        (lambda c: c.run(".."), NotFoundError),
+        (lambda c: c.run_events("run-none"), NotFoundError),
         (lambda c: c.environment("custom"), InvalidRequestError),
     ],
 )

@@ -18,10 +18,9 @@ import pytest
 
 from meshwright import AsyncClient, Client
 from meshwright.errors import (
-    ComponentNotFoundError,
     DeviceLeasedError,
-    LeaseNotFoundError,
     MeshwrightError,
+    NotFoundError,
 )
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
@@ -77,7 +76,7 @@ def test_a_lease_lives_from_its_making_to_its_end(host: RunningAgent, kind: Kind
     with pytest.raises(DeviceLeasedError, match="job 7"):
         _ask(host, kind, lambda c: c.lease([1, 2], purpose="job 8"))
     assert _ask(host, kind, lambda c: c.end_lease(lease)).id == lease.id
-    with pytest.raises(LeaseNotFoundError):
+    with pytest.raises(NotFoundError):
         _ask(host, kind, lambda c: c.end_lease(lease))
 
 
@@ -209,7 +208,7 @@ def test_a_holder_learns_long_before_its_next_renewal_that_its_lease_was_taken_o
                 await asyncio.to_thread(take_over, held)
 
         asyncio.run(hold())
-    assert isinstance(lost[0], LeaseNotFoundError)
+    assert isinstance(lost[0], NotFoundError)
     assert "(job 7)" in str(lost[0])
 
 
@@ -261,7 +260,7 @@ def test_the_history_can_be_asked_and_followed(host: RunningAgent, kind: Kind) -
 
 @both
 def test_only_a_component_that_there_is_can_be_acknowledged(host: RunningAgent, kind: Kind) -> None:
-    with pytest.raises(ComponentNotFoundError):
+    with pytest.raises(NotFoundError):
         _ask(host, kind, lambda c: c.acknowledge("device:99", "looked"))
     name = _ask(host, kind, lambda c: c.health()).components[0].name
     assert _ask(host, kind, lambda c: c.acknowledge(name, "looked")).name == name

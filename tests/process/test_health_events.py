@@ -187,7 +187,7 @@ def test_what_is_acknowledged_must_exist_and_say_why(tmp_path: Path) -> None:
     with start_agent(cpu_devices=2, **QUICK) as agent:
         await_state(agent, "store", "healthy")
         refused = acknowledge(agent, "stoer")
-        assert (refused.status_code, refused.json()["code"]) == (404, "component_not_found")
+        assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
         assert "'store'" in refused.json()["hint"]
         assert acknowledge(agent, "store", reason="").status_code == 422
         assert json.loads(acknowledge(agent, "store").text)["state"] == "healthy"

@@ -78,7 +78,7 @@ def test_a_lease_is_made_read_renewed_and_ended_once(host: RunningAgent) -> None
     path = f"{host.url}/leases/{made['id']}"
     assert httpx.delete(path, timeout=30).json()["id"] == made["id"]
     again = httpx.delete(path, timeout=30)
-    assert (again.status_code, again.json()["code"]) == (404, "lease_not_found")
+    assert (again.status_code, again.json()["code"]) == (404, "not_found")
     assert "ended by request" in again.json()["detail"]
     assert ask(host, "/leases")["leases"] == []
 
@@ -149,7 +149,7 @@ def test_a_bench_waits_for_the_end_of_a_lease_unless_it_is_its_own_or_elsewhere(
     refused = post_bench(host, QUICK)
     assert (refused.status_code, refused.json()["code"]) == (409, "device_leased")
     assert made["id"] in refused.json()["detail"]
-    assert post_bench(host, {**QUICK, "devices": [0], "lease": "lease-nope"}).json()["code"] == "lease_not_found"
+    assert post_bench(host, {**QUICK, "devices": [0], "lease": "lease-nope"}).json()["code"] == "not_found"
     for fields in ({"devices": [2, 3]}, {"devices": [0, 1], "lease": made["id"]}):
         run = await_end(host, post_bench(host, QUICK | fields).json()["id"])
         assert run["state"] == "succeeded", run["error"]
@@ -172,7 +172,7 @@ def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(host: Runni
     assert indices(named) == [0, 3]
     (warning,) = (each for each in named.json()["plans"][0]["warnings"] if each["code"] == "devices_leased")
     assert made["id"] in warning["message"]
-    assert plan(host, mesh="x:1", lease="lease-nope").json()["code"] == "lease_not_found"
+    assert plan(host, mesh="x:1", lease="lease-nope").json()["code"] == "not_found"
     httpx.delete(f"{host.url}/leases/{made['id']}")
     assert indices(plan(host, mesh="x:-1")) == list(range(8))
 

@@ -62,7 +62,7 @@ def test_a_plan_that_the_agent_keeps_gives_the_mesh(host: RunningAgent) -> None:
     reckoned = post(host, **named).json()["reckoned"]
     assert reckoned == post(host, **ON_V5E).json()["reckoned"]
     missing = post(host, **{**named, "plan": "mw1-none"})
-    assert (missing.status_code, missing.json()["code"]) == (404, "plan_not_found")
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
     assert (other.status_code, other.json()["errors"][0]["field"]) == (422, "target")
     assert "v5e:2x2" in other.json()["detail"]
     missing = post(host, {**body, "plan": "mw1-none"}, "/batch-size")
-    assert (missing.status_code, missing.json()["code"]) == (404, "plan_not_found")
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
     refused = post(host, {"verify": "compile", "model": MODEL, "training": {}}, "/batch-size")
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "mesh")
 

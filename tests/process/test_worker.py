@@ -187,7 +187,7 @@ def test_any_other_exception_is_a_failed_run_with_its_traceback_and_the_child_li
 )
 def test_a_crash_names_how_the_child_ended_and_the_next_call_gets_a_new_one(op: str, ending: str) -> None:
     async def scenario(child: Child) -> None:
-        with fails("worker_crashed", rf"{op} was asked of the faulty worker \(generation 1, pid .*{ending}") as caught:
+        with fails("worker_failed", rf"{op} was asked of the faulty worker \(generation 1, pid .*{ending}") as caught:
             await child.call(op, status=3)
         if op == "abort":
             assert "last words before the abort" in caught.value.log
@@ -216,7 +216,7 @@ def test_only_the_call_under_way_fails_when_the_child_dies() -> None:
     async def scenario(child: Child) -> None:
         first, second = await asyncio.gather(child.call("abort"), child.call("echo", x=1), return_exceptions=True)
         assert isinstance(first, ProblemError)
-        assert first.code == "worker_crashed"
+        assert first.code == "worker_failed"
         assert isinstance(second, dict)
         assert second["generation"] == 2
 
@@ -238,7 +238,7 @@ def test_what_the_child_started_dies_with_it() -> None:
 
 def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
     async def scenario(child: Child) -> int:
-        with fails("worker_crashed", "it ended and exited with status 3") as caught:
+        with fails("worker_failed", "it ended and exited with status 3") as caught:
             await child.call("fork_and_leave")
         return next(int(line.split()[1]) for line in caught.value.log if line.startswith("forked"))
 
@@ -251,7 +251,7 @@ def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
 )
 def test_a_bad_frame_is_a_crash_of_that_child_and_never_of_the_agent(how: str) -> None:
     async def scenario(child: Child) -> None:
-        with fails("worker_crashed", "broke the protocol"):
+        with fails("worker_failed", "broke the protocol"):
             await child.call("break_protocol", how=how)
         assert (await child.call("echo"))["generation"] == 2
 
@@ -260,7 +260,7 @@ def test_a_bad_frame_is_a_crash_of_that_child_and_never_of_the_agent(how: str) -
 
 def test_a_reply_that_names_another_generation_is_a_bad_frame() -> None:
     async def scenario(child: Child) -> None:
-        with fails("worker_crashed", "broke the protocol: .* that nobody waits for"):
+        with fails("worker_failed", "broke the protocol: .* that nobody waits for"):
             await child.call("break_protocol", how="another generation's reply")
 
     supervise(scenario)
@@ -279,7 +279,7 @@ def test_a_frame_beyond_asyncios_line_limit_passes_and_one_beyond_ours_fails_the
 
 def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     async def scenario(child: Child) -> None:
-        with fails("worker_crashed", "closed its socket and was killed by SIGKILL"):
+        with fails("worker_failed", "closed its socket and was killed by SIGKILL"):
             await child.call("close_socket")
 
     supervise(scenario)
@@ -293,7 +293,7 @@ def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     [
         ("raise", "worker_failed", "it cannot work: RuntimeError: no devices were found"),
         ("exit", "worker_failed", "exited with status 3"),
-        ("hang", "worker_timeout", "was not ready within 2 s"),
+        ("hang", "worker_failed", "was not ready within 2 s"),
         ("wrong protocol", "worker_failed", "protocol, kind, generation, pid .2, 'faulty', 1,"),
         ("wrong pid", "worker_failed", "protocol, kind, generation, pid"),
         ("progress first", "worker_failed", "broke the protocol: .* that nobody waits for"),
@@ -356,7 +356,7 @@ def test_after_too_many_crashes_it_stays_down_until_reset() -> None:
 def test_a_call_past_its_deadline_is_killed_and_the_log_says_where_it_hung() -> None:
     async def scenario(child: Child) -> None:
         task = await child.begin("hang_with_gil", deadline_s=0.5)
-        with fails("worker_timeout", r"hang_with_gil was asked of .* did not answer within 0.5 s") as caught:
+        with fails("worker_failed", r"hang_with_gil was asked of .* did not answer within 0.5 s") as caught:
             await task
         assert any("in hang_with_gil" in line for line in caught.value.log)
         assert (await child.call("echo"))["generation"] == 2

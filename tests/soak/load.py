@@ -23,14 +23,13 @@ from tests.process.living import FINAL, LONG, QUICK
 
 EXPECTED: Final = {
     "queue_full",
-    "worker_crashed",
     "worker_failed",
     "run_cancelled",
     "not_ready",
     "bench_too_large",
     "device_leased",
     "device_busy",
-    "lease_not_found",
+    "not_found",
 }
 """Codes of refusals that this load brings about."""
 MESHES: Final = ("dp:2", "dp:-1", "dp:2,tp:-1", "x:1,y:2,z:-1", "dp:3")

@@ -14,7 +14,7 @@ from meshwright._calls import leases
 from meshwright._calls.building import Call
 from meshwright._calls.flows import CANCEL_TIMEOUT_S, Deadline, Flow, Link, Pause, Send, exchange
 from meshwright._calls.messages import Request
-from meshwright.errors import DeviceLeasedError, LeaseNotFoundError, MeshwrightError
+from meshwright.errors import DeviceLeasedError, MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
 
 DEFAULT_TTL_S: Final = 3600.0
@@ -46,7 +46,7 @@ class Held:
 
     @property
     def lost(self) -> MeshwrightError | None:
-        """Why the lease is no longer held: LeaseNotFoundError where it ended, else why no renewal came through."""
+        """Why the lease is no longer held: NotFoundError where it ended, else why no renewal came through."""
         self._is_told = self._is_told or self._lost is not None
         return self._lost
 
@@ -54,7 +54,7 @@ class Held:
         """Does nothing while the lease is held.
 
         Raises:
-            LeaseNotFoundError: it was taken over, ended, or not renewed in time.
+            NotFoundError: it was taken over, ended, or not renewed in time.
             MeshwrightError: no renewal came through before its end; says why.
         """
         if self.lost is not None:
@@ -119,7 +119,7 @@ def find(lease: Lease | str, link: Link, deadline: Deadline | None = None) -> Fl
     """Returns a lease as it stands now.
 
     Raises:
-        LeaseNotFoundError: it has ended, or never was.
+        NotFoundError: it has ended, or never was.
     """
     lease = yield from exchange(leases.get_lease(lease), link, deadline)
     return lease
@@ -129,7 +129,7 @@ def renew(lease: Lease | str, link: Link, ttl_s: float, deadline: Deadline | Non
     """Makes a lease end `ttl_s` from now; asks for it first, since a lease that has ended must not be made anew.
 
     Raises:
-        LeaseNotFoundError: it has ended, or never was.
+        NotFoundError: it has ended, or never was.
     """
     held = yield from find(lease, link, deadline)
     renewed = yield from exchange(leases.renew_lease(held, ttl_s), link, deadline)
@@ -140,7 +140,7 @@ def end(lease: Lease | str, link: Link) -> Flow[Lease]:
     """Ends a lease and returns it as it was.
 
     Raises:
-        LeaseNotFoundError: it has ended, or never was.
+        NotFoundError: it has ended, or never was.
     """
     held = lease if isinstance(lease, Lease) else (yield from find(lease, link))
     ended = yield from exchange(leases.end_lease(held), link)
@@ -165,7 +165,7 @@ def _check_until(renewal: Deadline, held: Held, link: Link) -> Flow[None]:
         yield Pause(CHECK_S)
         try:
             yield from exchange(leases.get_lease(held.lease), link, link.build_deadline(CHECK_S))
-        except LeaseNotFoundError as error:
+        except NotFoundError as error:
             held.lose(error)
             return
         except MeshwrightError:
@@ -180,7 +180,7 @@ def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline
         try:
             within = link.build_deadline(min(RENEW_TIMEOUT_S, end.left_s() or 0.0))
             held.lease = yield from renew(held.lease, link, ttl_s, within)
-        except (LeaseNotFoundError, DeviceLeasedError) as error:
+        except (NotFoundError, DeviceLeasedError) as error:
             held.lose(error)
             return None
         except MeshwrightError as error:
@@ -199,19 +199,19 @@ def give_back(held: Held, link: Link) -> Flow[str]:
     A lease that has ended meanwhile is lost: the agent is asked first, since an end that is sent twice finds no lease
     either.
     """
-    if isinstance(held._lost, LeaseNotFoundError):
+    if isinstance(held._lost, NotFoundError):
         return ""
     within = link.build_deadline(CANCEL_TIMEOUT_S)
     try:
         yield from exchange(leases.get_lease(held.lease), link, within)
-    except LeaseNotFoundError as error:
+    except NotFoundError as error:
         held.lose(error, at_end=True)
         return ""
     except MeshwrightError:
         pass  # it is ended all the same
     try:
         yield from exchange(leases.end_lease(held.lease), link, within)
-    except LeaseNotFoundError:
+    except NotFoundError:
         return ""
     except MeshwrightError as error:
         return f"the lease {held.lease.id} could not be ended, and ends by itself at {held.lease.expires_at}: {error}"

@@ -37,7 +37,7 @@ _GONE: Final = frozenset({"refused", "lost", "stale"})
 _LOST: Final = frozenset({"timeout", "stale", "lost"})
 _GATEWAY: Final = frozenset({502, 504})
 """Of what stands between client and agent."""
-_STARTING: Final = frozenset({"not_ready", "draining"})
+_STARTING: Final = frozenset({"not_ready"})
 _UNAVAILABLE: Final = 503
 _REPEATABLE: Final = frozenset({408, 429})
 _LIKE_REFUSED: Final = frozenset({"lost", "stale"})

@@ -18,7 +18,6 @@ from meshwright._calls.flows import Deadline, Flow, Link, exchange
 from meshwright._fleet.state import FleetHost, HostState
 from meshwright.errors import (
     AgentConnectionError,
-    DrainingError,
     MeshwrightError,
     NotReadyError,
     ProblemError,
@@ -71,7 +70,7 @@ def build_late(url: str, timeout_s: float) -> FleetHost:
 
 
 def _judge(error: MeshwrightError) -> HostState:
-    if isinstance(error, NotReadyError | DrainingError):
+    if isinstance(error, NotReadyError):
         return "not_ready"
     unread = isinstance(error.__cause__, ValidationError)  # something answered, but nothing that can be read
     return "unreachable" if isinstance(error, AgentConnectionError) and not unread else "error"

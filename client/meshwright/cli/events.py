@@ -16,7 +16,7 @@ from meshwright.cli.arguments import parse_moment
 from meshwright.cli.components import find_component, list_components, tell_components
 from meshwright.cli.output import Column, build_table, clean, style_state
 from meshwright.cli.session import OK, Session
-from meshwright.errors import ComponentNotFoundError
+from meshwright.errors import NotFoundError
 from meshwright.wire.health import HealthEvent, HealthEvents
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def acknowledge_component(
         component = find_component(client, component)
         try:
             told = client.acknowledge(component, reason)
-        except ComponentNotFoundError as error:
+        except NotFoundError as error:
             error.hint = tell_components(component, list_components(client))
             raise
     if session.as_json:

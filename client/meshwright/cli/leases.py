@@ -11,7 +11,7 @@ import typer
 from meshwright.cli.arguments import choose_devices, parse_duration
 from meshwright.cli.output import Column, build_table, clean, format_time, print_error
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.errors import ForbiddenError, LeaseNotFoundError, MeshwrightError
+from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...]
     for lease in leases:
         try:
             ended.append(client.end_lease(lease))
-        except LeaseNotFoundError:
+        except NotFoundError:
             continue
         except ForbiddenError as error:
             refused.append(error)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshwright.errors import DeviceLeasedError, InvalidRequestError, LeaseNotFoundError, PlanInfeasibleError
+from meshwright.errors import DeviceLeasedError, InvalidRequestError, NotFoundError, PlanInfeasibleError
 from meshwright.planning.packing import pack_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -74,7 +74,7 @@ def select_devices(
         PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than were asked
             for.
         DeviceLeasedError: there would be as many without the leases of others, or these have all devices.
-        LeaseNotFoundError: no device is covered by the lease.
+        NotFoundError: no device is covered by the lease.
     """
     if not topology.devices:
         raise refuse(
@@ -259,7 +259,7 @@ def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:
     if found:
         return found
     detail = f"lease {lease!r} covers none of the {len(devices)} devices; a plan with a lease is made on its devices"
-    raise LeaseNotFoundError(detail, hint="GET /leases lists those that hold; leave lease out to plan on what is free")
+    raise NotFoundError(detail, hint="GET /leases lists those that hold; leave lease out to plan on what is free")
 
 
 def _is_own(topology: Topology, index: int, lease: str | None) -> bool:

@@ -20,7 +20,7 @@ from meshwright._calls.endpoints import ENDPOINTS
 from meshwright._calls.messages import Answer, Request
 from meshwright._client import AsyncClient, Client
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
-from meshwright.errors import InvalidRequestError, NotReadyError, PlanNotFoundError, ProblemError
+from meshwright.errors import InvalidRequestError, NotFoundError, NotReadyError, ProblemError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.request import answer_request
@@ -230,7 +230,7 @@ class FakeAgent(Faulty):
 
     def _find_plan(self, fingerprint: str) -> Plan:
         if fingerprint not in self._plans:
-            raise PlanNotFoundError(f"no plan has the fingerprint {fingerprint!r}", hint="POST /mesh/plan makes one")
+            raise NotFoundError(f"no plan has the fingerprint {fingerprint!r}", hint="POST /mesh/plan makes one")
         return self._plans[fingerprint]
 
     def _batch_size(self, asked: Asked) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
-from meshwright.errors import ComponentNotFoundError
+from meshwright.errors import NotFoundError
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import Component, EventKind, Health, HealthEvent, HealthEvents, State, find_worst_state
 
@@ -76,10 +76,10 @@ def find_component(health: Health, name: str) -> Component:
     """Returns the component of this name.
 
     Raises:
-        ComponentNotFoundError: there is none.
+        NotFoundError: there is none.
     """
     found = next((each for each in health.components if each.name == name), None)
     if found is None:
         there = ", ".join(each.name for each in health.components)
-        raise ComponentNotFoundError(f"no component is called {name!r}", hint=f"there are {there}")
+        raise NotFoundError(f"no component is called {name!r}", hint=f"there are {there}")
     return found

@@ -11,7 +11,7 @@ from meshwright.errors import (
     DeviceLeasedError,
     ForbiddenError,
     InvalidRequestError,
-    LeaseNotFoundError,
+    NotFoundError,
 )
 from meshwright.planning.selection import select_for_lease
 from meshwright.topology.model import Topology
@@ -92,21 +92,21 @@ class LeaseBook:
         """Returns a lease, with the time that it has left.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         now = self._clock()
         lease = self._current(now).get(lease_id)
         if lease is None:
             why = self._ended.get(lease_id)
             detail = f"lease {lease_id!r} has ended: {why}" if why else f"there is no lease {lease_id!r} here"
-            raise LeaseNotFoundError(detail, hint="GET /leases")
+            raise NotFoundError(detail, hint="GET /leases")
         return _show(lease, now)
 
     def end(self, lease_id: str, owner: str = "") -> Lease:
         """Ends a lease; returns it as it was.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
             ForbiddenError: it belongs to another owner.
         """
         ended = self.get(lease_id)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright._calls.endpoints import ENDPOINTS, Endpoint
 from meshwright._calls.messages import Answer, Request
-from meshwright.errors import MethodNotAllowedError, ProblemError, RouteNotFoundError
+from meshwright.errors import NotFoundError, ProblemError
 from meshwright.wire.health import HealthEvent
 from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import RunEvent
@@ -66,12 +66,12 @@ def find_route(request: Request) -> tuple[Endpoint[Any], Asked]:
     url = urlsplit(request.path)
     found = [(endpoint, match) for endpoint in ENDPOINTS if (match := _match(endpoint.path, url.path))]
     if not found:
-        raise RouteNotFoundError(f"there is no route {url.path}", hint="GET /openapi.json lists them")
+        raise NotFoundError(f"there is no route {url.path}", hint="GET /openapi.json lists them")
     for endpoint, match in found:
         if endpoint.method == request.method:
             parts = {name: unquote(part) for name, part in match.groupdict().items()}
             return endpoint, Asked(request, parts, dict(parse_qsl(url.query)), _read_body(endpoint, request))
-    raise MethodNotAllowedError(f"{url.path} takes {', '.join(e.method for e, _ in found)}, not {request.method}")
+    raise NotFoundError(f"{url.path} takes {', '.join(e.method for e, _ in found)}, not {request.method}", status=405)
 
 
 def _match(template: str, path: str) -> re.Match[str] | None:

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
-from meshwright.errors import ProblemError, RunCancelledError, RunNotFoundError
+from meshwright.errors import NotFoundError, ProblemError, RunCancelledError
 from meshwright.planning.compile_request import build_unfitted
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, LatestBench
@@ -162,7 +162,7 @@ class RunBook:
         """Ends a run with `outcome`, or what was planned for it when it was submitted; returns it.
 
         Raises:
-            RunNotFoundError: no such run.
+            NotFoundError: no such run.
         """
         if self.get(run_id).state in FINAL_STATES:
             return self.get(run_id)
@@ -190,7 +190,7 @@ class RunBook:
         """Cancels a run and returns it; one that is over stays as it is.
 
         Raises:
-            RunNotFoundError: no such run.
+            NotFoundError: no such run.
         """
         if self.get(run_id).state in FINAL_STATES:
             return self.get(run_id)
@@ -201,10 +201,10 @@ class RunBook:
         """Returns a run.
 
         Raises:
-            RunNotFoundError: no such run.
+            NotFoundError: no such run.
         """
         if run_id not in self._runs:
-            raise RunNotFoundError(f"no run is called {run_id!r}; there are {len(self._runs)}", hint="GET /runs")
+            raise NotFoundError(f"no run is called {run_id!r}; there are {len(self._runs)}", hint="GET /runs")
         return self._runs[run_id]
 
     def list(self, limit: int, state: str | None) -> RunList:
@@ -216,7 +216,7 @@ class RunBook:
         """Returns the events so far, from the one after `after`.
 
         Raises:
-            RunNotFoundError: no such run.
+            NotFoundError: no such run.
         """
         self.get(run_id)
         return tuple(event for event in self._events[run_id] if event.seq > after)

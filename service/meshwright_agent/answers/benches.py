@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from meshwright.errors import (
     DeviceBusyError,
-    LeaseNotFoundError,
+    NotFoundError,
     NotReadyError,
     ProblemError,
     WorkerFailedError,
@@ -179,7 +179,7 @@ class Benches:
 
         Raises:
             RequestError: it cannot be done on this host.
-            DeviceLeasedError: a lease covers a device that it would open; LeaseNotFoundError: its own has ended.
+            DeviceLeasedError: a lease covers a device that it would open; NotFoundError: its own has ended.
             DeviceBusyError: such a device is in use by another process, or may be.
             ForbiddenError: the lease that it names belongs to another owner.
             NotReadyError: who has the devices could not be looked at.
@@ -209,7 +209,7 @@ class Benches:
         """Raises DeviceLeasedError if a lease other than the request's own covers a device that the bench would open.
 
         Raises:
-            LeaseNotFoundError: the request's own lease does not exist or has ended.
+            NotFoundError: the request's own lease does not exist or has ended.
         """
         opened = list_opened(request, self._devices())
         if in_the_way := self._list_in_the_way(request, opened):
@@ -220,9 +220,7 @@ class Benches:
     def _list_in_the_way(self, request: BenchRequest, opened: Sequence[Device]) -> tuple[StoredLease, ...]:
         if request.lease is not None and self._registry.find(request.lease) is None:
             detail = f"the bench names lease {request.lease!r}, which is not here or has ended"
-            raise LeaseNotFoundError(
-                detail, hint="GET /leases lists those that hold; leave it out to bench free devices"
-            )
+            raise NotFoundError(detail, hint="GET /leases lists those that hold; leave it out to bench free devices")
         return self._registry.list_covering(opened, but=request.lease)
 
     async def _look_at_owners(self) -> None:
@@ -259,7 +257,7 @@ class Benches:
 
         Raises:
             CallCancelled: a lease has come.
-            ProblemError: as the worker fails, or as `submit` refuses; LeaseNotFoundError where its own lease has ended.
+            ProblemError: as the worker fails, or as `submit` refuses; NotFoundError where its own lease has ended.
         """
         request = BenchRequest.model_validate(run.request)
         self._give_way(request)

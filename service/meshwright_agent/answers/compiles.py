@@ -92,7 +92,7 @@ class Compiles:
 
         Raises:
             QueueFullError: as many compiles wait as may.
-            StoreUnavailableError: the store does not answer; DrainingError: the agent is shutting down.
+            StoreUnavailableError: the store does not answer; NotReadyError: the agent is shutting down.
         """
         if not answer.tasks:
             return answer

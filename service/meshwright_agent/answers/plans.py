@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from meshwright.errors import (
-    BodyTooLargeError,
-    DrainingError,
-    PlanNotFoundError,
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
     QueueFullError,
     RequestError,
     StoreUnavailableError,
@@ -160,8 +160,8 @@ class PlannerQueue:
 
         Raises:
             QueueFullError: as many requests wait as may.
-            DrainingError: the agent is shutting down.
-            BodyTooLargeError: the request is larger than a frame.
+            NotReadyError: the agent is shutting down.
+            InvalidRequestError: the request is larger than a frame.
             ProblemError: the request is refused, or the planner failed.
         """
         if self._is_closed:
@@ -177,7 +177,9 @@ class PlannerQueue:
             raise _build_draining() from error
         except FrameError as error:
             hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
-            raise BodyTooLargeError(f"the request cannot be handed to the planner: {error}", hint=hint) from error
+            raise InvalidRequestError(
+                f"the request cannot be handed to the planner: {error}", status=413, hint=hint
+            ) from error
         finally:
             self._count -= 1
             if not self._count:
@@ -267,7 +269,7 @@ class PlanMaker:
         """Returns the reply that shows a plan made earlier.
 
         Raises:
-            PlanNotFoundError: none has this fingerprint.
+            NotFoundError: none has this fingerprint.
         """
         return frame_stored(await self._find_stored(fingerprint))
 
@@ -275,7 +277,7 @@ class PlanMaker:
         document = await self._store.get(PLAN, fingerprint)
         if document is None:
             detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
-            raise PlanNotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
+            raise NotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
         return document.body
 
     # ---- batch sizes -----------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class PlanMaker:
         """Returns what is to be compiled for the largest batch.
 
         Raises:
-            RequestError: refused; PlanNotFoundError: no plan has the fingerprint that it names.
+            RequestError: refused; NotFoundError: no plan has the fingerprint that it names.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
         return CompileTask(**await self._ask_of_batch("fit", request))
@@ -353,6 +355,6 @@ def _count_target(target: str) -> int:
         return 0
 
 
-def _build_draining() -> DrainingError:
+def _build_draining() -> NotReadyError:
     hint = "ask again when the agent has started again"
-    return DrainingError("the agent is shutting down and has ended its planner", hint=hint)
+    return NotReadyError("the agent is shutting down and has ended its planner", hint=hint)

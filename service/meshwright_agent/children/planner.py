@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from meshwright.compiling.limits import give_way
-from meshwright.errors import BodyTooLargeError, InvalidRequestError, NotReadyError
+from meshwright.errors import InvalidRequestError, NotReadyError
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
 from meshwright.topology.model import Topology
@@ -90,7 +90,9 @@ def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
         return write_plans(request, None if told is None else parse_here(told))
     except MemoryError:
         detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"
-        raise BodyTooLargeError(detail, hint="plan on fewer hosts, or with `meshwright plan --local`") from None
+        raise InvalidRequestError(
+            detail, status=413, hint="plan on fewer hosts, or with `meshwright plan --local`"
+        ) from None
 
 
 def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:

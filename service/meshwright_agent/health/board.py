@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 
-from meshwright.errors import ComponentNotFoundError
+from meshwright.errors import NotFoundError
 from meshwright.wire.health import WORST_FIRST, Component, Health, Permanence, State, find_worst_state
 from meshwright_agent.health.memory import Fault, HealthMemory
 from meshwright_agent.health.words import make_sendable
@@ -189,13 +189,13 @@ class HealthBoard:
         return Observation("unknown", reason, seen.action, seen.observed_at)
 
 
-def build_unknown_component(name: str, names: Iterable[str]) -> ComponentNotFoundError:
+def build_unknown_component(name: str, names: Iterable[str]) -> NotFoundError:
     """Returns the error for a name that no component has, with the nearest that one has."""
     known = sorted(names)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? GET /health lists all" if near else "GET /health lists the components"
     message = f"no component has the name {name!r}; there are {len(known)}"
-    return ComponentNotFoundError(message, hint=hint, errors=[{"field": "component", "message": message}])
+    return NotFoundError(message, hint=hint, errors=[{"field": "component", "message": message}])
 
 
 def _describe_fault(fault: Fault) -> str:

@@ -5,7 +5,7 @@ what comes back until the answer, the deadline or a cancel. Between calls one ta
 end. So exactly one coroutine listens to the child at any time. Every process that must go is ended by `_tear_down`: its
 group is killed and reaped before anything else happens, so no device has two owners.
 
-Every caller gets one answer: a result, the child's own error, `WorkerCrashedError`, `WorkerTimeoutError`,
+Every caller gets one answer: a result, the child's own error, `WorkerFailedError`, `WorkerFailedError`,
 `WorkerFailedError` or `CallCancelled`. Lives on the agent's event loop and never blocks it.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from meshwright.errors import MeshwrightError, ProblemError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
+from meshwright.errors import MeshwrightError, ProblemError, WorkerFailedError
 from meshwright.wire.devices import Worker, WorkerState
 from meshwright_agent.clock import Clock
 from meshwright_agent.supervisor.process import Child, ChildError, ChildSpec
@@ -187,7 +187,7 @@ class Supervisor:
         Raises:
             WorkerFailedError: it cannot start (its own reason and log), has crashed too often, or an earlier one
                 that may hold the devices does not end.
-            WorkerTimeoutError: it did not say hello in time.
+            WorkerFailedError: it did not say hello in time.
             CallCancelled: it was released or closed meanwhile.
         """
         if self.state not in ("ready", "busy"):
@@ -209,8 +209,8 @@ class Supervisor:
 
         Raises:
             ProblemError: the handler raised one: the same class here. Other exceptions are a RunFailedError.
-            WorkerCrashedError: the child died while it worked; the log is its last lines.
-            WorkerTimeoutError: the deadline passed, or the child did not start in time.
+            WorkerFailedError: the child died while it worked; the log is its last lines.
+            WorkerFailedError: the deadline passed, or the child did not start in time.
             WorkerFailedError: the child cannot start, or has crashed too often.
             CallCancelled: the call was cancelled, or the child released or closed.
             FrameError: JSON cannot say the arguments.
@@ -482,11 +482,10 @@ class Supervisor:
             return WorkerFailedError(f"{asked}; it cannot work: {why.words}", hint=hint, log=log)
         if why.kind == "lost":
             detail = f"{asked}; after {took_s:.1f} s it {why.words} and {ending}"
-            kind = WorkerCrashedError if work else WorkerFailedError
-            return kind(detail, hint=hint, log=log, retry_after_s=retry_after_s)
+            return WorkerFailedError(detail, hint=hint, log=log, retry_after_s=retry_after_s)
         missed, limit_s = ("did not answer", work.deadline_s) if work else ("was not ready", self.spec.start_timeout_s)
         detail = f"{asked}; it {missed} within {limit_s:g} s and was killed"
-        return WorkerTimeoutError(detail, hint=hint, log=log, retry_after_s=retry_after_s)
+        return WorkerFailedError(detail, hint=hint, log=log, retry_after_s=retry_after_s)
 
     def _build_haunted(self) -> ProblemError:
         named = ", ".join(map(str, self._abandoned))

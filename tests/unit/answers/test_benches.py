@@ -20,7 +20,7 @@ from meshwright.errors import (
     ForbiddenError,
     NotReadyError,
     RunFailedError,
-    WorkerTimeoutError,
+    WorkerFailedError,
 )
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
@@ -154,7 +154,7 @@ def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: M
             await scene.submit()
         assert scene.device.calls == []
 
-    run_scene(tmp_path, [look(dgx), WorkerTimeoutError("the probe did not answer")], [{}], test)
+    run_scene(tmp_path, [look(dgx), WorkerFailedError("the probe did not answer")], [{}], test)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_bench_whose_own_lease_has_ended_fails_and_is_not_said_to_be_pre_empte
         ended = await scene.finish(await scene.submit(devices=[0], lease="lease-1"))
         assert ended.state == "failed"
         assert ended.error is not None
-        assert ended.error.code == "lease_not_found"
+        assert ended.error.code == "not_found"
         assert ended.error.detail == "the bench names lease 'lease-1', which is not here or has ended"
         assert scene.device.calls == []
 

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from meshwright.errors import (
-    BodyTooLargeError,
-    DrainingError,
     InvalidRequestError,
+    NotFoundError,
     NotReadyError,
     PlanInfeasibleError,
-    PlanNotFoundError,
     ProblemError,
     QueueFullError,
     StoreUnavailableError,
-    WorkerCrashedError,
+    WorkerFailedError,
 )
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
@@ -166,9 +164,9 @@ def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest, is_larg
     ("failure", "raised"),
     [
         (PlanInfeasibleError("no", hint="other"), PlanInfeasibleError),
-        (WorkerCrashedError("gone"), WorkerCrashedError),
-        (CallCancelled("closing"), DrainingError),
-        (FrameError("too long"), BodyTooLargeError),
+        (WorkerFailedError("gone"), WorkerFailedError),
+        (CallCancelled("closing"), NotReadyError),
+        (FrameError("too long"), InvalidRequestError),
     ],
 )
 def test_what_the_child_cannot_do_is_a_problem_and_the_next_request_is_answered(
@@ -220,7 +218,7 @@ def test_while_the_agent_shuts_down_only_small_plans_are_made() -> None:
         await maker.answer(TARGET)
         await maker.close(10)
         assert planner.state == "stopped"
-        with pytest.raises(DrainingError):
+        with pytest.raises(NotReadyError):
             await maker.answer(TARGET)
         assert (await maker.answer(PlanRequest(mesh="x:8"))).shown
 
@@ -242,7 +240,7 @@ def test_a_plan_is_kept_with_its_devices_and_found_by_its_fingerprint(request_: 
 
 
 def test_a_fingerprint_that_nobody_made_is_not_found() -> None:
-    with pytest.raises(PlanNotFoundError, match="mw1-0"):
+    with pytest.raises(NotFoundError, match="mw1-0"):
         asyncio.run(build(answering(ANSWER)).read_stored("mw1-0"))
 
 

@@ -113,9 +113,9 @@ def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
-        (errors.WorkerCrashedError("it died", log=["Fatal Python error"]), 1),
+        (errors.WorkerFailedError("it died", log=["Fatal Python error"]), 1),
         (errors.RunCancelledError("released"), 1),
-        (errors.WorkerTimeoutError("it hung"), 1),
+        (errors.WorkerFailedError("it hung"), 1),
     ],
 )
 def test_a_run_that_failed_or_was_cancelled_is_1(

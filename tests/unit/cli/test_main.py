@@ -30,14 +30,13 @@ def _leaves(kind: type[errors.MeshwrightError]) -> set[type[errors.MeshwrightErr
         (errors.DevicesUnusedError, FAILED),
         (errors.BenchTooLargeError, FAILED),
         (errors.DeviceBusyError, FAILED),
-        (errors.RunNotFoundError, FAILED),
-        (errors.WorkerCrashedError, FAILED),
+        (errors.NotFoundError, FAILED),
+        (errors.WorkerFailedError, FAILED),
         (errors.InvalidMeshError, NO_ANSWER),
         (errors.InvalidRequestError, NO_ANSWER),
         (errors.UnknownHardwareError, NO_ANSWER),
         (errors.QueueFullError, NO_ANSWER),
         (errors.NotReadyError, NO_ANSWER),
-        (errors.RouteNotFoundError, NO_ANSWER),
     ],
 )
 def test_infeasible_is_1_and_a_wrong_value_or_no_answer_2(

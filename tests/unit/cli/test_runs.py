@@ -21,7 +21,7 @@ def test_no_runs_are_told(meshwright: CommandLine) -> None:
 
 
 def test_a_failed_run_shows_why(meshwright: CommandLine) -> None:
-    meshwright.fake.runs.outcome = errors.WorkerCrashedError("killed by signal 11")
+    meshwright.fake.runs.outcome = errors.WorkerFailedError("killed by signal 11")
     meshwright("bench")
     assert "killed by signal 11" in meshwright("runs").out
 

@@ -14,10 +14,9 @@ from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
     InvalidMeshError,
+    NotFoundError,
     PlanInfeasibleError,
-    PlanNotFoundError,
     ProblemError,
-    RunNotFoundError,
     SettingsError,
     UnknownHardwareError,
 )
@@ -66,7 +65,7 @@ def test_a_plan_can_be_asked_for_again_by_its_fingerprint(kind: Kind) -> None:
     fake = FakeAgent("cpu:8")
     plan = ask(kind, fake, lambda c: c.plan(MeshSpec.parse("dp:-1,tp:2"), axis_types="explicit"))
     assert ask(kind, fake, lambda c: c.get_plan(plan.fingerprint)) == plan
-    with pytest.raises(PlanNotFoundError):
+    with pytest.raises(NotFoundError):
         ask(kind, fake, lambda c: c.get_plan("mw1-" + "0" * 32))
 
 
@@ -78,10 +77,10 @@ def test_a_plan_can_be_asked_for_again_by_its_fingerprint(kind: Kind) -> None:
         (lambda c: c.plan("dp:16"), PlanInfeasibleError),
         (lambda c: c.batch_size("abacus"), UnknownHardwareError),
         (lambda c: c.targets("abacus"), UnknownHardwareError),
-        (lambda c: c.run("run-none"), RunNotFoundError),
-        (lambda c: c.run_events("run-none"), RunNotFoundError),
-        (lambda c: c.cancel_run("run-none"), RunNotFoundError),
-        (lambda c: c.wait("run-none"), RunNotFoundError),
+        (lambda c: c.run("run-none"), NotFoundError),
+        (lambda c: c.run_events("run-none"), NotFoundError),
+        (lambda c: c.cancel_run("run-none"), NotFoundError),
+        (lambda c: c.wait("run-none"), NotFoundError),
     ],
 )
 def test_a_refusal_is_raised_as_its_class_with_a_detail(kind: Kind, question: Any, error: type[ProblemError]) -> None:

@@ -16,11 +16,11 @@ from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
     MeshwrightError,
+    NotFoundError,
     NotReadyError,
     RunCancelledError,
     RunFailedError,
-    RunNotFoundError,
-    WorkerCrashedError,
+    WorkerFailedError,
 )
 from meshwright.wire.health import Health
 from meshwright.wire.problem import build_problem
@@ -130,8 +130,8 @@ def test_streams_that_never_get_through_become_polling_until_the_run_is_over() -
 
 
 def test_a_run_that_is_not_there_and_an_agent_that_is_gone_end_the_following() -> None:
-    with pytest.raises(RunNotFoundError):
-        _follow(Script(sends=[refuse(RunNotFoundError("no"))], streams=[[Answer(404)]]))
+    with pytest.raises(NotFoundError):
+        _follow(Script(sends=[refuse(NotFoundError("no"))], streams=[[Answer(404)]]))
     with pytest.raises(AgentConnectionError):
         _follow(Script(sends=[Failure("refused", "no")] * 3))
 
@@ -170,8 +170,8 @@ def _finished(run: Run) -> Script:
 
 
 def test_a_run_that_failed_is_raised_as_its_own_error_with_the_workers_log() -> None:
-    problem = build_problem(WorkerCrashedError("it died", log=["Fatal Python error"]))
-    with pytest.raises(WorkerCrashedError, match="it died") as caught:
+    problem = build_problem(WorkerFailedError("it died", log=["Fatal Python error"]))
+    with pytest.raises(WorkerFailedError, match="it died") as caught:
         _bench(_finished(_run("failed", error=problem)))
     assert caught.value.log == ("Fatal Python error",)
     assert caught.value.host == "http://a"

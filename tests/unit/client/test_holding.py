@@ -15,15 +15,15 @@ from meshwright.errors import (
     AgentConnectionError,
     DeviceLeasedError,
     InvalidRequestError,
-    LeaseNotFoundError,
     MeshwrightError,
+    NotFoundError,
     UnauthorizedError,
 )
 from meshwright.wire.leases import Lease, LeasedDevice
 from tests.unit.client.script import Script, refuse, say
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-GONE = refuse(LeaseNotFoundError("it was pre-empted by a job"))
+GONE = refuse(NotFoundError("it was pre-empted by a job"))
 NOBODY = Failure("refused", "no")
 
 
@@ -61,7 +61,7 @@ def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_tol
     held = Held(_lease(600), told.append)
     _keep(script, held, ttl_s=600)
     assert {str(step.request) for step in script.sent(Send)} == {"GET /leases/lease-1"}
-    assert isinstance(held.lost, LeaseNotFoundError)
+    assert isinstance(held.lost, NotFoundError)
     assert told == [held.lost]
     assert script.now_s <= 4 * 2 * CHECK_S  # of four questions, each of which may take as long as the pause before it
 
@@ -78,10 +78,10 @@ def test_a_lease_that_the_agent_no_longer_knows_is_lost_at_once_with_the_agents_
     told: list[MeshwrightError] = []
     held = Held(_lease(), told.append)
     _keep(Script(sends=[GONE]), held)
-    assert isinstance(held.lost, LeaseNotFoundError)
+    assert isinstance(held.lost, NotFoundError)
     assert "pre-empted by a job" in str(held.lost)
     assert told == [held.lost]
-    with pytest.raises(LeaseNotFoundError, match="pre-empted by a job"):
+    with pytest.raises(NotFoundError, match="pre-empted by a job"):
         held.check()
 
 
@@ -89,7 +89,7 @@ def test_an_agent_that_is_away_for_less_than_the_lease_costs_nothing() -> None:
     script = Script(sends=[*[NOBODY] * 30, say(_lease()), GONE])
     held = Held(_lease(60))
     _keep(script, held)
-    assert isinstance(held.lost, LeaseNotFoundError)  # one answer came through before its time was over
+    assert isinstance(held.lost, NotFoundError)  # one answer came through before its time was over
 
 
 def test_an_agent_that_is_away_until_the_end_loses_the_lease_when_its_time_is_over_and_not_before() -> None:
@@ -120,8 +120,8 @@ def test_the_time_that_a_renewal_took_is_taken_off_the_lease() -> None:
 def test_what_was_lost_stays_lost_and_is_told_once() -> None:
     told: list[MeshwrightError] = []
     held = Held(_lease(), told.append)
-    assert held.lose(LeaseNotFoundError("first"))
-    assert not held.lose(LeaseNotFoundError("second"))
+    assert held.lose(NotFoundError("first"))
+    assert not held.lose(NotFoundError("second"))
     assert [str(error) for error in told] == ["first"]
 
 
@@ -129,7 +129,7 @@ def test_after_the_end_of_its_block_nothing_is_lost() -> None:
     told: list[MeshwrightError] = []
     held = Held(_lease(), told.append)
     held.finish()
-    assert not held.lose(LeaseNotFoundError("ended by its own holder"))
+    assert not held.lose(NotFoundError("ended by its own holder"))
     assert (held.lost, told, held.unsaid) == (None, [], "")
     held.check()
 
@@ -137,7 +137,7 @@ def test_after_the_end_of_its_block_nothing_is_lost() -> None:
 def test_a_loss_that_nobody_asked_about_is_left_to_be_said() -> None:
     held = Held(_lease())
     assert held.unsaid == ""
-    held.lose(LeaseNotFoundError("it was pre-empted"))
+    held.lose(NotFoundError("it was pre-empted"))
     assert "lease-1 (train) was lost" in held.unsaid
     assert held.lost is not None
     assert held.unsaid == ""  # whoever asked knows
@@ -204,12 +204,12 @@ def test_an_end_whose_answer_was_lost_and_that_finds_nothing_then_is_an_end(is_n
     assert ended.id == "lease-1"
     for outcomes in ([GONE], [NOBODY, GONE]):  # which nobody can have ended by this request
         script = Script(sends=outcomes)
-        with pytest.raises(LeaseNotFoundError):
+        with pytest.raises(NotFoundError):
             script.run(holding.end(_lease(), script.link()))
 
 
 def test_a_lease_that_has_ended_is_not_made_anew_by_a_renewal() -> None:
     script = Script(sends=[GONE])
-    with pytest.raises(LeaseNotFoundError):
+    with pytest.raises(NotFoundError):
         script.run(holding.renew(_lease(), script.link(), 60.0))
     assert [str(step.request) for step in script.sent(Send)] == ["GET /leases/lease-1"]

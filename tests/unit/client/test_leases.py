@@ -10,11 +10,10 @@ import pytest
 
 from meshwright.errors import (
     AgentConnectionError,
-    ComponentNotFoundError,
     DeviceLeasedError,
     InvalidRequestError,
-    LeaseNotFoundError,
     MeshwrightError,
+    NotFoundError,
 )
 from meshwright.testing import FakeAgent, build_devices
 from tests.unit.client.both import Kind, ask
@@ -135,7 +134,7 @@ def test_a_lease_that_somebody_ends_is_told_by_callback_property_and_check(kind:
         fake.leases.end(held.lease.id)
         _wait_for(lambda: told)
         assert held.lost is told[0]
-        with pytest.raises(LeaseNotFoundError):
+        with pytest.raises(NotFoundError):
             held.check()
 
     hold(kind, fake, body, ttl_s=SHORT_S, on_lost=told.append)
@@ -204,7 +203,7 @@ def test_an_acknowledgement_clears_a_component_and_stands_in_the_history(kind: K
     assert ask(kind, fake, lambda c: c.health()).state == "healthy"
     last = ask(kind, fake, lambda c: c.events(limit=1)).events[0]
     assert (last.kind, last.before, last.reason) == ("acknowledged", "unhealthy", "card was reseated")
-    with pytest.raises(ComponentNotFoundError):
+    with pytest.raises(NotFoundError):
         ask(kind, fake, lambda c: c.acknowledge("device:9", "nothing"))
     with pytest.raises(InvalidRequestError):
         ask(kind, fake, lambda c: c.acknowledge("device:1", ""))

@@ -21,7 +21,6 @@ from meshwright._calls.outcomes import (
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
-    DrainingError,
     NotFoundError,
     NotReadyError,
     ProblemError,
@@ -42,7 +41,7 @@ AWAY = [
     Failure("lost", ""),
     Failure("stale", ""),
     NotReadyError("starts"),
-    DrainingError("ends"),
+    NotReadyError("ends"),
 ]
 
 

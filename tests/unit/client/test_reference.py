@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright import PlanNotFoundError, SettingsError, load_plan
+from meshwright import NotFoundError, SettingsError, load_plan
 from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan
 
@@ -43,7 +43,7 @@ def test_the_variable_is_used_when_no_reference_is_given(
 def test_a_fingerprint_is_asked_of_the_agent(plan: Plan, fake: FakeAgent) -> None:
     with fake.client() as client:
         assert load_plan(plan.fingerprint, client=client) == plan
-        with pytest.raises(PlanNotFoundError):
+        with pytest.raises(NotFoundError):
             load_plan("mw1-" + "0" * 32, client=client)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import NotReadyError, RunFailedError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
+from meshwright.errors import NotReadyError, RunFailedError, WorkerFailedError
 from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
@@ -33,7 +33,7 @@ from tests.unit.store.opening import build_closed_store
 STALE_AFTER_S = 60.0
 FOREIGN = HolderFacts(pid=4711, name="python", devices=("GPU-0",))
 OWN = HolderFacts(pid=12, name="python", devices=("GPU-0",), own=True)
-SILENT = WorkerTimeoutError("the probe did not answer within 10 s\nand more words")
+SILENT = WorkerFailedError("the probe did not answer within 10 s\nand more words")
 
 
 @dataclass
@@ -203,7 +203,7 @@ def test_a_worker_that_is_up_is_not_called_well_before_it_has_said_on_which_devi
 # ---- the probe ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("silence", [SILENT, WorkerCrashedError("died by signal 9"), CallCancelled("closing")])
+@pytest.mark.parametrize("silence", [SILENT, WorkerFailedError("died by signal 9"), CallCancelled("closing")])
 def test_a_driver_that_does_not_answer_is_unknown_and_its_facts_stay_and_grow_old(
     cpu: Machine, silence: Exception
 ) -> None:
@@ -283,7 +283,7 @@ def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_t
 
 @pytest.mark.parametrize("after", ["backoff", "stopped"])
 def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Machine, after: WorkerState) -> None:
-    scene = stage_cpu(cpu, device=WorkerCrashedError("died by SIGSEGV", log=("the last line",)))
+    scene = stage_cpu(cpu, device=WorkerFailedError("died by SIGSEGV", log=("the last line",)))
     scene.device.state_after = after
     scene.look()
     assert (scene.state("worker"), scene.component("worker").reason) == ("unhealthy", "does not start: died by SIGSEGV")
@@ -295,7 +295,7 @@ def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Ma
 def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.device.answers = deque([WorkerCrashedError("died by SIGSEGV")])
+    scene.device.answers = deque([WorkerFailedError("died by SIGSEGV")])
     scene.device.state_after = "backoff"
     scene.look()
     worker = scene.component("worker")
@@ -304,7 +304,7 @@ def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> N
 
 
 def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_possible(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, device=[jax_of(cpu), WorkerCrashedError("died by SIGSEGV")])
+    scene = stage_cpu(cpu, device=[jax_of(cpu), WorkerFailedError("died by SIGSEGV")])
     scene.look()
     scene.device.state_after = "backoff"
     scene.look()

@@ -13,7 +13,7 @@ from meshwright.errors import (
     DeviceLeasedError,
     ForbiddenError,
     InvalidRequestError,
-    LeaseNotFoundError,
+    NotFoundError,
     StoreUnavailableError,
 )
 from meshwright_agent import leases as module
@@ -56,7 +56,7 @@ def test_a_firm_lease_takes_over_a_preemptible_one_and_nothing_else_does(
         lease = await scene.lease([1, 2], preemptible=new, purpose="job")
         assert lease.preempted_leases == (old.id,)
         assert scene.held() == [beside.id, lease.id]
-        with pytest.raises(LeaseNotFoundError, match=rf"pre-empted by lease {lease.id} \(job\)"):
+        with pytest.raises(NotFoundError, match=rf"pre-empted by lease {lease.id} \(job\)"):
             await scene.service.get(old.id)
 
     run_scene(tmp_path, test)
@@ -102,7 +102,7 @@ def test_a_worker_that_does_not_end_costs_the_lease(tmp_path: Path) -> None:
         with pytest.raises(DeviceBusyError, match="process 7"):
             await scene.lease(lease_id="a")
         assert scene.held() == []
-        with pytest.raises(LeaseNotFoundError, match="not given"):
+        with pytest.raises(NotFoundError, match="not given"):
             await scene.service.get("a")
 
     run_scene(tmp_path, test)
@@ -215,7 +215,7 @@ def test_the_id_of_a_lease_that_has_ended_may_be_used_again(tmp_path: Path) -> N
     async def test(scene: Scene) -> None:
         await scene.lease([0], lease_id="slurm-1", ttl_s=60)
         await scene.end("slurm-1")
-        with pytest.raises(LeaseNotFoundError, match="ended by request"):
+        with pytest.raises(NotFoundError, match="ended by request"):
             await scene.end("slurm-1")
         await scene.lease([1], lease_id="slurm-1", ttl_s=60)
         scene.boot.now_s += 60
@@ -252,7 +252,7 @@ def test_a_lease_ends_by_itself_without_being_asked_for(tmp_path: Path, monkeypa
         scene.boot.now_s += 0.5
         assert scene.held() == []
         for ask in (scene.service.get(lease.id), scene.end(lease.id)):
-            with pytest.raises(LeaseNotFoundError, match="not renewed in time"):
+            with pytest.raises(NotFoundError, match="not renewed in time"):
                 await ask
         async with asyncio.timeout(30):
             while scene.registry.list_expired():  # noqa: ASYNC110 -- nobody tells
@@ -297,7 +297,7 @@ def test_leases_of_before_end_with_the_reason_when_an_agent_is_back(tmp_path: Pa
 
     async def second(scene: Scene) -> None:
         assert scene.held() == []
-        with pytest.raises(LeaseNotFoundError, match=why):
+        with pytest.raises(NotFoundError, match=why):
             await scene.service.get(lease_id)
         async with asyncio.timeout(30):
             while scene.registry.list_expired():  # noqa: ASYNC110 -- nobody tells

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DeviceLeasedError, LeaseNotFoundError
+from meshwright.errors import DeviceLeasedError, NotFoundError
 from meshwright.planning.mesh import plan_mesh
 from meshwright.planning.selection import ANY_LEASE, select_devices
 from meshwright.topology.model import Topology
@@ -94,7 +94,7 @@ def test_where_all_are_leased_the_leases_are_the_reason(asked: DeviceSelection |
 
 def test_a_lease_that_covers_nothing_is_not_found() -> None:
     for fields in ({}, {"devices": (0,)}, {"devices": DeviceSelection(count=1)}):
-        with pytest.raises(LeaseNotFoundError, match="covers none of the 8"):
+        with pytest.raises(NotFoundError, match="covers none of the 8"):
             plan(MIXED, mesh="x:1", lease="lease-gone", **fields)
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import (
-    DrainingError,
+    NotFoundError,
+    NotReadyError,
     QueueFullError,
-    RunNotFoundError,
-    WorkerCrashedError,
+    WorkerFailedError,
 )
 from meshwright.wire.runs import Run, RunKind
 from meshwright_agent.runs import LANE_OF, USUAL_RUN_S, Done, Emit, build_run_id
@@ -64,11 +64,11 @@ def test_runs_go_one_at_a_time_in_the_order_of_submission(tmp_path: Path) -> Non
 def test_a_problem_of_the_work_is_the_runs_error_with_its_code_and_log(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         run_id = await stage.submit_running()
-        stage.bench.fail(run_id, WorkerCrashedError("died by signal 6", hint="look at the log", log=["abort"]))
+        stage.bench.fail(run_id, WorkerFailedError("died by signal 6", hint="look at the log", log=["abort"]))
         done = await stage.ended(run_id)
         assert done.state == "failed"
         assert done.error is not None
-        assert (done.error.code, done.error.status, done.error.log) == ("worker_crashed", 503, ("abort",))
+        assert (done.error.code, done.error.status, done.error.log) == ("worker_failed", 503, ("abort",))
         assert done.error.hint == "look at the log"
 
     play(tmp_path, act)
@@ -122,11 +122,11 @@ def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing
 
 def test_an_unknown_run_is_not_found_by_any_verb(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
-        with pytest.raises(RunNotFoundError, match="run-nowhere"):
+        with pytest.raises(NotFoundError, match="run-nowhere"):
             await stage.queue.get("run-nowhere")
-        with pytest.raises(RunNotFoundError):
+        with pytest.raises(NotFoundError):
             await stage.queue.cancel("run-nowhere", "why not")
-        with pytest.raises(RunNotFoundError):
+        with pytest.raises(NotFoundError):
             await stage.events("run-nowhere")
 
     play(tmp_path, act)
@@ -254,7 +254,7 @@ def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Pat
         if ending == "result":
             stage.bench.finish(run_id)
         else:
-            stage.bench.fail(run_id, WorkerCrashedError("killed after the grace time"))
+            stage.bench.fail(run_id, WorkerFailedError("killed after the grace time"))
         done = await stage.ended(run_id)
         assert (done.state, done.result) == ("cancelled", None)
         assert done.error is not None
@@ -311,7 +311,7 @@ def test_closing_cancels_everything_with_the_reason_and_takes_no_more(tmp_path: 
             assert stored.state == "cancelled"
             assert "shutting down" in stored.error.detail
             assert states(await listener)[-1] == "cancelled"
-        with pytest.raises(DrainingError):
+        with pytest.raises(NotReadyError):
             await stage.submit()
         assert not stage.queue.running
 
@@ -340,7 +340,7 @@ def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_
             await asyncio.sleep(0)
         await stage.queue.close("the agent is shutting down")
         answers = await asyncio.gather(*submissions, return_exceptions=True)
-        assert all(isinstance(answer, str | DrainingError) for answer in answers)
+        assert all(isinstance(answer, str | NotReadyError) for answer in answers)
         assert {run.state for run in await stage.queue.list_runs(limit=99)} <= {"cancelled"}
 
     play(tmp_path, act)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import ProblemError, WorkerCrashedError, WorkerFailedError, WorkerTimeoutError
+from meshwright.errors import ProblemError, WorkerFailedError
 from meshwright_agent.supervisor.process import Child, ChildSpec, Ending
 from meshwright_agent.supervisor.protocol import Call, Cancel, Failure, FrameError, Hello, Progress, Result, Stopped
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
@@ -179,7 +179,7 @@ def test_a_crash_says_when_to_ask_again() -> None:
         task = await world.begin()
         world.clock.advance(1.25)
         world.child.lose("closed its socket")
-        with pytest.raises(WorkerCrashedError) as caught:
+        with pytest.raises(WorkerFailedError) as caught:
             await task
         assert caught.value.retry_after_s == 7.0
         assert caught.value.log == ("log of generation 1",)
@@ -199,7 +199,7 @@ def test_a_start_that_takes_too_long_fails_everybody_who_waited_for_it() -> None
             world.supervisor.call("work", {}, deadline_s=30.0),
             return_exceptions=True,
         )
-        assert [type(error) for error in errors] == [WorkerTimeoutError, WorkerTimeoutError]
+        assert [type(error) for error in errors] == [WorkerFailedError, WorkerFailedError]
         assert (world.child.dump_count, world.child.stops) == (1, [False])
 
     live(scenario, spawn=FakeSpawn(says_hello=False), start_timeout_s=0.01)
@@ -277,7 +277,7 @@ def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()
         world.child.say(frame)
-        with pytest.raises(WorkerCrashedError, match="broke the protocol"):
+        with pytest.raises(WorkerFailedError, match="broke the protocol"):
             await task
 
     live(scenario)
@@ -304,7 +304,7 @@ def test_a_crash_stands_until_another_child_is_ready() -> None:
         assert not supervisor.has_crashed  # its end was asked for
         task = await world.begin()
         world.child.lose("closed its socket")
-        with pytest.raises(WorkerCrashedError):
+        with pytest.raises(WorkerFailedError):
             await task
         await world.until(lambda: supervisor.state == "stopped")
         await supervisor.release()

@@ -76,7 +76,7 @@ class AsyncHostCalls(AsyncDriver):
             reason: what was done about it, for the history.
 
         Raises:
-            ComponentNotFoundError: no component has this name.
+            NotFoundError: no component has this name.
             ForbiddenError: the token has not the scope `admin`.
         """
         return await self._ask(calls.acknowledge(component, reason))

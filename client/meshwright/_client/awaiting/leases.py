@@ -57,7 +57,7 @@ class AsyncLeaseCalls(AsyncDriver):
         """Returns a lease, or one with this id, as it stands now.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         return await self._ask(calls.get_lease(lease))
 
@@ -65,7 +65,7 @@ class AsyncLeaseCalls(AsyncDriver):
         """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         return await self._drive(holding.renew(lease, self._link, ttl_s))
 
@@ -73,7 +73,7 @@ class AsyncLeaseCalls(AsyncDriver):
         """Ends a lease, and returns it as it was.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         return await self._drive(holding.end(lease, self._link))
 

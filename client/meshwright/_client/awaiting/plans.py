@@ -109,7 +109,7 @@ class AsyncPlanCalls(AsyncDriver):
         """Returns the stored plan with this fingerprint: how every rank gets the same one.
 
         Raises:
-            PlanNotFoundError: the agent has none.
+            NotFoundError: the agent has none.
         """
         plan = await self._ask(calls.best_plan(calls.stored_plan(fingerprint)))
         return cast(PlanWithDevices, plan)  # the agent keeps plans whole
@@ -150,7 +150,7 @@ class AsyncPlanCalls(AsyncDriver):
         Raises:
             UnknownHardwareError: no table knows the name; near ones stand in the hint.
             InvalidRequestError: training, mesh or plan without a model, or a model that is none.
-            PlanNotFoundError: the agent has no such plan.
+            NotFoundError: the agent has no such plan.
             DoesNotDivideError: the mesh cannot shard the model.
             PlanInfeasibleError: nothing is known of what such devices can do (name a target), or no mesh fits.
             RunFailedError: the run failed; or the class of its problem.

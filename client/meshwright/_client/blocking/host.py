@@ -75,7 +75,7 @@ class HostCalls(Driver):
             reason: what was done about it, for the history.
 
         Raises:
-            ComponentNotFoundError: no component has this name.
+            NotFoundError: no component has this name.
             ForbiddenError: the token has not the scope `admin`.
         """
         return self._ask(calls.acknowledge(component, reason))

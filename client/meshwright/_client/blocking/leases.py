@@ -59,7 +59,7 @@ class LeaseCalls(Driver):
         """Returns a lease, or one with this id, as it stands now.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         return self._ask(calls.get_lease(lease))
 
@@ -67,7 +67,7 @@ class LeaseCalls(Driver):
         """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         return self._drive(holding.renew(lease, self._link, ttl_s))
 
@@ -75,7 +75,7 @@ class LeaseCalls(Driver):
         """Ends a lease, and returns it as it was.
 
         Raises:
-            LeaseNotFoundError: it has ended, or never was.
+            NotFoundError: it has ended, or never was.
         """
         return self._drive(holding.end(lease, self._link))
 

@@ -57,7 +57,7 @@ class RunCalls(Driver):
             timeout_s: seconds to wait, in the queue too; None: as long as it takes.
 
         Raises:
-            RunFailedError: it failed; or the class of its problem, such as WorkerCrashedError.
+            RunFailedError: it failed; or the class of its problem, such as WorkerFailedError.
             RunCancelledError: somebody cancelled it.
             QueueFullError: too many runs wait.
             DeviceLeasedError: somebody has reserved the devices.
@@ -119,7 +119,7 @@ class RunCalls(Driver):
         """Returns a run.
 
         Raises:
-            RunNotFoundError: no run has this id.
+            NotFoundError: no run has this id.
         """
         return self._ask(calls.run(run_id))
 
@@ -133,7 +133,7 @@ class RunCalls(Driver):
         Connects again by itself when the stream breaks; no event comes twice.
 
         Raises:
-            RunNotFoundError: no run has this id.
+            NotFoundError: no run has this id.
         """
         events: deque[RunEvent] = deque()
         flow = flows.follow(run_id, self._link, emit=events.append, after=after)
@@ -143,7 +143,7 @@ class RunCalls(Driver):
         """Cancels a run and returns it; one that is over is returned as it is.
 
         Raises:
-            RunNotFoundError: no run has this id.
+            NotFoundError: no run has this id.
         """
         return self._ask(calls.cancel_run(run_id))
 
@@ -159,6 +159,6 @@ class RunCalls(Driver):
 
         Raises:
             AgentTimeoutError: it is not over after `timeout_s`.
-            RunNotFoundError: no run has this id.
+            NotFoundError: no run has this id.
         """
         return self._drive(flows.wait(run_id, self._link, Observer(on_progress, on_record), timeout_s))

@@ -1,26 +1,44 @@
-"""The reference of settings in service/README.md, generated from the code: `python -m tests.reference --write`."""
+"""The tables of settings and health rules in service/README.md, generated: `python -m tests.reference --write`."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from typing import Any, Final, Literal, get_args, get_origin
 
 from meshwright_agent import cli as agent_cli
+from meshwright_agent.health.rules import CARD_RULES, DRIVER_RULES, Rule
 from meshwright_agent.settings import Settings
 from tests.documents import ROOT
 
 PAGE: Final = ROOT / "service" / "README.md"
 HEAD: Final = "| variable | flag | default | bounds | meaning |\n|---|---|---|---|---|\n"
+RULES_HEAD: Final = "| rule of | state | holds when | action | source |\n|---|---|---|---|---|\n"
 _SIGNS: Final = {"gt": ">", "ge": "≥", "le": "≤"}
+
+
+def write_page(text: str) -> str:
+    """Returns the page with its generated tables as the code has them."""
+    rules: list[Rule[Any]] = [*DRIVER_RULES, *CARD_RULES]
+    text = _write_table(text, RULES_HEAD, [_write_rule(rule) for rule in rules if rule.state != "healthy"])
+    return write_settings(text)
 
 
 def write_settings(text: str) -> str:
     """Returns the page with its table of settings as the code has them; in the order of `Settings`."""
-    before, head, rest = text.partition(HEAD)
-    assert head, f"{PAGE.name} has no table of settings"
-    after = rest[rest.index("\n\n") :]
-    return before + head + "\n".join(map(_write_row, Settings.model_fields)) + after
+    return _write_table(text, HEAD, [*map(_write_row, Settings.model_fields)])
+
+
+def _write_table(text: str, head: str, rows: list[str]) -> str:
+    before, found, rest = text.partition(head)
+    assert found, f"{PAGE.name} has no table {head}"
+    return before + head + "\n".join(rows) + rest[rest.index("\n\n") :]
+
+
+def _write_rule(rule: Rule[Any]) -> str:
+    action = re.sub(r"\{v\.gpu\.(\w+)\}", r"the \1 action", rule.action)
+    return f"| `{rule.component}` | `{rule.state}` | {rule.when} | {action} | {rule.source} |"
 
 
 def _write_row(name: str) -> str:
@@ -50,7 +68,7 @@ def _write_bounds(field: Any) -> str:
 def main() -> int:
     """Writes the page, or says whether it is as the code."""
     text = PAGE.read_text(encoding="utf-8")
-    written = write_settings(text)
+    written = write_page(text)
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(written, encoding="utf-8")
         return 0

@@ -27,12 +27,13 @@ from meshwright.wire.base import Basis
 from meshwright.wire.health import HARDWARE, WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.agent import DRAIN_TIMEOUT_S
-from meshwright_agent.health.verdicts import COMPONENTS, DRIVER, WORKER
+from meshwright_agent.health.monitor import KINDS, STORE, WORKER
+from meshwright_agent.health.xid import DRIVER
 from meshwright_agent.metrics import METRICS
 from meshwright_agent.supervisor.process import ChildSpec
 from tests.agents import RunningAgent, start_agent
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask
-from tests.reference import write_settings
+from tests.reference import write_page
 
 README, CLIENT, TRAINER, SERVICE = (
     Document.read(name) for name in ("README.md", "client/README.md", "client/TRAINER.md", "service/README.md")
@@ -328,8 +329,8 @@ def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
     assert f"(within {DRAIN_TIMEOUT_S:g} s)" in SERVICE.text
 
 
-def test_the_settings_are_those_of_the_agent() -> None:
-    assert write_settings(SERVICE.text) == SERVICE.text, "python -m tests.reference --write"
+def test_the_settings_and_rules_of_health_are_those_of_the_agent() -> None:
+    assert write_page(SERVICE.text) == SERVICE.text, "python -m tests.reference --write"
 
 
 def test_the_metrics_are_those_of_the_agent(host: RunningAgent) -> None:
@@ -364,7 +365,7 @@ def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAg
 
 def test_the_parts_of_accelerators_are_those_that_a_look_can_make() -> None:
     rows = {row[0].removesuffix(":N") for row in SERVICE.table("Health", "part")}
-    assert rows == set(COMPONENTS) - {DRIVER, WORKER}
+    assert rows == set(KINDS) - {DRIVER, WORKER, STORE, "device"}
 
 
 def test_the_components_that_take_a_node_out_of_service_are_those_that_are_looked_at() -> None:

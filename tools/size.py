@@ -21,7 +21,7 @@ import typer
 
 from meshwright import errors
 from meshwright.cli import app
-from meshwright_agent.health import own, verdicts
+from meshwright_agent.health.monitor import KINDS
 from meshwright_agent.metrics import METRICS
 from meshwright_agent.settings import Settings
 
@@ -30,18 +30,18 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 31_250,
-    "code lines of the service": 9_750,
-    "code lines of planner, topology, compiler, verify": 11_910,
+    "code lines": 31_225,
+    "code lines of the service": 9_702,
+    "code lines of planner, topology, compiler, verify": 11_950,
     "code lines of the rest of the client": 9_600,
-    "modules": 295,
-    "modules of the service": 80,
+    "modules": 282,
+    "modules of the service": 67,
     "modules of planner, topology, compiler, verify": 106,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 43_200,
+    "code lines of tests and tools": 43_033,
     "settings": 32,
     "metrics": 20,
-    "component kinds": 11,
+    "component kinds": 9,
     "error codes": 19,
     "fields in OpenAPI": 575,
     "most options of a command": 23,
@@ -120,7 +120,7 @@ def list_figures() -> dict[str, int]:
         "code lines of tests and tools": measure(ROOT / "tests", ROOT / "tools").lines,
         "settings": len(Settings.model_fields),
         "metrics": len(METRICS),
-        "component kinds": len({*verdicts.COMPONENTS, *own.COMPONENTS, "device"}),
+        "component kinds": len(KINDS),
         "error codes": len(set(list_codes())),
         "fields in OpenAPI": sum(len(schema.get("properties", {})) for schema in schemas),
         "most options of a command": max(count for _, count in list_commands(typer.main.get_command(app))),

@@ -22,9 +22,9 @@ from meshwright_agent.answers.benches import Benches, HostMeasurements
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
-from meshwright_agent.health.board import HealthBoard, build_unknown_component
-from meshwright_agent.health.history import History
-from meshwright_agent.health.own import OwnHealth
+from meshwright_agent.health.events import History
+from meshwright_agent.health.monitor import StoreHealth
+from meshwright_agent.health.registry import HealthRegistry, build_unknown_component
 from meshwright_agent.host.picture import HostPicture
 from meshwright_agent.host.release import make_way, release_devices
 from meshwright_agent.host.simulation import SimulatedHost
@@ -69,7 +69,7 @@ class Agent:
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
         self.history = History(store, clock=self.clock)
-        self.board = HealthBoard(
+        self.board = HealthRegistry(
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
         )
         self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
@@ -82,7 +82,7 @@ class Agent:
         self.large_planner = Supervisor(planner, clock=self.clock)
         self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.proc_root))
         self.runs = RunQueue(store, clock=self.clock)
-        self.own_health = OwnHealth(store, board=self.board, settings=settings, clock=self.clock)
+        self.own_health = StoreHealth(store, registry=self.board, settings=settings, clock=self.clock)
         self.host: HostWatch | SimulatedHost = self._build_host(stays)
         self.measurements = HostMeasurements()
         self.picture = HostPicture(

@@ -97,8 +97,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say in plain words what is wrong with this host's JAX, and how to mend it."""
-    from meshwright_agent.doctor.examination import examine
-    from meshwright_agent.doctor.findings import format_findings
+    from meshwright_agent.doctor import examine, format_findings
     from meshwright_agent.server import find_owner
 
     settings = read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Device, Devices
@@ -44,13 +44,6 @@ class Sighting:
     devices: Devices
     health: Health
     records: Sequence[BenchRecord] = ()
-
-
-class See(Protocol):
-    """Tells what is known."""
-
-    def __call__(self) -> Sighting | None:
-        """Returns what is known now; None: the devices have not been seen yet."""
 
 
 def build_labels(sighting: Sighting) -> dict[str, str]:
@@ -110,9 +103,9 @@ def write_labels(path: Path, text: str) -> None:
 
 
 class LabelFile:
-    """The file of one agent, written anew after each look."""
+    """The file of one agent, written anew after each probe; `see` returns None until the devices are known."""
 
-    def __init__(self, path: Path, settings: Settings, clock: Clock, see: See) -> None:
+    def __init__(self, path: Path, settings: Settings, clock: Clock, see: Callable[[], Sighting | None]) -> None:
         self._path = path
         self._interval_s = settings.probe_interval_s
         self._lifetime = timedelta(seconds=max(settings.stale_after_s, 2 * settings.probe_interval_s))

@@ -1,4 +1,4 @@
-"""The cost model beside published runs: their rows, the errors of any predictor on rows that it has not seen, the page.
+"""The cost model beside published runs and measured peaks: their rows, and its errors.
 
 Rule: no formula of the cost model lives here, and no figure of a run lives there.
 """

@@ -1,13 +1,7 @@
-"""Peaks of our own training step, as XLA's compilers tell them: the cases, their answers, and how they are asked.
+"""Peaks of our own training step, as XLA's compilers told them: the cases and their answers.
 
-Rule: `data/peaks.csv` has a row a case, the answer in its last columns; a case without one was not asked. An answer is
-used as long as the row stands, so whoever changes the step's code empties the answers and asks again. Knows no
-prediction.
-
-    python -m tests.accuracy.peaks --ask tpu
-
-compiles what has no answer, one case at a time, and writes each answer as it comes. XLA's CUDA compiler is asked with
-`--ask gpu`, in an environment that has jax's CUDA plugin.
+Rule: `data/peaks.csv` has a row a case, the answer in its last columns; a case without one was not asked. The answers
+are those of the versions beside them; the code that asked the compilers is in commit 548beb6. Knows no prediction.
 """
 
 from __future__ import annotations
@@ -113,16 +107,6 @@ def find_model(name: str) -> ModelSpec:
 def read_peaks() -> tuple[Peak, ...]:
     """Returns all cases, in the order of the table."""
     return tuple(_build(row) for row in _read_rows())
-
-
-def read_answered() -> tuple[Peak, ...]:
-    """Returns the cases that compiled: those with a peak."""
-    return tuple(peak for peak in read_peaks() if peak.peak_bytes is not None)
-
-
-def read_refused() -> tuple[Peak, ...]:
-    """Returns the cases of which the compiler said how much more they need than there is."""
-    return tuple(peak for peak in read_peaks() if peak.peak_bytes is None and peak.needed_bytes is not None)
 
 
 def _read_rows() -> list[Cells]:

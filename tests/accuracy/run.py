@@ -108,11 +108,6 @@ class Run:
     drops_tokens: bool = False
 
     @property
-    def chip_group(self) -> str:
-        """The kind of chip, for intervals: the family of the chip table."""
-        return self.find_chip().family
-
-    @property
     def global_batch(self) -> int:
         """Sequences in one step."""
         return int(self.layout.global_batch)

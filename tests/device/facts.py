@@ -20,7 +20,7 @@ from tests.process.living import ask, do_bench
 
 WARMER_CELSIUS: Final = 8
 """What a card may warm up or cool down between two looks."""
-PARTS: Final = ("device:", "thermal:", "power:", "memory:", "link:")
+PARTS: Final = ("device:", "thermal:", "memory:", "link:")
 """Components that there are of each card, beside those of a host with cards."""
 HOST_PARTS: Final = ("driver", "worker", "store", "inventory", "kernel_log")
 

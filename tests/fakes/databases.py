@@ -14,7 +14,7 @@ from meshwright.wire.health import HealthEvent
 from meshwright.wire.leases import Lease, LeasedDevice
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
-from meshwright_agent.health.memory import Fault, HealthMemory
+from meshwright_agent.health.events import Fault, HealthMemory
 from meshwright_agent.leases import StoredLease, _build_document
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, HEALTH, PLAN, RECORD, RUN, Document, Store, StoredEvent

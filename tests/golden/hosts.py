@@ -79,7 +79,7 @@ def _on(machine: str, **fields: Any) -> Host:
 
 
 def _simulate(target: str) -> Host:
-    return Host(settings={"SIMULATE": target}, settled=(("simulated", "unknown"),))
+    return Host(settings={"SIMULATE": target}, settled=(("driver", "unknown"),))
 
 
 HOSTS: Final[Mapping[str, Host]] = {

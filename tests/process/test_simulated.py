@@ -67,10 +67,10 @@ def test_the_devices_are_the_targets(simulated: RunningAgent) -> None:
 
 def test_nothing_is_healthy_but_what_is_the_agents_own(simulated: RunningAgent) -> None:
     await_state(simulated, "store", "healthy")
-    await_state(simulated, "simulated", "unknown")
+    await_state(simulated, "driver", "unknown")
     health = ask(simulated, "/health")
     assert {part["name"]: part["state"] for part in health["components"]} == {
-        "simulated": "unknown",
+        "driver": "unknown",
         "store": "healthy",
     }
     assert health["state"] == "unknown"

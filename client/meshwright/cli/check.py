@@ -2,7 +2,7 @@
 
 Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
 required of it has a state as its parts have: met only by what was seen. The declared devices of a simulated host are
-judged, and marked as declared: that host is never more than unknown, by its component `simulated`.
+judged, and marked as declared: that host is never more than unknown, by its component `driver`.
 Slurm drains for a card that its driver was asked about and that did not answer, and is told to keep no node of which a
 card was not looked at. It looks at devices and driver alone, never at the agent's own store, disk or worker.
 Asks once and briefly, since node checks have a time limit, and says it briefly: parts that share a cause are told once,
@@ -51,7 +51,7 @@ EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
     "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 2, "no_answer": 2},
 }
 SLURM_WORDS: Final = ("keep", "drain", "unknown")
-OF_A_CARD: Final = frozenset({"device", "thermal", "power", "memory", "link"})
+OF_A_CARD: Final = frozenset({"device", "thermal", "memory", "link"})
 """The kinds of components that a card has."""
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "slurm": 2}

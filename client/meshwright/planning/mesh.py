@@ -20,7 +20,7 @@ from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.packing import list_packings, sort_plain
 from meshwright.planning.parallelism import search_shapes
-from meshwright.planning.selection import Health, Pool, name_hosts, refuse, refuse_leased, select_devices
+from meshwright.planning.selection import Health, Pool, name_hosts, refuse, refuse_leased, say_left_out, select_devices
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
 from meshwright.topology.model import Topology
@@ -92,8 +92,8 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     """Returns the mesh without -1, that the pool has enough devices for."""
     count = len(pool.indices)
     needed = asked.device_count
-    if count < 1 or (-1 in asked.sizes and needed <= count and count % needed):
-        free = asked.names[asked.sizes.index(-1)] if -1 in asked.sizes else asked.names[0]
+    if -1 in asked.sizes and needed <= count and count % needed:
+        free = asked.names[asked.sizes.index(-1)]
         raise refuse(
             f"mesh {asked}: {_tell_there(pool, topology)}; the sizes beside {free} make {needed}, and the "
             f"rest of the "
@@ -119,7 +119,7 @@ def _tell_there(pool: Pool, topology: Topology) -> str:
     here = f"{name_hosts(topology)} {len(topology.devices)}"
     if pool.is_named:
         return f"{len(pool.indices)} were chosen of those that {here}{pool.why_held}"
-    left_out = f", of which {topology.describe(pool.left_out)} are left out as not well" if pool.left_out else ""
+    left_out = f", of which {say_left_out(topology, pool.left_out)} as not well" if pool.left_out else ""
     return here + left_out + pool.why_held
 
 

@@ -327,6 +327,12 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
     )
 
 
+def say_left_out(topology: Topology, indices: Sequence[int]) -> str:
+    """Returns which devices are left out: "device 1 is left out", "devices 1 and 3 are left out"."""
+    first, _, last = topology.describe(indices).rpartition(", ")
+    return f"devices {first} and {last} are left out" if first else f"device {last} is left out"
+
+
 def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) -> tuple[Notice, ...]:
     if not left_out:
         return ()
@@ -334,7 +340,7 @@ def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) 
     return (
         Notice(
             code="devices_left_out",
-            message=f"device {topology.describe(left_out)} is left out: {' or '.join(sorted(why))}",
+            message=f"{say_left_out(topology, left_out)}: {' or '.join(sorted(why))}",
             hint="see GET /health; name a device in `devices` to use it all the same",
         ),
     )

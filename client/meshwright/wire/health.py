@@ -25,9 +25,6 @@ HARDWARE: Final = frozenset(
         "inventory",
         "link",
         "memory",
-        "nvswitch",
-        "power",
-        "simulated",
         "thermal",
     }
 )

@@ -65,7 +65,7 @@ _ABSENT: Final = frozenset({_NOT_SUPPORTED, _FUNCTION_NOT_FOUND})
 _END: Final = frozenset({_NOT_SUPPORTED, _INVALID_ARGUMENT})
 _UNKNOWN: Final = 999
 
-Part = Literal["device", "thermal", "power", "memory", "link"]
+Part = Literal["device", "thermal", "memory", "link"]
 
 ANSWERED, ABSENT = "answered", "absent"
 """What became of a question: this, or the name of NVML's error."""
@@ -141,9 +141,9 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     # which their drivers no longer promise to tell. An H100's slowdown is at −2 °C of margin (NVIDIA/NVSentinel#1371).
     "slowdown_margin_celsius": _field(194, "thermal"),
     "shutdown_margin_celsius": _field(193, "thermal"),
-    "slowdowns": Question("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal", "power")),
-    "power_limit_watts": Question("nvmlDeviceGetEnforcedPowerLimit", ("power",)),
-    "power_default_watts": Question("nvmlDeviceGetPowerManagementDefaultLimit", ("power",)),
+    "slowdowns": Question("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal",)),
+    "power_limit_watts": Question("nvmlDeviceGetEnforcedPowerLimit", ("thermal",)),
+    "power_default_watts": Question("nvmlDeviceGetPowerManagementDefaultLimit", ("thermal",)),
     "uncorrectable_count": Question("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 0)),  # …_UNCORRECTED, volatile
     "uncorrectable_lifetime_count": Question("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 1)),  # aggregate
     "remapped_rows": Question("nvmlDeviceGetRemappedRows", ("memory",)),

@@ -14,8 +14,8 @@ from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
 from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import Clock
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.verdicts import name_component
+from meshwright_agent.health.monitor import name_component
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leases import LeaseRegistry
@@ -37,7 +37,7 @@ class HostPicture:
         host: HostWatch | SimulatedHost,
         *,
         registry: LeaseRegistry,
-        board: HealthBoard,
+        board: HealthRegistry,
         measured: Callable[[datetime], object],
         clock: Clock,
     ) -> None:

@@ -20,10 +20,11 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Host, Software, Worker
 from meshwright_agent.clock import Clock
-from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.registry import HealthRegistry
+from meshwright_agent.health.xid import DRIVER
 
 SIMULATED: Final = "simulated"
-"""The component on /health, and the code of the warning."""
+"""The code of the warning."""
 
 
 class SimulatedHost:
@@ -31,7 +32,7 @@ class SimulatedHost:
 
     Args:
         target: what to stand for; the settings have checked that it is one.
-        board: gets the one component that says so.
+        board: gets the component `driver`, which is never more than unknown.
         interval_s: how often it is said again, so that it does not grow stale.
         clock: dates it.
         view: the device worker, as replies show it.
@@ -42,7 +43,7 @@ class SimulatedHost:
     failure: Final = ""
 
     def __init__(
-        self, target: str, *, board: HealthBoard, interval_s: float, clock: Clock, view: Callable[[], Worker]
+        self, target: str, *, board: HealthRegistry, interval_s: float, clock: Clock, view: Callable[[], Worker]
     ) -> None:
         self.target = target
         self.readiness = f"ready: simulated {target}, no device is here"
@@ -51,7 +52,7 @@ class SimulatedHost:
         self._interval_s = interval_s
         self._clock = clock
         self._view = view
-        board.expect((SIMULATED,))
+        board.expect((DRIVER,))
 
     @property
     def key(self) -> object:
@@ -66,9 +67,9 @@ class SimulatedHost:
 
     def report(self) -> None:
         """Says it once."""
-        reason = f"{self.target} is declared by --simulate; no device is here and none was checked"
+        reason = f"simulated: {self.target} is declared by --simulate; no device is here and none was checked"
         action = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host looked at"
-        self._board.report(SIMULATED, "unknown", reason, at=self._clock.now(), action=action)
+        self._board.report(DRIVER, "unknown", reason, at=self._clock.now(), action=action)
 
     def require_facts(self) -> None:
         """Passes: what is declared is known."""

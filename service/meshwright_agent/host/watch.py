@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -17,22 +17,22 @@ from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
 from meshwright.topology.chips import parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright_agent.clock import Clock
-from meshwright_agent.facts.model import HolderFacts, HostFacts, parse_host_facts
+from meshwright_agent.facts.model import HostFacts, parse_host_facts
 from meshwright_agent.facts.nvidia import doubt_unnamed
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
-from meshwright_agent.health.verdicts import Verdicts
+from meshwright_agent.health.events import History
+from meshwright_agent.health.monitor import HealthMonitor
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.specs import may_touch, read_roots, tell_prohibited
+from meshwright_agent.supervisor.specs import explain_untouched, read_roots
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from meshwright_agent.view import JaxSight, build_devices
 
 log = logging.getLogger(__name__)
 
 LOG_LINES: Final = 60
+"""Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
 DESCRIBE_TIMEOUT_S: Final = 30.0
 """How long JAX may take to list its devices."""
-"""Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HostWatch:
         *,
         probe: Supervisor,
         device: Supervisor,
-        board: HealthBoard,
+        board: HealthRegistry,
         settings: Settings,
         clock: Clock,
         stays: bool,
@@ -71,7 +71,7 @@ class HostWatch:
     ) -> None:
         self._probe = probe
         self._device = device
-        self._verdicts = Verdicts(board, history, parse_chip_count(settings.expect) if settings.expect else None)
+        self._verdicts = HealthMonitor(board, history, parse_chip_count(settings.expect) if settings.expect else None)
         self._settings = settings
         self._clock = clock
         self._stays = stays
@@ -161,7 +161,7 @@ class HostWatch:
         if self._is_reserved() or not self._may_wake():
             return False
         is_open = self._device.state == "ready"  # then nothing more is opened
-        if not is_open and (self._settings.hold == "never" or not may_touch(self.sight.facts)):
+        if not is_open and (self._settings.hold == "never" or explain_untouched(self.sight.facts)):
             return False
         return not self._has_answered or self._device.has_crashed or self._settings.hold == "always"
 
@@ -172,7 +172,6 @@ class HostWatch:
 
     def _tell_untouched(self) -> str:
         """Returns why JAX is not started on accelerators of which it has told nothing; empty where it may be."""
-        facts = self.sight.facts
         if self._stays or self._has_answered or self._may_touch():
             return ""
         if self.released:
@@ -181,9 +180,7 @@ class HostWatch:
             return "not started: MESHWRIGHT_HOLD is never; a bench starts it"
         if self._is_reserved():
             return "not started: a device is leased"
-        if facts is None or facts.holders is None:
-            return "not started: it is not known who holds the devices"
-        return f"not started: {tell_prohibited(facts) or _describe_holders(facts.holders)}"
+        return f"not started: {explain_untouched(self.sight.facts)}"
 
     def _is_left_over(self) -> bool:
         """Tells whether a bench of who has a lease left its worker there, which `hold: always` would keep."""
@@ -349,18 +346,6 @@ class HostWatch:
             hint="wait until GET /readyz answers 200",
             retry_after_s=1.0,
         )
-
-
-def _describe_holders(holders: Iterable[HolderFacts]) -> str:
-    """Returns who holds which devices, of others' processes: the first, and how many more there are."""
-    others = [holder for holder in holders if not holder.own]
-    names = [f"process {holder.pid}" + (f" ({holder.name})" if holder.name else "") for holder in others]
-    held = list(dict.fromkeys(device for holder in others for device in holder.devices))
-    return f"{_abridge(names)} {'hold' if len(others) > 1 else 'holds'} {_abridge(held) or 'a device'}"
-
-
-def _abridge(words: Sequence[str]) -> str:
-    return "".join(words[:1]) + (f" and {len(words) - 1} more" if len(words) > 1 else "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents
 from meshwright_agent.auth import NEEDS_READ, Admin, Reader
-from meshwright_agent.health.words import make_sendable
+from meshwright_agent.health.events import make_sendable
 from meshwright_agent.routes.shared import MAX_SEQ, TEXT, AgentHere, AuthenticatorHere, LastEventId, Query, StrictRoute
 
 log = logging.getLogger(__name__)

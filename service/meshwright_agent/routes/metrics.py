@@ -20,7 +20,8 @@ from meshwright.wire.devices import Device, WorkerState
 from meshwright.wire.health import State
 from meshwright_agent.agent import Agent
 from meshwright_agent.auth import NEEDS_READ
-from meshwright_agent.health.verdicts import DRIVER, name_component
+from meshwright_agent.health.monitor import name_component
+from meshwright_agent.health.xid import DRIVER
 from meshwright_agent.metrics import COUNTED, HTTP_DURATION, HTTP_REQUESTS, METRICS
 from meshwright_agent.routes.shared import TEXT
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
-from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.model import HolderFacts, HostFacts
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
 
@@ -42,28 +42,33 @@ def _is_accelerator(folder: Path) -> bool:
     return vendor == _GOOGLE or (vendor == _NVIDIA and kind.startswith(_DISPLAY))
 
 
-def may_touch(facts: HostFacts | None) -> bool:
-    """Returns whether JAX may be started on accelerators unasked: only if nobody else is seen to hold a device.
+def explain_untouched(facts: HostFacts | None) -> str:
+    """Returns why JAX may not be started on accelerators unasked, in words; "" where it may.
 
-    Holders that could not be looked at (None) may be anybody: then nothing is touched. Nor is it where a GPU lets no
-    process in.
+    It may where no other process holds a device. Holders that could not be read (None) may be anybody. JAX opens every
+    GPU that it sees, so that one which lets no process in keeps it away too, unless CUDA_VISIBLE_DEVICES may hide it.
     """
     if facts is None or facts.holders is None:
-        return False
-    return all(holder.own for holder in facts.holders) and not tell_prohibited(facts)
-
-
-def tell_prohibited(facts: HostFacts) -> str:
-    """Returns which GPU lets no process compute (compute mode prohibited), in words; "" where none is known.
-
-    JAX opens every GPU that it sees. What CUDA_VISIBLE_DEVICES leaves it is not judged: such a GPU may be hidden.
-    """
-    if "CUDA_VISIBLE_DEVICES" in facts.environment:
+        return "it is not known who holds the devices"
+    if not all(holder.own for holder in facts.holders):
+        return describe_holders(facts.holders)
+    closed = [gpu.index for gpu in facts.gpus if gpu.compute_mode == "prohibited"]
+    if not closed or "CUDA_VISIBLE_DEVICES" in facts.environment:
         return ""
-    for gpu in facts.gpus:
-        if gpu.compute_mode == "prohibited":
-            return f"GPU {gpu.index} is in compute mode prohibited; `nvidia-smi -i {gpu.index} -c DEFAULT` opens it"
-    return ""
+    return f"GPU {closed[0]} is in compute mode prohibited; `nvidia-smi -i {closed[0]} -c DEFAULT` opens it"
+
+
+def describe_holders(holders: Iterable[HolderFacts]) -> str:
+    """Returns which other processes hold which devices, in words: the first, and how many more there are."""
+    others = [holder for holder in holders if not holder.own]
+    programs = [(holder.pid, holder.name or holder.command) for holder in others]
+    names = [f"process {pid}" + (f" ({program})" if program else "") for pid, program in programs]
+    held = list(dict.fromkeys(device for holder in others for device in holder.devices))
+    return f"{_abridge(names)} {'hold' if len(others) > 1 else 'holds'} {_abridge(held) or 'a device'}"
+
+
+def _abridge(words: Sequence[str]) -> str:
+    return "".join(words[:1]) + (f" and {len(words) - 1} more" if len(words) > 1 else "")
 
 
 def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:

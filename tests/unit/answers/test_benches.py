@@ -28,8 +28,8 @@ from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.runs import FINAL_STATES, Run
 from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches, HostMeasurements
 from meshwright_agent.facts.model import ProcessFacts, build_json
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
+from meshwright_agent.health.events import History
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leases import LeaseRegistry, Owner
 from meshwright_agent.runs import RunQueue
@@ -82,7 +82,7 @@ def run_scene(
     async def play(store: Store) -> None:
         clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
         probe, device = answering(*looks), answering(*answers)
-        board, settings = HealthBoard(stale_after_s=60), Settings()
+        board, settings = HealthRegistry(stale_after_s=60), Settings()
         watch = HostWatch(
             probe=probe,  # type: ignore[arg-type]
             device=device,  # type: ignore[arg-type]

@@ -8,16 +8,6 @@ from meshwright.testing import FakeAgent
 from tests.unit.cli.conftest import CommandLine
 
 
-def test_sizes_notes_and_the_derivation_of_the_roofline_are_shown(meshwright: CommandLine) -> None:
-    meshwright.fake = FakeAgent("h100:8")
-    printed = meshwright("batch-size")
-    assert printed.code == 0
-    assert printed.out.startswith("h100 (")
-    assert ["64", "320", "298"] in [line.split() for line in printed.out.splitlines()]
-    assert "roofline (bfloat16): 295 tokens a device, 989 TFLOP/s over 3.35 TB/s" in printed.out
-    assert "  source: " in printed.out
-
-
 @pytest.mark.parametrize(
     ("batch", "code", "phrase"),
     [(1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch 512: ")],

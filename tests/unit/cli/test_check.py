@@ -25,9 +25,7 @@ from meshwright.cli.check import (
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
-from meshwright_agent.health.own import COMPONENTS as OF_ITSELF
-from meshwright_agent.health.verdicts import COMPONENTS as OF_HOST
-from meshwright_agent.host.simulation import SIMULATED
+from meshwright_agent.health.monitor import KINDS
 from tests.unit.cli.conftest import CommandLine
 from tests.unit.client.sockets import Heard, answer, serve
 
@@ -117,7 +115,7 @@ def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine
         ("device:0", "unknown", "degraded", 0, 1, "drain: device:0 unknown: it broke"),
         ("device:0", "unknown", "healthy", -300, 2, "unknown: device:0 unknown: it broke"),
         ("device:0", "unknown", "unknown", 0, 2, "unknown: 2 parts unknown: it broke, such as driver"),
-        ("simulated", "unknown", "healthy", 0, 2, "unknown: simulated unknown: it broke"),
+        ("driver", "unknown", "healthy", 0, 2, "unknown: driver unknown: it broke"),
         ("device:0", "initializing", "healthy", 0, 2, "unknown: device:0 initializing: it broke"),
         ("device:0", "degraded", "healthy", 0, 0, "keep: device:0 degraded: it broke"),
     ],
@@ -154,7 +152,7 @@ def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLi
 
 
 def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
-    names = {*OF_HOST, *OF_ITSELF, SIMULATED, "access", "device"}
+    names = {*KINDS, "access"}
     assert {name.partition(":")[0] for name in names} == HARDWARE | OF_AGENT
 
 

@@ -20,15 +20,6 @@ def _show_first(meshwright: CommandLine, **changes: Any) -> str:
     return next(line for line in meshwright("devices").out.splitlines() if line.startswith("0 "))
 
 
-def test_every_device_has_a_line_with_memory_place_holder_and_basis(meshwright: CommandLine) -> None:
-    meshwright.fake = FakeAgent("h100:8")
-    printed = meshwright("devices")
-    lines = [line.split() for line in printed.out.splitlines() if "NVIDIA" in line]
-    assert [line[0] for line in lines] == [str(index) for index in range(8)]
-    assert " ".join(lines[0]) == "0 NVIDIA H100 80GB HBM3 0 B / 79.6 GiB 00000000:1A:00.0 0 free passive, 0 s"
-    assert (printed.code, printed.err) == (0, "")
-
-
 def test_the_last_error_of_the_worker_is_shown(meshwright: CommandLine) -> None:
     devices = build_devices("cpu:2")
     worker = devices.worker.model_copy(update={"state": "failed", "pid": None, "last_error": "no libtpu"})

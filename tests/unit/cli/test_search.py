@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -38,15 +37,6 @@ def test_a_target_that_does_not_exist_is_1_and_named_with_what_comes_near(
     if not options:
         rows = [line.split()[:2] for line in printed.out.splitlines()[2:4]]
         assert rows == [["v5p:4x4x4", "64"], ["h1oo:8", "unknown_target"]]
-
-
-def test_prices_turn_the_order_round(meshwright: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "request.json"
-    prices = {"v5p:4x4x4": 9, "v5e:4x8": 0.1, "v5e:2x2": 0.1}
-    path.write_text(json.dumps({"search": {"price_per_device_hour": prices}}))
-    out = meshwright(*COMPARED, "--request", str(path), "--json").json
-    assert [each["target"] for each in out["comparison"]] == ["v5e:4x8", "v5p:4x4x4", "v5e:2x2"]
-    assert out["plans"][0]["target"] == "v5e:4x8"
 
 
 def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: CommandLine) -> None:

@@ -143,13 +143,6 @@ def test_a_token_file_that_has_nothing_new_leaves_the_refusal(token_file: Path, 
     assert len(fake.requests) == 1
 
 
-def test_a_token_that_was_given_is_not_replaced_by_the_files(token_file: Path) -> None:
-    fake = FakeAgent()
-    fake.require_token(f"{SECRET}-1")
-    with fake.client(token="given") as client, pytest.raises(UnauthorizedError):
-        client.devices()
-
-
 def test_a_request_is_refreshed_once_and_not_for_ever(token_file: Path) -> None:
     fake = FakeAgent()
     fake.require_token("not in the file")

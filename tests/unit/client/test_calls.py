@@ -49,18 +49,6 @@ def test_a_mesh_may_be_written_in_every_way_and_keeps_its_order(mesh: Any, sent:
     assert PlanRequest.model_validate(body)
 
 
-@pytest.mark.parametrize(
-    ("devices", "sent"),
-    [
-        ([0, "GPU-1"], [0, "GPU-1"]),
-        (range(2), [0, 1]),
-        ({"count": 4, "exclude": [1]}, {"count": 4, "exclude": [1]}),
-    ],
-)
-def test_devices_may_be_any_sequence_or_a_selection(devices: Any, sent: Any) -> None:
-    assert _body(calls.plans("dp:2", **{**DEFAULTS, "devices": devices}))["devices"] == sent
-
-
 @pytest.mark.parametrize("arguments", [{"devices": [1.5]}, {"devices": {"counts": 4}}, {"device_order": "best"}])
 def test_a_wrong_argument_is_refused_before_anything_is_sent(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ssl
 import threading
 import time
 from datetime import UTC, datetime
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-import trustme
 
 from meshwright import AsyncClient, Client
 from meshwright.errors import AgentConnectionError, AgentTimeoutError
@@ -121,20 +119,6 @@ def test_no_proxy_of_the_environment_stands_before_loopback(kind: Kind, monkeypa
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with serve(_healthy) as server:
-        assert _ask(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
-
-
-@both
-def test_https_is_spoken_when_the_ca_is_known_and_refused_when_not(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    with serve(_healthy, tls=context) as server:
-        with pytest.raises(AgentConnectionError, match="certificate"):
-            _ask(kind, server.url, lambda c: c.health(), max_retries=0)
-        monkeypatch.setenv("MESHWRIGHT_CA_FILE", str(tmp_path / "ca.pem"))
         assert _ask(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
 
 

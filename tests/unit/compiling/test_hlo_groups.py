@@ -84,35 +84,9 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
     return read_groups(reduced, device_count)
 
 
-def test_forms_of_older_compilers_are_read() -> None:
-    listed, iota = build_message("Instruction"), build_message("Instruction")
-    listed.replica_groups.add(ids=[0, 1])
-    listed.replica_groups.add(ids=[2, 3])
-    iota.device_list.iota.MergeFrom(build_message("Iota"))
-    iota.device_list.iota.group_count, iota.device_list.iota.group_size = 2, 2
-    iota.device_list.iota.sizes.append(4)
-
-    assert read_groups(listed, 4) == ("{{0,1},{2,3}}", ((0, 1), (2, 3)))
-    assert read_groups(iota, 4) == ("[2,2]<=[4]", ((0, 1), (2, 3)))
-
-
 def test_a_collective_without_groups_in_a_known_form_is_refused() -> None:
     with pytest.raises(ValueError, match="no list of groups"):
         read_groups(build_message("Instruction"), 8)
-
-
-@given(shapes_and_axes())
-def test_mesh_and_listed_forms_make_the_same_groups(case: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    shape, axes = case
-    message = build_message("Instruction")
-    for axis, size in enumerate(shape):
-        message.mesh.mesh.axes.add(name=f"a{axis}", size=size)
-    for axis in axes:
-        message.mesh.axes.add(axis=axis)
-
-    _, found = read_groups(message, math.prod(shape))
-
-    assert {frozenset(group) for group in found} == list_groups(shape, axes)
 
 
 @given(shapes_and_axes())

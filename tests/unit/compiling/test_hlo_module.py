@@ -161,15 +161,6 @@ def test_trips_are_those_of_a_loop_that_is_run(start: int, end: int, step: int, 
     assert count_trips(write_loop(start=start, end=end, step=step, direction=direction)) == expected
 
 
-def test_the_end_may_stand_before_the_counter() -> None:
-    assert count_trips(write_loop(compare="%end, %i", direction="GT")) == 10
-
-
-@pytest.mark.parametrize(("end", "trips"), [(12, 4), (13, None), (0, 0)])
-def test_a_loop_until_equal_must_hit_its_end(end: int, trips: int | None) -> None:
-    assert count_trips(write_loop(end=end, step=3, direction="NE")) == trips
-
-
 def test_a_counter_that_something_else_changes_is_not_counted() -> None:
     text = write_loop().replace("add(%i, %one)", "multiply(%i, %one)")
     facts = read_text(text, {"tp": 4})
@@ -194,12 +185,6 @@ def test_conditions_in_fusions_are_followed() -> None:
 
 """
     assert count_trips(text.replace("%body (p", compared + "%body (p", 1)) == 8
-
-
-def test_a_loop_that_does_not_run_does_nothing() -> None:
-    facts = read_text(write_loop(end=0), {"tp": 4})
-
-    assert facts.collectives == ()
 
 
 def test_a_combined_sum_counts_all_its_operands_once_and_its_end_not_at_all() -> None:

@@ -22,7 +22,6 @@ from meshwright.compiling.limits import (
     look_at_memory,
     read_default_limit_bytes,
     read_memory_bytes,
-    watch_memory,
 )
 
 MIB = 1 << 20
@@ -104,12 +103,6 @@ def test_what_a_process_holds_is_resident_less_shared(tmp_path: Path) -> None:
     block = b"x" * (64 * MIB)
     assert read_memory_bytes() - before > 32 * MIB
     assert len(block) == 64 * MIB
-
-
-@pytest.mark.parametrize("limit_bytes", [0, -1])
-def test_a_limit_that_is_none_is_refused(limit_bytes: int) -> None:
-    with pytest.raises(ValueError, match="give None"):
-        watch_memory(limit_bytes)
 
 
 # ---- a real process -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST, State
-from meshwright_agent.health.memory import Fault, HealthMemory, KnownDevice, Standing
+from meshwright_agent.health.events import Fault, HealthMemory, KnownDevice, Standing
 from tests.fakes.stored import EPOCH
 
 FAULT = Fault("device:0", "xid_79", "unhealthy", "it fell", "reboot", EPOCH)
@@ -42,7 +42,7 @@ def test_what_was_told_comes_back_as_it_was(told: dict[str, tuple[State, timedel
         since = EPOCH - min(abs(ago), timedelta(days=365_000))
         memory.note_state(component, state, since)
     again = reload(memory)
-    assert again.list_told() == tuple(told)
+    assert again.list_recorded() == tuple(told)
     assert [again.standing(name) for name in told] == [memory.standing(name) for name in told]
     assert not again.is_dirty
 
@@ -62,14 +62,14 @@ def test_a_document_of_an_agent_that_kept_no_states_is_read_and_they_begin_anew(
     del document["states"], document["wrong_results"]
     memory = HealthMemory()
     memory.load(json.dumps(document))
-    assert (memory.value.faults, memory.list_told(), dict(memory.value.wrong_results)) == ((FAULT,), (), {})
+    assert (memory.value.faults, memory.list_recorded(), dict(memory.value.wrong_results)) == ((FAULT,), (), {})
 
 
 def test_states_that_cannot_be_read_cost_no_fault() -> None:
     said = {"state": "dreaming", "since": EPOCH.isoformat()}, {"state": "healthy", "since": "2026-11-21T07:00:00"}, 3
     for one in said:  # of a newer agent, without a zone, and nothing at all
         memory = reload(fill(), states={"device:GPU-0": one})
-        assert (memory.value.faults, memory.list_told()) == ((FAULT,), ())
+        assert (memory.value.faults, memory.list_recorded()) == ((FAULT,), ())
 
 
 def test_what_this_life_has_told_already_holds_and_is_written() -> None:
@@ -90,7 +90,7 @@ def test_what_is_told_or_forgotten_is_to_be_written_and_what_was_never_told_is_n
     memory.forget_others(["device:GPU-0"])
     assert not memory.is_dirty
     memory.forget_others(["store"])
-    assert (memory.is_dirty, memory.list_told()) == (True, ())
+    assert (memory.is_dirty, memory.list_recorded()) == (True, ())
 
 
 def test_a_right_result_ends_the_wrong_one_of_its_device_alone() -> None:

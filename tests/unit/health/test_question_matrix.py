@@ -23,7 +23,7 @@ from meshwright_agent.facts.sysfs import BusRoots
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
-from tests.unit.health.test_verdicts import Scene
+from tests.unit.health.test_monitor import Scene
 
 CODES = (*ERRORS, 12345)
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13

@@ -51,7 +51,7 @@ def test_nothing_is_healthy_since_nothing_was_checked(tmp_path: Path) -> None:
     assert {component.state for component in agent.health().components} == {"initializing"}
     agent.host.report()  # type: ignore[union-attr]
     seen = {component.name: component.state for component in agent.health().components}
-    assert seen == {"simulated": "unknown", "store": "initializing"}
+    assert seen == {"driver": "unknown", "store": "initializing"}
     assert agent.health().state == "unknown"
 
 

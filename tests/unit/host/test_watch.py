@@ -18,8 +18,8 @@ from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import HolderFacts, Problem, build_json
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
+from meshwright_agent.health.events import History
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
@@ -43,7 +43,7 @@ class Scene:
     watch: HostWatch
     probe: FakeSupervisor
     device: FakeSupervisor
-    board: HealthBoard
+    board: HealthRegistry
     clock: ManualClock
     settings: Settings
 
@@ -70,7 +70,7 @@ def stage(
     def supervise(answers: Reply | list[Reply]) -> FakeSupervisor:
         return answering(*(answers if isinstance(answers, list) else [answers]))
 
-    clock, board = ManualClock(), HealthBoard(stale_after_s=STALE_AFTER_S)
+    clock, board = ManualClock(), HealthRegistry(stale_after_s=STALE_AFTER_S)
     settings = Settings(cpu_devices=cpu_devices)
     fakes = supervise(probe), supervise(device)
     watch = HostWatch(

@@ -10,8 +10,8 @@ import pytest
 
 from meshwright_agent.facts.model import ProcessFacts, build_json
 from meshwright_agent.facts.procfs import find_holders
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
+from meshwright_agent.health.events import History
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import build_device_spec
@@ -35,7 +35,7 @@ class Host:
         self.is_reserved = False
         self.device: FakeSupervisor = answering(dict(dgx.jax))
         self.probe = answering(build_json(replace(dgx.read(), holders=())))
-        self.board, self.clock = HealthBoard(stale_after_s=60), ManualClock()
+        self.board, self.clock = HealthRegistry(stale_after_s=60), ManualClock()
         self.watch = HostWatch(
             probe=self.probe,  # type: ignore[arg-type]
             device=self.device,  # type: ignore[arg-type]

@@ -113,18 +113,6 @@ def test_a_batch_that_is_no_integer_is_refused(batch: object) -> None:
         validate_batch_size(HardwareType.CPU, batch)  # type: ignore[arg-type]
 
 
-def test_a_named_chip_gets_table_roofline_and_verdict() -> None:
-    answer = ask("v5e", 256, platform="cpu", kind="cpu")
-    assert (answer.hardware_type, answer.chip, answer.basis) == ("tpu_v5e", "TPU v5e", "declared")
-    assert answer.roofline is not None
-    assert answer.roofline.critical_batch_tokens == pytest.approx(197e12 / 819e9)
-    assert "197e12 FLOP/s ÷ 819e9 bytes/s = 240.5" in answer.roofline.derivation
-    assert "docs.cloud.google.com/tpu/docs/v5e" in answer.roofline.source
-    assert answer.validation is not None
-    assert (answer.validation.valid, answer.validation.level) == (True, "ok")
-    assert answer.warnings == ()
-
-
 @pytest.mark.parametrize(
     ("hardware", "text"),
     [

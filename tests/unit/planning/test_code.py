@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from meshwright.planning.code import LISTED_COUNT_MAX, find_differing, list_visible
+from meshwright.planning.code import LISTED_COUNT_MAX
 from meshwright.planning.mesh import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -68,16 +68,6 @@ def test_code_for_one_slice_lists_its_chips_up_to_a_thousand(target: str, mesh: 
     )
     assert order == [(ref.coords, ref.core_on_chip) for ref in plan.devices or ()]
     assert len(order) <= LISTED_COUNT_MAX
-
-
-def test_a_host_that_uses_a_part_of_its_gpus_has_a_variable_of_its_own() -> None:
-    hosts = build_target("2*h100:4")
-    assert list_visible(hosts, range(8)) == {"host-0": "", "host-1": ""}
-    assert list_visible(hosts, [5, 0, 4, 1]) == {"host-0": "0,1", "host-1": "0,1"}
-    assert find_differing(hosts, [5, 0, 4, 1]) is None
-    assert find_differing(hosts, [0, 1, 2, 3, 6]) == ("CUDA_VISIBLE_DEVICES", {"host-0": "", "host-1": "2"})
-    assert find_differing(build_target("2*v5e:2x2"), [0, 1, 4]) is None
-    assert find_differing(build_target("2*cpu:4"), [0, 1, 4]) == ("JAX_NUM_CPU_DEVICES", {"host-0": "2", "host-1": "1"})
 
 
 def test_a_variable_that_all_hosts_share_is_in_the_environment_and_one_that_differs_is_not() -> None:

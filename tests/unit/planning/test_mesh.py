@@ -228,7 +228,7 @@ def test_unhealthy_devices_are_left_out_unless_named() -> None:
     assert codes(named) == ["devices_unhealthy"]
     assert "device 1 is unhealthy" in named.warnings[0].message
     error = refuse(PlanInfeasibleError, MACHINES["cpu"], "dp:8", health=health)
-    assert "of which 1 are left out" in error.detail
+    assert "of which device 1 is left out as not well" in error.detail
     assert "dp:7" in error.hint
 
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright_agent.auth import Caller
-from meshwright_agent.health.history import History
+from meshwright_agent.health.events import History
 from meshwright_agent.routes.health import EventListQuery, EventsQuery, stream_events
 from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.store.opening import opened

@@ -17,7 +17,7 @@ from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import Health
-from meshwright_agent.health.board import HealthBoard
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.metrics import METRICS, RELEASE_DURATION, RUN_DURATION
 from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, WORKER_STATES, build_registry, observe_request
 from tests.fakes.machines import plant_machine
@@ -40,7 +40,7 @@ class MemoryAgent:
     records: tuple[BenchRecord, ...] = ()
     is_ready: bool = True
     clock: ManualClock = field(default_factory=ManualClock)
-    board: HealthBoard = field(default_factory=lambda: HealthBoard(stale_after_s=60))
+    board: HealthRegistry = field(default_factory=lambda: HealthRegistry(stale_after_s=60))
     device: Any = field(default_factory=lambda: build_child(state="ready"))
     probe: Any = field(default_factory=lambda: build_child())
     planner: Any = field(default_factory=lambda: build_child())

@@ -9,16 +9,14 @@ import pytest
 
 from meshwright_agent.children.probe import parse_roots
 from meshwright_agent.facts.model import HolderFacts
-from meshwright_agent.host.look import explain_held
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_planner_spec,
     build_probe_spec,
+    explain_untouched,
     has_accelerators,
-    may_touch,
     read_roots,
-    tell_prohibited,
 )
 from tests.fakes.machines import plant_machine
 
@@ -123,7 +121,7 @@ def test_jax_is_started_unasked_only_where_nobody_else_holds_a_device(
 ) -> None:
     facts = plant_machine("dgx-h100", tmp_path).read()
     holders = tuple(HolderFacts(pid=number, own=own) for number, own in enumerate(owns))
-    assert may_touch(replace(facts, holders=holders)) is may
+    assert (explain_untouched(replace(facts, holders=holders)) == "") is may
 
 
 @pytest.mark.parametrize(
@@ -140,14 +138,14 @@ def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
     facts = plant_machine("dgx-h100", tmp_path).read()
     gpus = tuple(replace(gpu, compute_mode=mode) for gpu, mode in zip(facts.gpus, modes, strict=False))
     facts = replace(facts, gpus=gpus, holders=(), environment=environment)
-    assert may_touch(facts) is may
+    assert (explain_untouched(facts) == "") is may
     said = "" if may else "GPU 1 is in compute mode prohibited; `nvidia-smi -i 1 -c DEFAULT` opens it"
-    assert (tell_prohibited(facts), explain_held(facts)) == (said, said)
+    assert explain_untouched(facts) == said
 
 
 def test_where_nobody_could_look_nothing_is_touched(tmp_path: Path) -> None:
-    assert not may_touch(None)
-    assert not may_touch(replace(plant_machine("dgx-h100", tmp_path).read(), holders=None))
+    assert explain_untouched(None)
+    assert explain_untouched(replace(plant_machine("dgx-h100", tmp_path).read(), holders=None))
 
 
 # ---- device files ---------------------------------------------------------------------------------------------------

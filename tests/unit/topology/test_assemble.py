@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.topology.chips import find_chip, read_chips
 from meshwright.topology.systems import Slice, read_slices
 from meshwright.topology.targets import build_target, find_hardware, read_target
 from meshwright_agent.view.tpu import canonical
@@ -28,15 +27,6 @@ def test_devices_stand_in_their_granules_one_after_the_other(name: str, granules
     for host, members in Counter(device.host for device in topology.devices).items():
         indices = [device.local_index for device in topology.devices if device.host == host]
         assert indices == list(range(members))
-
-
-def test_a_slice_says_its_shape_and_its_rings_and_lists_no_link() -> None:
-    topology = build_target("2*v5e:8x16")
-    assert topology.links == ()
-    assert [granule.name for granule in topology.granules] == ["slice-0", "slice-1"]
-    for granule in topology.granules:
-        assert (granule.kind, granule.shape, granule.wrap) == ("slice", (8, 16, 1), (False, True, False))
-        assert granule.twisted is False
 
 
 @pytest.mark.parametrize("name", ["v5p:4x4x8", "tpu7x:2x2x4", "v3:4x8", "v6e:8x8", "v5e-1"])
@@ -62,15 +52,6 @@ def test_hosts_of_a_slice_are_boxes_of_two_by_two_chips_counted_x_first() -> Non
         "host-2",
         "host-3",
     ]
-
-
-@pytest.mark.parametrize("chip", read_chips(), ids=lambda chip: chip.aliases[0])
-def test_every_chip_of_the_table_makes_a_host_with_its_memory(chip: object) -> None:
-    topology = build_target(chip.aliases[0])  # type: ignore[attr-defined]
-    for device in topology.devices:
-        assert find_chip(device.kind) == chip
-        assert device.memory
-        assert device.memory.capacity_bytes == chip.device_memory_bytes  # type: ignore[attr-defined]
 
 
 def test_the_links_of_many_cpu_devices_are_left_out_as_agents_do() -> None:

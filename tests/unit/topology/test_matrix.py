@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.testing import build_devices
 from meshwright.topology.links import build_cells, format_links, is_known
-from meshwright.wire.devices import Devices, Granule
+from meshwright.wire.devices import Devices
 from tests.fakes.machines import NAMES, plant_machine
 
 LETTERS = {"X", "-", "CHIP", "ICI", "HOST", "PIX", "PXB", "PHB", "NODE", "SYS"}
@@ -41,18 +41,6 @@ def test_a_gpu_host_reads_as_nvidia_smi_prints_it(tmp_path: Path) -> None:
         "SYS   between NUMA nodes",
         "bandwidth, one way: NV12 300 GB/s",
     ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"shape": (4, 4, 8), "wrap": (True, True, True), "twisted": True}, "rings along x, y, z, twisted"),
-        ({"shape": (4, 4, 8), "wrap": None}, "rings unknown"),
-    ],
-)
-def test_a_slice_says_what_is_known_of_its_rings(fields: dict[str, Any], told: str) -> None:
-    granule = Granule(ordinal=0, kind="slice", name="a", device_count=1, **fields)
-    assert format_links(change(build_devices("v5e:1"), granules=(granule,)))[-1] == f"slice of 4×4×8 chips, {told}"
 
 
 def test_links_of_more_devices_are_counted_by_kind() -> None:

@@ -18,31 +18,6 @@ def test_no_line_of_a_recorded_machine_is_wider_than_a_terminal(name: str, tmp_p
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_there_is_one_line_a_device_with_its_index(name: str, tmp_path: Path) -> None:
-    seen = plant_machine(name, tmp_path).view()
-    lines = [line for line in format_devices(seen).splitlines() if line.startswith("[")]
-    assert [line.split("]")[0] for line in lines] == [f"[{device.local_index}" for device in seen.devices]
-
-
-def test_a_dgx_reads_as_gpustat_and_nvidia_smi_show_it(tmp_path: Path) -> None:
-    lines = format_devices(plant_machine("dgx-h100", tmp_path).view()).splitlines()
-    assert lines[1] == "cpu     Intel(R) Xeon(R) Platinum 8480C · 2015.0 GiB · 2 sockets · 112 cores · 224 threads"
-    assert lines[2] == "driver  535.129.03 (CUDA 12.2)"
-    assert "[3] H100 80GB HBM3 | 0000:61:00.0 | NUMA 0 |  70.8 /  79.6 GiB | jax 3 | python3/4242 (70.8 GiB)" in lines
-    assert "  0  X   NV18 NV18 NV18 NV18 NV18 NV18 NV18   0" in lines
-    assert "NV#   # NVLinks, directly or through switches" in lines
-
-
-def test_the_matrix_is_symmetric_with_hops_where_chips_are_not_side_by_side(tmp_path: Path) -> None:
-    lines = format_devices(plant_machine("tpu-v5e-8", tmp_path).view()).splitlines()
-    start = next(row for row, line in enumerate(lines) if line.startswith("  0 "))
-    cells = [line.split()[1:9] for line in lines[start : start + 8]]
-    assert all(cells[a][b] == cells[b][a] for a in range(8) for b in range(8))
-    assert [cells[0][b] for b in range(8)] == ["X", "ICI", "ICI", "2", "2", "3", "3", "4"]
-    assert lines[-1] == "slice of 2×4×1 chips, no rings"
-
-
 def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
     text = format_devices(plant_machine("dgx-h100", tmp_path).view(), links=False)
     assert "NV18" not in text

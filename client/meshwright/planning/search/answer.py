@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.cost.state import Moments, read_moments
-from meshwright.planning.parallelism import name_axis
+from meshwright.planning.parallelism import MeshAxes, name_axis
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.pricing import DTYPES, Priced, price
 from meshwright.planning.search.space import AXES, Bounds, Space, list_space
@@ -78,15 +78,15 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     return Layout(**arrays, remat=np.asarray([REMATS.index(training.remat)], dtype=np.int64))
 
 
-def tell(question: Question, priced: Priced, place: int) -> dict[str, Any]:
-    """Returns the fields of a plan that say what a candidate costs."""
+def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the fields of a plan that say what a candidate costs; `mesh_shape` has the names of its axes."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
     sequences = question.training.global_batch
     tokens = sequences * question.training.sequence_length
     told: dict[str, Any] = {
         "memory": _tell_memory(priced, place),
-        "step_time": _tell_step_time(priced, place),
+        "step_time": _tell_step_time(priced, place, mesh_shape),
         "schedule": tell_schedule(question, layout),
         "tokens_per_s": tokens / total_s,
         "mfu_ratio": priced.flops_per_sequence * sequences / total_s / question.hardware.devices / priced.flops_per_s,
@@ -109,23 +109,42 @@ def _tell_memory(priced: Priced, place: int) -> PlanMemory:
     )
 
 
-def _tell_step_time(priced: Priced, place: int) -> PlanStepTime:
+def _tell_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
     parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
     total_s = sum(parts.values())
     low, high = priced.interval(total_s)
-    axes = {axis: parts[axis] for axis in AXES if parts[axis] > 0}
     return PlanStepTime(
         total_s=total_s,
         low_s=low,
         high_s=high,
         compute_s=parts["compute"],
         remat_s=parts["remat"],
-        communication_s=axes,
+        communication_s=_name_parts(parts, mesh_shape),
         bubble_s=parts["bubble"],
         optimizer_s=parts["optimizer"],
         other_s=parts["other"],
         basis=priced.basis,
     )
+
+
+def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> dict[str, float]:
+    """Returns seconds of communication by the axes of a mesh.
+
+    Where a mesh has two axes of one role the outer one stands for both. Where it has no data axis, gradients that are
+    summed over expert or context axes count there.
+    """
+    names: dict[str, str] = {}
+    for name in MeshAxes.of(mesh_shape).sizes:
+        names.setdefault(name_axis(name), name)
+    found: dict[str, float] = {}
+    for axis in AXES:
+        name = next((names[each] for each in (axis, *_SUMMED_OVER) if each in names), axis)
+        if parts[axis] > 0:
+            found[name] = found.get(name, 0.0) + parts[axis]
+    return found
+
+
+_SUMMED_OVER: Final = ("ep", "cp", "fsdp")
 
 
 def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:

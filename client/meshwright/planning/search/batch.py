@@ -140,7 +140,7 @@ class _Reckoning:
     def _price(self, batch: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
         question = replace(self.question, training=self.question.training.model_copy(update={"global_batch": batch}))
         layout = read_layout(mesh_shape, question.training)
-        return tell(question, question.price(layout, self.spans), 0)
+        return tell(question, question.price(layout, self.spans), 0, mesh_shape)
 
     def _say(self, chosen: int | None, largest: int | None, limit: Limit, mesh: str) -> str:
         if chosen is None:

@@ -6,7 +6,7 @@ answers. A family is the set of axes that a mesh uses; a loser is told with its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -31,20 +31,23 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
     return order[_find_firsts(_stack_meshes(priced)[order])]
 
 
-def list_rejected(priced: Priced, leaders: NDArray[np.int64], best: Sequence[int]) -> tuple[Rejected, ...]:
+def list_rejected(
+    priced: Priced, leaders: NDArray[np.int64], best: Sequence[int], ordered: Mapping[int, float]
+) -> tuple[Rejected, ...]:
     """Returns the best of each family that is not among `best`, of which the first is what others are compared with.
 
     Args:
         priced: all candidates.
         leaders: of `list_leaders`.
         best: places of the candidates that are told.
+        ordered: place → seconds of a step, of the candidates whose devices were put in order.
     """
     meshes = _stack_meshes(priced)
     slower, larger = leaders[priced.fits[leaders]], leaders[~priced.fits[leaders]]
     told = {_name_family(meshes[place]) for place in best}
     return (
-        *islice(_list_losers(priced, meshes, slower, best, told), FAMILIES_MOST),
-        *islice(_list_losers(priced, meshes, larger, best, told), FAMILIES_MOST),
+        *islice(_list_losers(priced, meshes, slower, best, told, ordered), FAMILIES_MOST),
+        *islice(_list_losers(priced, meshes, larger, best, told, ordered), FAMILIES_MOST),
     )
 
 
@@ -71,6 +74,7 @@ def _list_losers(
     leaders: NDArray[np.int64],
     best: Sequence[int],
     told: set[tuple[str, ...]],
+    ordered: Mapping[int, float],
 ) -> Iterator[Rejected]:
     """Yields the leader of each family that was not told of yet."""
     for place in map(int, leaders):
@@ -79,7 +83,7 @@ def _list_losers(
             continue
         told.add(family)
         shape = {axis: int(size) for axis, size in zip(AXES, meshes[place], strict=True) if size > 1} or {"dp": 1}
-        reason, message = _explain(priced, place, best[0] if best else None)
+        reason, message = _explain(priced, place, best[0] if best else None, ordered)
         yield Rejected(mesh_shape=shape, reason=reason, message=message)
 
 
@@ -87,7 +91,7 @@ def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(axis for axis, size in zip(AXES, sizes, strict=True) if size > 1)
 
 
-def _explain(priced: Priced, place: int, winner: int | None) -> tuple[str, str]:
+def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[int, float]) -> tuple[str, str]:
     """Returns the reason and a sentence: of what does not fit its memory, else the part that is longest beyond the
     winner's."""
     if not priced.fits[place]:
@@ -98,18 +102,18 @@ def _explain(priced: Priced, place: int, winner: int | None) -> tuple[str, str]:
             f"needs {needed / 2**30:.1f} GiB of a device's {capacity / 2**30:.1f} at least, {over}, with "
             f"each micro-batch and remat that was looked at"
         )
-    total = float(priced.total_s[place])
+    total = ordered.get(place, float(priced.total_s[place]))
     if winner is None or place == winner:
         return "order", f"takes {total:.3g} s a step"
-    best = float(priced.total_s[winner])
+    best = ordered.get(winner, float(priced.total_s[winner]))
     more = {part: float(priced.parts[part][place] - priced.parts[part][winner]) for part in PARTS}
     part = max(more, key=lambda name: more[name])
     wire = priced.name_wire(part, place)
-    reason = REASONS.get(part, wire)
-    return reason, (
-        f"takes {total:.3g} s a step, {total / best - 1:.1%} more than the best; most of that is {_say(part, wire)}, "
-        f"{more[part]:.3g} s more"
-    )
+    longer = f"{total / best - 1:.1%} more than the best" if total > best else "as long as the best by its sizes"
+    if total <= best or more[part] <= 0:
+        return "order", f"takes {total:.3g} s a step, {longer}"
+    most = f"most of that is {_say(part, wire)}, {more[part]:.3g} s more"
+    return REASONS.get(part, wire), f"takes {total:.3g} s a step, {longer}; {most}"
 
 
 def _say(part: str, wire: str) -> str:

@@ -99,7 +99,7 @@ def _refuse_moments(training: TrainingSpec) -> InvalidRequestError:
 def price_plan(plan: Plan, question: Question) -> Plan:
     """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit."""
     priced = question.price(read_layout(plan.mesh_shape, question.training), read_order(plan, question.hardware))
-    told = tell(question, priced, 0)
+    told = tell(question, priced, 0, plan.mesh_shape)
     memory = told["memory"]
     told["warnings"] = (*plan.warnings, *_tell_basis(question), *_tell_left_out(question))
     if not memory.fits:
@@ -131,17 +131,18 @@ def search_plans(request: PlanRequest, question: Question, plan: Callable[[str],
         raise _refuse(question, bounds, space)
     priced = question.price(space.layout)
     leaders = list_leaders(priced)
-    best = _choose(question, priced, leaders[priced.fits[leaders]], request.top, plan)
-    plans = [made for _, made in best]
-    rejected = list_rejected(priced, leaders, [place for place, _ in best])
+    ordered = _order_best(question, priced, leaders[priced.fits[leaders]], request.top, plan)
+    best = dict(list(ordered.items())[: request.top])
+    plans = list(best.values())
+    rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
     warnings = _tell_basis(question) if plans else (_tell_nothing_fits(question),)
     return Plans(plans=tuple(plans), rejected=(*rejected, *_tell_left(space)), warnings=warnings)
 
 
-def _choose(
+def _order_best(
     question: Question, priced: Priced, leaders: NDArray[np.int64], top: int, plan: Callable[[str], Plans]
-) -> list[tuple[int, Plan]]:
-    """Returns the best meshes in the order of their steps' times, as the order of their devices has them.
+) -> dict[int, Plan]:
+    """Returns the best meshes and some more in the order of their steps' times, as the order of their devices has them.
 
     Sizes alone say too little where axes do not fill hosts or slices, and never much too much. So further meshes are
     ordered while, by their sizes, they could be among the best, up to so many.
@@ -153,7 +154,7 @@ def _choose(
             break
         made.append((place, _order(question, priced.layout.take(place), plan)))
         made.sort(key=lambda each: _read_total(each[1]))
-    return made[:top]
+    return dict(made)
 
 
 def _order(question: Question, chosen: Layout, plan: Callable[[str], Plans]) -> Plan:
@@ -161,7 +162,7 @@ def _order(question: Question, chosen: Layout, plan: Callable[[str], Plans]) -> 
     shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
     made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
-    told = tell(question, ordered, 0)
+    told = tell(question, ordered, 0, made.mesh_shape)
     return made.model_copy(update={**told, "warnings": (*made.warnings, *_tell_left_out(question))})
 
 
@@ -232,6 +233,11 @@ def _tell_nothing_fits(question: Question) -> Notice:
 
 def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleError:
     devices, batch = question.hardware.devices, question.training.global_batch
+    if wrong := _find_wrong_axes(devices, bounds, space):
+        detail = f"no mesh of {devices} devices has the axes that are given: {wrong}"
+        divisors = write_values(choose_near(list_divisors(devices), math.prod(bounds.axes.values())))
+        hint = f"give sizes whose product is {divisors}, or leave some free" if devices > 1 else "leave them free"
+        return PlanInfeasibleError.of("search.axes", detail, hint, wrong)
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
     detail = (
         f"no mesh of {devices} devices cuts this model and a global_batch of {batch} into equal parts within what the "
@@ -240,6 +246,21 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     batches = choose_near([size for size in _list_batches(devices, batch) if _is_legal(question, bounds, size)], batch)
     hint = f"use a global_batch of {write_values(batches)}" if batches else "leave more axes of `search` free"
     return PlanInfeasibleError.of("training.global_batch", detail, hint)
+
+
+def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:
+    """Returns why no mesh has the axes that are given; empty: they could be on some mesh."""
+    rules = (left.rule for left in space.left if bounds.axes.get(left.axis) == left.size)
+    if rule := next(rules, ""):
+        return rule
+    product, said = (
+        math.prod(bounds.axes.values()),
+        " × ".join(f"{axis}:{bounds.axes[axis]}" for axis in AXES if axis in bounds.axes),
+    )
+    if devices % product:
+        return f"{said} does not divide {devices} devices"
+    is_whole = len(bounds.axes) == len(AXES) and product != devices
+    return f"{said} are {product} devices of {devices}, and no axis is free" if is_whole else ""
 
 
 def _list_batches(devices: int, batch: int) -> list[int]:

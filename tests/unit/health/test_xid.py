@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from meshwright_agent.facts.model import CardFailure, KernelLog, SXid
-from tests.unit.health.test_verdicts import ADDRESS, UUID, Scene
+from meshwright_agent.health.xid import ALWAYS_FATAL, APPLICATION, find_sxid_rule, find_xid_rule
+from tests.unit.health.test_monitor import ADDRESS, UUID, Scene
 
 SWITCH = "0000:05:00.0"
-NAME = f"nvswitch:{SWITCH}"
+NAME = "driver"
 FAULT_UP = SXid(20034, SWITCH, 1, is_fatal=True, text="LTSSM Fault Up", link=30)
 UNREADABLE = KernelLog(error="/dev/kmsg: Operation not permitted")
 
@@ -23,7 +24,7 @@ def scene(tmp_path: Path) -> Scene:
 
 def look(scene: Scene, log: KernelLog | None) -> None:
     facts = replace(scene.read(), kernel_log=log)
-    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
+    scene.monitor.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
     scene.before = facts
 
 
@@ -32,12 +33,13 @@ def look_at(scene: Scene, *sxids: SXid) -> None:
     look(scene, KernelLog(sxids=sxids, last_sequence=9))
 
 
-def test_a_fatal_sxid_makes_its_switch_unhealthy_until_a_word_and_no_gpu(scene: Scene) -> None:
+def test_a_fatal_sxid_makes_the_driver_unhealthy_until_a_word_and_no_gpu(scene: Scene) -> None:
     look_at(scene, FAULT_UP, replace(FAULT_UP, link=28))
     seen = scene.component(NAME)
     assert (seen.state, seen.permanence) == ("unhealthy", "permanent")
     assert "SXID 20034" in seen.reason
-    assert "on link 28, 30" in seen.reason
+    assert f"NVSwitch {SWITCH}" in seen.reason
+    assert "on link 28" in seen.reason
     assert "2 times" in seen.reason
     assert scene.ill() == {NAME}
     assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_20034"]
@@ -93,11 +95,6 @@ def test_each_sxid_is_an_event_and_one_that_the_switch_corrects_no_fault(scene: 
     assert scene.state(NAME) == "healthy"
 
 
-def test_a_host_whose_log_tells_no_sxid_has_no_switch_on_its_board(scene: Scene) -> None:
-    look_at(scene)
-    assert not [name for name in scene.board.names() if name.startswith("nvswitch")]
-
-
 def test_records_that_nobody_read_in_time_are_told_once(scene: Scene) -> None:
     look(scene, KernelLog(last_sequence=3))
     look(scene, KernelLog(last_sequence=99, lost_count=7))
@@ -140,3 +137,72 @@ def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> No
     look(scene, KernelLog())
     look(scene, None)
     assert "kernel_log" not in scene.board.names()
+
+
+@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
+def test_the_applications_own_are_no_fault(code: int) -> None:
+    assert code in APPLICATION
+    assert find_xid_rule(code).state is None
+
+
+@pytest.mark.parametrize("code", [46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143])
+def test_what_the_catalogue_ends_with_a_reset_or_reboot_is_unhealthy_and_says_how(code: int) -> None:
+    rule = find_xid_rule(code)
+    assert rule.state == "unhealthy"
+    assert any(word in rule.action for word in ("reset", "reboot"))
+
+
+@pytest.mark.parametrize("code", [63, 92, 94, 144, 150])
+def test_what_a_card_bears_is_degraded(code: int) -> None:
+    assert find_xid_rule(code).state == "degraded"
+
+
+@pytest.mark.parametrize(("code", "unit"), [(144, "SAW"), (147, "TREX"), (150, "MSE")])
+def test_an_nvlink5_error_names_its_unit_and_the_line_to_look_at(code: int, unit: str) -> None:
+    rule = find_xid_rule(code)
+    assert (rule.state, rule.meaning) == ("degraded", f"NVLink error ({unit})")
+    assert "kernel log's line" in rule.action
+
+
+@pytest.mark.parametrize("code", [0, 1, 173, 9999])
+def test_an_xid_that_is_not_known_is_reported(code: int) -> None:
+    rule = find_xid_rule(code)
+    assert rule.state == "degraded"
+    assert "catalogue" in rule.action
+
+
+@pytest.mark.parametrize("code", [8, 32, 44, 69, 154])
+def test_what_ends_with_its_job_is_no_fault(code: int) -> None:
+    assert find_xid_rule(code).state is None
+
+
+@pytest.mark.parametrize("code", [20034, 11001, 24007, 99999])
+def test_the_drivers_word_that_it_is_fatal_makes_a_switch_unhealthy_also_with_an_unknown_number(code: int) -> None:
+    rule = find_sxid_rule(code, is_fatal=True)
+    assert rule.state == "unhealthy"
+    assert "reset" in rule.action
+
+
+@pytest.mark.parametrize("code", [10003, 12020, 22003, 22011, 23001, 23017])
+def test_what_is_always_fatal_is_so_for_the_whole_fabric_whatever_the_line_says(code: int) -> None:
+    assert code in ALWAYS_FATAL
+    assert "whole fabric" in find_sxid_rule(code, is_fatal=False).meaning
+    assert find_sxid_rule(code, is_fatal=False).state == "unhealthy"
+
+
+@pytest.mark.parametrize("code", [11012, 24003, 20001, 22013])
+def test_what_the_switch_corrects_or_nvidia_ignores_is_no_fault(code: int) -> None:
+    assert find_sxid_rule(code, is_fatal=False).state is None
+
+
+@pytest.mark.parametrize("code", [11004, 12028, 19084, 20012])
+def test_what_stops_traffic_without_being_fatal_is_degraded_and_says_what_to_do(code: int) -> None:
+    rule = find_sxid_rule(code, is_fatal=False)
+    assert rule.state == "degraded"
+    assert rule.action
+
+
+def test_an_sxid_that_is_not_known_is_reported() -> None:
+    rule = find_sxid_rule(28006, is_fatal=False)
+    assert rule.state == "degraded"
+    assert "Fabric Manager" in rule.action

@@ -1,4 +1,4 @@
-"""The health board: the last observation of each component, its standing faults, and the rule that joins both.
+"""The registry of health: the last observation of each component, its standing faults, and the rule that joins both.
 
 Rule: never looked is `initializing`; looked too long ago is `unknown`; otherwise what was seen; and a fault that stands
 makes it no better than the fault. Nothing is healthy because nobody complained. Each change of a state is told once,
@@ -15,8 +15,7 @@ from difflib import get_close_matches
 
 from meshwright.errors import NotFoundError
 from meshwright.wire.health import WORST_FIRST, Component, Health, Permanence, State, find_worst_state
-from meshwright_agent.health.memory import Fault, HealthMemory
-from meshwright_agent.health.words import make_sendable
+from meshwright_agent.health.events import Fault, HealthMemory, make_sendable
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,13 @@ OnChange = Callable[[Component, State, datetime], None]
 """(the component as it is now, the state that it had, when): called when a state has changed."""
 
 
-class HealthBoard:
+class HealthRegistry:
     """Components by name; written by the agent's checks, read by `/health`, `/metrics` and plans.
 
     Args:
         stale_after_s: an observation that is older is `unknown`.
         on_change: hears of each change of a state, with the words that go with it.
-        memory: keeps what was told; None: it ends with this board.
-
-    Attributes:
-        version: counts what was written onto the board; while it stands still, time alone changes what `view` returns.
+        memory: keeps what was told; None: it ends with this registry.
     """
 
     def __init__(
@@ -55,11 +51,9 @@ class HealthBoard:
         self._faults: dict[str, dict[str, Fault]] = {}
         self._seen: set[str] = set()  # what a check of this life has looked at; one that says `initializing` has not
         self._memory = HealthMemory() if memory is None else memory
-        self.version = 0
 
     def expect(self, names: Iterable[str]) -> None:
         """Lists components that will be checked: `initializing` until they are."""
-        self.version += 1
         for name in names:
             self._observations.setdefault(name, None)
 
@@ -88,7 +82,6 @@ class HealthBoard:
 
     def clear_faults(self, name: str, at: datetime) -> None:
         """Takes the faults of a component off."""
-        self.version += 1
         if self._faults.pop(name, None):
             self._settle(name, at, is_cleared=True)
 
@@ -97,15 +90,14 @@ class HealthBoard:
         return tuple(self._faults)
 
     def forget(self, name: str) -> None:
-        """Takes a component off the board: what it was about is no more."""
-        self.version += 1
+        """Takes a component out of the registry: what it was about is no more."""
         self._observations.pop(name, None)
         self._faults.pop(name, None)
         self._seen.discard(name)
         self._memory.forget_state(name)
 
     def forget_unlisted(self) -> None:
-        """Forgets what an earlier life told of components that are not on the board: they are gone from this host."""
+        """Forgets the states of components that are not in the registry: they are gone from this host."""
         self._memory.forget_others(self.names())
 
     def names(self) -> tuple[str, ...]:
@@ -155,7 +147,7 @@ class HealthBoard:
         return Health(state=find_worst_state(components), components=components)
 
     def component(self, name: str, now: datetime) -> Component:
-        """Returns one component that is on the board, as it stands at `now`."""
+        """Returns one component that is in the registry, as it stands at `now`."""
         seen = self._observations[name]
         state, faults = self.state(name, now), tuple(self._faults.get(name, {}).values())
         words = self._describe(seen, now)

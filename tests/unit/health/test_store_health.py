@@ -11,22 +11,22 @@ import pytest
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Component
-from meshwright_agent.health import own as module
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.own import MIN_FREE_BYTES, OwnHealth
+from meshwright_agent.health import monitor as module
+from meshwright_agent.health.monitor import MIN_FREE_BYTES, StoreHealth
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Document, Store
 from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import held, recover, run_with_store
 
 
-def build(store: Store) -> tuple[OwnHealth, HealthBoard]:
+def build(store: Store) -> tuple[StoreHealth, HealthRegistry]:
     clock = ManualClock()
-    board = HealthBoard(stale_after_s=60)
-    return OwnHealth(store, board=board, settings=Settings(state_dir=store.path.parent), clock=clock), board
+    board = HealthRegistry(stale_after_s=60)
+    return StoreHealth(store, registry=board, settings=Settings(state_dir=store.path.parent), clock=clock), board
 
 
-def read(board: HealthBoard) -> Component:
+def read(board: HealthRegistry) -> Component:
     return board.component("store", ManualClock().now())
 
 
@@ -61,7 +61,7 @@ def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
 
-    async def until(board: HealthBoard, state: str) -> None:
+    async def until(board: HealthRegistry, state: str) -> None:
         async with asyncio.timeout(30):
             while read(board).state != state:  # noqa: ASYNC110 -- the board tells nobody
                 await asyncio.sleep(0.01)

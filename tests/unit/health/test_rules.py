@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.model import GpuHealth, PciHealth
+from meshwright_agent.facts.model import GpuHealth, PciHealth, Problem, ProblemKind
 from meshwright_agent.facts.nvml import Part
-from meshwright_agent.health.diagnosis import (
+from meshwright_agent.health.rules import (
+    CARD_RULES,
+    DRIVER_RULES,
     FEW_RETRIES,
+    CardView,
     Finding,
-    LinkView,
+    evaluate_card,
+    evaluate_driver,
     find_worst,
-    judge_answers,
-    judge_link,
-    judge_memory,
-    judge_power,
-    judge_thermal,
-    judge_word,
 )
 
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
@@ -52,7 +51,7 @@ def state(finding: Finding | None) -> str | None:
         ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "unknown"),
         ({"slowdowns": ("hardware thermal slowdown",)}, "degraded"),
         ({"slowdowns": ("hardware slowdown",)}, "degraded"),
-        ({"slowdowns": ("hardware power brake",)}, "healthy"),
+        ({"slowdowns": ("hardware power brake",)}, "degraded"),
         ({"slowdowns": None}, "healthy"),
         ({"temperature_celsius": None, "slowdowns": None}, None),
         ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, "unknown"),
@@ -61,7 +60,7 @@ def state(finding: Finding | None) -> str | None:
     ],
 )
 def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expected: str | None) -> None:
-    assert state(judge_thermal(replace(COOL, **changes))) == expected  # type: ignore[arg-type]
+    assert state(evaluate_card("thermal", CardView(replace(COOL, **changes)))) == expected  # type: ignore[arg-type]
 
 
 HOPPER = GpuHealth(
@@ -84,19 +83,21 @@ HOPPER = GpuHealth(
     ],
 )
 def test_heat_is_judged_by_margins_where_the_driver_tells_those(changes: dict[str, object], expected: str) -> None:
-    assert state(judge_thermal(replace(HOPPER, **changes))) == expected  # type: ignore[arg-type]
+    assert state(evaluate_card("thermal", CardView(replace(HOPPER, **changes)))) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["temperature_celsius", "margin_celsius"])
 def test_the_reason_to_drain_a_host_for_heat_stays_the_same_while_it_is_as_hot(field: str) -> None:
     limits = replace(COOL, slowdown_margin_celsius=-2, shutdown_margin_celsius=-8)
     degrees = (92, 93) if field == "temperature_celsius" else (-8, -9)
-    first, second = (judge_thermal(replace(limits, **{field: each})) for each in degrees)  # type: ignore[arg-type]
+    first, second = (evaluate_card("thermal", CardView(replace(limits, **{field: each}))) for each in degrees)  # type: ignore[arg-type]
     assert (first, state(first)) == (second, "unhealthy")
 
 
 def test_heat_passes_and_says_what_to_look_at() -> None:
-    finding = judge_thermal(replace(COOL, temperature_celsius=88, slowdowns=("software thermal slowdown",)))
+    finding = evaluate_card(
+        "thermal", CardView(replace(COOL, temperature_celsius=88, slowdowns=("software thermal slowdown",)))
+    )
     assert finding is not None
     assert "88 °C" in finding.reason
     assert "87 °C" in finding.reason
@@ -105,23 +106,25 @@ def test_heat_passes_and_says_what_to_look_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected", "words"),
+    ("changes", "words"),
     [
-        ({}, "healthy", "no power brake; draws at most 700 W"),
-        ({"power_limit_watts": 400.0}, "healthy", "at most 400 W, set below its own 700 W"),
-        ({"power_default_watts": None}, "healthy", "at most 700 W"),
-        ({"power_limit_watts": None}, "healthy", "no power brake"),
-        ({"slowdowns": ("hardware thermal slowdown",)}, "healthy", "no power brake"),
-        ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "degraded", "hardware power brake"),
-        ({"slowdowns": None}, None, ""),  # a limit alone is no ground to call it well
+        ({}, "clocks are not held down; draws at most 700 W"),
+        ({"power_limit_watts": 400.0}, "at most 400 W, set below its own 700 W"),
+        ({"power_default_watts": None}, "at most 700 W"),
+        ({"power_limit_watts": None}, "clocks are not held down"),
+        ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "hardware power brake"),
     ],
 )
-def test_power_is_a_part_of_its_own(changes: dict[str, object], expected: str | None, words: str) -> None:
-    finding = judge_power(replace(COOL, **({"power_limit_watts": 700.0, "power_default_watts": 700.0} | changes)))  # type: ignore[arg-type]
-    assert state(finding) == expected
-    if finding is not None:
-        assert words in finding.reason
-        assert ("power supplies" in finding.action, "cooling" in finding.action) == (expected == "degraded", False)
+def test_power_is_told_with_the_heat(changes: dict[str, object], words: str) -> None:
+    health = replace(COOL, **({"power_limit_watts": 700.0, "power_default_watts": 700.0} | changes))  # type: ignore[arg-type]
+    finding = evaluate_card("thermal", CardView(health))
+    assert finding is not None
+    assert words in finding.reason
+    assert ("power supplies" in finding.action) == ("slowdowns" in changes)
+
+
+def test_a_power_limit_alone_is_no_ground_to_call_a_card_well() -> None:
+    assert evaluate_card("thermal", CardView(GpuHealth(power_limit_watts=700.0))) is None
 
 
 @pytest.mark.parametrize(
@@ -137,21 +140,21 @@ def test_power_is_a_part_of_its_own(changes: dict[str, object], expected: str | 
     ],
 )
 def test_memory_is_judged_by_what_could_not_be_corrected(changes: dict[str, object], expected: str) -> None:
-    finding = judge_memory(replace(CLEAN, **changes))  # type: ignore[arg-type]
+    finding = evaluate_card("memory", CardView(replace(CLEAN, **changes)))  # type: ignore[arg-type]
     assert state(finding) == expected
     assert finding is not None
     assert (finding.permanence == "permanent") == (expected != "healthy")
 
 
 def test_a_card_that_says_nothing_of_its_memory_is_not_called_healthy() -> None:
-    assert judge_memory(GpuHealth()) is None
+    assert evaluate_card("memory", CardView(GpuHealth())) is None
 
 
 def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_counts_anew() -> None:
     health = replace(CLEAN, uncorrectable_count=2)
-    assert state(judge_memory(health, acknowledged=2)) == "healthy"
-    assert state(judge_memory(health, acknowledged=1)) == "unhealthy"
-    assert state(judge_memory(health, acknowledged=5)) == "unhealthy"
+    assert state(evaluate_card("memory", CardView(health, baselines={"uncorrectable": 2}))) == "healthy"
+    assert state(evaluate_card("memory", CardView(health, baselines={"uncorrectable": 1}))) == "unhealthy"
+    assert state(evaluate_card("memory", CardView(health, baselines={"uncorrectable": 5}))) == "unhealthy"
 
 
 @pytest.mark.parametrize(
@@ -172,12 +175,12 @@ def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_co
     ],
 )
 def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
-    view = LinkView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
-    assert state(judge_link(view)) == expected
+    view = CardView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
+    assert state(evaluate_card("link", view)) == expected
 
 
 def test_a_link_that_is_narrow_is_told_with_both_figures() -> None:
-    finding = judge_link(LinkView(health=replace(WIRED, pcie_width=4)))
+    finding = evaluate_card("link", CardView(health=replace(WIRED, pcie_width=4)))
     assert finding is not None
     assert "4 lanes" in finding.reason
     assert "have 16" in finding.reason
@@ -187,19 +190,17 @@ def test_a_link_that_is_narrow_is_told_with_both_figures() -> None:
 @pytest.mark.parametrize(
     ("pci", "view", "expected"),
     [
-        (PciHealth(width=16, most_width=16), LinkView(), "healthy"),
-        (PciHealth(width=4, most_width=16), LinkView(), "degraded"),
-        (PciHealth(fatal_count=3), LinkView(baselines={"fatal": 3}), "healthy"),
-        (PciHealth(fatal_count=4), LinkView(baselines={"fatal": 3}), "unhealthy"),
-        (PciHealth(nonfatal_count=2), LinkView(nonfatal_before=1), "degraded"),
-        (PciHealth(nonfatal_count=2, width=1, most_width=1), LinkView(nonfatal_before=2), "healthy"),
-        (None, LinkView(), None),
+        (PciHealth(width=16, most_width=16), CardView(), "healthy"),
+        (PciHealth(width=4, most_width=16), CardView(), "degraded"),
+        (PciHealth(fatal_count=3), CardView(baselines={"fatal": 3}), "healthy"),
+        (PciHealth(fatal_count=4), CardView(baselines={"fatal": 3}), "unhealthy"),
+        (PciHealth(nonfatal_count=2), CardView(nonfatal_before=1), "degraded"),
+        (PciHealth(nonfatal_count=2, width=1, most_width=1), CardView(nonfatal_before=2), "healthy"),
+        (PciHealth(), CardView(), None),
     ],
 )
-def test_sysfs_tells_of_devices_that_nvml_does_not_know(
-    pci: PciHealth | None, view: LinkView, expected: str | None
-) -> None:
-    assert state(judge_link(replace(view, pci=pci))) == expected
+def test_sysfs_tells_of_devices_that_nvml_does_not_know(pci: PciHealth, view: CardView, expected: str | None) -> None:
+    assert state(evaluate_card("link", replace(view, pci=pci))) == expected
 
 
 TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
@@ -223,7 +224,7 @@ TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
             "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
         ),
         ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
-        ("power", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
+        ("thermal", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
         ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
         ("device", {"name": "answered", "recovery": "answered"}, {}, "the driver answers no question about its health"),
         ("device", {}, {}, "the driver answers no question about its health"),
@@ -233,20 +234,24 @@ def test_a_part_whose_question_has_no_answer_is_unknown(
     part: Part, answers: dict[str, str], sibling: dict[str, str], words: str | None
 ) -> None:
     health = GpuHealth(answers=answers, temperature_celsius=41 if "temperature_celsius" in answers else None)
-    found = find_worst(judge_answers(part, health, [GpuHealth(answers=sibling)]))
+    view = CardView(health, siblings=(GpuHealth(answers=sibling),))
+    found = evaluate_card(part, view)
+    if words is None and found is not None:
+        assert found.state != "unknown" or "limit" in found.reason
+        return
     assert state(found) == (None if words is None else "unknown")
     assert words is None or (found is not None and words in found.reason and found.reason.count("failed") <= 1)
 
 
 def test_a_lost_card_is_told_as_lost_and_not_as_one_that_does_not_answer() -> None:
-    assert list(judge_answers("device", GpuHealth(error="GPU is lost"), [])) == []
+    found = evaluate_card("device", CardView(GpuHealth(error="GPU is lost")))
+    assert (state(found), found and "answers no question" in found.reason) == ("unhealthy", False)
 
 
 def test_the_drivers_own_word_is_the_devices() -> None:
-    assert judge_word(GpuHealth()) is None
-    assert judge_word(GpuHealth(recovery="")) is None
+    assert evaluate_card("device", CardView(replace(COOL, recovery=""))) is None
     for health in (GpuHealth(error="GPU is lost"), GpuHealth(recovery="reset the GPU")):
-        assert state(judge_word(health)) == "unhealthy"
+        assert state(evaluate_card("device", CardView(health))) == "unhealthy"
 
 
 FINDINGS = st.builds(Finding, st.sampled_from(WORST_FIRST), st.text(min_size=1, max_size=5))
@@ -258,3 +263,26 @@ def test_the_worst_finding_is_none_better_than_any(findings: list[Finding]) -> N
     assert worst is not None
     assert worst.state == min((finding.state for finding in findings), key=WORST_FIRST.index)
     assert all(finding.reason in worst.reason for finding in findings if finding.state != "healthy")
+
+
+@pytest.mark.parametrize("kind", get_args(ProblemKind))
+def test_each_kind_of_problem_says_what_to_do(kind: ProblemKind) -> None:
+    finding = evaluate_driver((Problem(kind, "something"),))
+    assert (finding.state == "unhealthy") == (kind == "driver_down")
+    assert (finding.reason, bool(finding.action)) == ("something", True)
+
+
+def test_all_problems_are_told_and_each_action_once() -> None:
+    finding = evaluate_driver(
+        (Problem("unanswered", "no clock"), Problem("unanswered", "no name"), Problem("driver_down", "no card"))
+    )
+    assert (finding.state, finding.reason) == ("unhealthy", "no card; no clock; no name")
+    assert finding.action.count("doctor") == 1
+    assert evaluate_driver(()).state == "healthy"
+
+
+def test_every_rule_says_when_it_holds_and_what_to_do() -> None:
+    for rule in (*DRIVER_RULES, *CARD_RULES):
+        assert rule.when
+        assert rule.source
+        assert bool(rule.action) == (rule.state != "healthy")

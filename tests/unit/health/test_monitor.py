@@ -1,4 +1,4 @@
-"""Verdicts over several looks: parts and devices, faults of the kernel log, who is missing, an operator's word."""
+"""HealthMonitor over several looks: parts and devices, faults of the kernel log, who is missing, an operator's word."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from meshwright.topology.chips import parse_chip_count
 from meshwright.wire.devices import Worker
 from meshwright.wire.health import Component, HealthEvent
 from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, Xid
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
-from meshwright_agent.health.verdicts import Verdicts
+from meshwright_agent.health.events import History
+from meshwright_agent.health.monitor import HealthMonitor
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.view import build_devices
 from tests.fakes.machines import RECORDED, Machine, plant_machine
 from tests.fakes.nvml import FakeNvml
@@ -48,9 +48,9 @@ class Scene:
     def start(self) -> None:
         self.history = History(build_closed_store(), clock=self.clock)
         self.history.memory.load(self.dump)
-        self.board = HealthBoard(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
-        self.verdicts = Verdicts(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
-        self.verdicts.recall(self.clock.now())
+        self.board = HealthRegistry(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
+        self.monitor = HealthMonitor(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
+        self.monitor.recall(self.clock.now())
         self.before: HostFacts | None = None
 
     def restart(self) -> None:
@@ -63,7 +63,7 @@ class Scene:
     def look(self, facts: HostFacts | None = None, *xids: Xid, **changes: Any) -> HostFacts:
         self.clock.advance(30)
         facts = replace(facts or self.read(), kernel_log=KernelLog(xids, len(xids)), **changes)
-        self.verdicts.report_facts(facts, self.before, self.devices(facts), self.clock.now())
+        self.monitor.report_facts(facts, self.before, self.devices(facts), self.clock.now())
         self.before = facts
         return facts
 
@@ -75,7 +75,7 @@ class Scene:
     def acknowledge(self, name: str) -> None:
         facts = self.before
         devices = self.devices(facts) if facts else None
-        self.verdicts.acknowledge(name, self.clock.now(), facts=facts, devices=devices)
+        self.monitor.acknowledge(name, self.clock.now(), facts=facts, devices=devices)
 
     def state(self, name: str) -> str:
         return self.board.state(name, self.clock.now())
@@ -109,9 +109,9 @@ def hit(code: int, sequence: int = 1, text: str = "") -> Xid:
 def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scene: Scene) -> None:
     scene.look()
     assert scene.ill() == set()
-    for part in ("device", "thermal", "power", "memory", "link"):
+    for part in ("device", "thermal", "memory", "link"):
         assert scene.state(f"{part}:{UUID}") == "healthy"
-    assert len(scene.board.names()) == 8 * 5 + 4  # worker, driver, inventory, kernel_log
+    assert len(scene.board.names()) == 8 * 4 + 4  # worker, driver, inventory, kernel_log
     assert scene.state("inventory") == "healthy"
 
 
@@ -121,7 +121,7 @@ def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scen
         ({"temperature": 88}, "thermal", "degraded", "healthy"),
         ({"temperature": 92}, "thermal", "unhealthy", "unhealthy"),
         ({"clocks": 0x40}, "thermal", "degraded", "healthy"),
-        ({"clocks": 0x80}, "power", "degraded", "healthy"),
+        ({"clocks": 0x80}, "thermal", "degraded", "healthy"),
         ({"ecc": [1, 1]}, "memory", "unhealthy", "unhealthy"),
         ({"remapped": [0, 1, 1, 0]}, "memory", "degraded", "healthy"),
         ({"remapped": [0, 1, 0, 1]}, "memory", "unhealthy", "unhealthy"),
@@ -154,7 +154,7 @@ def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -
     scene.nvml.change_gpu(0, ecc=[1, 1])
     facts = scene.look()
     record = {"case": "matmul", "correct": True, "nwrong": 0, "device_indices": [0, 1]}
-    scene.verdicts.report_record(record, scene.devices(facts).devices[:2], scene.clock.now())
+    scene.monitor.report_record(record, scene.devices(facts).devices[:2], scene.clock.now())
     assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
 
 
@@ -163,7 +163,7 @@ def test_what_a_card_stops_telling_is_unknown_until_it_tells_again_or_is_gone(sc
     scene.nvml.change_gpu(0, temperature=None, thresholds=None, clocks=None)
     for _ in range(2):
         scene.look()
-        assert scene.ill() == {f"thermal:{UUID}", f"power:{UUID}", f"device:{UUID}"}
+        assert scene.ill() == {f"thermal:{UUID}", f"device:{UUID}"}
         seen = scene.component(f"thermal:{UUID}")
         assert (seen.state, "on another card of its kind" in seen.reason) == ("unknown", True)
     scene.nvml.change_gpu(0, **WELL)
@@ -205,7 +205,7 @@ def test_fatal_errors_on_the_bus_stand_until_acknowledged_but_old_ones_are_no_ne
 
 def test_a_driver_that_falls_silent_makes_all_that_only_it_knows_unknown_at_once(scene: Scene) -> None:
     scene.look()
-    scene.verdicts.report_silence("no answer within 10 s", scene.clock.now())
+    scene.monitor.report_silence("no answer within 10 s", scene.clock.now())
     assert scene.ill() == set(scene.board.names()) - {"worker", "kernel_log"}
     seen = scene.component(f"device:{UUID}")
     assert (seen.state, "driver does not answer" in seen.reason) == ("unknown", True)
@@ -217,7 +217,7 @@ def test_after_a_restart_with_a_driver_that_hangs_the_devices_of_before_are_unkn
     scene.look()
     scene.restart()
     assert scene.state(f"device:{UUID}") == "initializing"
-    scene.verdicts.report_silence("no answer", scene.clock.now())
+    scene.monitor.report_silence("no answer", scene.clock.now())
     assert scene.state(f"device:{UUID}") == "unknown"
 
 
@@ -226,7 +226,7 @@ def test_an_operators_word_makes_nothing_healthy_that_was_not_looked_at_since_th
     scene.restart()
     scene.acknowledge(f"device:{UUID}")
     assert {scene.state(name) for name in scene.board.names()} == {"initializing"}
-    scene.verdicts.report_silence("no answer", scene.clock.now())
+    scene.monitor.report_silence("no answer", scene.clock.now())
     scene.acknowledge(f"device:{UUID}")
     assert scene.state(f"device:{UUID}") == "unknown"
     scene.look()
@@ -255,7 +255,7 @@ def test_a_hardware_xid_stands_through_looks_and_restarts_until_a_word(scene: Sc
 
 def test_another_boot_ends_the_faults_of_the_one_before(scene: Scene) -> None:
     facts = scene.look(None, hit(79))
-    assert scene.verdicts.log_place == {"kernel_log_after": 1, "boot_id": facts.machine.boot_id}
+    assert scene.monitor.log_place == {"kernel_log_after": 1, "boot_id": facts.machine.boot_id}
     scene.look(replace(facts, machine=replace(facts.machine, boot_id="another")))
     assert scene.ill() == set()
     assert scene.history.memory.value.faults == ()
@@ -281,10 +281,10 @@ def test_an_xid_of_a_card_that_is_gone_is_that_cards(scene: Scene) -> None:
 def test_a_log_that_cannot_be_read_is_degraded_and_forgets_no_fault(scene: Scene) -> None:
     scene.look(None, hit(48))
     facts = replace(scene.read(), kernel_log=KernelLog(error="/dev/kmsg: Permission denied"))
-    scene.verdicts.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
+    scene.monitor.report_facts(facts, scene.before, scene.devices(facts), scene.clock.now())
     assert "Permission denied" in scene.component("kernel_log").reason
     assert scene.ill() == {"kernel_log", f"device:{UUID}"}
-    assert scene.verdicts.log_place["kernel_log_after"] == 1  # where the look that read it ended
+    assert scene.monitor.log_place["kernel_log_after"] == 1  # where the look that read it ended
 
 
 # ---- who is missing -------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
 def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:
     facts = scene.look()
     record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
-    scene.verdicts.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
+    scene.monitor.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
     assert scene.ill() == {f"device:{UUID}"}
     scene.acknowledge(f"device:{UUID}")
     assert scene.ill() == set()
@@ -496,7 +496,7 @@ def test_what_has_changed_while_no_agent_was_there_is_an_event_with_the_state_of
     assert (event.before, event.state, event.at) == ("healthy", "unhealthy", scene.clock.now())
     assert {event.component for event in scene.history._waiting} == {f"device:{UUID}", "inventory"}
     assert not [name for name in scene.board.names() if name.endswith(UUID) and not name.startswith("device:")]
-    assert f"thermal:{UUID}" not in scene.history.memory.list_told()
+    assert f"thermal:{UUID}" not in scene.history.memory.list_recorded()
 
 
 def test_a_fault_stands_over_a_restart_since_it_came_and_a_boot_ends_it(scene: Scene) -> None:
@@ -515,7 +515,7 @@ def test_a_fault_stands_over_a_restart_since_it_came_and_a_boot_ends_it(scene: S
 def test_after_a_restart_with_a_driver_that_hangs_the_parts_of_before_are_unknown_and_come_back(scene: Scene) -> None:
     scene.look()
     scene.restart()
-    scene.verdicts.report_silence("no answer", scene.clock.now())
+    scene.monitor.report_silence("no answer", scene.clock.now())
     assert scene.state(f"memory:{UUID}") == "unknown"
     scene.look()
     assert [event.before for event in scene.events(f"memory:{UUID}")] == ["healthy", "unknown"]
@@ -548,7 +548,7 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
 
     def bench(correct: bool) -> None:
         record = {"case": "matmul", "correct": correct, "nwrong": 3, "device_indices": [0]}
-        scene.verdicts.report_record(record, scene.devices(scene.read()).devices[:1], scene.clock.now())
+        scene.monitor.report_record(record, scene.devices(scene.read()).devices[:1], scene.clock.now())
 
     scene.look()
     bench(correct=False)
@@ -567,11 +567,11 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
 def test_an_instance_that_is_no_more_takes_its_wrong_result_along(scene: Scene) -> None:
     facts = scene.look()
     record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
-    scene.verdicts.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
+    scene.monitor.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
     first, *rest = facts.gpus
     scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
     assert not scene.history.memory.value.wrong_results
-    assert f"device:{UUID}" not in scene.history.memory.list_told()
+    assert f"device:{UUID}" not in scene.history.memory.list_recorded()
 
 
 # ---- a driver or a card that is broken before the first look --------------------------------------------------------
@@ -781,7 +781,7 @@ def test_a_fatal_error_after_the_bus_began_to_count_anew_is_news(scene: Scene) -
 def test_cards_that_devices_does_not_show_are_no_components_after_a_driver_that_hung(scene: Scene) -> None:
     scene.cpu_devices = 2
     scene.look()
-    scene.verdicts.report_silence("no answer within 10 s", scene.clock.now())
+    scene.monitor.report_silence("no answer within 10 s", scene.clock.now())
     assert not [name for name in scene.board.names() if name.startswith("device:")]
     scene.look()
     assert scene.ill() == set()

@@ -12,9 +12,9 @@ import pytest
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import HealthEvent
-from meshwright_agent.health import history as module
-from meshwright_agent.health.board import HealthBoard
-from meshwright_agent.health.history import History
+from meshwright_agent.health import events as module
+from meshwright_agent.health.events import History
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store
 from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.store.opening import editing, run_with_store
@@ -47,7 +47,7 @@ def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path
     async def test(store: Store) -> list[HealthEvent]:
         clock = ManualClock()
         history = await build(store, clock)
-        board = HealthBoard(stale_after_s=60, on_change=history.note_change)
+        board = HealthRegistry(stale_after_s=60, on_change=history.note_change)
         for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
             board.report("driver", state, f"it is {state}", at=clock.now(), action="look")  # type: ignore[arg-type]
             clock.advance(1)
@@ -92,9 +92,9 @@ def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
     monkeypatch.setitem(LIMITS, ("events", HEALTH), Limit(1, 10**6))
     clock = ManualClock()
 
-    async def live(store: Store) -> tuple[HealthBoard, History]:
+    async def live(store: Store) -> tuple[HealthRegistry, History]:
         history = await build(store, clock)
-        board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board = HealthRegistry(stale_after_s=60, on_change=history.note_change, memory=history.memory)
         board.report("device:0", "unhealthy", "it fell", at=clock.now())
         await history.flush()
         return board, history
@@ -121,7 +121,7 @@ def test_events_that_cannot_be_written_are_lost_and_counted_and_what_must_be_rem
 ) -> None:
     async def test(store: Store) -> None:
         history = await build(store)
-        board = HealthBoard(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board = HealthRegistry(stale_after_s=60, on_change=history.note_change, memory=history.memory)
         board.report("device:0", "unhealthy", "it fell", at=EPOCH)
         with editing(tmp_path / "db") as other:
             other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")

@@ -1,18 +1,210 @@
-"""Checks of a host: each looks at one thing of what was gathered, and says what it found. Pure.
+"""The doctor: examines a host before the agent starts, or when JAX does not, and says how to mend what it finds.
 
-Knows what goes wrong between a host and its JAX.
+What is here is gathered once: settings, packages, the reports of the probe and of JAX, and whether the state directory
+can be written. Each check then reads one thing of it, most basic first. JAX is started only in a device worker, as the
+agent would start it, and only where the agent would: not on devices that another process holds or has leased.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes.util
+import os
 import re
-from collections.abc import Callable
-from typing import Final
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any, Final, Literal
 
-from meshwright.compiling.compilers import explain_missing
+from meshwright.compiling.compilers import explain_libtpu, explain_missing
+from meshwright.errors import ProblemError
 from meshwright.wire.devices import Platform
-from meshwright_agent.doctor.findings import Finding
-from meshwright_agent.doctor.surroundings import Surroundings
+from meshwright_agent.clock import SystemClock, read_boot_clock
+from meshwright_agent.facts.model import HostFacts, parse_host_facts
+from meshwright_agent.leases import read_held
+from meshwright_agent.settings import Settings
+from meshwright_agent.supervisor.specs import (
+    build_device_spec,
+    build_probe_spec,
+    describe_holders,
+    explain_untouched,
+    has_accelerators,
+    read_roots,
+)
+from meshwright_agent.supervisor.supervisor import Supervisor
+
+Level = Literal["ok", "note", "wrong"]
+_MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        mend: what to do, one step a line.
+        log: the last lines of what a program wrote, for who wants to look further.
+    """
+
+    level: Level
+    subject: str
+    seen: str
+    mend: str = ""
+    log: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the finding for JSON."""
+        return asdict(self)
+
+
+def format_findings(findings: Iterable[Finding]) -> str:
+    """Returns the findings as text: one line each, the way to mend it and the log below."""
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]}  {finding.subject}: {finding.seen}")
+        lines += [f"       → {line}" for line in finding.mend.splitlines()]
+        lines += [f"         | {line}" for line in finding.log]
+    return "\n".join(lines)
+
+
+_PACKAGES: Final = (
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "jax-cuda12-plugin",
+    "jax-cuda12-pjrt",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything that the checks look at."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    versions: Mapping[str, str]
+    facts: HostFacts | None = None
+    facts_error: str = ""
+    jax: Mapping[str, Any] | None = None
+    jax_error: str = ""
+    jax_log: tuple[str, ...] = field(default=())
+    untouched: str = ""
+    state_error: str = ""
+    nvml_library: bool = False
+    libtpu_mismatch: str = ""
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs that the driver lists."""
+        return len(self.facts.gpus) if self.facts else 0
+
+    @property
+    def tpu_count(self) -> int:
+        """TPU chips on the PCI bus."""
+        return len(self.facts.tpus) if self.facts else 0
+
+
+async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> Surroundings:
+    """Returns what is here.
+
+    Args:
+        settings, environ: what an agent would have.
+        owner: the agent that runs on this host, in words; empty where there is none. JAX is not started beside it.
+    """
+    known: dict[str, Any] = {} if settings.simulate else await _look(settings, environ, owner)
+    return Surroundings(
+        settings=settings,
+        environ=environ,
+        versions=_read_versions(),
+        state_error=_try_state_dir(settings),
+        nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
+        libtpu_mismatch=explain_libtpu() or "",
+        **known,
+    )
+
+
+async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    try:
+        seen["facts"] = await _read_facts(settings, environ)
+    except ProblemError as error:
+        seen["facts_error"] = error.detail
+    if settings.cpu_devices is None and has_accelerators(settings):
+        untouched = owner or explain_untouched(seen.get("facts")) or _explain_lease(settings)
+        if untouched:
+            return seen | {"untouched": untouched}
+    try:
+        seen["jax"] = await _describe_jax(settings, environ)
+    except ProblemError as error:
+        seen["jax_error"], seen["jax_log"] = error.detail, error.log
+    return seen
+
+
+async def _read_facts(settings: Settings, environ: Mapping[str, str]) -> HostFacts:
+    """Returns what driver, sysfs and /proc say.
+
+    Raises:
+        ProblemError: the probe did not answer.
+    """
+    probe = Supervisor(build_probe_spec(settings, environ), clock=SystemClock())
+    try:
+        answer = await probe.call("facts", read_roots(settings), deadline_s=settings.probe_timeout_s)
+        return parse_host_facts(answer.result)
+    finally:
+        await probe.close()
+
+
+async def _describe_jax(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what JAX lists, from a device worker as the agent has one.
+
+    Raises:
+        ProblemError: JAX does not start; the log says why.
+    """
+    worker = Supervisor(build_device_spec(settings, environ, stays=True), clock=SystemClock())
+    try:
+        answer = await worker.call("describe", {}, deadline_s=settings.start_timeout_s)
+        return answer.result
+    except ProblemError as error:
+        error.log = error.log or worker.log_tail
+        raise
+    finally:
+        await worker.close()
+
+
+def _explain_lease(settings: Settings) -> str:
+    left = read_held(settings.database_path, read_boot_clock(settings.proc_root))
+    if not left:
+        return ""
+    lease = left[0].lease
+    devices = ", ".join(str(device.local_index) for device in lease.devices)
+    return f"device {devices} is leased by {lease.id} ({lease.purpose})"
+
+
+def _read_versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _try_state_dir(settings: Settings) -> str:
+    """Returns why the state directory cannot be written, or made where it is not there yet; nothing is made."""
+    try:
+        place = next(path for path in (settings.state_dir, *settings.state_dir.absolute().parents) if path.exists())
+        if not place.is_dir():
+            return f"{place} is not a directory"
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"x")
+    except OSError as error:
+        return str(error)
+    return ""
+
 
 Check = Callable[[Surroundings], Finding | None]
 
@@ -190,12 +382,11 @@ def _check_compilers(here: Surroundings) -> Finding | None:
 
 
 def _check_holders(here: Surroundings) -> Finding | None:
-    holders = [holder for holder in (here.facts.holders if here.facts else None) or () if not holder.own]
-    if not holders:
+    holders = (here.facts.holders if here.facts else None) or ()
+    if all(holder.own for holder in holders):
         return None
-    names = ", ".join(f"{holder.pid} ({holder.name or '?'})" for holder in holders)
     mend = "benches that need the devices wait for it; stop it if it should not be there"
-    return Finding("note", "devices", f"held by process {names}", mend)
+    return Finding("note", "devices", describe_holders(holders), mend)
 
 
 def _check_cpu_quota(here: Surroundings) -> Finding | None:
@@ -235,3 +426,19 @@ CHECKS: Final[tuple[Check, ...]] = (
 
 SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
 """Of an agent that needs neither JAX nor a driver."""
+
+
+def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, owner: str = "") -> list[Finding]:
+    """Returns the findings for this host, most basic first.
+
+    Args:
+        settings, environ: what an agent would have.
+        owner: the agent that runs on this host, in words; JAX is not started beside it.
+    """
+    return judge(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
+
+
+def judge(here: Surroundings) -> list[Finding]:
+    """Returns what all checks say of the surroundings; of an agent that simulates, those that concern it."""
+    checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
+    return [finding for check in checks if (finding := check(here)) is not None]

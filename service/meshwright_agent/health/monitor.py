@@ -1,0 +1,654 @@
+"""The monitor of health: each probe of the host becomes findings, and findings become states in the registry.
+
+A device is known by its strongest name (uuid, PCI address, else its index), so that a lost one renames no other. The
+driver's report on a device stands until the next one, whatever JAX or a bench say of it; a wrong result is remembered
+until a right one; a worker that was released on purpose has not failed. MIG instances share the parts of their card.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+from meshwright.errors import StoreUnavailableError
+from meshwright.topology.chips import ChipCount, find_chip
+from meshwright.wire.devices import Device, Devices
+from meshwright_agent.clock import Clock
+from meshwright_agent.facts.model import GpuFacts, GpuHealth, HostFacts, PciHealth, RefusedCard, TpuFacts
+from meshwright_agent.health.events import CONFIRMED_LOOKS, HealthMemory, History, KnownDevice
+from meshwright_agent.health.registry import HealthRegistry
+from meshwright_agent.health.rules import PARTS, CardView, Finding, evaluate_card, evaluate_driver, find_worst
+from meshwright_agent.health.xid import DRIVER, KERNEL_LOG, report_kernel_log
+from meshwright_agent.settings import Settings
+from meshwright_agent.store import Store
+from meshwright_agent.supervisor.supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as its parts are looked at. `key` names its components; `devices` are the keys of what runs on it.
+
+    `is_divided`: it is in MIG mode, where it has no NVLinks.
+    """
+
+    key: str
+    kind: str
+    pci_bus_id: str | None
+    devices: tuple[str, ...]
+    health: GpuHealth | None = None
+    pci: PciHealth | None = None
+    has_file: bool | None = None
+    file: str | None = None
+    is_divided: bool = False
+
+
+@dataclass
+class Diagnosis:
+    """What one look means: findings by component, and of devices those that make them other than healthy.
+
+    `cards` are the keys of those that are listed, whatever is told of their parts.
+    """
+
+    parts: dict[str, Finding] = field(default_factory=dict)
+    devices: dict[str, Finding] = field(default_factory=dict)
+    cards: frozenset[str] = frozenset()
+
+
+def list_cards(facts: HostFacts) -> tuple[Card, ...]:
+    """Returns the cards of a host; the MIG instances of one card are one."""
+    gpus: dict[str, list[GpuFacts]] = {}
+    for gpu in facts.gpus:
+        gpus.setdefault(gpu.mig.parent_uuid if gpu.mig else gpu.key, []).append(gpu)
+    cards = [_build_card(key, members) for key, members in gpus.items()]
+    return (*cards, *(_build_tpu(tpu) for tpu in facts.tpus))
+
+
+def _build_card(key: str, members: list[GpuFacts]) -> Card:
+    first = members[0]
+    kind = (first.kind or "").partition(" MIG ")[0]
+    devices = tuple(gpu.key for gpu in members)
+    return Card(key, kind, first.pci_bus_id, devices, first.health, first.pci, is_divided=first.mig is not None)
+
+
+def _build_tpu(tpu: TpuFacts) -> Card:
+    return Card(tpu.key, tpu.kind or "TPU", tpu.pci_bus_id, (tpu.key,), None, tpu.pci, tpu.has_file, tpu.device_file)
+
+
+def _are_alike(a: Card, b: Card) -> bool:
+    return (a.kind, a.is_divided) == (b.kind, b.is_divided)
+
+
+def _count_nvlinks(card: Card) -> int:
+    return (card.health.nvlinks_active if card.health else None) or 0
+
+
+class CardEvaluator:
+    """Evaluates the cards of each probe.
+
+    Args:
+        memory: has the baselines of counters, and what cards had before.
+    """
+
+    def __init__(self, memory: HealthMemory) -> None:
+        self._memory = memory
+
+    def evaluate(self, facts: HostFacts, before: HostFacts | None) -> Diagnosis:
+        """Returns what a look means.
+
+        Args:
+            facts: what it found.
+            before: what the look before it found; the same for a look that is judged again.
+        """
+        cards, earlier = list_cards(facts), {card.key: card for card in list_cards(before)} if before else {}
+        diagnosis = Diagnosis(cards=frozenset(card.key for card in cards))
+        for card in cards:
+            self._memory.note_nvlinks(card.key, _count_nvlinks(card))
+        for card in cards:
+            self._note_baselines(card)
+            siblings = [each for each in cards if each is not card and _are_alike(card, each)]
+            view = self._build_view(card, earlier.get(card.key), siblings)
+            evaluated = {part: evaluate_card(part, view) for part in PARTS}
+            parts = {f"{part}:{card.key}": finding for part, finding in evaluated.items() if finding is not None}
+            diagnosis.parts |= parts
+            ill = [part for part in parts.values() if part.state in ("unhealthy", "unknown")]
+            own = evaluate_card("device", view)
+            worst = find_worst((*ill, own) if own else ill)
+            if worst is not None:
+                diagnosis.devices |= {f"device:{key}": worst for key in card.devices}
+        return diagnosis
+
+    def _expect_nvlinks(self, card: Card, siblings: Collection[Card]) -> int:
+        """Returns how many NVLinks a card should have; 0 where it may have none.
+
+        A card that had some is held against its kind. One that was never seen with any has lost them where such cards
+        are always joined; PCIe cards may be without a bridge, and a card alone has nothing to be joined with.
+        """
+        most = max((self._memory.value.nvlinks.get(each.key, 0) for each in (card, *siblings)), default=0)
+        before = self._memory.value.nvlinks.get(card.key)
+        if before is None and siblings and not card.is_divided:
+            chip = find_chip(card.kind)
+            if chip is None:
+                return most if all(_count_nvlinks(each) for each in siblings) else 0
+            return max(most, chip.link_count) if chip.link_count else 0
+        return most if before else 0
+
+    def _build_view(self, card: Card, earlier: Card | None, siblings: Collection[Card]) -> CardView:
+        if card.has_file:
+            self._memory.note_file(card.key)
+        is_lost = card.has_file is False and card.key in self._memory.value.had_file
+        baselines = self._memory.baselines
+        return CardView(
+            health=card.health,
+            pci=card.pci or PciHealth(),
+            before=earlier.health if earlier else None,
+            nonfatal_before=earlier.pci.nonfatal_count if earlier and earlier.pci else None,
+            siblings=tuple(each.health for each in siblings if each.health is not None),
+            expected_nvlinks=self._expect_nvlinks(card, siblings),
+            baselines={**baselines(f"link:{card.key}"), **baselines(f"memory:{card.key}")},
+            lost_file=card.file if is_lost else None,
+        )
+
+    def _note_baselines(self, card: Card) -> None:
+        """AER counts from boot; only what comes from now on is news: an agent that is new here saw no error come.
+
+        A counter below its baseline counts anew (the card was reset), and so does its baseline: else the next error
+        would be taken for one that was dealt with.
+        """
+        link, memory = f"link:{card.key}", f"memory:{card.key}"
+        fatal = card.pci.fatal_count if card.pci else None
+        if fatal is not None and fatal < self._memory.baselines(link).get("fatal", fatal + 1):
+            self._memory.set_baselines(link, {"fatal": fatal})
+        uncorrectable = card.health.uncorrectable_count if card.health else None
+        if uncorrectable is not None and uncorrectable < self._memory.baselines(memory).get("uncorrectable", 0):
+            self._memory.set_baselines(memory, {"uncorrectable": uncorrectable})
+
+    def acknowledge(self, component: str, facts: HostFacts) -> None:
+        """Takes an operator's word that what the counters tell is dealt with: of one part, or of all of a device."""
+        for card in list_cards(facts):
+            names = {f"device:{key}" for key in card.devices}
+            if (
+                component in names | {f"memory:{card.key}"}
+                and card.health
+                and card.health.uncorrectable_count is not None
+            ):
+                self._memory.set_baselines(f"memory:{card.key}", {"uncorrectable": card.health.uncorrectable_count})
+            if component in names:
+                self._memory.forget_file(card.key)
+            if component in names | {f"link:{card.key}"}:
+                self._memory.accept_nvlinks(card.key)
+                if card.pci and card.pci.fatal_count is not None:
+                    self._memory.set_baselines(f"link:{card.key}", {"fatal": card.pci.fatal_count})
+
+
+_ACTION = "check the kernel log; reboot the host if it does not return; POST /health/acknowledge if it was taken out"
+
+
+@dataclass(frozen=True)
+class InventoryReport:
+    """What one probe says of the devices that are here.
+
+    Attributes:
+        missing: devices that should be here and are not.
+        changed: keys of devices that are no more, and for which another stands.
+        heirs: of those, and of such as do not tell their uuid now: key → the devices that their card is now.
+        inventory: of all together; None: there is no accelerator, and none is expected.
+    """
+
+    missing: tuple[KnownDevice, ...] = ()
+    changed: tuple[str, ...] = ()
+    inventory: Finding | None = None
+    heirs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Inventory:
+    """Which devices should be here and are not: by what is declared, else by what was seen and confirmed.
+
+    Devices are counted as /devices lists them, a card in MIG mode as its instances; where a chip is declared, cards are
+    counted. A device that was seen in this life of the agent, or is confirmed from before, is missing when it is not
+    listed. One whose place on the bus holds another device now (MIG, a new card) is changed, not missing; where that is
+    the same card, its faults go on to the other. A card without a uuid in one probe is neither missing nor changed. A
+    card that is here and that the driver opens for nobody is missing too, though no earlier probe saw it.
+
+    Args:
+        memory: has the devices that were seen.
+        expected: what an operator has declared; None: nothing.
+    """
+
+    def __init__(self, memory: HealthMemory, expected: ChipCount | None) -> None:
+        self._memory = memory
+        self._expected = expected
+        self._seen_here: set[str] = set()
+
+    def check(self, facts: HostFacts) -> InventoryReport:
+        """Returns which devices are missing, and records those that are here."""
+        cards = list_cards(facts)
+        listed = {key for card in cards for key in card.devices}
+        places = {card.pci_bus_id: card for card in cards if card.pci_bus_id}
+        self._seen_here |= listed
+        self._memory.note_devices(
+            KnownDevice(key, card.kind, card.pci_bus_id, card=card.key) for card in cards for key in card.devices
+        )
+        absent = [device for device in self._memory.value.devices if device.key not in listed]
+        heirs = {device.key: _list_heirs(device, cards) for device in absent}
+        absent = [device for device in absent if not _is_unnamed(places.get(device.pci_bus_id or ""))]
+        changed = [device.key for device in absent if device.pci_bus_id in places or self._is_complete(cards)]
+        self.forget(changed)
+        missing = tuple(
+            device
+            for device in absent
+            if device.key not in changed and (device.key in self._seen_here or device.looks >= CONFIRMED_LOOKS)
+        )
+        return InventoryReport(missing, tuple(changed), self._evaluate(cards, missing, facts.refused), heirs)
+
+    def forget(self, keys: list[str]) -> None:
+        """Expects devices no more."""
+        self._memory.forget_devices(keys)
+        self._seen_here -= set(keys)
+
+    def _count(self, cards: tuple[Card, ...]) -> int:
+        """Returns how many devices run on these cards; where a chip is declared, how many cards have it."""
+        if self._expected is None or self._expected.chip is None:
+            return sum(len(card.devices) for card in cards)
+        return sum(self._expected.is_of(card.kind) for card in cards)
+
+    def _is_complete(self, cards: tuple[Card, ...]) -> bool:
+        """With as many as an operator declares nobody is missing, whoever was here before."""
+        return self._expected is not None and self._count(cards) >= self._expected.count
+
+    def _describe_unit(self, cards: tuple[Card, ...]) -> str:
+        """Returns what is counted, where cards and devices are not the same."""
+        if all(len(card.devices) == 1 for card in cards):
+            return ""
+        counts_cards = self._expected is not None and self._expected.chip is not None
+        return ", a card in MIG mode counted once" if counts_cards else ", each MIG instance counted"
+
+    def _evaluate(
+        self, cards: tuple[Card, ...], missing: tuple[KnownDevice, ...], refused: tuple[RefusedCard, ...]
+    ) -> Finding | None:
+        known = {device.pci_bus_id for device in missing}
+        unseen = [card for card in refused if card.pci_bus_id not in known]
+        if None in (card.pci_bus_id for card in refused):  # it may be any of the missing
+            unseen = unseen[len(missing) :]
+        lost = (*(describe_device(device) for device in missing), *map(_describe_refused, unseen))
+        here, names = self._count(cards), ", ".join(lost)
+        gone = f"; missing: {names}" if names else ""
+        counted = self._describe_unit(cards)
+        if self._expected is not None:
+            reason = f"{here} of {self._expected} are here{counted}"
+            if here < self._expected.count:
+                return Finding("unhealthy", f"{reason}{gone}", _ACTION, "permanent")
+            return Finding("healthy", reason)
+        if lost:
+            reason = f"{here} of {here + len(lost)} devices are here{counted}{gone}"
+            return Finding("unhealthy", reason, _ACTION, "permanent")
+        if not cards:
+            return None
+        return Finding("healthy", f"{here} devices are here{counted}, and none is missing of those that were seen")
+
+
+def _is_unnamed(there: Card | None) -> bool:
+    """Tells whether the card in a device's place may be the device, since it does not tell its uuid now."""
+    return there is not None and there.key == there.pci_bus_id
+
+
+def _list_heirs(device: KnownDevice, cards: tuple[Card, ...]) -> tuple[str, ...]:
+    """Returns the devices of the card that a device was (a part of): by name, or by place where one has no other."""
+    for card in cards:
+        is_there = card.pci_bus_id is not None and card.pci_bus_id == device.pci_bus_id
+        if card.key == device.card or (is_there and (device.is_named_by_place or card.key == card.pci_bus_id)):
+            return card.devices
+    return ()
+
+
+def _describe_refused(card: RefusedCard) -> str:
+    name = "a GPU" if card.index is None else f"GPU {card.index}"
+    return f"{name}{f' at {card.pci_bus_id}' if card.pci_bus_id else ''} ({card.reason})"
+
+
+def describe_device(device: KnownDevice) -> str:
+    """Returns which device is meant, as an operator finds it."""
+    place = f" at {device.pci_bus_id}" if device.pci_bus_id and device.pci_bus_id != device.key else ""
+    return " ".join(filter(None, (device.kind, device.key))) + place
+
+
+WORKER: Final = "worker"
+INVENTORY: Final = "inventory"
+STORE: Final = "store"
+KINDS: Final = (WORKER, DRIVER, STORE, INVENTORY, KERNEL_LOG, "device", *PARTS)
+"""All kinds of components; devices and parts are named as their device: `device:N`, `thermal:N`."""
+_SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
+DOCTOR: Final = "run `meshwright-agent doctor` on the host"
+MAX_SILENCE_S: Final = 60.0
+"""A worker tells of each case of a bench; the longest silence of one that is well is the compile of a large case."""
+
+
+def name_component(device: Device) -> str:
+    """Returns the component that a device's health stands under."""
+    return f"device:{device.uuid or device.pci_bus_id or device.local_index}"
+
+
+class HealthMonitor:
+    """Writes the findings of probes, benches and the worker into the registry.
+
+    Args:
+        registry: gets the states.
+        history: gets faults that are reported, and keeps what must be remembered.
+        expected: the devices that an operator declares; None: those that were seen.
+    """
+
+    def __init__(self, registry: HealthRegistry, history: History, expected: ChipCount | None) -> None:
+        self._registry = registry
+        self._history = history
+        self._memory = history.memory
+        self._cards = CardEvaluator(self._memory)
+        self._inventory = Inventory(self._memory, expected)
+        self._standing: dict[str, Finding] = {}
+        self._parts: set[str] = set()
+        self._silent: set[str] = set()
+        self._of_last_boot: set[str] = set()
+        self._missing: tuple[KnownDevice, ...] = ()
+        self._has_answered = False
+        self._listed: set[str] = set()
+        registry.expect((WORKER, DRIVER))
+
+    def recall(self, at: datetime) -> None:
+        """Puts devices, parts and faults of an earlier life of the agent onto the board: nobody has looked yet."""
+        devices = [f"device:{device.key}" for device in self._memory.value.devices]
+        told = self._memory.list_recorded()
+        parts = [component for component in told if component.partition(":")[0] in PARTS]
+        self._listed.update(devices)
+        self._parts.update(parts)
+        self._registry.expect((*devices, *parts, *({INVENTORY} & set(told))))
+        for fault in self._memory.value.faults:
+            self._registry.add_fault(fault, at)
+
+    @property
+    def log_place(self) -> dict[str, Any]:
+        """How far the kernel log was looked at, as the probe takes it."""
+        value = self._memory.value
+        return {"kernel_log_after": value.log_sequence, "boot_id": value.boot_id}
+
+    # driver and devices, by the probe
+
+    def report_silence(self, reason: str, at: datetime) -> None:
+        """The probe did not answer: what only the driver knows is not known now."""
+        self._has_answered = False
+        self._registry.report(
+            DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
+        )
+        silent = Finding("unknown", f"driver does not answer: {reason}", "see `driver`")
+        for component in self._listed:
+            self._standing[component] = silent
+        missing = [f"device:{device.key}" for device in self._missing]
+        inventory = {INVENTORY} & set(self._registry.names())
+        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *inventory):
+            self._report(component, silent, at)
+
+    def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
+        """The probe answered: the driver's own complaints, each accelerator with its parts, each that is missing.
+
+        Args:
+            facts: what it found.
+            before: what the look before it found.
+            devices: the same as `/devices` shows it.
+            at: when it looked.
+        """
+        self._has_answered = True
+        self._note_boot(facts, at)
+        self._report(DRIVER, evaluate_driver(facts.problems), at)
+        report_kernel_log(self._registry, self._history, facts, at)
+        self._evaluate(facts, before, devices, at)
+
+    def _note_boot(self, facts: HostFacts, at: datetime) -> None:
+        """Takes the host's boot: another one ends faults, and may bring a driver that tells of other parts."""
+        if self._memory.note_boot(facts.machine.boot_id):
+            self._of_last_boot = set(self._parts)
+            for component in self._registry.list_faulty():
+                self._registry.clear_faults(component, at)
+
+    def _evaluate(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
+        diagnosis = self._cards.evaluate(facts, before)
+        keys = {gpu.key for gpu in facts.gpus} | {tpu.key for tpu in facts.tpus}
+        self._standing = diagnosis.devices
+        shown = [device for device in devices.devices if (device.uuid or device.pci_bus_id) in keys]
+        known = self._listed | {f"device:{device.key}" for device in self._missing}
+        self._listed = {name_component(device) for device in shown}
+        for device in shown:
+            self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
+        untold = self._parts - set(diagnosis.parts)
+        self._silent = {part for part in untold - self._of_last_boot if part.partition(":")[2] in diagnosis.cards}
+        for component in untold - self._silent:
+            self._registry.forget(component)
+        diagnosis.parts |= dict.fromkeys(self._silent, _SILENT_PART)
+        self._parts, self._of_last_boot = set(diagnosis.parts), set()
+        for component, finding in diagnosis.parts.items():
+            self._report(component, finding, at)
+        self._report_missing(facts, at)
+        self._forget_unshown(known)
+
+    def _forget_unshown(self, known: Iterable[str]) -> None:
+        """Takes devices off the board that are here and are none of `/devices`, as GPUs with `--cpu-devices`.
+
+        One that a fault stands against stays: XIDs are told of cards, whatever JAX runs on.
+        """
+        missing = {f"device:{device.key}" for device in self._missing}
+        for component in set(known) - self._listed - missing - set(self._registry.list_faulty()):
+            self._registry.forget(component)
+
+    def _report_missing(self, facts: HostFacts, at: datetime) -> None:
+        """At each look, so that this does not grow old; one that is listed again was reported as such just now."""
+        report = self._inventory.check(facts)
+        self._missing = report.missing
+        for key, heirs in report.heirs.items():
+            self._bequeath(f"device:{key}", [f"device:{heir}" for heir in heirs], at)
+        for key in report.changed:
+            self._forget(f"device:{key}")
+        action = "check the kernel log; reboot the host if it does not return"
+        for device in report.missing:
+            reason = f"was here before; the driver no longer lists it: {describe_device(device)}"
+            self._report(f"device:{device.key}", Finding("unhealthy", reason, action, "permanent"), at)
+        if report.inventory is not None:
+            self._report(INVENTORY, report.inventory, at)
+        elif INVENTORY in self._registry.names():
+            self._registry.forget(INVENTORY)
+
+    def _report(self, component: str, finding: Finding, at: datetime) -> None:
+        self._registry.report(
+            component,
+            finding.state,
+            finding.reason,
+            at=at,
+            action=finding.action,
+            permanence=finding.permanence,
+        )
+
+    def _bequeath(self, component: str, heirs: list[str], at: datetime) -> None:
+        """Lets the faults of a device stand against those that its card is now, unless they have them already."""
+        standing = {(fault.component, fault.code) for fault in self._memory.value.faults}
+        for fault in [fault for fault in self._memory.value.faults if fault.component == component]:
+            for heir in heirs:
+                if (heir, fault.code) not in standing:
+                    self._registry.add_fault(self._memory.add_fault(replace(fault, component=heir)), at)
+
+    def _forget(self, component: str) -> None:
+        self._memory.clear_faults(component)
+        self._memory.clear_wrong(component)
+        self._registry.forget(component)
+
+    # an operator's word
+
+    def acknowledge(self, component: str, at: datetime, *, facts: HostFacts | None, devices: Devices | None) -> None:
+        """Clears what stands against a component until an operator says that it is dealt with.
+
+        Args:
+            component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is; a
+                part that nothing is told of any more is gone.
+            at: when the word was given.
+            facts: what the last answer of the probe found. It is judged again, unless the probe has been silent since.
+                None: nobody has looked.
+            devices: the same as `/devices` shows it.
+        """
+        self._memory.clear_faults(component)
+        self._memory.clear_wrong(component)
+        self._registry.clear_faults(component, at)
+        if component in self._silent:
+            self._parts.discard(component)
+            self._registry.forget(component)
+        gone = [d.key for d in self._missing if component in (f"device:{d.key}", INVENTORY)]
+        self._inventory.forget(gone)
+        for key in gone:
+            self._forget(f"device:{key}")
+        if facts is not None and devices is not None:
+            self._cards.acknowledge(component, facts)
+            if self._has_answered and (gone or component in self._listed | self._parts):
+                self._evaluate(facts, facts, devices, at)
+
+    # devices, by JAX and by benches
+
+    def report_listed(self, devices: Iterable[Device], at: datetime) -> None:
+        """JAX lists these devices, and nobody else can see them (CPU)."""
+        for device in devices:
+            self._report_device(device, "JAX lists it", at)
+
+    def report_record(self, record: Mapping[str, Any], devices: Iterable[Device], at: datetime) -> None:
+        """A bench measured these devices; what it computed was right, or not."""
+        for device in devices:
+            component = name_component(device)
+            if record["correct"]:
+                self._memory.clear_wrong(component)
+            else:
+                reason = (
+                    f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
+                    f"{record['nwrong']} elements"
+                )
+                self._memory.note_wrong(component, reason)
+            self._report_device(device, f"{record['case']} ran on it", at)
+
+    def _report_device(self, device: Device, reason: str, at: datetime) -> None:
+        component = name_component(device)
+        findings = [self._standing[component]] if component in self._standing else []
+        if wrong := self._memory.value.wrong_results.get(component):
+            action = "run the bench again on this device alone; take it out of service if it is wrong again"
+            findings.append(Finding("degraded", wrong, action))
+        self._report(component, find_worst(findings) or Finding("healthy", reason), at)
+
+    # the worker
+
+    def report_worker(
+        self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, untouched: str = "", at: datetime
+    ) -> None:
+        """The device worker's state.
+
+        Args:
+            worker: its supervisor.
+            has_started: JAX has answered in this agent's life.
+            failure: why the last question to it failed; empty if it did not, or if it was let go since.
+            mismatch: in which way JAX is not on this host's devices; empty if it is.
+            untouched: why the watch does not start it, though it has not answered; empty if it does. Nobody has looked
+                at it then: it is `initializing`, and counts for nothing.
+            at: when.
+        """
+        finding = _evaluate_worker(worker, has_started, failure, mismatch)
+        if finding is None and untouched and worker.state == "stopped":
+            finding = Finding("initializing", untouched)
+        if finding is not None:
+            self._report(WORKER, finding, at)
+
+
+def _evaluate_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> Finding | None:
+    """Returns how the worker is; None: nobody knows yet.
+
+    Once its crash budget is spent nothing starts it again; between two tries nobody knows what the next will bring.
+    """
+    is_alive = worker.state in {"ready", "busy"}
+    cause = worker.last_error or failure
+    if worker.state == "failed":
+        return Finding("unhealthy", f"does not start: {cause}", f"{DOCTOR}, then restart the agent", "permanent")
+    if failure and not has_started and not is_alive:
+        return Finding("unhealthy", f"does not start: {cause}", DOCTOR)
+    if failure and is_alive:
+        return Finding("degraded", failure, "see the agent's log")
+    if failure or (worker.has_crashed and not is_alive):
+        action = (
+            "the agent starts it again; after a release, or with MESHWRIGHT_HOLD=never, the next bench does. "
+            "The agent's log has its last lines"
+        )
+        return Finding("degraded", f"died: {cause}", action, "transient")
+    if mismatch:
+        return Finding("degraded", mismatch, DOCTOR)
+    if worker.silent_s > MAX_SILENCE_S:
+        reason = f"generation {worker.generation} works and has been silent for {worker.silent_s:.0f} s"
+        return Finding("degraded", reason, "see its run in GET /runs; DELETE /runs/{id} ends it", "transient")
+    if is_alive:
+        does = "is at work" if worker.state == "busy" else "answers"
+        return Finding("healthy", f"generation {worker.generation} {does}")
+    if worker.state == "stopped" and has_started:
+        reason = f"let go on purpose after generation {worker.generation}; it starts on demand"
+        return Finding("healthy", reason)
+    return None
+
+
+TICK_S: Final = 1.0
+"""How soon after a failure the store is checked."""
+MIN_FREE_BYTES: Final = 1 << 28
+"""Free space of the state directory's disk below which the store is degraded."""
+
+
+class StoreHealth:
+    """Checks the store every `probe_interval_s`, and soon after a failure.
+
+    Args:
+        store: the store.
+        registry: gets the state.
+        settings: how often to check.
+        clock: dates the state.
+    """
+
+    def __init__(self, store: Store, *, registry: HealthRegistry, settings: Settings, clock: Clock) -> None:
+        self._store = store
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+        self._failures = 0
+        registry.expect((STORE,))
+
+    async def run(self) -> None:
+        """Checks for ever."""
+        while True:
+            await self.check()
+            left_s = self._settings.probe_interval_s
+            while left_s > 0 and self._store.failure_count == self._failures:
+                await asyncio.sleep(min(TICK_S, left_s))
+                left_s -= TICK_S
+
+    async def check(self) -> None:
+        """Checks once."""
+        folder, failed = self._store.path.parent, self._store.failure
+        self._failures = self._store.failure_count
+        try:
+            free_bytes = await self._store.check()
+        except StoreUnavailableError as error:
+            self._failures = self._store.failure_count
+            self._registry.report(STORE, "unhealthy", error.detail, at=self._clock.now(), action=error.hint)
+            return
+        faults, actions = [], []
+        if free_bytes < MIN_FREE_BYTES:
+            faults.append(
+                f"{free_bytes / 2**20:.0f} MiB are free in {folder}; less than the {MIN_FREE_BYTES / 2**20:.0f} MiB "
+                "that should be"
+            )
+            actions.append(f"make room on the disk of {folder}")
+        if self._store.set_aside:
+            faults.append(self._store.set_aside)
+            actions.append("take leases that are lost anew; restart the agent to clear this")
+        reason = f"reads and writes; {free_bytes / 2**20:.0f} MiB are free in {folder}"
+        if failed:
+            reason += f"; it has failed since the check before: {failed}"
+        now = self._clock.now()
+        if faults:
+            self._registry.report(STORE, "degraded", "; ".join(faults), at=now, action="; ".join(actions))
+        else:
+            self._registry.report(STORE, "healthy", reason, at=now)

@@ -1,6 +1,6 @@
 """Plans and batch sizes: small plans on this host at once, all others in the planner's processes; each plan is stored.
 
-Rule: what may take longer than the event loop may wait (a target, a topology, a large host or body) never runs here,
+Rule: what may take longer than the event loop may wait (a target, a topology, a large host) never runs here,
 and comes back as JSON text that is shown and stored without being parsed. Large requests have a process of their own,
 so that no small one waits for them. Knows no route and no hardware.
 """
@@ -30,15 +30,12 @@ from meshwright.topology.targets import count_devices, find_hardware, read_targe
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest, Plans
-from meshwright_agent.bodies import decode_body, parse_body
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.store import PLAN, Document, Store
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
-SMALL_BODY_BYTES: Final = 1 << 16
-"""A body that is parsed on the event loop: 64 KiB take about 3 ms."""
 SMALL_HOST_DEVICES: Final = 64
 """A host that is planned on the event loop, unless a model is priced: that takes numpy, which is the planner's."""
 LARGE_DEVICES: Final = 512
@@ -223,20 +220,13 @@ class PlanMaker:
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
-    async def answer_body(self, body: bytes) -> PlanAnswer:
-        """Returns the answer to a request that came as JSON.
+    async def answer(self, request: PlanRequest) -> PlanAnswer:
+        """Returns the answer to a request.
 
         Raises:
-            RequestError: it is no plan request, or refused.
+            RequestError: it is refused.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
-        if len(body) > SMALL_BODY_BYTES:
-            arguments = {"request": decode_body(body), "here": self._tell_anything()}
-            return await self._settle(PlanAnswer.of(await self._large.ask("plan", arguments)))
-        return await self.answer(parse_body(body, PlanRequest))
-
-    async def answer(self, request: PlanRequest) -> PlanAnswer:
-        """Returns the answer to a request; errors as for `answer_body`."""
         told = None
         if request.target is None and request.topology is None and request.targets is None:
             here = self._here()

@@ -23,7 +23,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import DeviceLease, Devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
-from meshwright_agent.bodies import parse_body, shorten_large
+from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.child import CallContext, serve
 
 KIND: Final = "planner"
@@ -86,7 +86,7 @@ def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """
     told = arguments["here"]
     try:
-        request = parse_body(arguments["request"].encode(), PlanRequest)
+        request = PlanRequest.model_validate_json(arguments["request"])
         return write_plans(request, None if told is None else parse_here(told))
     except MemoryError:
         detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"

@@ -25,7 +25,6 @@ from meshwright_agent.answers.plans import (
     LARGE_DEVICES,
     MAX_WAITING,
     PLAN_TIMEOUT_S,
-    SMALL_BODY_BYTES,
     SMALL_HOST_DEVICES,
     PlanMaker,
 )
@@ -113,32 +112,6 @@ def test_a_large_host_is_handed_over_with_the_request() -> None:
     planner = answering(ANSWER)
     read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES + 1}"), PlanRequest(mesh="x:-1"))
     assert planner.calls[0][1]["here"] == {"target": f"cpu:{SMALL_HOST_DEVICES + 1}", "health": {}, "notices": []}
-
-
-def test_a_large_body_is_handed_over_unread_with_this_host_or_the_reason_why_it_is_not_known() -> None:
-    body = b'{"mesh": "x:8"}' + b" " * SMALL_BODY_BYTES
-    for look, expected in (
-        (None, {"target": "cpu:8", "health": {}, "notices": []}),
-        (hide, {"problem": "the agent is still looking"}),
-    ):
-        planner = answering(ANSWER)
-        asyncio.run(build(planner, look=look).answer_body(body))
-        assert planner.calls[0][1] == {"request": body.decode(), "here": expected}
-
-
-@pytest.mark.parametrize("size", [0, SMALL_BODY_BYTES])
-def test_a_body_that_is_no_text_is_refused_before_anybody_is_asked(size: int) -> None:
-    planner = answering(ANSWER)
-    with pytest.raises(InvalidRequestError, match="not UTF-8"):
-        asyncio.run(build(planner).answer_body(b"\xff" + b" " * size))
-    assert planner.calls == []
-
-
-def test_a_small_body_that_is_wrong_is_refused_here() -> None:
-    planner = answering(ANSWER)
-    with pytest.raises(InvalidRequestError, match="colour"):
-        asyncio.run(build(planner).answer_body(b'{"mesh": "x:8", "target": "v5e:2x4", "colour": 1}'))
-    assert planner.calls == []
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,6 @@ def test_a_host_that_the_agent_does_not_know_yet_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"mesh": 8}, "invalid_mesh", "mesh"),
-        ({"colour": "red"}, "invalid_request", "colour"),
         ({"target": "v5q:1"}, "plan_infeasible", "target"),
         ({"mesh": "dp:9", "target": "v5e:2x4"}, "plan_infeasible", "mesh"),
         ({"mesh": "dp:4", "target": "v5e:2x4"}, "devices_unused", "mesh"),

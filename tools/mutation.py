@@ -64,7 +64,6 @@ _ORDER: Final = (
     "assign",
     "colours",
     "cutting",
-    "dcn",
     "granules",
     "importance",
     "jax_order",
@@ -87,7 +86,7 @@ ROOMS: Final = {
     "order": Room(
         tuple(f"client/meshwright/planning/{name}.py" for name in _ORDER),
         (
-            tuple(f"tests/unit/planning/test_{name}.py" for name in _ORDER if name != "cutting"),
+            tuple(f"tests/unit/planning/test_{name}.py" for name in (*_ORDER, "dcn") if name != "cutting"),
             ("tests/unit/planning/test_mesh.py", "tests/unit/planning/test_any_topology.py", "tests/unit/mesh"),
             ("tests/golden", "-k", "plan or fingerprints"),
         ),

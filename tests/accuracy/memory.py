@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from meshwright.planning.cost.kept import read_keepings
 from meshwright.planning.cost.layout import REMAT_NONE
-from meshwright.planning.cost.memory import Circumstances, MemoryParts, price_stages
-from meshwright.planning.cost.state import State, build_state
+from meshwright.planning.cost.memory import Circumstances, MemoryParts, State, build_state, price_stages, read_keepings
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import build_work
 from tests.accuracy.peaks import Peak

@@ -14,7 +14,7 @@ from typing import Final
 from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
 from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
-from meshwright.planning.dcn import read_dcn
+from meshwright.planning.granules import read_dcn
 from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout

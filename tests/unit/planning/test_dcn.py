@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
-from meshwright.planning.dcn import read_dcn
+from meshwright.planning.granules import read_dcn
 from meshwright.planning.mesh import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.targets import build_target

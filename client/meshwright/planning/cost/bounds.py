@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshwright.planning.cost.figures import Figure, give_figure, read_figure
+from meshwright.planning.cost.collectives import Figure, give_figure, read_figure
 from meshwright.planning.cost.layout import Numbers
 
 MATMUL_SOURCE: Final = "jax-ml/scaling-book, roofline.md"

@@ -1,10 +1,8 @@
 """How long a collective takes: bytes over what a group's devices talk over, and the steps that it makes.
 
-Rule: a time is what starts it, its steps, and its bytes over the links that it uses at once. Figures in, seconds out,
-each one number or an array over candidates. Knows no chip and no mesh: `Wire` says all. What wires really reach is in
-`reached.py`.
-
-A collective of no bytes, or over a group of one device, is none: it takes exactly 0 s.
+A time is what starts the collective, its steps, and its bytes over the links that it uses at once. Figures in, seconds
+out, each one number or an array over candidates. Knows no chip and no mesh: `Wire` says all. What wires really reach is
+in `reached.py`. A collective of no bytes, or over a group of one device, takes exactly 0 s.
 
 Source: jax-ml/scaling-book at 0819a7d8, sharding.md (torus), and at 1a55377a, gpus.md (switches, several nodes).
 """
@@ -16,10 +14,26 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from meshwright.planning.cost.figures import Figure, Flags, give_figure, read_figure
 from meshwright.planning.cost.layout import Numbers
+
+Figure = float | NDArray[np.float64]
+"""A result: one number where all that went in were numbers, else an array over candidates."""
+
+Flags = bool | NDArray[np.bool_]
+"""Yes or no, or one a candidate."""
+
+
+def read_figure(value: ArrayLike) -> NDArray[np.float64]:
+    """Returns an array of what a formula is given, without dimensions for a single number."""
+    return np.asarray(value, dtype=np.float64)
+
+
+def give_figure(value: NDArray[np.float64]) -> Figure:
+    """Returns a plain number for an array without dimensions, any other as it is."""
+    return value if np.ndim(value) else float(value)
+
 
 ICI_HOP_S: Final = 1e-6
 """Of one hop between TPU chips. Source: jax-ml/scaling-book, sharding.md, "A note on ICI latency"."""

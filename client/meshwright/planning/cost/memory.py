@@ -1,12 +1,12 @@
 """How many bytes a training step takes on the fullest device, part by part.
 
-Rule: formulas only. What the backward pass keeps of a layer is counted tensor by tensor (`kept.csv`), what nobody
-counts is a few fitted multiples (`memory.csv`), both keyed by framework, never by model or run. Shapes: figures, or
-arrays over candidates that broadcast with the layout's. Knows no device but by its bytes.
+State (weights, gradients, optimizer) is exact: parameters × bytes, over the axes that cut them. Saved activations are
+layers × tokens × elements, times the micro-batches that a pipeline's stage has in flight; which tensors the backward
+pass needs is counted (`kept.csv`: elements a token, by framework and remat). On top comes what one layer's backward
+pass holds at its time, logits, and weights that are gathered; one of each, since layers run one after the other.
 
-State is exact: parameters × bytes, over the axes that cut them. Kept activations are layers × tokens × elements, times
-the micro-batches that a pipeline's stage has in flight. On top comes what one layer's backward pass holds at its time,
-logits, and weights that are gathered; one of each, since layers run one after the other.
+What cannot be counted is a few constants (`memory.csv`), fitted or from a source, by framework and platform, never by
+model or run. Figures, or arrays over candidates that broadcast with the layout's.
 
 Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Korthikanti et al., arXiv:2205.05198
 (activations of a layer, pipelines in flight, interleaving); meshwright's own step as jax traces it (`kept.csv`).
@@ -15,17 +15,17 @@ Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Ko
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from meshwright.planning.cost.kept import EXPERT_COUNTS, Keeping, list_counts
 from meshwright.planning.cost.layout import REMATS, Layout, Numbers
-from meshwright.planning.cost.state import State
 from meshwright.planning.cost.step_time import Execution
-from meshwright.planning.cost.work import Work
+from meshwright.planning.cost.work import Block, Work
+from meshwright.topology.chips import read_cells
+from meshwright.wire.model import TrainingSpec, WeightDtype
 
 ELEMENT_BYTES: Final = 2
 """Of an activation or a gathered weight: bfloat16 or float16."""
@@ -322,3 +322,144 @@ def _count_pieces(length: Any, most: float) -> Any:
     while np.any(whole % found):
         found = np.where(whole % found, found + 1, found)
     return cast(Any, found)
+
+
+# ---- state ----------------------------------------------------------------------------------------------------------
+
+
+Moments = tuple[WeightDtype, ...]
+"""Dtypes of what an optimizer keeps of each parameter: two of AdamW, none of plain descent."""
+
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class State:
+    """What lives from step to step and with the gradients: bytes of one parameter, and what data parallelism cuts.
+
+    Attributes:
+        weight_bytes: of the weights that the step computes with; another copy that the optimizer has counts there.
+        gradient_bytes: of all gradients at the end of the backward pass.
+        optimizer_bytes: moments, and a master copy where there is one.
+        zero_stage: what is cut over copies of the model: 0 nothing, 1 the optimizer's, 2 gradients too, 3 weights too.
+        is_spread: what is cut over fsdp is cut over context and expert axes too.
+    """
+
+    weight_bytes: Numbers = 4.0
+    gradient_bytes: Numbers = 4.0
+    optimizer_bytes: Numbers = 8.0
+    zero_stage: Numbers = 0
+    is_spread: bool = True
+
+
+def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
+    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy.
+
+    Args:
+        training: the weights, and the moments where there is nothing to choose.
+        moments: dtypes of both to choose from; empty: those of `training`.
+        chosen: which of them, by number: one, or one a candidate.
+    """
+    weight = _DTYPE_BYTES[training.weight_dtype]
+    sizes = [sum(_DTYPE_BYTES[dtype] for dtype in both) for both in moments or (read_moments(training),)]
+    return State(weight, weight, np.asarray(sizes)[np.asarray(chosen)])
+
+
+def read_moments(training: TrainingSpec) -> Moments:
+    """Returns the dtypes of the optimizer's moments: two of AdamW, else none."""
+    if training.optimizer != "adamw":
+        return ()
+    asked = (training.first_moment_dtype, training.second_moment_dtype)
+    return tuple(dtype or training.weight_dtype for dtype in asked)
+
+
+# ---- what a layer keeps ---------------------------------------------------------------------------------------------
+
+
+EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
+"""Counts that a mixture of experts has: tokens at their places in experts, and on their way back."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What a framework holds besides its state. Constants of `memory.csv`, counts of `kept.csv`.
+
+    Attributes:
+        layer: what the layer whose backward pass runs holds, in multiples of its activations.
+        gathered: layers whose weights are whole at a time, where fsdp cuts them.
+        logits_bytes: held for one logit, until its gradient is there.
+        piece_tokens: positions of a sequence whose logits exist at a time; 0: all.
+        score_bytes: held for one score of the layer whose backward pass runs, where attention is not fused.
+        accumulated: gradients that are held a second time where passes are added up.
+        weight_gradient_bytes: held for one element of the largest matmul's weight.
+        activation: bytes that the allocator takes for one byte of kept activations.
+        reserve_bytes: taken whatever runs: the runtime's context, buffers of communication libraries.
+        kept: remat → count → elements a token, see `list_counts`; "layer": of the layer whose backward pass runs.
+    """
+
+    layer: float = 1.0
+    gathered: float = 2.0
+    logits_bytes: float = 4.0
+    piece_tokens: float = 0.0
+    score_bytes: float = 0.0
+    accumulated: float = 0.0
+    weight_gradient_bytes: float = 0.0
+    activation: float = 1.0
+    reserve_bytes: float = 0.0
+    kept: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@functools.cache
+def read_keepings() -> Mapping[tuple[str, str], Keeping]:
+    """Returns what frameworks hold, by framework and platform."""
+    kept: dict[str, dict[str, dict[str, float]]] = {}
+    for row in read_cells("meshwright.planning.cost", "kept.csv"):
+        kept.setdefault(row["practice"], {}).setdefault(row["remat"], {})[row["count"]] = float(row["elements"])
+    values: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in read_cells("meshwright.planning.cost", "memory.csv"):
+        known = values.setdefault((row["practice"], row["platform"]), {"kept": kept[row["practice"]]})
+        known[row["name"]] = float(row["value"])
+    return {key: Keeping(**found) for key, found in values.items()}
+
+
+def list_counts(
+    block: Block, work: Work, layout: Layout, execution: Execution, capacity_factor: Numbers
+) -> dict[str, Any]:
+    """Returns the elements a token, on one device, of each kind of tensor of a layer.
+
+    Source: Korthikanti et al., arXiv:2205.05198, section 4 (what the tensor axis cuts, and the sequence with it).
+    """
+    tp, attention = layout.tp, block.attention
+    return {
+        "residual": work.hidden / (tp if execution.sequence_parallel else 1),
+        "gathered": work.hidden,
+        "query": attention.heads * attention.query_size / tp,
+        "context": attention.heads * attention.value_size / tp,
+        "fused_context": attention.heads * attention.value_size / tp if execution.fused_attention else 0.0,
+        "pairs": attention.pair_elements / tp,
+        "all_pairs": attention.pair_elements / tp * layout.cp,
+        "sums": attention.heads / tp,
+        "scores": 0.0 if execution.fused_attention else attention.heads * work.sequence_length / tp,
+        "narrow": sum(matmul.outputs for matmul in block.matmuls if matmul.cut == "tokens"),
+        "outputs": sum(matmul.outputs for matmul in block.matmuls if matmul.cut == "outputs") / tp,
+        "inputs": sum(matmul.inputs for matmul in block.matmuls if matmul.cut == "inputs") / tp,
+        "inner": (block.inner - _count_expert_inner(block)) / tp,
+        **_list_expert_counts(block, work, layout, capacity_factor),
+    }
+
+
+def _list_expert_counts(block: Block, work: Work, layout: Layout, capacity_factor: Any) -> dict[str, Any]:
+    if block.experts is None:
+        return dict.fromkeys(EXPERT_COUNTS, 0.0)
+    places = block.experts.chosen * capacity_factor
+    return {
+        "place": places * work.hidden,
+        "place_inner": capacity_factor * _count_expert_inner(block) / layout.tp,
+        "place_outputs": places * block.experts.matmuls[0].outputs / layout.tp,
+        "returned": block.experts.chosen * work.hidden,
+    }
+
+
+def _count_expert_inner(block: Block) -> int:
+    """Returns the elements that a token has inside its routed experts."""
+    return block.experts.chosen * block.experts.matmuls[-1].inputs if block.experts else 0

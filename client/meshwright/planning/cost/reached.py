@@ -18,8 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.planning.cost.collectives import Wire
-from meshwright.planning.cost.figures import Figure, give_figure, read_figure
+from meshwright.planning.cost.collectives import Figure, Wire, give_figure, read_figure
 from meshwright.planning.cost.layout import Numbers
 from meshwright.topology.chips import read_table
 

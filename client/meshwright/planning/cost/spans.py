@@ -16,6 +16,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from meshwright.planning.cost.collectives import (
+    Figure,
+    Flags,
     Wire,
     network_wire,
     switch_wire,
@@ -28,7 +30,6 @@ from meshwright.planning.cost.collectives import (
     time_permute,
     torus_wire,
 )
-from meshwright.planning.cost.figures import Figure, Flags
 from meshwright.planning.cost.layout import Layout, Numbers
 from meshwright.planning.cost.reached import Operation, calibrate
 from meshwright.topology.chips import Chip, find_chip

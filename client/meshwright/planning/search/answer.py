@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from meshwright.planning.cost.layout import REMATS, Layout
+from meshwright.planning.cost.memory import Moments, read_moments
 from meshwright.planning.cost.spans import Spans
-from meshwright.planning.cost.state import Moments, read_moments
 from meshwright.planning.parallelism import MeshAxes, name_axis
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.pricing import DTYPES, Priced, price

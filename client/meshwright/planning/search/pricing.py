@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 
 from meshwright.planning.cost.capacity import find_capacity
 from meshwright.planning.cost.gemm import Dtype
-from meshwright.planning.cost.kept import read_keepings
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.memory import Circumstances, MemoryParts, price_memory
+from meshwright.planning.cost.memory import (
+    Circumstances,
+    MemoryParts,
+    Moments,
+    build_state,
+    price_memory,
+    read_keepings,
+)
 from meshwright.planning.cost.practice import DEFAULT, find_practice, interval
-from meshwright.planning.cost.remat import find_repeated
 from meshwright.planning.cost.spans import Spans
-from meshwright.planning.cost.state import Moments, build_state
 from meshwright.planning.cost.step_time import Execution, price_step
-from meshwright.planning.cost.work import Work, build_work
+from meshwright.planning.cost.work import Work, build_work, find_repeated
 from meshwright.planning.search.hardware import Hardware
 from meshwright.wire.model import ComputeDtype, ModelSpec, TrainingSpec
 

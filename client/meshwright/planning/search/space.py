@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planning.cost.layout import REMATS, Layout
-from meshwright.planning.cost.state import Moments
+from meshwright.planning.cost.memory import Moments
 from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 

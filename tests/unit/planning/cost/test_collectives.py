@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.cost.collectives import (
+    Figure,
     Wire,
     network_wire,
     switch_wire,
@@ -27,7 +28,6 @@ from meshwright.planning.cost.collectives import (
     time_permute,
     torus_wire,
 )
-from meshwright.planning.cost.figures import Figure
 
 Timing = Callable[[Any, Wire], Figure]
 TIMINGS: tuple[Timing, ...] = (

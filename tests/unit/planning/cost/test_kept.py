@@ -12,10 +12,8 @@ import pytest
 from jax.sharding import Mesh
 
 from meshwright.compiling.step import build_step
-from meshwright.planning.cost.kept import read_keepings
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
-from meshwright.planning.cost.memory import Circumstances, price_memory
-from meshwright.planning.cost.state import State
+from meshwright.planning.cost.memory import Circumstances, State, price_memory, read_keepings
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model

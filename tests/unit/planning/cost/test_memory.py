@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.cost.kept import Keeping, read_keepings
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.memory import (
     Circumstances,
+    Keeping,
     MemoryParts,
+    State,
     price_memory,
     price_stages,
+    read_keepings,
 )
-from meshwright.planning.cost.state import State
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model

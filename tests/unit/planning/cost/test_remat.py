@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planning.cost.remat import find_repeated
-from meshwright.planning.cost.work import build_work
+from meshwright.planning.cost.work import build_work, find_repeated
 from meshwright.planning.models import read_model
 
 LLAMA = build_work(read_model("llama3-70b"), 8192)

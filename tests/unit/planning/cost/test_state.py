@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.cost.state import Moments, build_state, read_moments
+from meshwright.planning.cost.memory import Moments, build_state, read_moments
 from meshwright.wire.model import TrainingSpec
 
 

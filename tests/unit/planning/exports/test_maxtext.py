@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.exports.maxtext_model import read_known
+from meshwright.planning.exports.maxtext import read_known
 from meshwright.planning.presets import find_preset
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export
 

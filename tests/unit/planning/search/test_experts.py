@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.planning.presets import find_preset
 from meshwright.planning.request import answer_request
-from meshwright.planning.search.experts import CODE, LEAST_RATIO, MOST_RATIO, RUNS, list_expert_notices
+from meshwright.planning.search.request import CODE, LEAST_RATIO, MOST_RATIO, RUNS, list_expert_notices
 from meshwright.wire.mesh import PlanRequest, Plans
 from tests.accuracy.experts import find_error, read_expert_runs
 

@@ -173,6 +173,10 @@ def test_a_worker_that_is_busy_within_its_deadline_is_not_asked_and_is_healthy(c
     scene.look()
     assert len(scene.device.calls) == 1
     assert scene.state("worker") == "healthy"
+    scene.device.silent_s = 61.0
+    scene.look()
+    assert scene.state("worker") == "degraded"
+    scene.device.silent_s = 1.0
     assert set(scene.states_of_devices().values()) == {"unknown"}
     scene.watch.note_progress({"record": build_record_json(device_indices=(0, 1))})
     assert [scene.state(f"device:{index}") for index in (0, 1)] == ["healthy", "healthy"]

@@ -30,8 +30,8 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 31_225,
-    "code lines of the service": 9_702,
+    "code lines": 31_238,
+    "code lines of the service": 9_737,
     "code lines of planner, topology, compiler, verify": 11_950,
     "code lines of the rest of the client": 9_600,
     "modules": 275,

@@ -231,7 +231,7 @@ class Agent:
         if not self.host.knows_topology and self.host.failure:
             return False, f"worker does not start: {self.host.failure}"[:200]
         if not self.host.knows_topology:
-            return False, f"starting: devices not seen yet, worker {self.device.state}"
+            return False, f"starting since {self.started_at:%H:%M:%S} UTC: {self.host.waits_for}"
         return True, self.host.readiness
 
     def health(self) -> Health:

@@ -34,22 +34,13 @@ class SystemClock:
         return time.monotonic()
 
 
-class BootClock(Protocol):
-    """Time since the machine started: goes on while the machine sleeps, and is not moved with the wall clock."""
-
-    @property
-    def boot_id(self) -> str:
-        """What tells this start of the machine from every other; empty where the kernel does not say."""
-        ...
-
-    def since_boot_s(self) -> float:
-        """Returns seconds since the machine started."""
-        ...
-
-
 @dataclass(frozen=True)
-class SystemBootClock:
-    """CLOCK_BOOTTIME, which counts alike in all processes of a start: clock_gettime(2)."""
+class BootClock:
+    """CLOCK_BOOTTIME, which counts alike in all processes of a start, and while the machine sleeps: clock_gettime(2).
+
+    Attributes:
+        boot_id: of this start of the machine; empty where the kernel does not say.
+    """
 
     boot_id: str
 
@@ -58,10 +49,10 @@ class SystemBootClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def read_boot_clock(proc: Path) -> SystemBootClock:
+def read_boot_clock(proc: Path) -> BootClock:
     """Returns the clock of this start of the machine, whose id stands below `proc`: random(4)."""
     try:
         boot_id = (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot_id = ""
-    return SystemBootClock(boot_id)
+    return BootClock(boot_id)

@@ -33,6 +33,7 @@ ORDERED: Final = frozenset({"mesh_shape", "axis_types"})
 _IN_TEXTS: Final = (
     (re.compile(r"\d+(?:\.\d+)? (?:ms|s|min|h)(?= (?:ago|left|at most)\b)"), "<age>"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z| UTC|\+00:00)?"), "<time>"),
+    (re.compile(r"(?<=\bsince )\d\d:\d\d:\d\d(?= UTC)"), "<time>"),
     (re.compile(r"(?<=\bpid )\d+"), "<pid>"),
     (re.compile(r"\d+ MiB(?= are free\b)"), "<space>"),
     (re.compile(r"(?<=\blease-)[0-9a-f]{16,32}\b"), "<id>"),

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import prod
 from typing import Any, Final
 
 from meshwright.errors import StoreUnavailableError
@@ -241,7 +242,7 @@ class Inventory:
             for device in absent
             if device.key not in changed and (device.key in self._seen_here or device.looks >= CONFIRMED_LOOKS)
         )
-        return InventoryReport(missing, tuple(changed), self._evaluate(cards, missing, facts.refused), heirs)
+        return InventoryReport(missing, tuple(changed), self._evaluate(cards, missing, facts), heirs)
 
     def forget(self, keys: list[str]) -> None:
         """Expects devices no more."""
@@ -265,9 +266,8 @@ class Inventory:
         counts_cards = self._expected is not None and self._expected.chip is not None
         return ", a card in MIG mode counted once" if counts_cards else ", each MIG instance counted"
 
-    def _evaluate(
-        self, cards: tuple[Card, ...], missing: tuple[KnownDevice, ...], refused: tuple[RefusedCard, ...]
-    ) -> Finding | None:
+    def _evaluate(self, cards: tuple[Card, ...], missing: tuple[KnownDevice, ...], facts: HostFacts) -> Finding | None:
+        refused, declared = facts.refused, _count_slice_chips(facts)
         known = {device.pci_bus_id for device in missing}
         unseen = [card for card in refused if card.pci_bus_id not in known]
         if None in (card.pci_bus_id for card in refused):  # it may be any of the missing
@@ -281,12 +281,28 @@ class Inventory:
             if here < self._expected.count:
                 return Finding("unhealthy", f"{reason}{gone}", _ACTION, "permanent")
             return Finding("healthy", reason)
-        if lost:
-            reason = f"{here} of {here + len(lost)} devices are here{counted}{gone}"
+        total = max(here + len(lost), declared)
+        if here < total:
+            reason = f"{here} of {total} devices are here{counted}{gone}"
+            reason += "" if lost else " (by the environment of the TPU slice)"
             return Finding("unhealthy", reason, _ACTION, "permanent")
         if not cards:
             return None
         return Finding("healthy", f"{here} devices are here{counted}, and none is missing of those that were seen")
+
+
+def _count_slice_chips(facts: HostFacts) -> int:
+    """Returns how many chips of its TPU slice this host should have by the environment; 0: not known.
+
+    A slice of at most four chips stands on one host: no TPU host of Google's has fewer in a slice of several hosts.
+    """
+    part = facts.slice
+    if part is None or not facts.tpus:
+        return 0
+    if part.chips_per_host is not None:
+        return prod(part.chips_per_host)
+    chips = prod(part.topology or (0,))
+    return chips if part.host_count == 1 or chips <= 4 else 0
 
 
 def _is_unnamed(there: Card | None) -> bool:
@@ -508,10 +524,10 @@ class HealthMonitor:
 
     # devices, by JAX and by benches
 
-    def report_listed(self, devices: Iterable[Device], at: datetime) -> None:
-        """JAX lists these devices, and nobody else can see them (CPU)."""
+    def report_listed(self, devices: Iterable[Device], at: datetime, reason: str = "JAX lists it") -> None:
+        """Reports devices that only JAX can list (CPU)."""
         for device in devices:
-            self._report_device(device, "JAX lists it", at)
+            self._report_device(device, reason, at)
 
     def report_record(self, record: Mapping[str, Any], devices: Iterable[Device], at: datetime) -> None:
         """A bench measured these devices; what it computed was right, or not."""

@@ -41,6 +41,7 @@ class SimulatedHost:
     is_still: Final = True
     knows_topology: Final = True
     failure: Final = ""
+    waits_for: Final = ""
 
     def __init__(
         self, target: str, *, board: HealthRegistry, interval_s: float, clock: Clock, view: Callable[[], Worker]

@@ -71,7 +71,7 @@ class HostWatch:
     ) -> None:
         self._probe = probe
         self._device = device
-        self._verdicts = HealthMonitor(board, history, parse_chip_count(settings.expect) if settings.expect else None)
+        self._monitor = HealthMonitor(board, history, parse_chip_count(settings.expect) if settings.expect else None)
         self._settings = settings
         self._clock = clock
         self._stays = stays
@@ -115,7 +115,10 @@ class HostWatch:
             self._ask_jax()
             await self.look_at_facts()
             return self._asking
+        before = self.sight.facts
         await self.look_at_facts()
+        if self._stays and self.released and self._device.state == "stopped" and self.sight.facts is not before:
+            self._renew_cpus()
         if self._device.state == "busy":
             if self._asking is None:
                 self.note_worker()
@@ -127,6 +130,16 @@ class HostWatch:
         else:
             self.note_worker()
         return self._asking
+
+    def _renew_cpus(self) -> None:
+        """Reports CPU devices that JAX listed before, when the probe has just read the CPU.
+
+        They need no driver and no worker, so that this is evidence after the worker was released, when JAX is not
+        asked. While a worker is up, only its answer counts.
+        """
+        if self.sight.jax is not None and self.sight.jax["platform"] == "cpu" and not self.tell_mismatch():
+            now = self._clock.now()
+            self._monitor.report_listed(self.devices(now).devices, now, "JAX listed it; the probe reads its CPU")
 
     def _ask_jax(self) -> None:
         """Has JAX asked, once at a time: while its start hangs, or a bench is before it, the next looks add nothing."""
@@ -189,18 +202,18 @@ class HostWatch:
         return (self._clock.now() - self._device.since).total_seconds() >= self._settings.idle_release_s
 
     def _build_question(self) -> dict[str, Any]:
-        log_place = {"kernel_log": self._settings.kernel_log, **self._verdicts.log_place}
+        log_place = {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
         return {**read_roots(self._settings), **(log_place if self._settings.kernel_log else {})}
 
     def recall(self) -> None:
         """Takes up what an earlier life of the agent knew of devices and their faults."""
-        self._verdicts.recall(self._clock.now())
+        self._monitor.recall(self._clock.now())
 
     def acknowledge(self, component: str) -> None:
         """Takes an operator's word that a component's faults are dealt with; the last look is judged again."""
         now = self._clock.now()
         known = self.sight.facts is not None
-        self._verdicts.acknowledge(
+        self._monitor.acknowledge(
             component,
             self.sight.facts_at or now,
             facts=self.sight.facts,
@@ -217,14 +230,14 @@ class HostWatch:
         try:
             answer = await self._probe.call("facts", self._build_question(), deadline_s=limit_s)
         except (ProblemError, CallCancelled) as error:
-            self._verdicts.report_silence(_first_line(error), now)
+            self._monitor.report_silence(_first_line(error), now)
             return
         before = self.sight.facts
         facts = parse_host_facts(answer.result)
         if absent is None or absent != self._absent_generation():  # the worker was there, or was in between
             facts = doubt_unnamed(facts)
         self.sight = replace(self.sight, facts=facts, facts_at=now)
-        self._verdicts.report_facts(facts, before, self.devices(now), now)
+        self._monitor.report_facts(facts, before, self.devices(now), now)
         self._looked.set()
         self._looked = asyncio.Event()
 
@@ -248,7 +261,7 @@ class HostWatch:
         self.sight = replace(self.sight, jax=answer.result, jax_at=now, jax_generation=answer.generation)
         self.note_worker()
         if answer.result["platform"] == "cpu" and not self.tell_mismatch():
-            self._verdicts.report_listed(self.devices(now).devices, now)
+            self._monitor.report_listed(self.devices(now).devices, now)
 
     def note_release(self) -> None:
         """Takes note that the worker was let go on purpose: it is not started again unasked."""
@@ -263,7 +276,7 @@ class HostWatch:
         if record and not self.tell_mismatch():
             devices = self.devices(now).devices
             chosen = [device for device in devices if device.local_index in record["device_indices"]]
-            self._verdicts.report_record(record, chosen, now)
+            self._monitor.report_record(record, chosen, now)
 
     def _absent_generation(self) -> int | None:
         """Returns which worker was there last, where none is there now; else None."""
@@ -273,7 +286,7 @@ class HostWatch:
         """Reports the worker's state; not of one that is up and has yet to say on which devices."""
         if not self._has_answered and self._failure is None and self._device.state in {"ready", "busy"}:
             return
-        self._verdicts.report_worker(
+        self._monitor.report_worker(
             self._device,
             has_started=self._has_answered,
             untouched=self._tell_untouched(),
@@ -311,6 +324,13 @@ class HostWatch:
             return None
         alive = self._device.state in {"ready", "busy"} and self._device.generation == sight.jax_generation
         return JaxSight(sight.jax, sight.jax_at, sight.jax_generation, "live" if alive else "cached")
+
+    @property
+    def waits_for(self) -> str:
+        """What must answer before the devices are known, in a few words."""
+        if self.sight.facts is None:
+            return "the driver has not answered the probe yet"
+        return f"JAX has not listed the devices yet, worker {self._device.state}"
 
     @property
     def failure(self) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from typing import Annotated, Final
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Final, Literal
 
 import fastapi
 from fastapi import APIRouter
@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field
 from starlette.responses import PlainTextResponse, Response
 
 from meshwright.errors import StoreUnavailableError
-from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents
+from meshwright.wire.health import WORST_FIRST, Acknowledgement, Component, Health, HealthEvents, State
 from meshwright_agent.auth import NEEDS_READ, Admin, Reader
 from meshwright_agent.health.events import make_sendable
 from meshwright_agent.routes.shared import MAX_SEQ, TEXT, AgentHere, AuthenticatorHere, LastEventId, Query, StrictRoute
@@ -45,10 +45,39 @@ def shorten_line(text: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 3].rstrip()}..."
 
 
-@router.get("/health", summary="Health of every component", dependencies=[NEEDS_READ])
-async def read_health(agent: AgentHere, query: Annotated[Query, fastapi.Query()]) -> Health:
-    """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old."""
-    return agent.health()
+class HealthQuery(Query):
+    """The query of `GET /health`."""
+
+    form: Literal["json", "text"] = Field(default="json", alias="format", description="text: worst first, for people")
+    state: State | None = Field(default=None, description="only components in this state")
+
+
+@router.get(
+    "/health",
+    summary="Health of every component",
+    response_model=Health,
+    responses={200: {"content": TEXT}},
+    dependencies=[NEEDS_READ],
+)
+async def read_health(agent: AgentHere, query: Annotated[HealthQuery, fastapi.Query()]) -> Response:
+    """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old.
+
+    `state` selects components; the state of the whole stays that of all. `?format=text` lists the worst first.
+    """
+    health = agent.health()
+    parts = tuple(part for part in health.components if query.state in (None, part.state))
+    if query.form == "text":
+        return PlainTextResponse(format_health(health.state, parts))
+    return Response(Health(state=health.state, components=parts).model_dump_json(), media_type="application/json")
+
+
+def format_health(state: State, parts: Iterable[Component]) -> str:
+    """Returns the state of the whole, then one line a component, worst first; what to do stands below it."""
+    lines = [f"health: {state}"]
+    for part in sorted(parts, key=lambda part: WORST_FIRST.index(part.state)):
+        lines.append(f"{part.state:<12} {part.name}: {part.reason}")
+        lines += [f"{'':<12} → {part.action}"] if part.action else []
+    return "\n".join([*lines, ""])
 
 
 @router.post("/health/acknowledge", summary="Say that a component's faults are dealt with")

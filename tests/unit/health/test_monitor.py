@@ -14,7 +14,7 @@ import pytest
 from meshwright.topology.chips import parse_chip_count
 from meshwright.wire.devices import Worker
 from meshwright.wire.health import Component, HealthEvent
-from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, Xid
+from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, SliceFacts, Xid
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
@@ -447,6 +447,25 @@ def test_a_chip_whose_device_file_goes_is_unhealthy_and_one_that_never_had_it_is
     scene.look(replace(facts, tpus=(replace(chips[0], has_file=False), *chips[1:])))
     assert scene.ill() == {f"device:{chips[0].key}"}
     assert "device file" in scene.component(f"device:{chips[0].key}").reason
+
+
+@pytest.mark.parametrize(
+    ("part", "state"),
+    [
+        (SliceFacts(topology=(2, 2, 1)), "unhealthy"),
+        (SliceFacts(topology=(4, 4, 1), chips_per_host=(2, 2, 1)), "unhealthy"),
+        (SliceFacts(topology=(4, 4, 1)), "healthy"),  # of several hosts, and each one's share is not told
+        (SliceFacts(topology=(3, 1, 1)), "healthy"),
+    ],
+)
+def test_a_chip_that_the_slice_should_have_is_missing_though_no_probe_saw_it(
+    tmp_path: Path, part: SliceFacts, state: str
+) -> None:
+    scene = stage_tpus(tmp_path)
+    facts = scene.read()
+    scene.look(replace(facts, tpus=facts.tpus[:3]), slice=part)
+    assert scene.state("inventory") == state
+    assert ("3 of 4 devices are here" in scene.component("inventory").reason) == (state == "unhealthy")
 
 
 def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:

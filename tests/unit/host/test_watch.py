@@ -618,3 +618,25 @@ def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog
 
     asyncio.run(asyncio.wait_for(watch_until_seen(), 20))
     assert "a look at the host failed" in caplog.text
+
+
+def test_cpu_devices_stay_healthy_after_a_release_as_long_as_the_probe_answers(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, probe=[facts_of(cpu)] * 4 + [SILENT] * 4)
+    scene.look()
+    scene.device.state = "stopped"
+    scene.watch.note_release()
+    for _ in range(3):
+        scene.clock.advance(STALE_AFTER_S - 1)
+        scene.look()
+    assert set(scene.states_of_devices().values()) == {"healthy"}
+    scene.clock.advance(STALE_AFTER_S + 1)
+    scene.look()
+    assert set(scene.states_of_devices().values()) == {"unknown"}
+
+
+def test_until_devices_are_known_the_watch_says_what_must_answer(cpu: Machine) -> None:
+    scene = stage_cpu(cpu, probe=[SILENT, facts_of(cpu)], device=SILENT)
+    scene.look()
+    assert scene.watch.waits_for == "the driver has not answered the probe yet"
+    scene.look()
+    assert scene.watch.waits_for.startswith("JAX has not listed the devices yet")

@@ -7,7 +7,6 @@ and no process.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from meshwright.errors import InvalidRequestError
@@ -129,30 +128,3 @@ def _check_alone(request: PlanRequest) -> None:
     doubled = next((target for target in targets if targets.count(target) > 1), None)
     if doubled is not None:
         raise _refuse("targets", f"target {doubled!r} stands twice; each is compared once", "name each once")
-
-
-def parse_importance(text: str) -> dict[str, float]:
-    """Returns how much traffic each axis has, as "tp:8,dp:1" says it: {"tp": 8.0, "dp": 1.0}.
-
-    Raises:
-        InvalidRequestError: an entry is no name:number, a number is negative or not finite, or a name stands twice.
-    """
-    found: dict[str, float] = {}
-    for entry in text.split(","):
-        name, _, number = (part.strip() for part in entry.partition(":"))
-        weight = _parse_weight(number)
-        if not name or weight is None or name in found:
-            rule = f"{entry.strip()!r} is no axis:number; each axis stands once, with a number of 0 or more"
-            message = f"importance {text[:80]!r}: {rule}"
-            errors = [{"field": "importance", "message": message.rpartition("; ")[2]}]
-            raise InvalidRequestError(message, hint="write tp:8,dp:1", errors=errors)
-        found[name] = weight
-    return found
-
-
-def _parse_weight(text: str) -> float | None:
-    try:
-        weight = float(text)
-    except ValueError:
-        return None
-    return weight if math.isfinite(weight) and weight >= 0 else None

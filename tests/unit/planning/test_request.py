@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.request import answer_request, find_topology, parse_importance
+from meshwright.planning.request import answer_request, find_topology
 from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -74,24 +72,3 @@ def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone
     assert NOTICE in here.warnings
     assert there.mesh_shape == {"x": 8}
     assert NOTICE not in there.warnings
-
-
-# ---- weights --------------------------------------------------------------------------------------------------------
-
-weights = st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True), st.floats(0, 1e300), min_size=1)
-
-
-@given(weights=weights)
-def test_weights_are_read_as_they_are_written(weights: dict[str, float]) -> None:
-    assert parse_importance(",".join(f" {name} : {value!r}" for name, value in weights.items())) == weights
-
-
-@given(text=st.text(max_size=30))
-def test_any_text_is_weights_that_a_request_takes_or_is_refused_as_such(text: str) -> None:
-    field = ""
-    try:
-        found = parse_importance(text)
-    except InvalidRequestError as refused:
-        found, field = parse_importance(refused.hint.removeprefix("write ")), refused.errors[0]["field"]
-    assert ask(importance=found).importance == found
-    assert field in {"", "importance"}

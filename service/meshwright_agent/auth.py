@@ -51,6 +51,8 @@ MAX_TOKEN_FILE_BYTES: Final = 1 << 20
 _TOKEN_HINT: Final = "send `Authorization: Bearer TOKEN`; the client reads MESHWRIGHT_TOKEN or MESHWRIGHT_TOKEN_FILE"
 _LINE_FORM: Final = "name scope sha256:<64 hex digits> [expires=2027-01-31T00:00:00Z]"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DEFAULT_GROUP: Final = "@meshwright"
+"""Of the default of MESHWRIGHT_UDS_ADMINS: the operator makes it, or not."""
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})(s|min|h|d)")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -417,7 +419,8 @@ def _read_admins(text: str) -> tuple[frozenset[int], frozenset[int]]:
             else:
                 uids.add(int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid)
         except KeyError:
-            log.info("MESHWRIGHT_UDS_ADMINS: %s does not exist on this host", name)
+            if name != _DEFAULT_GROUP:
+                log.warning("MESHWRIGHT_UDS_ADMINS: %s does not exist on this host", name)
     return frozenset(uids), frozenset(gids)
 
 

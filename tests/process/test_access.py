@@ -300,6 +300,8 @@ def test_children_are_given_no_secret_and_a_crash_tells_none(guarded: Guarded) -
         state: dict[str, Any] = guarded.ask("GET", "/devices").json()["worker"]
         return state
 
+    asked = {"cases": ["host_to_device"], "samples": 3}
+    assert guarded.ask("POST", "/placement/bench", "operate", json=asked).status_code == 202  # after a release
     wait_for(lambda: worker()["pid"] is not None, guarded.agent, limit_s=60)
     for pid in list_children(guarded.agent.pid):
         with contextlib.suppress(OSError):  # a probe that has ended

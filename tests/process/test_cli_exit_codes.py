@@ -20,6 +20,7 @@ from meshwright.cli import main
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.documents import Document
 from tests.process.living import end_leases
+from tests.tokens import add_token
 
 LIMIT_S = 120.0
 COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
@@ -212,8 +213,7 @@ def test_under_a_held_lease_a_plan_is_made_on_its_devices(host: RunningAgent) ->
 
 def test_who_shows_no_token_is_2_and_no_verdict(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    made = [sys.executable, "-m", "meshwright_agent", "token", "add", "prolog", "--file", str(tokens)]
-    secret = subprocess.run(made, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
+    secret = add_token(tokens, "prolog", "read")
     with start_agent(ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as guarded:
         wait_for(lambda: _run(guarded, "check", "--exit-style", "nagios").stdout, guarded)
         for command in (("leases",), ("events",), ("check",), ("plan", "dp:8")):

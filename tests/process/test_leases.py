@@ -160,9 +160,7 @@ def test_a_bench_waits_for_the_end_of_a_lease_unless_it_is_its_own_or_elsewhere(
 
 
 def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(host: RunningAgent) -> None:
-    etag = httpx.get(f"{host.url}/devices").headers["etag"]
     made = lease(host, [0, 1, 2], purpose="slurm job 7")
-    assert httpx.get(f"{host.url}/devices", headers={"If-None-Match": etag}).status_code == 200
     shown = ask(host, "/devices")["devices"]
     assert [device["lease"] is not None for device in shown] == [True] * 3 + [False] * 5
 
@@ -238,20 +236,6 @@ def test_the_devices_say_who_has_leased_them_and_for_how_long(host: RunningAgent
     wide = os.environ | {"COLUMNS": "200"}
     table = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=wide).stdout
     assert [row[:1] for row in table.splitlines() if said.search(row)] == ["2"]
-
-
-def test_time_that_passes_does_not_change_the_etag_of_leased_devices(host: RunningAgent) -> None:
-    lease(host, [2])
-    first = httpx.get(f"{host.url}/devices")
-    left_s = first.json()["devices"][2]["lease"]["expires_in_s"]
-
-    def wait_for_less() -> bool:
-        seen = ask(host, "/devices")["devices"][2]["lease"]["expires_in_s"]
-        return bool(seen < left_s)
-
-    wait_for(wait_for_less, host, limit_s=30)
-    again = httpx.get(f"{host.url}/devices", headers={"If-None-Match": first.headers["etag"]})
-    assert again.status_code == 304
 
 
 def test_a_lease_ends_by_itself(host: RunningAgent) -> None:

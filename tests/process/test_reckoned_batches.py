@@ -49,13 +49,6 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
     assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
 
 
-def test_curl_asks_by_query(host: RunningAgent) -> None:
-    asked = "/batch-size?model=llama3-8b&target=v5e:4x4&mesh=fsdp:16&seq=512"
-    assert ask(host, asked) == post(host, **ON_V5E).json()
-    assert ask(host, "/batch-size?target=v5e:4x4")["hardware_type"] == "tpu_v5e"
-    assert ask(host, "/batch-size?target=v5e:4x4")["reckoned"] is None
-
-
 def test_a_plan_that_the_agent_keeps_gives_the_mesh(host: RunningAgent) -> None:
     plan = ask(host, "/mesh/plan?mesh=fsdp:16&target=v5e:4x4")["plans"][0]
     named = {"model": ON_V5E["model"], "training": ON_V5E["training"], "plan": plan["fingerprint"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,16 +117,6 @@ def test_a_simulated_h100_meets_a_requirement_and_its_host_stays_unknown(simulat
     there = "512 (NVIDIA H100 80GB HBM3), declared"
     assert check("512*h100") == (1, "unknown", "healthy", there)
     assert check("513*h100") == (1, "unhealthy", "unhealthy", there)
-
-
-def test_the_lists_of_9000_simulated_chips_are_not_written_while_others_wait() -> None:
-    with start_agent(cpu_devices=None, MESHWRIGHT_SIMULATE="v5p:16x20x28") as agent:
-        assert len(ask(agent, "/mesh/plan?mesh=dp:56,fsdp:20,tp:8")["plans"][0]["devices"]) == 8960
-        with httpx.Client(base_url=agent.url, timeout=30) as client:
-            client.get("/healthz").raise_for_status()
-            for route in ("/devices", "/metrics"):  # written before the first request; no series of each device
-                first, *later = (client.get(route).raise_for_status().elapsed.total_seconds() for _ in range(6))
-                assert first < 5 * statistics.median(later) + 0.1, route
 
 
 @pytest.mark.parametrize(

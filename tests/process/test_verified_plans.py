@@ -133,17 +133,6 @@ def test_the_stored_plan_is_the_mesh_without_the_callers_model(host: RunningAgen
 # ---- asked in other ways --------------------------------------------------------------------------------------------
 
 
-def test_the_query_asks_what_the_body_asks(host: RunningAgent) -> None:
-    query = "mesh=dp:2,tp:2&target=v5p:2x2x1&model=no-such-model&batch=4&verify=compile"
-    by_query = httpx.get(f"{host.url}/mesh/plan?{query}", timeout=60)
-    body = {"mesh": "dp:2,tp:2", "target": "v5p:2x2x1", "model": "no-such-model", "verify": "compile"}
-    by_body = post(host, {**body, "training": {"global_batch": 4}})
-    assert (by_query.status_code, by_query.json()["errors"]) == (422, by_body.json()["errors"])
-    for more, field in (("model=llama3-8b&seq=64", "batch"), ("seq=64", "seq"), ("batch=8", "batch")):
-        alone = httpx.get(f"{host.url}/mesh/plan?mesh=dp:2&target=cpu:2&{more}", timeout=60)
-        assert (alone.status_code, alone.json()["errors"][0]["field"]) == (422, field)
-
-
 @pytest.mark.parametrize("field", ["model", "training"])
 def test_a_compile_without_a_model_or_its_training_is_refused(host: RunningAgent, field: str) -> None:
     body = {name: value for name, value in build_request().items() if name != field}

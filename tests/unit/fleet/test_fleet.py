@@ -59,7 +59,7 @@ def test_every_host_is_asked_for_its_devices_and_their_health() -> None:
         (lambda fake: fake.drop_next(kind="timeout", times=2), "unreachable", "did not answer in time"),
         (lambda fake: fake.drop_next(kind="lost", times=2), "unreachable", "lost"),
         (lambda fake: fake.fail_next(503, "not_ready", times=2, hint="wait"), "not_ready", "; wait"),
-        (lambda fake: fake.fail_next(503, "draining", times=2), "not_ready", "asked for"),
+        (lambda fake: fake.fail_next(503, "not_ready", times=2), "not_ready", "asked for"),
         (lambda fake: fake.fail_next(503, "worker_failed", times=2), "error", "asked for"),
         (lambda fake: fake.fail_next(500, "internal", times=2), "error", "asked for"),
         (lambda fake: fake.fail_next(401, "unauthorized"), "error", "asked for"),
@@ -232,7 +232,7 @@ def test_devices_that_were_told_in_time_count_though_health_was_not() -> None:
 
 def test_a_host_that_shuts_down_is_not_planned_with() -> None:
     fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].fail_next(503, "draining", times=1, path="/readyz")
+    fakes[HOST_1].fail_next(503, "not_ready", times=1, path="/readyz")
     state = look(fakes)
     assert [host.state for host in state.hosts] == ["ok", "not_ready"]
     assert [notice.code for notice in state.notices] == ["hosts_missing"]

@@ -178,7 +178,7 @@ def test_the_unit_starts_serves_is_watched_and_stops_under_a_real_systemd() -> N
     assert found["readyz"] == found["status"] == "ready", told
     assert found["state"].startswith("meshwright 700 "), told
     assert "meshwright.sqlite3" in found["state"], told
-    assert found["socket"] == "meshwright meshwright 660", told
+    assert found["socket"] == "meshwright meshwright 666", told
     assert int(found["capabilities"], 16) == 1 << CAP_SYSLOG, told
     assert found["ran"] == '"state":"succeeded"', told
     assert found["watchdog"] == "restarts 1", told

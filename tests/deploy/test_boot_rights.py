@@ -35,7 +35,7 @@ tell groups "$(ps -o supgrp= -p "$(show MainPID)")"
 journalctl -u "$unit" --no-pager -o cat | tail -20 | sed 's/^/journal: /'
 echo "done: yes"
 """
-PREPARE = """#!/bin/bash -eux
+PREPARE = """#!/bin/bash -eu
 meshwright-agent() {{
     PYTHONPATH=/opt/source/client:/opt/source/service /opt/meshwright/bin/python -m meshwright_agent "$@"
 }}

@@ -117,4 +117,4 @@ def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for
     for name in ("store", "device:9"):
         agent.history.memory.note_state(name, "healthy", agent.started_at)
     asyncio.run(agent._forget_gone())
-    assert agent.history.memory.list_told() == ("store",)
+    assert agent.history.memory.list_recorded() == ("store",)

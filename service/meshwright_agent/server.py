@@ -409,6 +409,7 @@ def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | N
             lifespan="on" if has_lifespan else "off",
             access_log=False,
             log_config=None,
+            log_level="warning",  # the agent itself says where it listens
             server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
             backlog=_BACKLOG,

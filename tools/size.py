@@ -30,15 +30,15 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 31_238,
-    "code lines of the service": 9_737,
-    "code lines of planner, topology, compiler, verify": 11_950,
-    "code lines of the rest of the client": 9_600,
+    "code lines": 31_170,
+    "code lines of the service": 9_690,
+    "code lines of planner, topology, compiler, verify": 11_930,
+    "code lines of the rest of the client": 9_560,
     "modules": 267,
     "modules of the service": 64,
     "modules of planner, topology, compiler, verify": 94,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 43_032,
+    "code lines of tests and tools": 42_880,
     "settings": 32,
     "metrics": 20,
     "component kinds": 9,

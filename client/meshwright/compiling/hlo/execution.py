@@ -141,7 +141,7 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Tuple:
-    """Values that are looked at when somebody asks for one."""
+    """Values that are read on first use."""
 
     element: Callable[[int, int], _Value]
 
@@ -242,7 +242,7 @@ class Loop:
 
 
 def build_main(module: Module) -> Frame:
-    """Returns the frame of the whole program, whose arguments nobody knows."""
+    """Returns the frame of the whole program, whose arguments are unknown."""
     return Frame(module, module.main, lambda _, __: None)
 
 

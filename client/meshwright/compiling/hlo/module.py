@@ -196,7 +196,7 @@ def parse_module(serialized: bytes) -> Module:
         serialized: `HloModule.as_serialized_hlo_module_proto()`.
 
     Raises:
-        ValueError: it is no protobuf of an HLO module, or has no computation to run.
+        ValueError: it is not a protobuf of an HLO module, or has no computation to run.
     """
     message = build_message("Module")
     try:

@@ -325,7 +325,7 @@ def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
     assert "{stop_grace_s:g} s, {term_grace_s:g} s, {reap_wait_s:g} s".format(**spec) in text
     assert "| grace after a cancel | {cancel_grace_s:g} s |".format(**spec) in text
     assert "({backoff_initial_s:g} s … {backoff_max_s:g} s)".format(**spec) in text
-    assert f"within {spec['crash_window_s'] / 60:g} minutes" in text
+    assert f"{spec['crash_budget']} crashes within {spec['crash_window_s'] / 60:g} minutes" in text
     assert f"(within {DRAIN_TIMEOUT_S:g} s)" in SERVICE.text
 
 

@@ -39,7 +39,7 @@ LIMITS: Final = {
     "modules of planner, topology, compiler, verify": 94,
     "modules of the rest of the client": 109,
     "code lines of tests and tools": 42_880,
-    "settings": 32,
+    "settings": 28,
     "metrics": 20,
     "component kinds": 9,
     "error codes": 19,

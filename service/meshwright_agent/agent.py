@@ -80,7 +80,7 @@ class Agent:
         planner = build_planner_spec(settings, self._environ)
         self.planner = Supervisor(planner, clock=self.clock)
         self.large_planner = Supervisor(planner, clock=self.clock)
-        self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.proc_root))
+        self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
         self.runs = RunQueue(store, clock=self.clock)
         self.own_health = StoreHealth(store, registry=self.board, settings=settings, clock=self.clock)
         self.host: HostWatch | SimulatedHost = self._build_host(stays)

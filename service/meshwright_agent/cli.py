@@ -101,7 +101,7 @@ def doctor(
     from meshwright_agent.server import find_owner
 
     settings = read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir)
-    pid = find_owner(settings.sysfs_root)
+    pid = find_owner(settings.host_root)
     owner = f"they belong to the agent of this host (process {pid})" if pid else ""
     findings = examine(settings, owner=owner)
     if as_json:
@@ -157,7 +157,7 @@ def _serve(settings: Settings) -> int:
     try:
         with logging_to_stderr(settings.log_format, settings.log_level):
             authenticator = Authenticator(settings, SystemClock())
-            with claim_host(settings.sysfs_root) if owns else contextlib.nullcontext():
+            with claim_host(settings.host_root) if owns else contextlib.nullcontext():
                 serve(settings, build_app, authenticator, on_listening=partial(tell, settings=settings))
     except (CannotListenError, StoreUnavailableError, HostTakenError) as error:
         typer.echo(str(error), err=True)

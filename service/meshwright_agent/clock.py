@@ -49,10 +49,10 @@ class BootClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def read_boot_clock(proc: Path) -> BootClock:
-    """Returns the clock of this start of the machine, whose id stands below `proc`: random(4)."""
+def read_boot_clock(root: Path) -> BootClock:
+    """Returns the clock of this start of the machine, whose id stands below /proc: random(4)."""
     try:
-        boot_id = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        boot_id = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot_id = ""
     return BootClock(boot_id)

@@ -30,7 +30,6 @@ from meshwright_agent.supervisor.specs import (
     describe_holders,
     explain_untouched,
     has_accelerators,
-    read_roots,
 )
 from meshwright_agent.supervisor.supervisor import Supervisor
 
@@ -151,7 +150,7 @@ async def _read_facts(settings: Settings, environ: Mapping[str, str]) -> HostFac
     """
     probe = Supervisor(build_probe_spec(settings, environ), clock=SystemClock())
     try:
-        answer = await probe.call("facts", read_roots(settings), deadline_s=settings.probe_timeout_s)
+        answer = await probe.call("facts", {"root": str(settings.host_root)}, deadline_s=settings.probe_timeout_s)
         return parse_host_facts(answer.result)
     finally:
         await probe.close()
@@ -175,7 +174,7 @@ async def _describe_jax(settings: Settings, environ: Mapping[str, str]) -> dict[
 
 
 def _explain_lease(settings: Settings) -> str:
-    left = read_held(settings.database_path, read_boot_clock(settings.proc_root))
+    left = read_held(settings.database_path, read_boot_clock(settings.host_root))
     if not left:
         return ""
     lease = left[0].lease
@@ -243,7 +242,7 @@ def _check_probe(here: Surroundings) -> Finding | None:
 
 
 def _check_driver_library(here: Surroundings) -> Finding | None:
-    if not (here.settings.dev_root / "nvidiactl").exists():
+    if not (here.settings.host_root / "dev/nvidiactl").exists():
         return None
     if not here.nvml_library:
         mend = (

@@ -108,7 +108,7 @@ class LabelFile:
     def __init__(self, path: Path, settings: Settings, clock: Clock, see: Callable[[], Sighting | None]) -> None:
         self._path = path
         self._interval_s = settings.probe_interval_s
-        self._lifetime = timedelta(seconds=max(settings.stale_after_s, 2 * settings.probe_interval_s))
+        self._lifetime = timedelta(seconds=settings.stale_after_s)
         self._clock = clock
         self._see = see
         self._problem = ""

@@ -141,8 +141,8 @@ def _describe(sock: socket.socket, scheme: str) -> str:
 
 
 @contextlib.contextmanager
-def claim_host(sysfs_root: Path) -> Iterator[None]:
-    """Holds the devices of the host with this sysfs against other agents, as far as the network namespace reaches.
+def claim_host(root: Path) -> Iterator[None]:
+    """Holds the devices of this host against other agents, as far as the network namespace reaches.
 
     The claim is the name of an abstract unix socket (unix(7)): it ends with the process, and leaves nothing behind.
 
@@ -151,10 +151,10 @@ def claim_host(sysfs_root: Path) -> Iterator[None]:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
-            sock.bind(_name_claim(sysfs_root))
+            sock.bind(_name_claim(root))
         except OSError as error:
             raise HostTakenError(
-                f"this host's devices belong to another agent (process {find_owner(sysfs_root) or 'unknown'}); one "
+                f"this host's devices belong to another agent (process {find_owner(root) or 'unknown'}); one "
                 "agent owns a host: stop that one, or start this one with --cpu-devices or --simulate, which own no "
                 "device"
             ) from error
@@ -162,19 +162,19 @@ def claim_host(sysfs_root: Path) -> Iterator[None]:
         yield
 
 
-def find_owner(sysfs_root: Path) -> int:
+def find_owner(root: Path) -> int:
     """Returns the process that has the devices of this host; 0: none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(1.0)
         try:
-            asking.connect(_name_claim(sysfs_root))
+            asking.connect(_name_claim(root))
             return int(_UCRED.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
         except OSError:
             return 0
 
 
-def _name_claim(sysfs_root: Path) -> str:
-    status = sysfs_root.stat()
+def _name_claim(root: Path) -> str:
+    status = (root / "sys").stat()  # one for the host, unlike a container's root
     return f"\0meshwright-agent/{status.st_dev:x}.{status.st_ino:x}"
 
 

@@ -242,8 +242,7 @@ def plant_host(name: str, folder: Path) -> dict[str, str]:
     """Returns the settings with which an agent takes the recorded machine for its host."""
     plant((RECORDED / name / "tree.txt").read_text(), folder)
     (folder / "dev").mkdir(exist_ok=True)
-    roots = {"SYSFS": "sys", "PROC": "proc", "DEV": "dev"}
-    return {f"MESHWRIGHT_{root}_ROOT": str(folder / place) for root, place in roots.items()}
+    return {"MESHWRIGHT_HOST_ROOT": str(folder)}
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from tests.agents import RunningAgent, start_agent
 from tests.deploy.slurm_node import AWAY, WARNS, Node, build_node
-from tests.process.living import await_state, worker_pid
+from tests.process.living import await_state, kill_until_it_stays_down
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +80,11 @@ def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(no
 @pytest.mark.exhaustive
 def test_an_agent_whose_store_and_worker_fail_drains_nothing(tmp_path: Path) -> None:
     """The check says so to others: its devices are none the worse."""
-    quick = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.3", "MESHWRIGHT_CRASH_BUDGET": "1"}
+    quick = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.3"}
     with start_agent(cpu_devices=2, state_dir=tmp_path / "state", **quick) as running:
         for file in (tmp_path / "state").glob("meshwright.sqlite3*"):
             file.unlink()
-        os.kill(worker_pid(running), signal.SIGKILL)
+        kill_until_it_stays_down(running)
         for name in ("store", "worker"):
             await_state(running, name, "unhealthy", limit_s=30)
         node = build_node(tmp_path, running.url)

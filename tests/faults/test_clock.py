@@ -51,7 +51,6 @@ def start_watched(folder: Path, offset_s: float = 0.0, interval_s: float = 0.5) 
     settings = {
         "MW_CLOCK_OFFSET": str(offset),
         "MESHWRIGHT_PROBE_INTERVAL_S": str(interval_s),
-        "MESHWRIGHT_STALE_AFTER_S": str(max(120.0, 2 * interval_s)),
     }
     with start_agent(cpu_devices=2, state_dir=folder / "state", module="tests.fakes.altered", **settings) as agent:
         yield Watched(agent, offset)

@@ -37,7 +37,7 @@ AT_ONCE: Final = 3
 
 H100: Final = tuple(gpu["uuid"] for gpu in json.loads((RECORDED / "dgx-h100/nvml.json").read_text())["gpus"])
 ADDRESSES: Final = ("0000:1b:00", "0000:43:00", "0000:52:00", "0000:61:00", "0000:9d:00", "0000:c3:00", "0000:d1:00")
-ONE_LOOK: Final = {"PROBE_INTERVAL_S": "600", "STALE_AFTER_S": "3600"}
+ONE_LOOK: Final = {"PROBE_INTERVAL_S": "1200"}
 """One look, when the agent starts, and nothing grows old however slow the machine is."""
 WITH_JAX: Final = (("driver", "healthy"), ("worker", "healthy"), ("device:7", "healthy"))
 SEEN: Final = {"healthy", "degraded", "unhealthy", "unknown"}
@@ -214,10 +214,7 @@ def build_environment(host: Host, folder: Path) -> dict[str, str]:
     for path in host.hang:
         (root / path).unlink()
         os.mkfifo(root / path)
-    environment |= {
-        f"MESHWRIGHT_{name}_ROOT": str(root / place)
-        for name, place in {"SYSFS": "sys", "PROC": "proc", "DEV": "dev"}.items()
-    }
+    environment["MESHWRIGHT_HOST_ROOT"] = str(root)
     if (recorded / "environ.json").exists():
         environment |= json.loads((recorded / "environ.json").read_text())
     if (recorded / "nvml.json").exists():

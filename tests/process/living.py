@@ -209,6 +209,17 @@ def do_bench(agent: RunningAgent) -> dict[str, Any]:
     return run
 
 
+def kill_until_it_stays_down(agent: RunningAgent) -> None:
+    """Kills the device worker whenever it is up, until it is no longer started."""
+    deadline_s = time.monotonic() + 60
+    while (worker := read_worker(agent))["state"] != "failed":
+        assert time.monotonic() < deadline_s, worker
+        if worker["state"] in {"ready", "busy"}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker["pid"], signal.SIGKILL)
+        time.sleep(0.1)
+
+
 def fill_queue(post: Callable[[int], httpx.Response]) -> tuple[list[str], httpx.Response]:
     """Sends runs until one is refused; returns the ids of those that wait, and the refusal, which says how many may."""
     replies = [post(0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import httpx
@@ -14,11 +15,10 @@ TPU_HOST = Path(__file__).parents[1] / "recorded" / "tpu-v5e-8" / "tree.txt"
 
 def test_a_bench_is_refused_where_devices_may_be_in_use_and_jax_is_not_started(tmp_path: Path) -> None:
     plant(TPU_HOST.read_text(), tmp_path)
-    for folder in ("dev", "nothing"):
+    shutil.rmtree(tmp_path / "proc")
+    for folder in ("dev", "proc"):
         (tmp_path / folder).mkdir(exist_ok=True)
-    roots = {"sysfs": tmp_path / "sys", "dev": tmp_path / "dev", "proc": tmp_path / "nothing"}
-    settings = {f"MESHWRIGHT_{name.upper()}_ROOT": str(path) for name, path in roots.items()}
-    with start_agent(cpu_devices=None, **settings) as agent:
+    with start_agent(cpu_devices=None, MESHWRIGHT_HOST_ROOT=str(tmp_path)) as agent:
         devices = wait_for(lambda: httpx.get(f"{agent.url}/devices").json().get("devices"), agent)
         refused = httpx.post(f"{agent.url}/placement/bench", json={})
         worker = httpx.get(f"{agent.url}/devices").json()["worker"]

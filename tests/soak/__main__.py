@@ -27,7 +27,6 @@ BEGIN, END = "<!-- soak: written by python -m tests.soak --write -->", "<!-- /so
 LOG: Final = ROOT / "build/soak-agent.log"
 SAMPLE_EVERY_S: Final = 2.0
 SETTINGS: Final = {
-    "MESHWRIGHT_CRASH_BUDGET": "1000000",  # the kills are ours
     "MESHWRIGHT_PROBE_INTERVAL_S": "5",
     "MESHWRIGHT_LOG_LEVEL": "warning",
 }

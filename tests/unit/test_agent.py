@@ -110,7 +110,7 @@ def test_a_scrape_sees_so_many_records_and_no_more(tmp_path: Path) -> None:
 
 def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for_a_look(tmp_path: Path) -> None:
     agent = Agent(
-        Settings(state_dir=tmp_path, probe_interval_s=0.005, stale_after_s=0.01, start_timeout_s=0.01),
+        Settings(state_dir=tmp_path, probe_interval_s=0.005, probe_timeout_s=0.005, start_timeout_s=0.01),
         build_closed_store(tmp_path),
         environ={},
     )

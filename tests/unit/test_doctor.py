@@ -44,15 +44,15 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings
     """Three hosts on which nothing is wrong."""
     folder = tmp_path_factory.mktemp("machines")
     with_driver = folder / "dev"
-    with_driver.mkdir()
-    (with_driver / "nvidiactl").touch()
+    (with_driver / "dev").mkdir(parents=True)
+    (with_driver / "dev/nvidiactl").touch()
     facts = {name: plant_machine(name, folder / name).read() for name in ("cpu-vm", "dgx-h100", "tpu-v5e-8")}
-    here = Surroundings(Settings(dev_root=folder / "nothing"), {}, PLAIN, facts["cpu-vm"], jax=jax_on("cpu", 1))
+    here = Surroundings(Settings(host_root=folder / "nothing"), {}, PLAIN, facts["cpu-vm"], jax=jax_on("cpu", 1))
     return {
         "cpu": here,
         "gpu": replace(
             here,
-            settings=Settings(dev_root=with_driver),
+            settings=Settings(host_root=with_driver),
             versions=CUDA13,
             facts=replace(facts["dgx-h100"], holders=(), driver=DriverFacts("580.95.05", "13.0")),
             jax=jax_on("gpu", 8),
@@ -470,14 +470,13 @@ def tpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     jax.mkdir(parents=True)
     (jax / "__init__.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\nraise ImportError('touched')\n")
     monkeypatch.setenv("PYTHONPATH", f"{jax.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    roots = {f"{name}_root": tmp_path / folder for name, folder in (("sysfs", "sys"), ("proc", "proc"), ("dev", "dev"))}
-    return Settings(state_dir=tmp_path / "state", **roots)  # type: ignore[arg-type]
+    return Settings(state_dir=tmp_path / "state", host_root=tmp_path)
 
 
 def look_at_worker(settings: Settings, **options: Any) -> tuple[Finding, bool]:
     """Returns what the doctor says of the worker, and whether it started JAX."""
     (worker,) = (each for each in examine(settings, **options) if each.subject == "device worker")
-    return worker, (settings.sysfs_root.parent / "touched").exists()
+    return worker, (settings.host_root / "touched").exists()
 
 
 def test_the_doctor_starts_jax_on_devices_that_nobody_has(tpu_host: Settings) -> None:
@@ -487,16 +486,16 @@ def test_the_doctor_starts_jax_on_devices_that_nobody_has(tpu_host: Settings) ->
 
 
 def test_the_doctor_starts_no_jax_on_devices_that_a_process_holds(tpu_host: Settings) -> None:
-    (file,) = {read_chips(tpu_host.sysfs_root)[0].file}
-    plant(f"== proc/4242/cmdline\n/opt/train\n=> proc/4242/fd/3 -> {file}", tpu_host.proc_root.parent)
+    (file,) = {read_chips(tpu_host.host_root / "sys")[0].file}
+    plant(f"== proc/4242/cmdline\n/opt/train\n=> proc/4242/fd/3 -> {file}", tpu_host.host_root)
     worker, touched = look_at_worker(tpu_host)
     assert (worker.level, touched) == ("note", False)
     assert worker.seen == "JAX was not started: process 4242 (/opt/train) holds /dev/vfio/0"
 
 
-def test_the_doctor_starts_no_jax_where_nobody_can_look(tpu_host: Settings, tmp_path: Path) -> None:
-    settings = tpu_host.model_copy(update={"proc_root": tmp_path / "nothing"})
-    worker, touched = look_at_worker(settings)
+def test_the_doctor_starts_no_jax_where_nobody_can_look(tpu_host: Settings) -> None:
+    shutil.rmtree(tpu_host.host_root / "proc")
+    worker, touched = look_at_worker(tpu_host)
     assert (worker.level, touched) == ("note", False)
     assert "not known who holds" in worker.seen
 
@@ -510,7 +509,7 @@ def test_the_doctor_starts_no_jax_beside_the_agent_of_the_host(tpu_host: Setting
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings, is_over: bool) -> None:
-    boot = read_boot_clock(tpu_host.proc_root)
+    boot = read_boot_clock(tpu_host.host_root)
     registry = LeaseRegistry(SystemClock(), boot)
     lease = build_lease(devices=(LeasedDevice(local_index=2), LeasedDevice(local_index=3)))
 
@@ -529,7 +528,7 @@ def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings,
 
 
 def test_of_an_agent_that_simulates_it_is_said_so_and_nothing_of_the_host_is_looked_at(tmp_path: Path) -> None:
-    findings = examine(Settings(simulate="64*h100:8", state_dir=tmp_path, dev_root=tmp_path / "none"), {})
+    findings = examine(Settings(simulate="64*h100:8", state_dir=tmp_path, host_root=tmp_path / "none"), {})
     assert [finding.subject for finding in findings] == ["simulated", "state directory"]
     assert (findings[0].level, findings[1].level) == ("note", "ok")
     assert "64*h100:8" in findings[0].seen

@@ -163,7 +163,7 @@ def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
         return None if asked == 1 else sighting
 
     async def live() -> None:
-        settings = Settings(probe_interval_s=0.02, stale_after_s=60)
+        settings = Settings(probe_interval_s=0.02, probe_timeout_s=20)
         task = asyncio.create_task(LabelFile(path, settings, SystemClock(), see).run())
         await asyncio.wait_for(asyncio.to_thread(await_file, path), 60)
         task.cancel()

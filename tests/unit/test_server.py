@@ -54,6 +54,7 @@ def test_a_stale_unix_socket_is_replaced_and_a_live_one_and_other_files_are_not(
 
 
 def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
     assert find_owner(tmp_path) == 0
     with claim_host(tmp_path):
         assert find_owner(tmp_path) == os.getpid()

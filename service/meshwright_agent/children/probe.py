@@ -7,7 +7,6 @@ and goes on. Imports neither jax nor a driver's library before it is asked.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,15 +20,8 @@ KIND: Final = "probe"
 
 
 def parse_roots(arguments: dict[str, Any]) -> Roots:
-    """Returns where to look, with the probe's own environment; each folder may be left out."""
-    here = Roots(environ=dict(os.environ))
-    return replace(
-        here,
-        sysfs=Path(arguments.get("sysfs_root", here.sysfs)),
-        proc=Path(arguments.get("proc_root", here.proc)),
-        dev=Path(arguments.get("dev_root", here.dev)),
-        etc=Path(arguments.get("etc_root", here.etc)),
-    )
+    """Returns where to look, with the probe's own environment."""
+    return Roots(Path(arguments.get("root", "/")), environ=dict(os.environ))
 
 
 def parse_log(arguments: dict[str, Any]) -> LogPlace | None:

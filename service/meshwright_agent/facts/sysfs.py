@@ -33,12 +33,29 @@ class Roots:
     `machine` is what uname says, for kernels that do not tell it in /proc (before 6.1).
     """
 
-    sysfs: Path = Path("/sys")
-    proc: Path = Path("/proc")
-    dev: Path = Path("/dev")
-    etc: Path = Path("/etc")
+    root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=dict)
     machine: str = field(default_factory=platform.machine)
+
+    @property
+    def sysfs(self) -> Path:
+        """Where the kernel tells of devices."""
+        return self.root / "sys"
+
+    @property
+    def proc(self) -> Path:
+        """Where it tells of processes."""
+        return self.root / "proc"
+
+    @property
+    def dev(self) -> Path:
+        """Where device files are."""
+        return self.root / "dev"
+
+    @property
+    def etc(self) -> Path:
+        """Where the system says what it is."""
+        return self.root / "etc"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from meshwright.wire.devices import Holder, Release, Unseen
 from meshwright_agent.clock import Clock
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.specs import read_roots
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 BOUND_S: Final = 2.0
@@ -142,7 +141,7 @@ async def _ask_in_time(probe: Supervisor, settings: Settings, spawn: Spawn, boun
 
 async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> Look:
     try:
-        answer = await probe.call("holders", read_roots(settings), deadline_s=limit_s)
+        answer = await probe.call("holders", {"root": str(settings.host_root)}, deadline_s=limit_s)
     except (ProblemError, CallCancelled):
         return Look()
     holders = answer.result["holders"]

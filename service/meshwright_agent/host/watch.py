@@ -23,7 +23,7 @@ from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.specs import explain_untouched, read_roots
+from meshwright_agent.supervisor.specs import explain_untouched
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from meshwright_agent.view import JaxSight, build_devices
 
@@ -203,7 +203,7 @@ class HostWatch:
 
     def _build_question(self) -> dict[str, Any]:
         log_place = {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
-        return {**read_roots(self._settings), **(log_place if self._settings.kernel_log else {})}
+        return {"root": str(self._settings.host_root), **(log_place if self._settings.kernel_log else {})}
 
     def recall(self) -> None:
         """Takes up what an earlier life of the agent knew of devices and their faults."""

@@ -27,11 +27,11 @@ _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 def has_accelerators(settings: Settings) -> bool:
     """Returns whether device files or the PCI bus show GPUs or TPUs; no device is opened."""
-    dev = settings.dev_root
+    dev = settings.host_root / "dev"
     names = [path.name for path in dev.iterdir()] if dev.is_dir() else []
     if any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*")):
         return True
-    return any(_is_accelerator(folder) for folder in (settings.sysfs_root / "bus/pci/devices").glob("*"))
+    return any(_is_accelerator(folder) for folder in (settings.host_root / "sys/bus/pci/devices").glob("*"))
 
 
 def _is_accelerator(folder: Path) -> bool:
@@ -87,7 +87,6 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
         environment=build,
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=None if stays or settings.hold == "always" else settings.idle_release_s,
-        crash_budget=settings.crash_budget,
         has_devices=True,
     )
 
@@ -119,8 +118,3 @@ def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildS
 def _count_by_pci(environ: Mapping[str, str]) -> dict[str, str]:
     """CUDA counts GPUs by speed unless told to count by PCI address, as the driver does; both children count alike."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environ}
-
-
-def read_roots(settings: Settings) -> dict[str, str]:
-    """Returns where the probe finds sysfs, /proc and /dev, as its handlers take them."""
-    return {name: str(getattr(settings, name)) for name in ("sysfs_root", "proc_root", "dev_root")}

@@ -33,8 +33,7 @@ def ask(op: str, arguments: dict[str, Any], **variables: str) -> dict[str, Any]:
 
 
 def build_arguments(folder: Path) -> dict[str, str]:
-    parts = {"sysfs_root": "sys", "proc_root": "proc", "dev_root": "dev", "etc_root": "etc"}
-    return {name: str(folder / part) for name, part in parts.items()}
+    return {"root": str(folder)}
 
 
 def test_it_reads_a_recorded_machine_as_the_reader_does_in_this_process(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
-from meshwright_agent.supervisor.specs import read_roots
 from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock, build_record_json
@@ -160,7 +159,7 @@ def test_the_probe_and_the_worker_are_asked_within_the_settings_limits(cpu: Mach
     scene = stage_cpu(cpu)
     scene.look()
     log = {"kernel_log": "/dev/kmsg", "kernel_log_after": None, "boot_id": None}
-    asked = {**read_roots(scene.settings), **log}
+    asked = {"root": "/", **log}
     assert scene.probe.calls == [("facts", asked, scene.settings.probe_timeout_s)]
     assert scene.device.calls == [("describe", {}, DESCRIBE_TIMEOUT_S)]
 

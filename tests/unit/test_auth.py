@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 from datetime import UTC, datetime, timedelta
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import UnauthorizedError
+from meshwright.errors import ForbiddenError, UnauthorizedError
 from meshwright_agent.auth import (
+    MAX_TOKEN_FILE_BYTES,
     AccessSettingsError,
     Authenticator,
     Caller,
@@ -100,6 +102,11 @@ def test_a_token_file_that_everybody_may_write_or_that_is_none_is_refused(tmp_pa
     with pytest.raises(AccessSettingsError, match="everybody may write it"):
         read_token_file(path)
     path.chmod(0o600)
+    path.write_text("#" * MAX_TOKEN_FILE_BYTES)
+    assert read_token_file(path) == ()
+    path.write_text("#" * MAX_TOKEN_FILE_BYTES + "##")
+    with pytest.raises(AccessSettingsError, match="longer than"):
+        read_token_file(path)
     path.write_bytes(b"\xff")
     for wrong, words in ((path, "UTF-8"), (tmp_path, "Is a directory"), (tmp_path / "none", "token new")):
         with pytest.raises(AccessSettingsError, match=words):
@@ -129,10 +136,11 @@ def test_a_token_ends_at_its_time(tmp_path: Path) -> None:
     authenticator = _authenticate(clock, tokens_file=_write(tmp_path / "tokens", str(token)))
     caller = authenticator.identify(TCP, secret)
     assert (caller.name, caller.scope, authenticator.is_valid(caller)) == ("token:a", "operate", True)
-    clock.advance(60)
-    assert not authenticator.is_valid(caller)
-    with pytest.raises(UnauthorizedError, match="expired"):
-        authenticator.identify(TCP, secret)
+    for later_s in (60, 1):
+        clock.advance(later_s)
+        assert not authenticator.is_valid(caller)
+        with pytest.raises(UnauthorizedError, match="expired"):
+            authenticator.identify(TCP, secret)
 
 
 # ---- callers --------------------------------------------------------------------------------------------------------
@@ -175,6 +183,15 @@ def test_on_the_unix_socket_one_setting_says_who_is_admin(admins: str, peer: Pee
     assert _authenticate(uds_admins=admins).identify(peer, None) == Caller(peer.name, scope)  # type: ignore[arg-type]
 
 
+def test_a_group_of_admins_may_be_named_and_one_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    group = grp.getgrall()[0]
+    peer = Peer("uid:4711", 4711, frozenset({group.gr_gid}))
+    assert _authenticate(uds_admins=f"@{group.gr_name}").identify(peer, None).scope == "admin"
+    assert not caplog.messages
+    assert _authenticate(uds_admins="@no-such-group,no-such-user").identify(peer, None).scope == "read"
+    assert [message.split()[1] for message in caplog.messages] == ["@no-such-group", "no-such-user"]
+
+
 def test_a_peer_of_a_unix_socket_is_named_by_the_kernel() -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -207,6 +224,12 @@ def test_an_allowed_host_that_no_header_can_match_is_refused_at_the_start(names:
 @pytest.mark.parametrize(("names", "host"), [("*", "any.example"), ("*.example.org", "a.example.org"), ("gw", "GW:1")])
 def test_allowed_hosts_are_names_and_stars(names: str, host: str) -> None:
     _authenticate(allowed_hosts=names).check_host(host)
+
+
+@pytest.mark.parametrize("host", ["example.org", "evil-example.org", "a.example.org.evil"])
+def test_a_star_stands_for_names_below_a_domain_alone(host: str) -> None:
+    with pytest.raises(ForbiddenError):
+        _authenticate(allowed_hosts="*.example.org").check_host(host)
 
 
 @pytest.mark.parametrize(

@@ -343,8 +343,10 @@ class Store:
             disk = os.statvfs(self.path.parent)
             return disk.f_bavail * disk.f_frsize
 
+        failures = self.failure_count
         free_bytes = await self._call(job)
-        self.failure = ""
+        if self.failure_count == failures:  # else a call before it in the thread has just failed
+            self.failure = ""
         return free_bytes
 
     async def _read(self, statement: str, *values: object) -> list[tuple[Any, ...]]:

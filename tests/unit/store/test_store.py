@@ -201,6 +201,17 @@ def test_after_a_failure_a_check_writes_before_the_store_counts_as_well(tmp_path
     run_with_store(tmp_path / "db", test, timeout_s=0.2)
 
 
+def test_a_check_that_waits_behind_a_write_that_fails_does_not_forget_it(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        with held(tmp_path / "db"):
+            answers = await asyncio.gather(store.write(plan(1)), store.check(), return_exceptions=True)
+            assert isinstance(answers[0], StoreUnavailableError)
+            assert "locked" in store.failure
+        await recover(store)
+
+    run_with_store(tmp_path / "db", test)
+
+
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path, replace: bool) -> None:
     async def test(store: Store) -> None:

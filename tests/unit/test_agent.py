@@ -16,6 +16,7 @@ from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.answers.benches import SCRAPED_MOST
 from meshwright_agent.children.planner import parse_here
+from meshwright_agent.health.events import Standing
 from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
 from tests.fakes.stored import build_record_json
@@ -115,6 +116,6 @@ def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for
         environ={},
     )
     for name in ("store", "device:9"):
-        agent.history.memory.note_state(name, "healthy", agent.started_at)
+        agent.history.memory.states[name] = Standing("healthy", agent.started_at)
     asyncio.run(agent._forget_gone())
-    assert agent.history.memory.list_recorded() == ("store",)
+    assert list(agent.history.memory.states) == ["store"]

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -81,54 +81,44 @@ class Standing:
     since: AwareDatetime
 
 
-def _read_or_forget(said: Any, read: ValidatorFunctionWrapHandler) -> Mapping[str, Standing]:
+def _read_or_forget(said: Any, read: ValidatorFunctionWrapHandler) -> dict[str, Standing]:
     """Returns no states where they cannot be read, such as those of a newer agent: faults are not lost for them."""
     try:
-        states: Mapping[str, Standing] = read(said)
+        states: dict[str, Standing] = read(said)
     except ValidationError as error:
         log.warning("since when components are in their states cannot be read and is forgotten: %s", error)
         return {}
     return states
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """All of it, as it is stored.
+@dataclass
+class HealthMemory:
+    """What outlives a restart of the agent; written whole, by the history, when it has changed.
 
     Attributes:
-        states: component → what was told of it; not derived from events, since those are deleted when they are old.
+        states: component → what was told of it last; not derived from events, since old ones are deleted.
         wrong_results: device → what a bench computed wrongly on it, until one computes right.
-        boot_id: of the boot that faults, counters and the place in the log belong to.
+        boot_id: of the boot that faults, baselines and the place in the log belong to.
         log_sequence: the newest record of the kernel log that was looked at.
-        counters: component → counter → how far it stood when it was first looked at, or acknowledged.
+        faults: component → code → the fault that stands.
+        devices: key → the device that was seen here.
+        baselines: component → counter → how far it stood when it was first looked at, or acknowledged.
         nvlinks: card → the most of its NVLinks that were up, in any boot: a reboot makes a lost link no new normal.
             0 is an operator's word that it has none.
         had_file: cards whose device file was here, likewise.
     """
 
-    states: Annotated[Mapping[str, Standing], WrapValidator(_read_or_forget)] = field(default_factory=dict)
-    wrong_results: Mapping[str, str] = field(default_factory=dict)
+    states: Annotated[dict[str, Standing], WrapValidator(_read_or_forget)] = field(default_factory=dict)
+    wrong_results: dict[str, str] = field(default_factory=dict)
     boot_id: str | None = None
     log_sequence: int | None = None
-    faults: tuple[Fault, ...] = ()
-    devices: tuple[KnownDevice, ...] = ()
-    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    nvlinks: Mapping[str, int] = field(default_factory=dict)
-    had_file: frozenset[str] = frozenset()
+    faults: dict[str, dict[str, Fault]] = field(default_factory=dict)
+    devices: dict[str, KnownDevice] = field(default_factory=dict)
+    baselines: dict[str, dict[str, int]] = field(default_factory=dict)
+    nvlinks: dict[str, int] = field(default_factory=dict)
+    had_file: set[str] = field(default_factory=set)
 
-
-_REMEMBERED: Final = TypeAdapter(Remembered)
-
-
-class HealthMemory:
-    """Holds `Remembered` and says when it has changed."""
-
-    def __init__(self) -> None:
-        self.value = Remembered()
-        self.is_dirty = False
-        self._states: dict[str, Standing] = {}  # not in `value`, which is made anew at each change
-
-    def load(self, text: str | None) -> None:
+    def load(self, text: str) -> None:
         """Takes what `dump` returned; devices in it have outlived a restart, so they are confirmed.
 
         What this life has told of a component already holds, whatever the text says of it.
@@ -136,144 +126,50 @@ class HealthMemory:
         Raises:
             pydantic.ValidationError: the text is no such thing.
         """
-        value = Remembered() if text is None else _REMEMBERED.validate_json(text)
-        devices = tuple(replace(device, looks=CONFIRMED_LOOKS) for device in value.devices)
-        self.value, self.is_dirty = replace(value, devices=devices, states={}), bool(self._states)
-        self._states = {**value.states, **self._states}
+        known = _MEMORY.validate_json(text)
+        known.devices = {key: replace(device, looks=CONFIRMED_LOOKS) for key, device in known.devices.items()}
+        known.states |= self.states
+        self.__dict__ |= known.__dict__
 
     def dump(self) -> str:
         """Returns everything as JSON text."""
-        return _REMEMBERED.dump_json(replace(self.value, states=self._states)).decode()
-
-    def _change(self, value: Remembered) -> None:
-        if value != self.value:
-            self.value, self.is_dirty = value, True
-
-    # states
-
-    def standing(self, component: str) -> Standing | None:
-        """Returns what was told of a component last; None: nothing, or it was gone since."""
-        return self._states.get(component)
-
-    def list_recorded(self) -> tuple[str, ...]:
-        """Returns the components of which something was told."""
-        return tuple(self._states)
-
-    def note_state(self, component: str, state: State, since: datetime) -> None:
-        """Keeps what is told of a component."""
-        self._states[component] = Standing(state, since)
-        self.is_dirty = True
-
-    def forget_state(self, component: str) -> None:
-        """Forgets what was told of a component: it is gone, and begins anew if it comes back."""
-        if self._states.pop(component, None) is not None:
-            self.is_dirty = True
-
-    def forget_others(self, components: Collection[str]) -> None:
-        """Forgets what was told of all but these components."""
-        for component in self._states.keys() - set(components):
-            self.forget_state(component)
-
-    # wrong results
-
-    def note_wrong(self, component: str, reason: str) -> None:
-        """Keeps that a device computed something wrongly."""
-        self._change(replace(self.value, wrong_results={**self.value.wrong_results, component: reason}))
-
-    def clear_wrong(self, component: str) -> None:
-        """Forgets what a device computed wrongly."""
-        if component in self.value.wrong_results:
-            kept = {name: reason for name, reason in self.value.wrong_results.items() if name != component}
-            self._change(replace(self.value, wrong_results=kept))
-
-    # boots, and the kernel log
+        return _MEMORY.dump_json(self).decode()
 
     def note_boot(self, boot_id: str | None) -> bool:
-        """Takes the host's boot; returns whether it is another one, which ends faults and counters."""
-        before = self.value.boot_id
+        """Takes the host's boot; returns whether it is another one, which ends counters, and faults by the caller."""
+        before = self.boot_id
         if boot_id is None or boot_id == before:
             return False
-        if before is None:
-            self._change(replace(self.value, boot_id=boot_id))
-            return False
-        self._change(replace(self.value, boot_id=boot_id, log_sequence=None, faults=(), counters={}))
-        return True
+        self.boot_id = boot_id
+        if before is not None:
+            self.log_sequence, self.baselines = None, {}
+        return before is not None
 
-    def note_log(self, sequence: int | None) -> None:
-        """Takes how far the kernel log was looked at."""
-        if sequence is not None:
-            self._change(replace(self.value, log_sequence=sequence))
+    def add_fault(self, fault: Fault) -> None:
+        """Keeps a fault, counted with those of its code before it; the newest words count."""
+        faults = self.faults.setdefault(fault.component, {})
+        before = faults.get(fault.code)
+        faults[fault.code] = replace(fault, count=fault.count + (before.count if before else 0))
 
-    # faults
-
-    def add_fault(self, fault: Fault) -> Fault:
-        """Keeps a fault and returns it with how often it was reported; the newest words of one code count."""
-        before = next((f for f in self.value.faults if (f.component, f.code) == (fault.component, fault.code)), None)
-        kept = tuple(f for f in self.value.faults if f is not before)
-        fault = replace(fault, count=fault.count + (before.count if before else 0))
-        self._change(replace(self.value, faults=(*kept, fault)))
-        return fault
-
-    def clear_faults(self, component: str) -> None:
-        """Forgets the faults of a component."""
-        self._change(replace(self.value, faults=tuple(f for f in self.value.faults if f.component != component)))
-
-    # counters that an operator has seen
-
-    def baselines(self, component: str) -> Mapping[str, int]:
-        """Returns how far counters stood when they were first looked at, or when an operator dealt with them."""
-        return self.value.counters.get(component, {})
-
-    def set_baselines(self, component: str, counters: Mapping[str, int]) -> None:
-        """Keeps how far counters stand."""
-        if counters:
-            kept = {**self.baselines(component), **counters}
-            self._change(replace(self.value, counters={**self.value.counters, component: kept}))
-
-    # what cards had
-
-    def note_nvlinks(self, card: str, active: int) -> int:
-        """Takes how many NVLinks of a card are up; returns the most that were."""
-        most = max(active, self.value.nvlinks.get(card, 0))
-        if most > self.value.nvlinks.get(card, 0):
-            self._change(replace(self.value, nvlinks={**self.value.nvlinks, card: most}))
-        return most
-
-    def accept_nvlinks(self, card: str) -> None:
-        """Expects no more NVLinks of a card than come up from now on: an operator's word."""
-        self._change(replace(self.value, nvlinks={**self.value.nvlinks, card: 0}))
-
-    def forget_nvlinks(self, card: str) -> None:
-        """Forgets what a card had: it is not expected here any more."""
-        kept = {key: most for key, most in self.value.nvlinks.items() if key != card}
-        self._change(replace(self.value, nvlinks=kept))
-
-    def note_file(self, card: str) -> None:
-        """Takes that a card's device file is here."""
-        self._change(replace(self.value, had_file=self.value.had_file | {card}))
-
-    def forget_file(self, card: str) -> None:
-        """Expects a card's device file no more."""
-        self._change(replace(self.value, had_file=self.value.had_file - {card}))
-
-    # devices
+    def set_baseline(self, component: str, counter: str, value: int) -> None:
+        """Keeps how far a counter stands."""
+        self.baselines.setdefault(component, {})[counter] = value
 
     def note_devices(self, seen: Iterable[KnownDevice]) -> None:
         """Takes the devices that a look has listed."""
-        known = {device.key: device for device in self.value.devices}
         for device in seen:
-            before = known.get(device.key)
-            looks = min(CONFIRMED_LOOKS, before.looks + 1) if before else 1
-            known[device.key] = replace(device, looks=looks)
-        self._change(replace(self.value, devices=tuple(known.values())))
+            before = self.devices.get(device.key)
+            self.devices[device.key] = replace(device, looks=min(CONFIRMED_LOOKS, before.looks + 1) if before else 1)
 
     def forget_devices(self, keys: Iterable[str]) -> None:
-        """Forgets devices: they are not expected here any more."""
-        gone = set(keys)
-        self._change(replace(self.value, devices=tuple(d for d in self.value.devices if d.key not in gone)))
-        for key in gone:
-            self.forget_nvlinks(key)
-            self.forget_file(key)
+        """Forgets devices, and what their cards had: they are not expected here any more."""
+        for key in keys:
+            self.devices.pop(key, None)
+            self.nvlinks.pop(key, None)
+            self.had_file.discard(key)
+
+
+_MEMORY: Final = TypeAdapter(HealthMemory)
 
 
 TICK_S: Final = 1.0
@@ -302,6 +198,7 @@ class History:
         self._clock = clock
         self._waiting: list[HealthEvent] = []
         self._stored_seq = 0
+        self._written = self.memory.dump()
         self._news = asyncio.Event()
         self._is_closed = False
 
@@ -314,7 +211,8 @@ class History:
         self.last_seq = self._stored_seq = await self._store.last_seq(HEALTH)
         document = await self._store.get(HEALTH, "memory")
         try:
-            self.memory.load(document.body if document else None)
+            if document:
+                self.memory.load(document.body)
         except ValidationError as error:
             log.error("what was remembered of the host's health cannot be read and is forgotten: %s", error)
 
@@ -376,23 +274,22 @@ class History:
         Raises:
             StoreUnavailableError: the store does not take it: the events are dropped, what must be remembered stays.
         """
-        if not self._waiting and not self.memory.is_dirty:
+        memory = self.memory.dump()
+        if not self._waiting and memory == self._written:
             return
         events, self._waiting = self._waiting, []
-        documents = [Document(HEALTH, "memory", self.memory.dump())] if self.memory.is_dirty else []
-        self.memory.is_dirty = False
+        documents = [Document(HEALTH, "memory", memory)] if memory != self._written else []
         is_written = False
         try:
             await self._store.write(*documents, events=[*map(_build_event, events)])
             is_written = True
         finally:
             if is_written:
+                self._written = memory
                 self._stored_seq = events[-1].seq if events else self._stored_seq
-            else:
-                self.memory.is_dirty = self.memory.is_dirty or bool(documents)
+            elif events:
                 self.lost_count += len(events)
-                if events:
-                    log.warning("%d events of health are lost: the store did not take them", len(events))
+                log.warning("%d events of health are lost: the store did not take them", len(events))
 
     def end_following(self) -> None:
         """Ends the streams of listeners when they have everything: the agent shuts down."""

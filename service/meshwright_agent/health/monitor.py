@@ -106,7 +106,8 @@ class CardEvaluator:
         cards, earlier = list_cards(facts), {card.key: card for card in list_cards(before)} if before else {}
         diagnosis = Diagnosis(cards=frozenset(card.key for card in cards))
         for card in cards:
-            self._memory.note_nvlinks(card.key, _count_nvlinks(card))
+            if (active := _count_nvlinks(card)) > self._memory.nvlinks.get(card.key, 0):
+                self._memory.nvlinks[card.key] = active
         for card in cards:
             self._note_baselines(card)
             siblings = [each for each in cards if each is not card and _are_alike(card, each)]
@@ -127,8 +128,8 @@ class CardEvaluator:
         A card that had some is held against its kind. One that was never seen with any has lost them where such cards
         are always joined; PCIe cards may be without a bridge, and a card alone has nothing to be joined with.
         """
-        most = max((self._memory.value.nvlinks.get(each.key, 0) for each in (card, *siblings)), default=0)
-        before = self._memory.value.nvlinks.get(card.key)
+        most = max((self._memory.nvlinks.get(each.key, 0) for each in (card, *siblings)), default=0)
+        before = self._memory.nvlinks.get(card.key)
         if before is None and siblings and not card.is_divided:
             chip = find_chip(card.kind)
             if chip is None:
@@ -138,8 +139,8 @@ class CardEvaluator:
 
     def _build_view(self, card: Card, earlier: Card | None, siblings: Collection[Card]) -> CardView:
         if card.has_file:
-            self._memory.note_file(card.key)
-        is_lost = card.has_file is False and card.key in self._memory.value.had_file
+            self._memory.had_file.add(card.key)
+        is_lost = card.has_file is False and card.key in self._memory.had_file
         baselines = self._memory.baselines
         return CardView(
             health=card.health,
@@ -148,7 +149,7 @@ class CardEvaluator:
             nonfatal_before=earlier.pci.nonfatal_count if earlier and earlier.pci else None,
             siblings=tuple(each.health for each in siblings if each.health is not None),
             expected_nvlinks=self._expect_nvlinks(card, siblings),
-            baselines={**baselines(f"link:{card.key}"), **baselines(f"memory:{card.key}")},
+            baselines={**baselines.get(f"link:{card.key}", {}), **baselines.get(f"memory:{card.key}", {})},
             lost_file=card.file if is_lost else None,
         )
 
@@ -160,11 +161,11 @@ class CardEvaluator:
         """
         link, memory = f"link:{card.key}", f"memory:{card.key}"
         fatal = card.pci.fatal_count if card.pci else None
-        if fatal is not None and fatal < self._memory.baselines(link).get("fatal", fatal + 1):
-            self._memory.set_baselines(link, {"fatal": fatal})
+        if fatal is not None and fatal < self._memory.baselines.get(link, {}).get("fatal", fatal + 1):
+            self._memory.set_baseline(link, "fatal", fatal)
         uncorrectable = card.health.uncorrectable_count if card.health else None
-        if uncorrectable is not None and uncorrectable < self._memory.baselines(memory).get("uncorrectable", 0):
-            self._memory.set_baselines(memory, {"uncorrectable": uncorrectable})
+        if uncorrectable is not None and uncorrectable < self._memory.baselines.get(memory, {}).get("uncorrectable", 0):
+            self._memory.set_baseline(memory, "uncorrectable", uncorrectable)
 
     def acknowledge(self, component: str, facts: HostFacts) -> None:
         """Takes an operator's word that what the counters tell is dealt with: of one part, or of all of a device."""
@@ -175,13 +176,13 @@ class CardEvaluator:
                 and card.health
                 and card.health.uncorrectable_count is not None
             ):
-                self._memory.set_baselines(f"memory:{card.key}", {"uncorrectable": card.health.uncorrectable_count})
+                self._memory.set_baseline(f"memory:{card.key}", "uncorrectable", card.health.uncorrectable_count)
             if component in names:
-                self._memory.forget_file(card.key)
+                self._memory.had_file.discard(card.key)
             if component in names | {f"link:{card.key}"}:
-                self._memory.accept_nvlinks(card.key)
+                self._memory.nvlinks[card.key] = 0
                 if card.pci and card.pci.fatal_count is not None:
-                    self._memory.set_baselines(f"link:{card.key}", {"fatal": card.pci.fatal_count})
+                    self._memory.set_baseline(f"link:{card.key}", "fatal", card.pci.fatal_count)
 
 
 _ACTION = "check the kernel log; reboot the host if it does not return; POST /health/acknowledge if it was taken out"
@@ -232,7 +233,7 @@ class Inventory:
         self._memory.note_devices(
             KnownDevice(key, card.kind, card.pci_bus_id, card=card.key) for card in cards for key in card.devices
         )
-        absent = [device for device in self._memory.value.devices if device.key not in listed]
+        absent = [device for device in self._memory.devices.values() if device.key not in listed]
         heirs = {device.key: _list_heirs(device, cards) for device in absent}
         absent = [device for device in absent if not _is_unnamed(places.get(device.pci_bus_id or ""))]
         changed = [device.key for device in absent if device.pci_bus_id in places or self._is_complete(cards)]
@@ -372,20 +373,18 @@ class HealthMonitor:
 
     def recall(self, at: datetime) -> None:
         """Puts devices, parts and faults of an earlier life of the agent onto the board: nobody has looked yet."""
-        devices = [f"device:{device.key}" for device in self._memory.value.devices]
-        told = self._memory.list_recorded()
+        devices = [f"device:{device.key}" for device in self._memory.devices.values()]
+        told = self._memory.states
         parts = [component for component in told if component.partition(":")[0] in PARTS]
         self._listed.update(devices)
         self._parts.update(parts)
-        self._registry.expect((*devices, *parts, *({INVENTORY} & set(told))))
-        for fault in self._memory.value.faults:
-            self._registry.add_fault(fault, at)
+        self._registry.expect((*devices, *parts, *({INVENTORY} & told.keys())))
+        self._registry.recall_faults(at)
 
     @property
     def log_place(self) -> dict[str, Any]:
         """How far the kernel log was looked at, as the probe takes it."""
-        value = self._memory.value
-        return {"kernel_log_after": value.log_sequence, "boot_id": value.boot_id}
+        return {"kernel_log_after": self._memory.log_sequence, "boot_id": self._memory.boot_id}
 
     # driver and devices, by the probe
 
@@ -483,15 +482,13 @@ class HealthMonitor:
 
     def _bequeath(self, component: str, heirs: list[str], at: datetime) -> None:
         """Lets the faults of a device stand against those that its card is now, unless they have them already."""
-        standing = {(fault.component, fault.code) for fault in self._memory.value.faults}
-        for fault in [fault for fault in self._memory.value.faults if fault.component == component]:
+        for code, fault in self._registry.faults(component).items():
             for heir in heirs:
-                if (heir, fault.code) not in standing:
-                    self._registry.add_fault(self._memory.add_fault(replace(fault, component=heir)), at)
+                if code not in self._registry.faults(heir):
+                    self._registry.add_fault(replace(fault, component=heir), at)
 
     def _forget(self, component: str) -> None:
-        self._memory.clear_faults(component)
-        self._memory.clear_wrong(component)
+        self._memory.wrong_results.pop(component, None)
         self._registry.forget(component)
 
     # an operator's word
@@ -507,8 +504,7 @@ class HealthMonitor:
                 None: nobody has looked.
             devices: the same as `/devices` shows it.
         """
-        self._memory.clear_faults(component)
-        self._memory.clear_wrong(component)
+        self._memory.wrong_results.pop(component, None)
         self._registry.clear_faults(component, at)
         if component in self._silent:
             self._parts.discard(component)
@@ -534,19 +530,19 @@ class HealthMonitor:
         for device in devices:
             component = name_component(device)
             if record["correct"]:
-                self._memory.clear_wrong(component)
+                self._memory.wrong_results.pop(component, None)
             else:
                 reason = (
                     f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
                     f"{record['nwrong']} elements"
                 )
-                self._memory.note_wrong(component, reason)
+                self._memory.wrong_results[component] = reason
             self._report_device(device, f"{record['case']} ran on it", at)
 
     def _report_device(self, device: Device, reason: str, at: datetime) -> None:
         component = name_component(device)
         findings = [self._standing[component]] if component in self._standing else []
-        if wrong := self._memory.value.wrong_results.get(component):
+        if wrong := self._memory.wrong_results.get(component):
             action = "run the bench again on this device alone; take it out of service if it is wrong again"
             findings.append(Finding("degraded", wrong, action))
         self._report(component, find_worst(findings) or Finding("healthy", reason), at)

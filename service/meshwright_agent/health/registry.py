@@ -8,14 +8,14 @@ observations come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 
 from meshwright.errors import NotFoundError
 from meshwright.wire.health import WORST_FIRST, Component, Health, Permanence, State, find_worst_state
-from meshwright_agent.health.events import Fault, HealthMemory, make_sendable
+from meshwright_agent.health.events import Fault, HealthMemory, Standing, make_sendable
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class HealthRegistry:
         self._stale_after_s = stale_after_s
         self._on_change = on_change
         self._observations: dict[str, Observation | None] = {}
-        self._faults: dict[str, dict[str, Fault]] = {}
         self._seen: set[str] = set()  # what a check of this life has looked at; one that says `initializing` has not
         self._memory = HealthMemory() if memory is None else memory
 
@@ -74,31 +73,42 @@ class HealthRegistry:
             self._seen.add(name)
         self._settle(name, at)
 
+    def recall_faults(self, at: datetime) -> None:
+        """Shows the faults that an earlier life of the agent knew."""
+        for name in self._memory.faults:
+            self.expect((name,))
+            self._settle(name, at)
+
     def add_fault(self, fault: Fault, at: datetime) -> None:
-        """Lets a fault stand, in the place of an older one of its code."""
+        """Lets a fault stand, counted with an older one of its code."""
+        self._memory.add_fault(fault)
         self.expect((fault.component,))
-        self._faults.setdefault(fault.component, {})[fault.code] = fault
         self._settle(fault.component, at)
+
+    def faults(self, name: str) -> Mapping[str, Fault]:
+        """Returns the faults that stand against a component, by code."""
+        return self._memory.faults.get(name, {})
 
     def clear_faults(self, name: str, at: datetime) -> None:
         """Takes the faults of a component off."""
-        if self._faults.pop(name, None):
+        if self._memory.faults.pop(name, None):
             self._settle(name, at, is_cleared=True)
 
     def list_faulty(self) -> tuple[str, ...]:
         """Returns the components that have a standing fault."""
-        return tuple(self._faults)
+        return tuple(self._memory.faults)
 
     def forget(self, name: str) -> None:
         """Takes a component out of the registry: what it was about is no more."""
         self._observations.pop(name, None)
-        self._faults.pop(name, None)
         self._seen.discard(name)
-        self._memory.forget_state(name)
+        self._memory.faults.pop(name, None)
+        self._memory.states.pop(name, None)
 
     def forget_unlisted(self) -> None:
         """Forgets the states of components that are not in the registry: they are gone from this host."""
-        self._memory.forget_others(self.names())
+        for name in self._memory.states.keys() - self._observations.keys():
+            del self._memory.states[name]
 
     def names(self) -> tuple[str, ...]:
         """Returns all components, in the order in which they were first known."""
@@ -112,7 +122,7 @@ class HealthRegistry:
         state: State = (
             "initializing" if seen is None else "unknown" if self.is_stale(seen.observed_at, now) else seen.state
         )
-        return min((state, *(fault.state for fault in self._faults.get(name, {}).values())), key=WORST_FIRST.index)
+        return min((state, *(fault.state for fault in self.faults(name).values())), key=WORST_FIRST.index)
 
     def is_stale(self, seen_at: datetime, now: datetime) -> bool:
         """What was seen long ago; or in a future that the clock has been set back from, so that nobody knows when."""
@@ -129,14 +139,14 @@ class HealthRegistry:
         Before the first look of this life only faults are known: what they make worse is told, and that they were
         cleared; not that nobody has looked yet.
         """
-        standing = self._memory.standing(name)
+        standing = self._memory.states.get(name)
         state: State = self.state(name, now)
         before: State = "initializing" if standing is None else standing.state
         is_known = is_cleared or name in self._seen
         is_worse = state != "initializing" and WORST_FIRST.index(state) < WORST_FIRST.index(before)
         if state == before or not (is_known or is_worse):
             return
-        self._memory.note_state(name, state, now)
+        self._memory.states[name] = Standing(state, now)
         if self._on_change is not None:
             self._on_change(self.component(name, now), before, now)
 
@@ -149,7 +159,7 @@ class HealthRegistry:
     def component(self, name: str, now: datetime) -> Component:
         """Returns one component that is in the registry, as it stands at `now`."""
         seen = self._observations[name]
-        state, faults = self.state(name, now), tuple(self._faults.get(name, {}).values())
+        state, faults = self.state(name, now), tuple(self.faults(name).values())
         words = self._describe(seen, now)
         told = [words] if not faults or words.state not in ("healthy", "initializing") else []
         lines = [*map(_describe_fault, faults), *(each.reason for each in told)]
@@ -167,7 +177,7 @@ class HealthRegistry:
 
     def _find_since(self, name: str, state: State, now: datetime) -> datetime | None:
         """Returns when it came into this state; None: nobody has looked yet, or the clock was set back from then."""
-        standing = self._memory.standing(name)
+        standing = self._memory.states.get(name)
         return None if standing is None or standing.state != state or standing.since > now else standing.since
 
     def _describe(self, seen: Observation | None, now: datetime) -> Observation:

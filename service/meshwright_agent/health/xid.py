@@ -194,10 +194,10 @@ def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFac
         reason = f"XIDs are not watched here: the kernel log cannot be read: {log.error}"
         registry.report(KERNEL_LOG, "degraded", reason, at=at, action=_UNREADABLE)
         return
-    standing = {(fault.component, fault.code) for fault in history.memory.value.faults}
     for (component, code), reports in _group_reports(facts, log, history.memory).items():
-        _report(registry, history, component, reports, at, is_new=(component, code) not in standing)
-    history.memory.note_log(log.last_sequence)
+        _report(registry, history, component, reports, at, is_new=code not in registry.faults(component))
+    if log.last_sequence is not None:
+        history.memory.log_sequence = log.last_sequence
     if log.lost_count:
         reason = f"{log.lost_count} records were overwritten before they were read; XIDs among them were not seen"
         registry.report(KERNEL_LOG, "degraded", reason, at=at, action=_OVERWRITTEN, permanence="transient")
@@ -252,13 +252,13 @@ def _report(
         history.note_fault(component, last.code, state=state, reason=reason, action=rule.action, at=when)
     if rule.state is not None:
         fault = Fault(component, last.code, rule.state, last.reason, rule.action, when, count=len(reports))
-        registry.add_fault(history.memory.add_fault(fault), at)
+        registry.add_fault(fault, at)
 
 
 def _list_components(address: str, facts: HostFacts, memory: HealthMemory) -> list[str]:
     """Returns the devices at a PCI address: those listed by name, else those that were, else the address itself."""
     here = [gpu.key for gpu in facts.gpus if gpu.pci_bus_id == address and gpu.key != address]
-    before = [device.key for device in memory.value.devices if device.pci_bus_id == address]
+    before = [device.key for device in memory.devices.values() if device.pci_bus_id == address]
     return [f"device:{key}" for key in here or before or [address]]
 
 

@@ -80,7 +80,7 @@ def test_numbers_and_memory_go_on_after_a_restart(tmp_path: Path) -> None:
         history = await build(store)
         tell(history)
         await history.flush()
-        return (await read(history))[-1].seq, history.memory.value.boot_id
+        return (await read(history))[-1].seq, history.memory.boot_id
 
     run_with_store(tmp_path / "db", first)
     assert run_with_store(tmp_path / "db", second) == (2, "boot-1")
@@ -144,7 +144,7 @@ def test_events_that_cannot_be_written_are_lost_and_counted_and_what_must_be_rem
 def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
         await store.write(Document(HEALTH, "memory", '{"faults": 3}'))
-        assert (await build(store)).memory.value.faults == ()
+        assert (await build(store)).memory.faults == {}
 
     run_with_store(tmp_path / "db", test)
 

@@ -47,7 +47,8 @@ class Scene:
 
     def start(self) -> None:
         self.history = History(build_closed_store(), clock=self.clock)
-        self.history.memory.load(self.dump)
+        if self.dump is not None:
+            self.history.memory.load(self.dump)
         self.board = HealthRegistry(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
         self.monitor = HealthMonitor(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
         self.monitor.recall(self.clock.now())
@@ -258,7 +259,7 @@ def test_another_boot_ends_the_faults_of_the_one_before(scene: Scene) -> None:
     assert scene.monitor.log_place == {"kernel_log_after": 1, "boot_id": facts.machine.boot_id}
     scene.look(replace(facts, machine=replace(facts.machine, boot_id="another")))
     assert scene.ill() == set()
-    assert scene.history.memory.value.faults == ()
+    assert scene.history.memory.faults == {}
 
 
 def test_equal_xids_of_one_look_are_one_event_with_their_number(scene: Scene) -> None:
@@ -342,7 +343,7 @@ def test_a_card_that_does_not_tell_its_uuid_in_one_look_keeps_its_faults(tmp_pat
     scene.look()
     assert scene.ill() == {f"device:{UUID}"}
     assert f"device:{ADDRESS}" not in scene.board.names()
-    assert [fault.count for fault in scene.history.memory.value.faults] == [1]
+    assert [fault.count for faults in scene.history.memory.faults.values() for fault in faults.values()] == [1]
 
 
 def test_an_xid_that_comes_while_a_card_does_not_tell_its_uuid_is_that_cards(scene: Scene) -> None:
@@ -515,7 +516,7 @@ def test_what_has_changed_while_no_agent_was_there_is_an_event_with_the_state_of
     assert (event.before, event.state, event.at) == ("healthy", "unhealthy", scene.clock.now())
     assert {event.component for event in scene.history._waiting} == {f"device:{UUID}", "inventory"}
     assert not [name for name in scene.board.names() if name.endswith(UUID) and not name.startswith("device:")]
-    assert f"thermal:{UUID}" not in scene.history.memory.list_recorded()
+    assert f"thermal:{UUID}" not in scene.history.memory.states
 
 
 def test_a_fault_stands_over_a_restart_since_it_came_and_a_boot_ends_it(scene: Scene) -> None:
@@ -589,8 +590,8 @@ def test_an_instance_that_is_no_more_takes_its_wrong_result_along(scene: Scene) 
     scene.monitor.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
     first, *rest = facts.gpus
     scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
-    assert not scene.history.memory.value.wrong_results
-    assert f"device:{UUID}" not in scene.history.memory.list_recorded()
+    assert not scene.history.memory.wrong_results
+    assert f"device:{UUID}" not in scene.history.memory.states
 
 
 # ---- a driver or a card that is broken before the first look --------------------------------------------------------
@@ -767,7 +768,7 @@ def test_what_a_card_had_is_forgotten_with_the_card(scene: Scene) -> None:
     scene.look()
     scene.look(without(scene.read(), 0))
     scene.acknowledge(f"device:{UUID}")
-    assert UUID not in scene.history.memory.value.nvlinks
+    assert UUID not in scene.history.memory.nvlinks
 
 
 # ---- counters that begin anew ---------------------------------------------------------------------------------------

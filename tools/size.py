@@ -30,8 +30,8 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 31_110,
-    "code lines of the service": 9_620,
+    "code lines": 31_090,
+    "code lines of the service": 9_610,
     "code lines of planner, topology, compiler, verify": 11_930,
     "code lines of the rest of the client": 9_560,
     "modules": 267,

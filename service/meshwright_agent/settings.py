@@ -97,7 +97,7 @@ class Settings(BaseSettings):
     expect: str = Field(
         default="",
         description="devices that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, cards of "
-        "that chip, divided or not; empty: those that were seen, once confirmed",
+        "that chip, divided or not; empty: those that were seen",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
     label_file: Path | None = Field(

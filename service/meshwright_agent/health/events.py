@@ -28,9 +28,6 @@ from meshwright_agent.store import HEALTH, Document, Store, StoredEvent, parse_b
 
 log = logging.getLogger(__name__)
 
-CONFIRMED_LOOKS: Final = 3
-"""After so many looks, or a restart of the agent, a device that was seen is one that belongs here."""
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -57,14 +54,12 @@ class KnownDevice:
 
     Attributes:
         key: its strongest name.
-        looks: count up to `CONFIRMED_LOOKS`.
         card: the key of the card that it is or is a part of; None: an earlier release did not write it.
     """
 
     key: str
     kind: str = ""
     pci_bus_id: str | None = None
-    looks: int = 1
     card: str | None = None
 
     @property
@@ -119,7 +114,7 @@ class HealthMemory:
     had_file: set[str] = field(default_factory=set)
 
     def load(self, text: str) -> None:
-        """Takes what `dump` returned; devices in it have outlived a restart, so they are confirmed.
+        """Takes what `dump` returned.
 
         What this life has told of a component already holds, whatever the text says of it.
 
@@ -127,7 +122,6 @@ class HealthMemory:
             pydantic.ValidationError: the text is no such thing.
         """
         known = _MEMORY.validate_json(text)
-        known.devices = {key: replace(device, looks=CONFIRMED_LOOKS) for key, device in known.devices.items()}
         known.states |= self.states
         self.__dict__ |= known.__dict__
 
@@ -154,12 +148,6 @@ class HealthMemory:
     def set_baseline(self, component: str, counter: str, value: int) -> None:
         """Keeps how far a counter stands."""
         self.baselines.setdefault(component, {})[counter] = value
-
-    def note_devices(self, seen: Iterable[KnownDevice]) -> None:
-        """Takes the devices that a look has listed."""
-        for device in seen:
-            before = self.devices.get(device.key)
-            self.devices[device.key] = replace(device, looks=min(CONFIRMED_LOOKS, before.looks + 1) if before else 1)
 
     def forget_devices(self, keys: Iterable[str]) -> None:
         """Forgets devices, and what their cards had: they are not expected here any more."""

@@ -19,7 +19,7 @@ from meshwright.topology.chips import ChipCount, find_chip
 from meshwright.wire.devices import Device, Devices
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import GpuFacts, GpuHealth, HostFacts, PciHealth, RefusedCard, TpuFacts
-from meshwright_agent.health.events import CONFIRMED_LOOKS, HealthMemory, History, KnownDevice
+from meshwright_agent.health.events import HealthMemory, History, KnownDevice
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.rules import PARTS, CardView, Finding, evaluate_card, evaluate_driver, find_worst
 from meshwright_agent.health.xid import DRIVER, KERNEL_LOG, report_kernel_log
@@ -206,13 +206,13 @@ class InventoryReport:
 
 
 class Inventory:
-    """Which devices should be here and are not: by what is declared, else by what was seen and confirmed.
+    """Which devices should be here and are not: by what is declared, else by what was seen.
 
     Devices are counted as /devices lists them, a card in MIG mode as its instances; where a chip is declared, cards are
-    counted. A device that was seen in this life of the agent, or is confirmed from before, is missing when it is not
-    listed. One whose place on the bus holds another device now (MIG, a new card) is changed, not missing; where that is
-    the same card, its faults go on to the other. A card without a uuid in one probe is neither missing nor changed. A
-    card that is here and that the driver opens for nobody is missing too, though no earlier probe saw it.
+    counted. A device that was seen once is missing when it is not listed. One whose place on the bus holds another
+    device now (MIG, a new card) is changed, not missing; where that is the same card, its faults go on to the other. A
+    card without a uuid in one probe is neither missing nor changed. A card that is here and that the driver opens for
+    nobody is missing too, though no earlier probe saw it.
 
     Args:
         memory: has the devices that were seen.
@@ -222,33 +222,22 @@ class Inventory:
     def __init__(self, memory: HealthMemory, expected: ChipCount | None) -> None:
         self._memory = memory
         self._expected = expected
-        self._seen_here: set[str] = set()
 
     def check(self, facts: HostFacts) -> InventoryReport:
         """Returns which devices are missing, and records those that are here."""
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card for card in cards if card.pci_bus_id}
-        self._seen_here |= listed
-        self._memory.note_devices(
-            KnownDevice(key, card.kind, card.pci_bus_id, card=card.key) for card in cards for key in card.devices
-        )
+        for card in cards:
+            for key in card.devices:
+                self._memory.devices[key] = KnownDevice(key, card.kind, card.pci_bus_id, card=card.key)
         absent = [device for device in self._memory.devices.values() if device.key not in listed]
         heirs = {device.key: _list_heirs(device, cards) for device in absent}
         absent = [device for device in absent if not _is_unnamed(places.get(device.pci_bus_id or ""))]
         changed = [device.key for device in absent if device.pci_bus_id in places or self._is_complete(cards)]
-        self.forget(changed)
-        missing = tuple(
-            device
-            for device in absent
-            if device.key not in changed and (device.key in self._seen_here or device.looks >= CONFIRMED_LOOKS)
-        )
+        self._memory.forget_devices(changed)
+        missing = tuple(device for device in absent if device.key not in changed)
         return InventoryReport(missing, tuple(changed), self._evaluate(cards, missing, facts), heirs)
-
-    def forget(self, keys: list[str]) -> None:
-        """Expects devices no more."""
-        self._memory.forget_devices(keys)
-        self._seen_here -= set(keys)
 
     def _count(self, cards: tuple[Card, ...]) -> int:
         """Returns how many devices run on these cards; where a chip is declared, how many cards have it."""
@@ -510,7 +499,7 @@ class HealthMonitor:
             self._parts.discard(component)
             self._registry.forget(component)
         gone = [d.key for d in self._missing if component in (f"device:{d.key}", INVENTORY)]
-        self._inventory.forget(gone)
+        self._memory.forget_devices(gone)
         for key in gone:
             self._forget(f"device:{key}")
         if facts is not None and devices is not None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from meshwright.errors import StoreUnavailableError
-from meshwright.wire.devices import Release
 from meshwright.wire.environment import Environment
-from meshwright.wire.health import Acknowledgement, Component, Health
+from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run
 from meshwright_agent.answers.benches import Benches, HostMeasurements
@@ -25,14 +23,13 @@ from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_cloc
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import StoreHealth
 from meshwright_agent.health.registry import HealthRegistry, build_unknown_component
-from meshwright_agent.host.picture import HostPicture
-from meshwright_agent.host.release import make_way, release_devices
+from meshwright_agent.host.base import Host
 from meshwright_agent.host.simulation import SimulatedHost
+from meshwright_agent.host.snapshot import first_line
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.job_environment import describe_job_environment
-from meshwright_agent.labels import LabelFile, Sighting
+from meshwright_agent.labels import LabelFile
 from meshwright_agent.leases import LeaseRegistry, LeaseService
-from meshwright_agent.metrics import RELEASE_DURATION
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
@@ -43,8 +40,6 @@ from meshwright_agent.supervisor.specs import (
     has_accelerators,
 )
 from meshwright_agent.supervisor.supervisor import Supervisor
-
-log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long a shutdown waits for answers under way."""
@@ -69,96 +64,72 @@ class Agent:
         self.started_at = self.clock.now()
         self._environ = dict(os.environ if environ is None else environ)
         self.history = History(store, clock=self.clock)
-        self.board = HealthRegistry(
+        self.health = HealthRegistry(
             stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
         )
-        self._stays = stays = settings.cpu_devices is not None or not has_accelerators(settings)
-        self.device = Supervisor(
-            build_device_spec(settings, self._environ, stays=stays), clock=self.clock, on_change=self._on_worker_change
-        )
-        self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
+        self._stays = settings.cpu_devices is not None or not has_accelerators(settings)
+        device = build_device_spec(settings, self._environ, stays=self._stays)
         planner = build_planner_spec(settings, self._environ)
+        self.device = Supervisor(device, clock=self.clock)
+        self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(planner, clock=self.clock)
         self.large_planner = Supervisor(planner, clock=self.clock)
-        self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
-        self.runs = RunQueue(store, clock=self.clock)
-        self.own_health = StoreHealth(store, registry=self.board, settings=settings, clock=self.clock)
-        self.host: HostWatch | SimulatedHost = self._build_host(stays)
-        self.measurements = HostMeasurements()
-        self.picture = HostPicture(
-            self.host, registry=self.registry, board=self.board, measured=self.measurements.tell, clock=self.clock
-        )
-        self.benches = self._build_benches()
-        self.leases = self._build_leases()
-        planners = (self.planner, self.large_planner)
-        self.plans = PlanMaker(*planners, store, here=self.picture.here, tell_here=self.picture.tell_here)
-        self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
         self.children = {"device": self.device, "probe": self.probe}
         self.children |= {"planner": self.planner, "large_planner": self.large_planner}
+        self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
+        self.runs = RunQueue(store, clock=self.clock)
+        self.host = self._build_host()
+        self.measurements = HostMeasurements(self.clock)
+        self.benches = Benches(
+            self.device,
+            self.host,
+            runs=self.runs,
+            registry=self.registry,
+            measurements=self.measurements,
+            settings=settings,
+            clock=self.clock,
+            spawn=self._spawn,
+        )
+        self.leases = LeaseService(
+            self.registry,
+            store,
+            devices=self.host.devices,
+            here=self.host.here,
+            find_runs=self.benches.find_in_the_way,
+            free=self.host.preempt,
+            clock=self.clock,
+            spawn=self._spawn,
+        )
+        self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.measurements)
+        self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
+        self.store_health = StoreHealth(store, registry=self.health, settings=settings, clock=self.clock)
         self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def _build_host(self, stays: bool) -> HostWatch | SimulatedHost:
-        if self.settings.simulate is not None:
+    def _build_host(self) -> Host:
+        settings, clock = self.settings, self.clock
+        if settings.simulate is not None:
+            interval_s = settings.probe_interval_s
             return SimulatedHost(
-                self.settings.simulate,
-                board=self.board,
-                interval_s=self.settings.probe_interval_s,
-                clock=self.clock,
-                view=self.device.view,
+                settings.simulate,
+                self.device,
+                leases=self.registry,
+                health=self.health,
+                interval_s=interval_s,
+                clock=clock,
             )
         return HostWatch(
             probe=self.probe,
             device=self.device,
-            board=self.board,
-            settings=self.settings,
-            clock=self.clock,
-            stays=stays,
-            is_reserved=lambda: bool(self.registry.active()),
-            history=self.history,
-        )
-
-    def _build_benches(self) -> Benches:
-        return Benches(
-            self.device,
-            self.host,
-            devices=self.picture.devices,
             runs=self.runs,
-            registry=self.registry,
-            measurements=self.measurements,
-            settings=self.settings,
-            clock=self.clock,
+            leases=self.registry,
+            health=self.health,
+            history=self.history,
+            settings=settings,
+            clock=clock,
             spawn=self._spawn,
+            stays=self._stays,
         )
-
-    def _build_leases(self) -> LeaseService:
-        return LeaseService(
-            self.registry,
-            self.store,
-            devices=self.picture.devices,
-            view=self.picture.view,
-            find_runs=self.benches.find_in_the_way,
-            free=self._make_way,
-            clock=self.clock,
-            spawn=self._spawn,
-        )
-
-    async def _make_way(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
-        """Ends these benches for a lease, and the worker where it has accelerators; simulated ones nobody has."""
-        if self.is_simulated:
-            return ()
-        try:
-            return await make_way(
-                device=self.device, runs=self.runs, ids=ids, reason=reason, has_devices=not self._stays
-            )
-        finally:
-            self.watch.note_worker()
-
-    @property
-    def watch(self) -> HostWatch:
-        """The watch over this host's hardware; there is none in an agent that simulates."""
-        assert isinstance(self.host, HostWatch), "require_hardware comes first"
-        return self.host
 
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -172,17 +143,17 @@ class Agent:
             return
         self._has_started = True
         await self.history.recall()
-        if isinstance(self.host, HostWatch):
-            self.host.recall()
+        self.host.recall()
         await self.runs.finish_interrupted()
         await self.benches.recall()
         await self.leases.recall()
         self._spawn(self.leases.run())
         self._spawn(self.host.run())
         if self.settings.label_file is not None:
-            self._spawn(LabelFile(self.settings.label_file, self.settings, self.clock, self._see_labels).run())
-        self._spawn(self.own_health.run())
-        self._spawn(self.history.run(self.board.settle))
+            labels = LabelFile(self.settings, self.clock, self.host, self.health, self.benches)
+            self._spawn(labels.run(self.settings.label_file))
+        self._spawn(self.store_health.run())
+        self._spawn(self.history.run(self.health.settle))
         self._spawn(self._forget_gone())
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -197,7 +168,6 @@ class Agent:
             return
         self.draining = True
         self.history.end_following()
-        self.picture.note_change()
         await asyncio.gather(self.plans.close(DRAIN_TIMEOUT_S / 4), self.runs.close("the agent is shutting down"))
 
     async def close(self) -> None:
@@ -211,37 +181,25 @@ class Agent:
         with contextlib.suppress(StoreUnavailableError):
             await self.history.flush()
 
-    def _on_worker_change(self) -> None:
-        self.watch.note_worker()
-        self.picture.note_change()
-
     # ---- what is here ------------------------------------------------------------------------------------------
-
-    @property
-    def is_simulated(self) -> bool:
-        """True when a target stands in the place of this host (--simulate)."""
-        return isinstance(self.host, SimulatedHost)
 
     def readiness(self) -> tuple[bool, str]:
         """Returns whether plans can be answered, and why not in one short line."""
+        known = self.host.snapshot
         if self.draining:
             return False, "draining: the agent is shutting down"
         if self.device.state == "failed":
             return False, f"worker failed: {self.device.last_error}"[:200]
-        if not self.host.knows_topology and self.host.failure:
-            return False, f"worker does not start: {self.host.failure}"[:200]
-        if not self.host.knows_topology:
-            return False, f"starting since {self.started_at:%H:%M:%S} UTC: {self.host.waits_for}"
-        return True, self.host.readiness
-
-    def health(self) -> Health:
-        """Returns every component's state."""
-        return self.board.view(self.clock.now())
+        if known.knows_topology:
+            return True, self.host.readiness
+        if known.failure is not None:
+            return False, f"worker does not start: {self.device.last_error or first_line(known.failure)}"[:200]
+        return False, f"starting since {self.started_at:%H:%M:%S} UTC: {known.waits_for}"
 
     async def _forget_gone(self) -> None:
-        """Forgets the states of components that are not here any more, when each that is has had its first look."""
+        """Forgets the states of components that are not here any more, when each that is has been checked once."""
         await asyncio.sleep(max(self.settings.stale_after_s, self.settings.start_timeout_s))
-        self.board.forget_unlisted()
+        self.health.forget_unlisted()
 
     def acknowledge(self, request: Acknowledgement, caller: str) -> Component:
         """Clears what stands against a component by an operator's word; returns how it stands then.
@@ -250,43 +208,14 @@ class Agent:
             NotFoundError: no component has this name.
         """
         name, now = request.component, self.clock.now()
-        if name not in self.board.names():
-            raise build_unknown_component(name, self.board.names())
-        if isinstance(self.host, HostWatch):
-            self.host.acknowledge(name)
-        else:
-            self.board.clear_faults(name, now)
+        if name not in self.health.names():
+            raise build_unknown_component(name, self.health.names())
+        self.host.acknowledge(name)
         reason = f"{request.reason} (by {caller})" if caller else request.reason
-        self.history.note_acknowledged(name, state=self.board.state(name, now), reason=reason, at=now)
-        if name not in self.board.names():
+        self.history.note_acknowledged(name, state=self.health.state(name, now), reason=reason, at=now)
+        if name not in self.health.names():
             return Component(name=name, state="unknown", reason="is not expected here any more")
-        return self.board.component(name, now)
-
-    def _see_labels(self) -> Sighting | None:
-        if not self.host.knows_topology:
-            return None
-        return Sighting(self.picture.devices(), self.health(), self.benches.newest_records())
-
-    async def release(self) -> Release:
-        """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded.
-
-        Of simulated devices nothing is held, so that a scheduler under test goes on.
-        """
-        if self.is_simulated:
-            return Release(released=True, took_s=0.0, killed=False, worker=self.device.view())
-        self.watch.note_release()
-        answer = await release_devices(
-            device=self.device,
-            probe=self.probe,
-            runs=self.runs,
-            settings=self.settings,
-            clock=self.clock,
-            spawn=self._spawn,
-        )
-        self.watch.note_release()
-        outcome = "killed" if answer.killed else "released"
-        RELEASE_DURATION.labels(outcome if answer.released else "abandoned").observe(answer.took_s)
-        return answer
+        return self.health.component(name, now)
 
     # ---- plans, and what jobs need to know ---------------------------------------------------------------------
 
@@ -304,6 +233,6 @@ class Agent:
             strategy,
             fraction,
             base=self._environ,
-            platform=self.picture.topology().platform if self.host.knows_topology else None,
+            platform=self.host.topology().platform if self.host.snapshot.knows_topology else None,
             cpu_devices=self.settings.cpu_devices,
         )

@@ -14,7 +14,6 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,10 @@ from typing import Final
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import Health, select_hardware
+from meshwright_agent.answers.benches import Benches
 from meshwright_agent.clock import Clock
+from meshwright_agent.health.registry import HealthRegistry
+from meshwright_agent.host.base import Host
 from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,22 +35,13 @@ VALUE_CHARACTERS: Final = 63
 _DIGEST_CHARACTERS: Final = 10
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _ENDS: Final = "-_."
-FIRST_LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """How often is asked whether the devices are known, until they are."""
 
 
-@dataclass(frozen=True)
-class Sighting:
-    """What labels are made of."""
-
-    devices: Devices
-    health: Health
-    records: Sequence[BenchRecord] = ()
-
-
-def build_labels(sighting: Sighting) -> dict[str, str]:
+def build_labels(devices: Devices, health: Health, records: Sequence[BenchRecord] = ()) -> dict[str, str]:
     """Returns the labels of a host, name → value as Kubernetes allows it; what is not known has none."""
-    devices, software = sighting.devices, sighting.devices.software
+    software = devices.software
     granule = next(iter(devices.granules), None)
     found: dict[str, object] = {
         "platform": devices.platform,
@@ -58,10 +51,10 @@ def build_labels(sighting: Sighting) -> dict[str, str]:
         "driver-version": software.driver,
         "jax-version": software.jax,
         "agent-version": software.agent,
-        "health": select_hardware(sighting.health).state,
+        "health": select_hardware(health).state,
         "nvlink-domain": granule.domain if granule else None,
         "slice-shape": "x".join(map(str, granule.shape)) if granule and granule.shape else None,
-        "all-reduce-busbw-bytes-per-s": _read_busbw(sighting),
+        "all-reduce-busbw-bytes-per-s": _read_busbw(len(devices.devices), records),
     }
     legal = {name: fit_value(value) for name, value in found.items() if value is not None}
     return {name: value for name, value in legal.items() if value}
@@ -103,31 +96,33 @@ def write_labels(path: Path, text: str) -> None:
 
 
 class LabelFile:
-    """The file of one agent, written anew after each probe; `see` returns None until the devices are known."""
+    """The file of one agent, written anew after each probe, once the devices are known."""
 
-    def __init__(self, path: Path, settings: Settings, clock: Clock, see: Callable[[], Sighting | None]) -> None:
-        self._path = path
+    def __init__(self, settings: Settings, clock: Clock, host: Host, health: HealthRegistry, benches: Benches) -> None:
         self._interval_s = settings.probe_interval_s
         self._lifetime = timedelta(seconds=settings.stale_after_s)
         self._clock = clock
-        self._see = see
+        self._host = host
+        self._health = health
+        self._benches = benches
         self._problem = ""
 
-    async def run(self) -> None:
+    async def run(self, path: Path) -> None:
         """Writes for ever; a file that cannot be written is logged once, and tried again."""
         while True:
-            sighting = self._see()
-            if sighting is not None:
-                await self._refresh(sighting)
-            await asyncio.sleep(self._interval_s if sighting else min(FIRST_LOOK_S, self._interval_s))
+            is_known = self._host.snapshot.knows_topology
+            if is_known:
+                await self._refresh(path)
+            await asyncio.sleep(self._interval_s if is_known else min(POLL_S, self._interval_s))
 
-    async def _refresh(self, sighting: Sighting) -> None:
-        text = format_labels(build_labels(sighting), self._clock.now() + self._lifetime)
+    async def _refresh(self, path: Path) -> None:
+        now = self._clock.now()
+        labels = build_labels(self._host.devices(), self._health.view(now), self._benches.newest_records())
+        problem = ""
         try:
-            await asyncio.to_thread(write_labels, self._path, text)
-            problem = ""
+            await asyncio.to_thread(write_labels, path, format_labels(labels, now + self._lifetime))
         except OSError as error:
-            problem = f"the labels of this node cannot be written to {self._path}: {error.strerror or error}"
+            problem = f"the labels of this node cannot be written to {path}: {error.strerror or error}"
         if problem and problem != self._problem:
             log.warning("%s; the folder must be there and writable, see deploy/RUNBOOK.md", problem)
         self._problem = problem
@@ -143,12 +138,11 @@ def _read_capacity(device: Device) -> int | None:
     return device.memory.capacity_bytes if device.memory else None
 
 
-def _read_busbw(sighting: Sighting) -> int | None:
+def _read_busbw(count: int, records: Sequence[BenchRecord]) -> int | None:
     """Returns the best all-reduce over all devices, rounded down to two digits, so that few benches change it."""
-    count = len(sighting.devices.devices)
     rates = [
         record.busbw_bytes_per_s
-        for record in sighting.records
+        for record in records
         if record.case == "all_reduce" and record.correct and record.axis_size == count and record.busbw_bytes_per_s
     ]
     if not rates:

@@ -27,10 +27,10 @@ from meshwright.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from meshwright.planning.selection import Health, select_for_lease
-from meshwright.topology.model import Topology
+from meshwright.planning.selection import select_for_lease
 from meshwright.wire.devices import Device, DeviceLease, Devices
 from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest
+from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import BootClock, Clock, SystemClock
 from meshwright_agent.store import HELD, LEASE, Document, Store, parse_bodies, parse_body, read_held_leases
 
@@ -45,8 +45,6 @@ ROUNDING_S: Final = 1.0
 log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
-View = Callable[[], tuple[Topology, Health]]
-"""The devices as plans see them, with their leases and their states."""
 Free = Callable[[Sequence[str], str], Awaitable[tuple[str, ...]]]
 """(ids of runs, reason) → those that were cancelled; the agent is off the host's devices when it returns."""
 
@@ -218,7 +216,7 @@ class LeaseService:
         registry: the leases that hold.
         store: where they are stored.
         devices: the host as it is known; raises UnavailableError while it is not.
-        view: the same as plans see it, for a request that counts devices.
+        here: the same as plans see it, for a request that counts devices.
         find_runs: the benches, waiting or under way, that would open one of these devices.
         free: ends these runs, and the worker where it has the devices.
         clock: dates leases.
@@ -234,7 +232,7 @@ class LeaseService:
         store: Store,
         *,
         devices: Callable[[], Devices],
-        view: View,
+        here: Callable[[], Here],
         find_runs: Callable[[Sequence[Device]], tuple[str, ...]],
         free: Free,
         clock: Clock,
@@ -243,7 +241,7 @@ class LeaseService:
         self._registry = registry
         self._store = store
         self._devices = devices
-        self._view = view
+        self._here = here
         self._find_runs = find_runs
         self._free = free
         self._clock = clock
@@ -304,7 +302,7 @@ class LeaseService:
         elif request.devices != "all" and _names_exactly(request.devices, lease):  # also of a simulated fleet
             is_same, asked = True, ""
         else:
-            named = choose_devices(request, self._devices().devices, self._view)
+            named = choose_devices(request, self._devices().devices, self._here)
             is_same = len(named) == len(has) and all(any(covers(each, one) for one in named) for each in lease.devices)
             asked = f"device {_list_shown([device.local_index for device in named])}"
         differing = [f"it holds device {_list_shown(has)}, and {asked} is asked for"] if not is_same else []
@@ -318,7 +316,7 @@ class LeaseService:
 
     async def _create(self, lease_id: str, request: LeaseRequest, by: Owner) -> StoredLease:
         there = self._devices().devices
-        devices = choose_devices(request, there, self._view)
+        devices = choose_devices(request, there, self._here)
         in_the_way = self._registry.list_covering(devices)
         firm = [held for held in in_the_way if request.preemptible or not held.lease.preemptible]
         if firm:
@@ -417,7 +415,9 @@ def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
 # ---- which devices a request names -----------------------------------------------------------------------------------
 
 
-def choose_devices(request: LeaseRequest, devices: Sequence[Device], view: View) -> tuple[Device, ...]:
+def choose_devices(
+    request: LeaseRequest, devices: Sequence[Device], find_here: Callable[[], Here]
+) -> tuple[Device, ...]:
     """Returns the devices that the request names, in the order of the host.
 
     The uuid of a card names all its MIG instances. A count chooses devices that are healthy and free.
@@ -437,9 +437,10 @@ def choose_devices(request: LeaseRequest, devices: Sequence[Device], view: View)
             'use "devices": "all", or simulate one host, such as h100:8',
         )
     if isinstance(request.devices, DeviceCount):
-        topology, health = view()
-        places = select_for_lease(request.devices.count, topology, health, is_preemptible=request.preemptible)
-        return tuple(topology.devices[place] for place in sorted(places))
+        here = find_here()
+        count, is_preemptible = request.devices.count, request.preemptible
+        places = select_for_lease(count, here.topology, here.health, is_preemptible=is_preemptible)
+        return tuple(here.topology.devices[place] for place in sorted(places))
     named: dict[int | str, list[int]] = {}
     for device in devices:
         uuids = (device.uuid, device.mig.parent_uuid if device.mig else None)

@@ -112,7 +112,7 @@ def start_on(folder: Path) -> str:
             await agent.start()
             try:
                 await _read_all(agent)
-                return f"{agent.board.state('store', agent.clock.now())}: {_find_reason(agent)}"
+                return f"{agent.health.state('store', agent.clock.now())}: {_find_reason(agent)}"
             finally:
                 await agent.close()
 
@@ -130,7 +130,7 @@ async def _read_all(agent: Agent) -> None:
         await agent.store.get(PLAN, f"mw1-{number:032x}")
         await agent.store.get(COMPILE, f"key-{number}")
     agent.leases.list_leases()
-    await agent.own_health.check()
+    await agent.store_health.check()
 
 
 def _find_reason(agent: Agent) -> str:

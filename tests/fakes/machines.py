@@ -13,7 +13,7 @@ from meshwright.wire.devices import Devices, Worker
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.probe import read_host_facts
 from meshwright_agent.facts.sysfs import Roots
-from meshwright_agent.view import JaxSight, build_devices
+from meshwright_agent.host.snapshot import HostSnapshot, JaxReport
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.tree import RECORDED, plant
 
@@ -36,12 +36,14 @@ class Machine:
     def read(self) -> HostFacts:
         return read_host_facts(self.roots, nvml=self.nvml)
 
-    def sight(self) -> JaxSight | None:
-        return JaxSight(self.jax, JAX_AT, 1, "live") if self.jax else None
-
     def view(self, *, with_jax: bool = True, cpu_devices: int | None = None) -> Devices:
-        sight = self.sight() if with_jax else None
-        return build_devices(self.read(), READ_AT, sight, WORKER, now=NOW, cpu_devices=cpu_devices)
+        jax = JaxReport(self.jax, JAX_AT) if self.jax and with_jax else None
+        return show(self.read(), jax, cpu_devices=cpu_devices)
+
+
+def show(facts: HostFacts | None, jax: JaxReport | None = None, **known: Any) -> Devices:
+    """Returns what `/devices` shows of a host whose worker is up."""
+    return HostSnapshot(**{"worker": WORKER, "facts": facts, "facts_at": READ_AT, "jax": jax, **known}).devices(NOW)
 
 
 def plant_machine(name: str, folder: Path, *, fail: Mapping[str, int] | None = None) -> Machine:

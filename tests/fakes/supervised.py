@@ -5,6 +5,7 @@ A test compares its members with those of `supervisor.supervisor.Supervisor`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +13,15 @@ from datetime import datetime
 from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
+from meshwright_agent.health.events import History
+from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
+from meshwright_agent.leases import LeaseRegistry
+from meshwright_agent.settings import Settings
+from meshwright_agent.supervisor.process import ChildSpec
 from meshwright_agent.supervisor.supervisor import Answer, ReleaseOutcome
-from tests.fakes.stored import EPOCH
+from tests.fakes.stored import EPOCH, ManualBoot, ManualClock
+from tests.unit.store.opening import build_closed_store
 
 Reply = dict[str, Any] | Exception
 
@@ -36,8 +43,11 @@ class FakeSupervisor:
     silent_s: float = 0.0
     abandoned_pids: tuple[int, ...] = ()
     state_after: WorkerState | None = None
+    on_change: Callable[[], None] | None = None
     calls: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)
     resets: int = 0
+    spec: ChildSpec = field(default_factory=lambda: ChildSpec("device", "no.module", dict))
+    holding_pids: tuple[int, ...] = ()
     since: datetime = EPOCH
     releases: list[str] = field(default_factory=list)
 
@@ -79,7 +89,40 @@ def answering(*answers: Reply, **fields: Any) -> FakeSupervisor:
     return FakeSupervisor(deque(answers), **fields)
 
 
-async def look_and_ask(watch: HostWatch) -> None:
-    """Looks once, and waits for JAX's answer where it is asked."""
-    if asking := await watch.look():
+def build_watch(
+    probe: FakeSupervisor,
+    device: FakeSupervisor,
+    *,
+    health: HealthRegistry,
+    settings: Settings,
+    clock: ManualClock,
+    stays: bool = False,
+    leases: Any = None,
+    runs: Any = None,
+) -> HostWatch:
+    """Returns the watch of a host without leases and runs, or with these."""
+    return HostWatch(
+        probe=probe,  # type: ignore[arg-type]
+        device=device,  # type: ignore[arg-type]
+        runs=runs or NoRuns(),
+        leases=leases or LeaseRegistry(clock, ManualBoot()),
+        health=health,
+        history=History(build_closed_store(), clock=clock),
+        settings=settings,
+        clock=clock,
+        spawn=asyncio.create_task,
+        stays=stays,
+    )
+
+
+class NoRuns:
+    """A queue in which nothing is."""
+
+    async def cancel_all(self, _reason: str, **_which: Any) -> tuple[str, ...]:
+        return ()
+
+
+async def refresh(watch: HostWatch) -> None:
+    """Probes once, and waits for JAX's answer where it is asked."""
+    if asking := await watch.refresh():
         await asking

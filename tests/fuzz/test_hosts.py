@@ -13,8 +13,7 @@ import pytest
 
 from meshwright_agent.facts.model import build_json, parse_host_facts
 from meshwright_agent.facts.probe import read_host_facts
-from meshwright_agent.view import build_devices
-from tests.fakes.machines import NOW, READ_AT, RECORDED, WORKER, Machine, build_roots, plant_machine
+from tests.fakes.machines import RECORDED, Machine, build_roots, plant_machine, show
 from tests.fakes.nvml import FakeNvml
 from tests.fuzz import scale
 from tests.fuzz.changes import vary
@@ -36,7 +35,7 @@ def look(machine: Machine) -> None:
     """Looks at a host as the probe does, sends it as the probe does, and shows it as the agent does."""
     sent = json.dumps(build_json(read_host_facts(machine.roots, nvml=machine.nvml)), allow_nan=False)
     facts = parse_host_facts(json.loads(sent))
-    build_devices(facts, READ_AT, None, WORKER, now=NOW).model_dump_json()
+    show(facts).model_dump_json()
 
 
 def list_files(root: Path) -> list[Path]:

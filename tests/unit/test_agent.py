@@ -1,4 +1,4 @@
-"""The agent's joints, without a child: what the board says reaches plans, what a bench says reaches scrapes."""
+"""The agent's joints, without a child: health reaches plans, what a bench says reaches scrapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.answers.benches import SCRAPED_MOST
 from meshwright_agent.children.planner import parse_here
 from meshwright_agent.health.events import Standing
-from meshwright_agent.host.watch import Sight
+from meshwright_agent.host.snapshot import JaxReport
 from meshwright_agent.settings import Settings
 from tests.fakes.stored import build_record_json
 from tests.unit.store.opening import build_closed_store
@@ -27,7 +27,7 @@ def build_agent(folder: Path, count: int = 8) -> Agent:
     agent = Agent(Settings(cpu_devices=count, state_dir=folder), build_closed_store(folder), environ={})
     devices: list[dict[str, Any]] = [{"id": index, "kind": "cpu", "platform": "cpu"} for index in range(count)]
     view = {"platform": "cpu", "jax": "0.0", "jaxlib": "0.0", "process_index": 0, "devices": devices}
-    agent.watch.sight = Sight(jax=view, jax_at=agent.clock.now(), jax_generation=1)
+    agent.host.update(jax=JaxReport(view, agent.clock.now()))
     return agent
 
 
@@ -41,9 +41,9 @@ def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:
     return {notice.code: notice.message for notice in (*plans.plans[0].warnings, *plans.warnings)}
 
 
-def test_a_device_that_the_board_calls_unhealthy_is_left_out_of_a_plan(tmp_path: Path) -> None:
+def test_a_device_that_is_unhealthy_is_left_out_of_a_plan(tmp_path: Path) -> None:
     agent = build_agent(tmp_path)
-    agent.board.report("device:3", "unhealthy", "gave wrong results", at=agent.clock.now())
+    agent.health.report("device:3", "unhealthy", "gave wrong results", at=agent.clock.now())
     plans = plan(agent, mesh="x:-1")
     assert plans.plans[0].devices is not None
     assert [device.local_index for device in plans.plans[0].devices] == [0, 1, 2, 4, 5, 6, 7]
@@ -51,16 +51,16 @@ def test_a_device_that_the_board_calls_unhealthy_is_left_out_of_a_plan(tmp_path:
 
 def test_a_planner_is_told_a_large_host_with_the_health_of_each_device(tmp_path: Path) -> None:
     agent = build_agent(tmp_path, 100)
-    agent.board.report("device:70", "unhealthy", "gave wrong results", at=agent.clock.now())
-    here = parse_here(json.loads(json.dumps(agent.picture.tell_here(agent.picture.here()))))
-    assert here.topology.references == agent.picture.topology().references
+    agent.health.report("device:70", "unhealthy", "gave wrong results", at=agent.clock.now())
+    here = parse_here(json.loads(json.dumps(agent.host.dump_here(agent.host.here()))))
+    assert here.topology.references == agent.host.topology().references
     assert {place for place, state in here.health.items() if state == "unhealthy"} == {70}
 
 
-def test_a_device_that_the_board_calls_degraded_is_planned_with_a_warning(tmp_path: Path) -> None:
+def test_a_device_that_is_degraded_is_planned_with_a_warning(tmp_path: Path) -> None:
     agent = build_agent(tmp_path)
     assert "devices_degraded" not in warnings_of(agent, mesh="x:8")
-    agent.board.report("device:3", "degraded", "gave a wrong result", at=agent.clock.now())
+    agent.health.report("device:3", "degraded", "gave a wrong result", at=agent.clock.now())
     assert "3" in warnings_of(agent, mesh="x:8")["devices_degraded"]
 
 

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.wire.devices import Devices
 from meshwright.wire.health import Component, Health, State
+from meshwright_agent.agent import Agent
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.labels import (
     NAMESPACE,
     VALUE_CHARACTERS,
     LabelFile,
-    Sighting,
     build_labels,
     fit_value,
     format_labels,
@@ -28,13 +29,14 @@ from meshwright_agent.settings import Settings
 from tests.fakes.machines import NAMES, NOW, plant_machine
 from tests.fakes.node_labels import FeatureFileError, read_feature_file
 from tests.fakes.stored import build_record
+from tests.unit.store.opening import build_closed_store
 
 LATER = NOW + timedelta(seconds=60)
 
 
-def look(folder: Path, name: str, state: State = "healthy") -> Sighting:
+def look(folder: Path, name: str, state: State = "healthy") -> tuple[Devices, Health]:
     health = Health(state=state, components=(Component(name="driver", state=state, reason=""),))
-    return Sighting(plant_machine(name, folder).view(), health)
+    return plant_machine(name, folder).view(), health
 
 
 # ---- what is said -----------------------------------------------------------------------------------------------
@@ -42,15 +44,15 @@ def look(folder: Path, name: str, state: State = "healthy") -> Sighting:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_has_labels_that_kubernetes_takes(tmp_path: Path, name: str) -> None:
-    sighting = look(tmp_path, name)
-    labels = read_feature_file(format_labels(build_labels(sighting), LATER), now=NOW)
-    assert labels[f"{NAMESPACE}/platform"] == sighting.devices.platform
-    assert labels[f"{NAMESPACE}/device-count"] == str(len(sighting.devices.devices))
+    devices, health = look(tmp_path, name)
+    labels = read_feature_file(format_labels(build_labels(devices, health), LATER), now=NOW)
+    assert labels[f"{NAMESPACE}/platform"] == devices.platform
+    assert labels[f"{NAMESPACE}/device-count"] == str(len(devices.devices))
     assert all(key.startswith(f"{NAMESPACE}/") for key in labels)
 
 
 def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
-    labels = build_labels(look(tmp_path, "dgx-h100", "degraded"))
+    labels = build_labels(*look(tmp_path, "dgx-h100", "degraded"))
     assert labels["device-product"] == "NVIDIA-H100-80GB-HBM3"
     assert labels["device-count"] == "8"
     assert labels["device-memory-bytes"] == str(81559 * 2**20)
@@ -61,22 +63,22 @@ def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
 
 
 def test_the_label_of_health_is_that_of_devices_and_driver(tmp_path: Path) -> None:
-    sighting = look(tmp_path, "cpu-vm")
-    parts = (*sighting.health.components, Component(name="disk", state="unhealthy"))
-    labels = build_labels(Sighting(sighting.devices, Health(state="unhealthy", components=parts)))
+    devices, health = look(tmp_path, "cpu-vm")
+    parts = (*health.components, Component(name="disk", state="unhealthy"))
+    labels = build_labels(devices, Health(state="unhealthy", components=parts))
     assert labels["health"] == "healthy"
 
 
 def test_what_hosts_share_is_a_label(tmp_path: Path) -> None:
-    assert build_labels(look(tmp_path / "a", "gb200-nvl72"))["nvlink-domain"]
-    assert re.fullmatch(r"\d+x\d+(x\d+)?", build_labels(look(tmp_path / "b", "tpu-v5p-4"))["slice-shape"])
+    assert build_labels(*look(tmp_path / "a", "gb200-nvl72"))["nvlink-domain"]
+    assert re.fullmatch(r"\d+x\d+(x\d+)?", build_labels(*look(tmp_path / "b", "tpu-v5p-4"))["slice-shape"])
 
 
 def test_what_is_not_known_has_no_label(tmp_path: Path) -> None:
-    sighting = look(tmp_path, "dgx-h100")
-    first, *others = sighting.devices.devices
-    mixed = sighting.devices.model_copy(update={"devices": (first.model_copy(update={"kind": "other"}), *others)})
-    labels = build_labels(Sighting(mixed, sighting.health))
+    devices, health = look(tmp_path, "dgx-h100")
+    first, *others = devices.devices
+    mixed = devices.model_copy(update={"devices": (first.model_copy(update={"kind": "other"}), *others)})
+    labels = build_labels(mixed, health)
     assert "device-product" not in labels
     assert labels["device-count"] == "8"
     assert "all-reduce-busbw-bytes-per-s" not in labels
@@ -89,16 +91,16 @@ def test_what_is_not_known_has_no_label(tmp_path: Path) -> None:
 def test_a_measured_all_reduce_over_all_devices_is_a_class(
     tmp_path: Path, rate: float | None, axis_size: int, expected: str | None
 ) -> None:
-    sighting = look(tmp_path, "dgx-h100")
+    devices, health = look(tmp_path, "dgx-h100")
     record = build_record(axis_size=axis_size, busbw_bytes_per_s=rate)
-    labels = build_labels(Sighting(sighting.devices, sighting.health, (record,)))
+    labels = build_labels(devices, health, (record,))
     assert labels.get("all-reduce-busbw-bytes-per-s") == expected
 
 
 def test_a_wrong_result_is_no_bandwidth(tmp_path: Path) -> None:
-    sighting = look(tmp_path, "dgx-h100")
+    devices, health = look(tmp_path, "dgx-h100")
     record = build_record(axis_size=8, busbw_bytes_per_s=4e11, correct=False)
-    labels = build_labels(Sighting(sighting.devices, sighting.health, (record,)))
+    labels = build_labels(devices, health, (record,))
     assert "all-reduce-busbw-bytes-per-s" not in labels
 
 
@@ -152,19 +154,19 @@ def test_the_file_is_put_there_as_a_whole_and_readable_to_all(tmp_path: Path) ->
 def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, sighting = tmp_path / "features.d" / "meshwright", look(tmp_path / "host", "dgx-h100")
-    asked = 0
-
-    def see() -> Sighting | None:
-        nonlocal asked
-        asked += 1
-        if asked == 4:
-            path.parent.mkdir()
-        return None if asked == 1 else sighting
+    path, facts = tmp_path / "features.d" / "meshwright", plant_machine("dgx-h100", tmp_path / "host").read()
+    settings = Settings(probe_interval_s=0.02, probe_timeout_s=20, state_dir=tmp_path / "state")
+    agent = Agent(settings, build_closed_store(tmp_path), environ={})
 
     async def live() -> None:
-        settings = Settings(probe_interval_s=0.02, probe_timeout_s=20)
-        task = asyncio.create_task(LabelFile(path, settings, SystemClock(), see).run())
+        labels = LabelFile(settings, SystemClock(), agent.host, agent.health, agent.benches)
+        task = asyncio.create_task(labels.run(path))
+        await asyncio.sleep(0.05)  # nothing is known yet
+        assert "cannot be written" not in caplog.text
+        agent.host.update(facts=facts, facts_at=datetime.now(UTC))
+        while "cannot be written" not in caplog.text:  # noqa: ASYNC110 -- a log tells nobody
+            await asyncio.sleep(0.01)
+        path.parent.mkdir()
         await asyncio.wait_for(asyncio.to_thread(await_file, path), 60)
         task.cancel()
 

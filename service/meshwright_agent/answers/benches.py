@@ -1,6 +1,6 @@
-"""Benches of this host: taken after a fresh look at who has the devices, done by the device worker, kept for scrapes.
+"""Benches of this host: taken after a fresh probe, done by the device worker, kept for scrapes.
 
-Rule: a bench opens idle devices only, and none that somebody else has reserved. That is looked at when a bench is asked
+Rule: a bench opens idle devices only, and none that another owner has reserved. Both are checked when a bench is asked
 for and again before the worker is called. What benches found is kept in memory for plans and scrapes, so that neither
 waits for a disk. Knows no route.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -24,13 +23,14 @@ from meshwright.errors import (
 )
 from meshwright.planning.search.measured import Measurement, pick_newest
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult
-from meshwright.wire.devices import Device, Devices
+from meshwright.wire.devices import Device
 from meshwright.wire.runs import Run
 from meshwright_agent.bench.limits import check_bench, check_idle, list_opened
 from meshwright_agent.bench.scope import DEFAULTS
 from meshwright_agent.clock import Clock
-from meshwright_agent.host.simulation import SimulatedHost
-from meshwright_agent.host.watch import LOG_LINES, HostWatch
+from meshwright_agent.host.base import Host
+from meshwright_agent.host.release import Spawn
+from meshwright_agent.host.snapshot import LOG_LINES
 from meshwright_agent.leases import LeaseRegistry, Owner, StoredLease
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
@@ -39,7 +39,7 @@ from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 BENCH_GRACE_S: Final = 60.0
 """Beyond a bench's own time limit: compiling the case under way, and stopping."""
 FRESH_S: Final = 2.0
-"""A look at the owners of devices that a bench may begin with."""
+"""How old a probe may be that a bench begins with."""
 SCRAPED_MOST: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
 
@@ -51,9 +51,10 @@ log = logging.getLogger(__name__)
 
 
 class HostMeasurements:
-    """Measurements of one host."""
+    """Measurements of one host; `clock` ages them."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._rows: tuple[Measurement, ...] = ()
 
     def recall(self, runs: tuple[Run, ...]) -> None:
@@ -70,9 +71,11 @@ class HostMeasurements:
             return
         self._rows = pick_newest((*self._rows, *found))
 
-    def tell(self, now: datetime) -> list[dict[str, Any]]:
+    def dump(self) -> list[dict[str, Any]]:
         """Returns them as the planner takes them, the oldest first, with their age in seconds."""
-        return [_age(row, now).model_dump(mode="json") for row in self._rows]
+        now = self._clock.now()
+        ages = [max(0.0, (now - row.observed_at).total_seconds()) for row in self._rows]
+        return [{**row.model_dump(mode="json"), "age_s": age} for row, age in zip(self._rows, ages, strict=True)]
 
 
 def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]:
@@ -99,17 +102,12 @@ def _build(run_id: str, record: BenchRecord, device_kind: str) -> Measurement:
     )
 
 
-def _age(row: Measurement, now: datetime) -> Measurement:
-    return row.model_copy(update={"age_s": max(0.0, (now - row.observed_at).total_seconds())})
-
-
 class Benches:
     """Benches of one host.
 
     Args:
         device: the worker.
-        host: what looks at the devices, or stands for them.
-        devices: the host with its leases; raises UnavailableError while it is not known.
+        host: has the devices.
         runs: the queue of benches.
         registry: the leases that hold.
         measurements: gets what plans take of a bench.
@@ -121,19 +119,18 @@ class Benches:
     def __init__(
         self,
         device: Supervisor,
-        host: HostWatch | SimulatedHost,
+        host: Host,
         *,
-        devices: Callable[[], Devices],
         runs: RunQueue,
         registry: LeaseRegistry,
         measurements: HostMeasurements,
         settings: Settings,
         clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+        spawn: Spawn,
     ) -> None:
         self._device = device
         self._host = host
-        self._devices = devices
+        self._devices = host.devices
         self._runs = runs
         self._registry = registry
         self._measurements = measurements
@@ -141,13 +138,8 @@ class Benches:
         self._clock = clock
         self._spawn = spawn
         self._newest: dict[object, BenchRecord] = {}
-        self._looking = asyncio.Lock()
-        self._looked_s: float | None = None
-
-    @property
-    def _watch(self) -> HostWatch:
-        assert isinstance(self._host, HostWatch), "require_hardware comes first"
-        return self._host
+        self._probing = asyncio.Lock()
+        self._probed_s: float | None = None
 
     # ---- what was measured -----------------------------------------------------------------------------------------
 
@@ -185,11 +177,11 @@ class Benches:
             NotReadyError: who has the devices could not be looked at.
         """
         self._host.require_hardware("a bench")
-        self._host.require_topology()
+        self._host.snapshot.require_topology()
         self._require_unreserved(request)
         if request.lease is not None and (own := self._registry.find(request.lease)) is not None:
             by.check(own.lease)
-        await self._look_at_owners()
+        await self._probe_holders()
         check_bench(request, self._devices())
         self._require_platform()
         self._require_unreserved(request)  # one may have come while the owners were looked at
@@ -223,8 +215,8 @@ class Benches:
             raise NotFoundError(detail, hint="GET /leases lists those that hold; leave it out to bench free devices")
         return self._registry.list_covering(opened, but=request.lease)
 
-    async def _look_at_owners(self) -> None:
-        """Looks who has the devices, unless that was done just now; of CPUs there is no owner.
+    async def _probe_holders(self) -> None:
+        """Probes who holds the devices, unless that was done just now; CPUs have no holder.
 
         Raises:
             NotReadyError: the probe did not answer.
@@ -232,21 +224,19 @@ class Benches:
         if self._devices().platform == "cpu":
             return
         asked_s = self._clock.monotonic()
-        async with self._looking:
-            if self._looked_s is not None and asked_s - self._looked_s < FRESH_S:
+        async with self._probing:
+            if self._probed_s is not None and asked_s - self._probed_s < FRESH_S:
                 return
-            before = self._watch.sight.facts
-            await self._watch.look_at_facts()
-            if self._watch.sight.facts is before:
+            if not await self._host.probe():
                 detail = (
                     "who has the devices could not be looked at: the driver did not answer; a bench opens none unseen"
                 )
                 raise NotReadyError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
-            self._looked_s = self._clock.monotonic()
+            self._probed_s = self._clock.monotonic()
 
     def _require_platform(self) -> None:
         """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
-        if mismatch := self._watch.tell_mismatch():
+        if mismatch := self._host.snapshot.mismatch:
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
             raise WorkerFailedError(mismatch, hint=hint, log=self._device.log_tail[-LOG_LINES:])
 
@@ -260,51 +250,51 @@ class Benches:
             ProblemError: as the worker fails, or as `submit` refuses; NotFoundError where its own lease has ended.
         """
         request = BenchRequest.model_validate(run.request)
-        self._give_way(request)
-        await self._look_at_owners()
+        self._check_leases(request)
+        await self._probe_holders()
         check_idle(request, self._devices())
-        if self._watch.sight.jax is None:
-            await self._watch.look_at_jax()
+        if self._host.snapshot.jax is None:
+            await self._host.list_jax_devices()
         self._require_platform()
-        self._give_way(request)
+        self._check_leases(request)
         return await self._measure(run, request, emit)
 
     async def _measure(self, run: Run, request: BenchRequest, emit: Emit) -> Done:
         limit_s = request.max_s or DEFAULTS[request.suite, self._devices().platform == "cpu"].limit_s
         deadline_s = limit_s + BENCH_GRACE_S + self._settings.start_timeout_s
 
-        def hear(value: dict[str, Any]) -> None:
-            self._watch.note_progress(value)
+        def receive(value: dict[str, Any]) -> None:
+            self._host.report_progress(value)
             if "record" in value:
                 self.remember(BenchRecord.model_validate(value["record"]))
             emit(value)
 
         yielding = self._spawn(self._yield_to_jobs(run, request))
         try:
-            answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=hear)
+            answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=receive)
         except ProblemError:
-            self._spawn(self._look_again())  # what it failed of may be seen now
+            self._spawn(self._list_again())  # what it failed of may be seen now
             raise
         finally:
             yielding.cancel()
-        self._spawn(self._look_again())
+        self._spawn(self._list_again())
         self._measurements.note(run.id, answer.result)
         return answer.result, answer.generation
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
-        """Cancels the bench that measures once a look shows a device that is no longer idle: a job has begun."""
+        """Cancels the bench that measures once a probe shows a device that is no longer idle: a job has begun."""
         while True:
-            await self._watch.wait_for_look()
+            await self._host.wait_for_probe()
             try:
                 check_idle(request, self._devices())
             except DeviceBusyError as error:
                 await self._runs.cancel(run.id, f"gave way to a job: {error.detail}")
 
-    async def _look_again(self) -> None:
-        if self._device.state in {"ready", "busy"}:  # not started anew for a look: a lease may have ended it
-            await self._watch.look_at_jax()
+    async def _list_again(self) -> None:
+        if self._device.state in {"ready", "busy"}:  # not started anew for this: a lease may have ended it
+            await self._host.list_jax_devices()
 
-    def _give_way(self, request: BenchRequest) -> None:
+    def _check_leases(self, request: BenchRequest) -> None:
         """Raises CallCancelled if a lease has come for a device that the bench would open; else as `submit`."""
         if in_the_way := self._list_in_the_way(request, list_opened(request, self._devices())):
             lease = in_the_way[0].lease

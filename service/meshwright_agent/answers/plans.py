@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,8 +30,10 @@ from meshwright.topology.targets import count_devices, find_hardware, read_targe
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.children.planner import Here, write_plans
+from meshwright_agent.host.base import Host
 from meshwright_agent.store import PLAN, Document, Store
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
@@ -199,24 +201,18 @@ class PlanMaker:
         small: the planner of small requests.
         large: the planner of large ones.
         store: keeps plans.
-        here: this host; raises UnavailableError while it is not known.
-        tell_here: this host as the planner takes it (`children.planner.parse_here`).
+        host: this host.
+        measurements: what benches found of it.
     """
 
     def __init__(
-        self,
-        small: Supervisor,
-        large: Supervisor,
-        store: Store,
-        *,
-        here: Callable[[], Here],
-        tell_here: Callable[[Here], dict[str, Any]],
+        self, small: Supervisor, large: Supervisor, store: Store, host: Host, measurements: HostMeasurements
     ) -> None:
         self._small = PlannerQueue(small, MAX_WAITING)
         self._large = PlannerQueue(large, MAX_WAITING // 4)
         self._store = store
-        self._here = here
-        self._tell_here = tell_here
+        self._host = host
+        self._measurements = measurements
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
@@ -227,17 +223,17 @@ class PlanMaker:
             RequestError: it is refused.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
-        told = None
+        dumped = None
         if request.target is None and request.topology is None and request.targets is None:
-            here = self._here()
+            here = self._host.here()
             if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
                 return await self._settle(PlanAnswer.of(write_plans(request, here)))
-            told = self._tell_here(here)
+            dumped = self._dump_here(here)
             count = len(here.topology.devices)
         else:
             count = _count_devices(request)
         queue = self._large if count > LARGE_DEVICES else self._small
-        arguments = {"request": request.model_dump_json(exclude_unset=True), "here": told}
+        arguments = {"request": request.model_dump_json(exclude_unset=True), "here": dumped}
         return await self._settle(PlanAnswer.of(await queue.ask("plan", arguments)))
 
     async def _settle(self, answer: PlanAnswer) -> PlanAnswer:
@@ -305,21 +301,25 @@ class PlanMaker:
         request = name_batch_hardware(request)
         if request.hardware is not None:
             return answer_batch_size(request, platform=None, kind=None, basis="declared")
-        first = self._here().topology.devices[0]
+        first = self._host.topology().devices[0]
         basis: Basis = first.jax.basis if first.jax else first.basis
         return answer_batch_size(request, platform=first.platform, kind=first.kind, basis=basis)
 
     async def _ask_of_batch(self, op: str, request: BatchSizeRequest) -> dict[str, Any]:
         plan = None if request.plan is None else await self._find_stored(request.plan)
-        told = None if request.target is not None else self._tell_anything()
+        here = None if request.target is not None else self._try_to_dump_here()
         is_large = request.target is not None and _count_target(request.target) > LARGE_DEVICES
         queue = self._large if is_large else self._small
-        return await queue.ask(op, {"request": request.model_dump_json(), "plan": plan, "here": told})
+        return await queue.ask(op, {"request": request.model_dump_json(), "plan": plan, "here": here})
 
-    def _tell_anything(self) -> dict[str, Any]:
-        """Returns this host for a request that nobody has read yet; if it is not known, the reason."""
+    def _dump_here(self, here: Here) -> dict[str, Any]:
+        """Returns this host as `children.planner.parse_here` takes it."""
+        return {**self._host.dump_here(here), "measured": self._measurements.dump()}
+
+    def _try_to_dump_here(self) -> dict[str, Any]:
+        """Returns this host for a request that is not read yet; if it is not known, the reason."""
         try:
-            return self._tell_here(self._here())
+            return self._dump_here(self._host.here())
         except UnavailableError as error:
             return {"problem": error.detail}
 

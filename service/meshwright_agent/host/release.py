@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 from meshwright.errors import DeviceBusyError, ProblemError
@@ -20,14 +19,16 @@ from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 BOUND_S: Final = 2.0
 ANSWER_S: Final = 0.3
 """Of the bound, kept for the answer, which a busy host may write late."""
-LOOK_S: Final = 0.45
-"""Of the bound, kept for asking who still holds a device: a worker that is not gone by then is looked at as it ends."""
-ANOTHER_LOOK_S: Final = 0.5
+PROBE_S: Final = 0.45
+"""Of the bound, kept for asking who still holds a device: a worker that is not gone by then is probed as it ends."""
+ANOTHER_PROBE_S: Final = 0.5
 """Of the bound, at least left for asking again who holds a device: a probe starts in some 0.3 s."""
 REASON: Final = "the devices were released (POST /devices/release)"
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 """Starts work that the agent ends when it closes."""
+_Held = tuple[tuple[Holder, ...] | None, Unseen | None]
+"""Who holds a device; None, and why nobody is named."""
 
 
 async def release_devices(
@@ -41,7 +42,7 @@ async def release_devices(
 ) -> Release:
     """Returns what became of a release: the worker and its runs are ended, then the probe says who holds a device."""
     started_s = clock.monotonic()
-    within_s = BOUND_S - ANSWER_S - LOOK_S
+    within_s = BOUND_S - ANSWER_S - PROBE_S
     was_running = device.pid is not None
     outcome, cancelled = await asyncio.gather(
         device.release(reason=REASON, within_s=within_s), runs.cancel_all(REASON, lane="device")
@@ -50,30 +51,30 @@ async def release_devices(
     def left_s() -> float:
         return started_s + BOUND_S - ANSWER_S - clock.monotonic()
 
-    look = await _ask_in_time(probe, settings, spawn, left_s())
-    while was_running and look.is_hidden and left_s() >= ANOTHER_LOOK_S:
+    seen, unseen = await _ask_in_time(probe, settings, spawn, left_s())
+    while was_running and unseen == "hidden" and left_s() >= ANOTHER_PROBE_S:
         again = await _ask_in_time(probe, settings, spawn, left_s())  # a driver takes a moment to clear a context
-        if not again.has_answered:
+        if again[1] == "late":
             break
-        look = again
+        seen, unseen = again
     ending = outcome.abandoned_pids
     holding = [pid for pid in ending if pid in device.holding_pids]  # one may have gone while we looked
-    held = _name_own(look.held, ending, holding, device.spec.module)
+    held = _name_own(seen, ending, holding, device.spec.module)
     return Release(
         released=not holding,
         took_s=clock.monotonic() - started_s,
         killed=outcome.killed,
         cancelled_runs=cancelled,
         held=held,
-        unseen=look.unseen if held is None else None,
+        unseen=unseen if held is None else None,
         worker=device.view(),
     )
 
 
-async def make_way(
+async def preempt_benches(
     *, device: Supervisor, runs: RunQueue, ids: Collection[str], reason: str, has_devices: bool
 ) -> tuple[str, ...]:
-    """Returns which of these benches gave way, once they have ended and the worker is off the devices. Bounded.
+    """Returns which of these benches were ended, once they have ended and the worker is off the devices. Bounded.
 
     Args:
         device: the worker.
@@ -100,24 +101,6 @@ async def make_way(
     return gone
 
 
-@dataclass(frozen=True)
-class Look:
-    """Who holds a device after a release, as the probe says; None: it did not answer, or could not look everywhere."""
-
-    held: tuple[Holder, ...] | None = None
-    has_answered: bool = False
-
-    @property
-    def is_hidden(self) -> bool:
-        """True where the probe answered and could not look everywhere."""
-        return self.has_answered and self.held is None
-
-    @property
-    def unseen(self) -> Unseen:
-        """Why nobody is named."""
-        return "hidden" if self.has_answered else "late"
-
-
 def _name_own(
     held: tuple[Holder, ...] | None, ending: Collection[int], holding: Collection[int], module: str
 ) -> tuple[Holder, ...] | None:
@@ -128,22 +111,21 @@ def _name_own(
     return None if held is None and not own else (*seen, *own)
 
 
-async def _ask_in_time(probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float) -> Look:
-    """Returns what the probe says; nothing if it cannot say so in time, as with a driver that hangs."""
+async def _ask_in_time(probe: Supervisor, settings: Settings, spawn: Spawn, bound_s: float) -> _Held:
+    """Returns who holds a device, as the probe says; None, and why, if it cannot say so, or not in time."""
     limit_s = max(0.1, bound_s)
-    asking: asyncio.Task[Look] = spawn(_ask_probe(probe, settings, limit_s))
+    asking: asyncio.Task[_Held] = spawn(_ask_probe(probe, settings, limit_s))
     done, _ = await asyncio.wait({asking}, timeout=limit_s)
     if not done:
         asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
-        return Look()
+        return None, "late"
     return asking.result()
 
 
-async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> Look:
+async def _ask_probe(probe: Supervisor, settings: Settings, limit_s: float) -> _Held:
     try:
         answer = await probe.call("holders", {"root": str(settings.host_root)}, deadline_s=limit_s)
     except (ProblemError, CallCancelled):
-        return Look()
+        return None, "late"
     holders = answer.result["holders"]
-    held = None if holders is None else tuple(Holder.model_validate(holder) for holder in holders)
-    return Look(held, has_answered=True)
+    return (None, "hidden") if holders is None else (tuple(map(Holder.model_validate, holders)), None)

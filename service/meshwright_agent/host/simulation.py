@@ -9,74 +9,75 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any, Final
 
 import meshwright_agent
 from meshwright.errors import InvalidRequestError
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Cpu, Devices, Host, Software, Worker
+from meshwright.wire.devices import Cpu, Devices, Release, Software, Worker
+from meshwright.wire.devices import Host as Machine
+from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.xid import DRIVER
+from meshwright_agent.host.base import Host
+from meshwright_agent.leases import LeaseRegistry
+from meshwright_agent.supervisor.supervisor import Supervisor
 
 SIMULATED: Final = "simulated"
 """The code of the warning."""
 
 
-class SimulatedHost:
-    """Answers for a target. The device worker that `view` shows is never started.
+class SimulatedHost(Host):
+    """Answers for a target; `device`, the worker that replies show, is never started.
 
     Args:
         target: what to stand for; the settings have checked that it is one.
-        board: gets the component `driver`, which is never more than unknown.
-        interval_s: how often it is said again, so that it does not grow stale.
-        clock: dates it.
-        view: the device worker, as replies show it.
+        interval_s: how often the component `driver`, never more than unknown, is reported: it does not grow stale.
     """
 
-    is_still: Final = True
-    knows_topology: Final = True
-    failure: Final = ""
-    waits_for: Final = ""
-
     def __init__(
-        self, target: str, *, board: HealthRegistry, interval_s: float, clock: Clock, view: Callable[[], Worker]
+        self,
+        target: str,
+        device: Supervisor,
+        *,
+        leases: LeaseRegistry,
+        health: HealthRegistry,
+        interval_s: float,
+        clock: Clock,
     ) -> None:
-        self.target = target
-        self.readiness = f"ready: simulated {target}, no device is here"
-        self.notices = (build_notice(target),)
-        self._board = board
+        declared = build_simulated(target, device.view(), clock.now())
+        super().__init__(device, leases=leases, health=health, clock=clock, declared=declared)
+        self._target = target
         self._interval_s = interval_s
-        self._clock = clock
-        self._view = view
-        board.expect((DRIVER,))
-
-    @property
-    def key(self) -> object:
-        """The target: nothing else can change."""
-        return self.target
+        self._notices = declared.warnings
+        self.readiness = f"ready: simulated {target}, no device is here"
+        health.expect((DRIVER,))
 
     async def run(self) -> None:
-        """Says on the board for ever that nothing was checked."""
+        """Reports for ever that nothing was checked."""
         while True:
-            self.report()
+            await self.probe()
             await asyncio.sleep(self._interval_s)
 
-    def report(self) -> None:
-        """Says it once."""
-        reason = f"simulated: {self.target} is declared by --simulate; no device is here and none was checked"
+    async def probe(self) -> bool:
+        """Reports that nothing was checked."""
+        reason = f"simulated: {self._target} is declared by --simulate; no device is here and none was checked"
         action = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host looked at"
-        self._board.report(DRIVER, "unknown", reason, at=self._clock.now(), action=action)
+        self._health.report(DRIVER, "unknown", reason, at=self._clock.now(), action=action)
+        return True
 
-    def require_facts(self) -> None:
-        """Passes: what is declared is known."""
+    async def wait_for_probe(self) -> None:
+        """Returns at once."""
 
-    def require_topology(self) -> None:
-        """Passes: what is declared is known."""
+    async def list_jax_devices(self) -> None:
+        """Does nothing: JAX is not started."""
+
+    def report_progress(self, value: Mapping[str, Any]) -> None:
+        """Does nothing: no bench measures."""
 
     def require_hardware(self, asked: str) -> None:
         """Refuses what only hardware can do.
@@ -85,33 +86,48 @@ class SimulatedHost:
             InvalidRequestError: always.
         """
         raise InvalidRequestError(
-            f"{asked} was asked of a host that simulates {self.target}; it has no device, and only devices can do it",
+            f"{asked} was asked of a host that simulates {self._target}; it has no device, and only devices can do it",
             hint="ask an agent on real hardware; GET /readyz says which agents simulate",
         )
 
-    def devices(self, now: datetime) -> Devices:
-        """Returns the target as `/devices` shows it; always the same one, as nothing of it ages."""
-        return self._devices
+    def here(self) -> Here:
+        """Returns the target; every plan on it says that it is simulated, and no device has a state."""
+        return Here(self.topology(), notices=self._notices)
 
-    @cached_property
-    def _devices(self) -> Devices:
-        topology = build_target(self.target)
-        said: dict[str, Any] = {"basis": "declared", "observed_at": self._clock.now(), "age_s": 0.0}
-        return Devices(
-            host=Host(name=platform.node() or "localhost", **said),
-            cpu=Cpu(**said),
-            numa_nodes=(),
-            software=Software(agent=meshwright_agent.__version__, python=platform.python_version(), **said),
-            platform=topology.platform,
-            worker=self._view(),
-            granules=topology.granules,
-            devices=topology.devices,
-            links=topology.links,
-            warnings=self.notices,
-        )
+    def dump_here(self, here: Here) -> dict[str, Any]:
+        """Returns the target's name, which is shorter than its devices, and its leases."""
+        leased = {i: d.lease.model_dump() for i, d in enumerate(here.topology.devices) if d.lease}
+        notices = [notice.model_dump() for notice in here.notices]
+        return {"target": self._target, "leased": leased, "health": {}, "notices": notices}
+
+    async def release(self) -> Release:
+        """Returns that nothing is held, so that a scheduler under test goes on."""
+        return Release(released=True, took_s=0.0, killed=False, worker=self._device.view())
+
+    async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
+        """Returns none: no bench runs."""
+        return ()
+
+    def acknowledge(self, component: str) -> None:
+        """Clears what stands against a component."""
+        self._health.clear_faults(component, self._clock.now())
 
 
-def build_notice(target: str) -> Notice:
-    """Returns the warning that stands on `/devices` and on every plan on what is simulated."""
+def build_simulated(target: str, worker: Worker, at: datetime) -> Devices:
+    """Returns the target as `/devices` shows it; nothing of it ages."""
+    topology = build_target(target)
+    declared: dict[str, Any] = {"basis": "declared", "observed_at": at, "age_s": 0.0}
     message = f"this agent simulates {target}: its devices are declared, none is here, and none was checked"
-    return Notice(code=SIMULATED, message=message, hint="for tests of schedulers; ask a real host's agent before a job")
+    hint = "for tests of schedulers; ask a real host's agent before a job"
+    return Devices(
+        host=Machine(name=platform.node() or "localhost", **declared),
+        cpu=Cpu(**declared),
+        numa_nodes=(),
+        software=Software(agent=meshwright_agent.__version__, python=platform.python_version(), **declared),
+        platform=topology.platform,
+        worker=worker,
+        granules=topology.granules,
+        devices=topology.devices,
+        links=topology.links,
+        warnings=(Notice(code=SIMULATED, message=message, hint=hint),),
+    )

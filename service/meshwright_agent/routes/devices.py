@@ -51,7 +51,7 @@ class TargetsQuery(Query):
 )
 async def read_devices(agent: AgentHere, query: Annotated[FormatQuery, fastapi.Query()]) -> Response:
     """The host's topology: devices, links, granules, each fact with its basis and age. `?format=text` for people."""
-    devices = agent.picture.devices()
+    devices = agent.host.devices()
     if query.form == "text":
         return PlainTextResponse(format_devices(devices))
     return Response(devices.model_dump_json(), media_type="application/json")
@@ -63,7 +63,7 @@ async def release_devices(agent: AgentHere, caller: Operator, request: ReleaseRe
 
     All devices or none: JAX lets go of what it opened only with its process. So the body, if there is one, is `{}`.
     """
-    return await agent.release()
+    return await agent.host.release()
 
 
 @router.get(

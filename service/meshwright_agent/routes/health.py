@@ -1,4 +1,4 @@
-"""Health routes: /healthz touches nothing, /readyz is a line from memory, /health is the board, /events its history."""
+"""Health routes: /healthz touches nothing, /readyz is a line from memory, /health lists components."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def read_health(agent: AgentHere, query: Annotated[HealthQuery, fastapi.Qu
 
     `state` selects components; the state of the whole stays that of all. `?format=text` lists the worst first.
     """
-    health = agent.health()
+    health = agent.health.view(agent.clock.now())
     parts = tuple(part for part in health.components if query.state in (None, part.state))
     if query.form == "text":
         return PlainTextResponse(format_health(health.state, parts))

@@ -97,7 +97,8 @@ class HealthCollector(Collector):
         """Yields the families of this moment."""
         agent = self._agent
         yield _gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
-        states: dict[tuple[str, ...], str] = {(part.name,): part.state for part in agent.health().components}
+        components = agent.health.view(agent.clock.now()).components
+        states: dict[tuple[str, ...], str] = {(part.name,): part.state for part in components}
         yield _one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
         yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
         children = agent.children
@@ -133,7 +134,7 @@ class DeviceCollector(Collector):
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:
-            devices = self._agent.picture.devices().devices
+            devices = self._agent.host.devices().devices
         except ProblemError:
             return
         if len(devices) > MAX_LISTED:
@@ -152,8 +153,8 @@ class DeviceCollector(Collector):
         yield from (info, capacity, used)
 
     def _list_unknown(self) -> frozenset[str]:
-        board, now = self._agent.board, self._agent.clock.now()
-        return frozenset(name for name in board.names() if board.state(name, now) == "unknown")
+        health, now = self._agent.health, self._agent.clock.now()
+        return frozenset(name for name in health.names() if health.state(name, now) == "unknown")
 
     def _collect_bench(self) -> Iterator[Metric]:
         names = ("case", "axis", "axis_size", "size_bytes", "dtype", "devices")

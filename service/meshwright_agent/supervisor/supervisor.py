@@ -129,7 +129,7 @@ class Supervisor:
         self.has_crashed = False
         self.crash_count = 0
         self._clock = clock
-        self._on_change = on_change
+        self.on_change = on_change
         self._build_child = build_child
         self._ids = itertools.count(1)
         self._lock = asyncio.Lock()  # whoever has it has the child
@@ -460,8 +460,8 @@ class Supervisor:
         _log.debug("%s: %s → %s", self.spec.name, self.state, state)
         self.state, self.since = state, self._clock.now()
         self._wake()
-        if self._on_change is not None:
-            self._on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     def _give_up(self, build_error: _BuildError) -> None:
         """Lets all who wait for their turn raise this."""

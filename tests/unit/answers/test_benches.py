@@ -23,12 +23,10 @@ from meshwright.errors import (
     WorkerFailedError,
 )
 from meshwright.wire.bench import BenchRequest
-from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.runs import FINAL_STATES, Run
 from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches, HostMeasurements
 from meshwright_agent.facts.model import ProcessFacts, build_json
-from meshwright_agent.health.events import History
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leases import LeaseRegistry, Owner
@@ -37,9 +35,8 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualBoot, ManualClock
-from tests.fakes.supervised import FakeSupervisor, Reply, answering
+from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
 from tests.unit.leases.scene import build_lease
-from tests.unit.store.opening import build_closed_store
 
 FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
 
@@ -82,39 +79,26 @@ def run_scene(
     async def play(store: Store) -> None:
         clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
         probe, device = answering(*looks), answering(*answers)
-        board, settings = HealthRegistry(stale_after_s=60), Settings()
-        watch = HostWatch(
-            probe=probe,  # type: ignore[arg-type]
-            device=device,  # type: ignore[arg-type]
-            board=board,
-            settings=settings,
-            clock=clock,
-            history=History(build_closed_store(), clock=clock),
-            stays=False,
-        )
-        registry = LeaseRegistry(clock, ManualBoot())
-        runs = RunQueue(store, clock=clock)
+        health, settings = HealthRegistry(stale_after_s=60), Settings()
+        registry, runs = LeaseRegistry(clock, ManualBoot()), RunQueue(store, clock=clock)
+        watch = build_watch(probe, device, health=health, settings=settings, clock=clock, leases=registry, runs=runs)
 
         def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             task = asyncio.create_task(work)
             tasks.add(task)
             return task
 
-        def devices() -> Devices:
-            return registry.mark(watch.devices(clock.now()))
-
         benches = Benches(
             device,  # type: ignore[arg-type]
             watch,
-            devices=devices,
             runs=runs,
             registry=registry,
-            measurements=HostMeasurements(),
+            measurements=HostMeasurements(clock),
             settings=settings,
             clock=clock,
             spawn=spawn,
         )
-        await watch.look_at_facts()
+        await watch.probe()
         try:
             await test(Scene(benches, watch, runs, registry, probe, device, clock))
         finally:
@@ -199,7 +183,7 @@ def test_on_accelerators_any_lease_is_in_the_way(tmp_path: Path, dgx: Machine) -
 @pytest.mark.parametrize("moment", ["while it waits", "while JAX starts"])
 def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, moment: str) -> None:
     async def test(scene: Scene) -> None:
-        work, look_at_jax = scene.benches.execute, scene.watch.look_at_jax
+        work, list_jax_devices = scene.benches.execute, scene.watch.list_jax_devices
 
         async def execute(run: Run, emit: Any) -> Any:
             if moment == "while it waits":
@@ -207,11 +191,11 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
             return await work(run, emit)
 
         async def start_jax() -> None:
-            await look_at_jax()
+            await list_jax_devices()
             scene.lease(0)
 
         scene.benches.execute = execute
-        scene.watch.look_at_jax = start_jax  # type: ignore[method-assign]
+        scene.watch.list_jax_devices = start_jax  # type: ignore[method-assign]
         ended = await scene.finish(await scene.submit())
         assert ended.state == "cancelled"
         assert ended.error is not None
@@ -247,7 +231,7 @@ def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dg
     """A link that broke fails each case; whoever has the devices is told of it."""
 
     async def test(scene: Scene) -> None:
-        await scene.watch.look_at_jax()
+        await scene.watch.list_jax_devices()
         for state in ("failed", "succeeded"):
             looked = scene.count(scene.device, "describe")
             assert (await scene.finish(await scene.submit())).state == state
@@ -262,7 +246,7 @@ def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dg
 
 def test_a_bench_that_overruns_its_time_limit_is_ended_a_minute_later(tmp_path: Path, dgx: Machine) -> None:
     async def test(scene: Scene) -> None:
-        await scene.watch.look_at_jax()
+        await scene.watch.list_jax_devices()
         for fields, limit_s in (({}, 20), ({"suite": "full"}, 300), ({"max_s": 7}, 7)):
             await scene.finish(await scene.submit(**fields))
             deadlines = [deadline_s for op, _, deadline_s in scene.device.calls if op == "bench"]
@@ -302,7 +286,7 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: 
         begun, go_on = hold_measuring(scene)
         run = await scene.submit(devices=[0])
         await asyncio.wait_for(begun.wait(), 30)
-        await scene.watch.look_at_facts()  # the agent's own worker, and the job
+        await scene.watch.probe()  # the agent's own worker, and the job
         assert await await_state(scene, run.id, "cancelled") == "cancelled"
         go_on.set()
         ended = await scene.finish(run)
@@ -334,7 +318,7 @@ def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: 
         begun, go_on = hold_measuring(scene)
         run = await scene.submit(devices=[3])
         await asyncio.wait_for(begun.wait(), 30)
-        await scene.watch.look_at_facts()
+        await scene.watch.probe()
         await asyncio.sleep(0.05)
         state = (await scene.runs.get(run.id)).state
         go_on.set()

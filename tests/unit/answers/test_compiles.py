@@ -25,6 +25,7 @@ from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatc
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright.wire.runs import Run
 from meshwright.wire.verification import Verification
+from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.compiles import LOG_LINES, Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.children.compile_tasks import CompileTask, Operation
@@ -36,6 +37,7 @@ from tests.fakes.compiler import MODULE
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import answering
 from tests.process.living import TRIES, is_alive, list_own_children
+from tests.unit.answers.test_plans import build_host
 from tests.unit.store.opening import opened
 
 ROOT = Path(__file__).parents[3]
@@ -97,8 +99,8 @@ def play(folder: Path, act: Callable[[Desk], Awaitable[None]], *, module: str = 
                 answering({}),  # type: ignore[arg-type]
                 answering({}),  # type: ignore[arg-type]
                 store,
-                here=lambda: HOST,
-                tell_here=lambda _: {},
+                build_host(lambda: HOST, {}),
+                HostMeasurements(ManualClock()),
             )
             queue = RunQueue(store, clock=ManualClock())
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -14,7 +14,6 @@ from meshwright.wire.bench import Collective
 from meshwright_agent.agent import Agent
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.planner import parse_here
-from meshwright_agent.host.watch import Sight
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import READ_AT, plant_machine
 from tests.fakes.measured import (
@@ -31,8 +30,8 @@ from tests.unit.store.opening import build_closed_store
 
 
 def read(known: HostMeasurements, later_s: float = 0.0) -> list[Measurement]:
-    told = known.tell(EPOCH + timedelta(seconds=later_s))
-    return [Measurement.model_validate(row) for row in json.loads(json.dumps(told))]
+    known._clock = ManualClock(EPOCH + timedelta(seconds=later_s))
+    return [Measurement.model_validate(row) for row in json.loads(json.dumps(known.dump()))]
 
 
 def result(*rows: Measurement, **fields: Any) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def result(*rows: Measurement, **fields: Any) -> dict[str, Any]:
     ids=lambda row: row.case,
 )
 def test_a_record_is_told_as_it_was_measured_with_its_run_and_age(row: Measurement) -> None:
-    known = HostMeasurements()
+    known = HostMeasurements(ManualClock())
     known.note("run-0007", result(row))
     (told,) = read(known, later_s=90)
     assert told.flop_count == pytest.approx(row.flop_count)
@@ -64,7 +63,7 @@ def test_a_record_is_told_as_it_was_measured_with_its_run_and_age(row: Measureme
     [{"nwrong": 3}, {"correct": False}, {"collective": Collective(op="all-reduce", count=0, bytes=0)}],
 )
 def test_what_came_out_wrong_or_was_never_done_is_not_told(fields: dict[str, Any]) -> None:
-    known = HostMeasurements()
+    known = HostMeasurements(ManualClock())
     row = build_collective("all_reduce", 3e11, size_bytes=1024 * MIB)
     known.note("run-0001", result(row, **fields))
     assert read(known) == []
@@ -74,7 +73,7 @@ def test_what_came_out_wrong_or_was_never_done_is_not_told(fields: dict[str, Any
 
 def test_a_quick_bench_does_not_drive_out_what_only_a_longer_one_can_tell() -> None:
     full = [build_memory(0, 2e12, size_bytes=size * MIB) for size in (256, 1024)]
-    known = HostMeasurements()
+    known = HostMeasurements(ManualClock())
     known.note("run-0001", result(*full))
     known.note("run-0002", result(build_memory(0, 1e12, size_bytes=256 * MIB)))  # too short to be told from its start
     assert [row.run_id for row in read(known)] == ["run-0001", "run-0001"]
@@ -83,7 +82,7 @@ def test_a_quick_bench_does_not_drive_out_what_only_a_longer_one_can_tell() -> N
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
-    known = HostMeasurements()
+    known = HostMeasurements(ManualClock())
     known.note("run-0001", result(build_matmul(0, 4e14)))
     assert [row.age_s for row in read(known, later_s=-60)] == [0.0]
 
@@ -92,7 +91,7 @@ def test_stored_runs_are_recalled_in_the_order_in_which_they_were_made(caplog: p
     older = build_run(1, state="succeeded", result=result(build_matmul(0, 3e14), build_matmul(1, 3e14)))
     newer = build_run(2, state="succeeded", result=result(build_matmul(0, 5e14)))
     other = build_run(3, state="succeeded", result={"suite": "of another release"})
-    known = HostMeasurements()
+    known = HostMeasurements(ManualClock())
     known.recall((other, newer, older))
     assert {row.device_indices: row.run_id for row in read(known)} == {(0,): "run-0002", (1,): "run-0001"}
     assert "run-0003" in caplog.text
@@ -101,11 +100,14 @@ def test_stored_runs_are_recalled_in_the_order_in_which_they_were_made(caplog: p
 def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> None:
     clock = ManualClock(READ_AT)
     agent = Agent(Settings(state_dir=tmp_path), build_closed_store(tmp_path), clock=clock, environ={})
-    agent.watch.sight = Sight(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
-    told = json.loads(json.dumps(agent.picture.tell_here(agent.picture.here())))
-    assert parse_here(told).measured == ()
+    agent.host.update(facts=plant_machine("dgx-h100", tmp_path).read(), facts_at=READ_AT)
+
+    def dump() -> Any:
+        return json.loads(json.dumps(agent.plans._try_to_dump_here()))
+
+    assert parse_here(dump()).measured == ()
     agent.measurements.note("run-0009", result(*build_host(4e14)))
-    here = parse_here(json.loads(json.dumps(agent.picture.tell_here(agent.picture.here()))))
+    here = parse_here(dump())
     assert {row.run_id for row in here.measured} == {"run-0009"}
     assert len(here.measured) == 16
     assert {row.device_kind for row in here.measured} == {device.kind for device in here.topology.devices}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from meshwright.errors import (
 )
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.plans import (
     LARGE_DEVICES,
     MAX_WAITING,
@@ -32,6 +34,7 @@ from meshwright_agent.children.planner import Here, write_plans
 from meshwright_agent.store import Document
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled
+from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering
 
 TARGET = PlanRequest(mesh="dp:2,tp:-1", target="v5e:2x4")
@@ -75,9 +78,18 @@ def build(
         planner,  # type: ignore[arg-type]
         large or planner,  # type: ignore[arg-type]
         kept,
-        here=look or (lambda: Here(build_target(here))),
-        tell_here=lambda known: {"target": here, "health": known.health, "notices": []},
+        build_host(look or (lambda: Here(build_target(here))), {"target": here}),
+        HostMeasurements(ManualClock()),
     )
+
+
+def build_host(here: Callable[[], Here], dumped: dict[str, Any]) -> Any:
+    """Returns a host that plans see so."""
+
+    def dump_here(known: Here) -> dict[str, Any]:
+        return {**dumped, "health": known.health, "notices": []}
+
+    return SimpleNamespace(here=here, topology=lambda: here().topology, dump_here=dump_here)
 
 
 def read(maker: PlanMaker, request: PlanRequest) -> Plans:
@@ -111,7 +123,12 @@ def test_a_topology_is_handed_over() -> None:
 def test_a_large_host_is_handed_over_with_the_request() -> None:
     planner = answering(ANSWER)
     read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES + 1}"), PlanRequest(mesh="x:-1"))
-    assert planner.calls[0][1]["here"] == {"target": f"cpu:{SMALL_HOST_DEVICES + 1}", "health": {}, "notices": []}
+    assert planner.calls[0][1]["here"] == {
+        "target": f"cpu:{SMALL_HOST_DEVICES + 1}",
+        "health": {},
+        "notices": [],
+        "measured": [],
+    }
 
 
 @pytest.mark.parametrize(

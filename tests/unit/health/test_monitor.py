@@ -18,7 +18,7 @@ from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, SliceF
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.view import build_devices
+from meshwright_agent.host.snapshot import HostSnapshot
 from tests.fakes.machines import RECORDED, Machine, plant_machine
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.stored import ManualClock
@@ -49,8 +49,12 @@ class Scene:
         self.history = History(build_closed_store(), clock=self.clock)
         if self.dump is not None:
             self.history.memory.load(self.dump)
-        self.board = HealthRegistry(stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory)
-        self.monitor = HealthMonitor(self.board, self.history, parse_chip_count(self.expect) if self.expect else None)
+        self.registry = HealthRegistry(
+            stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory
+        )
+        self.monitor = HealthMonitor(
+            self.registry, self.history, parse_chip_count(self.expect) if self.expect else None
+        )
         self.monitor.recall(self.clock.now())
         self.before: HostFacts | None = None
 
@@ -71,7 +75,7 @@ class Scene:
     def devices(self, facts: HostFacts) -> Any:
         now = self.clock.now()
         worker = Worker(state="stopped", generation=0, since=now)
-        return build_devices(facts, now, None, worker, now=now, cpu_devices=self.cpu_devices)
+        return HostSnapshot(worker, facts=facts, facts_at=now, cpu_devices=self.cpu_devices).devices(now)
 
     def acknowledge(self, name: str) -> None:
         facts = self.before
@@ -79,13 +83,13 @@ class Scene:
         self.monitor.acknowledge(name, self.clock.now(), facts=facts, devices=devices)
 
     def state(self, name: str) -> str:
-        return self.board.state(name, self.clock.now())
+        return self.registry.state(name, self.clock.now())
 
     def component(self, name: str) -> Component:
-        return self.board.component(name, self.clock.now())
+        return self.registry.component(name, self.clock.now())
 
     def ill(self) -> set[str]:
-        return {name for name in self.board.names() if self.state(name) not in ("healthy", "initializing")}
+        return {name for name in self.registry.names() if self.state(name) not in ("healthy", "initializing")}
 
     def events(self, name: str) -> list[HealthEvent]:
         return [event for event in self.history._waiting if event.component == name]
@@ -112,7 +116,7 @@ def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scen
     assert scene.ill() == set()
     for part in ("device", "thermal", "memory", "link"):
         assert scene.state(f"{part}:{UUID}") == "healthy"
-    assert len(scene.board.names()) == 8 * 4 + 4  # worker, driver, inventory, kernel_log
+    assert len(scene.registry.names()) == 8 * 4 + 4  # worker, driver, inventory, kernel_log
     assert scene.state("inventory") == "healthy"
 
 
@@ -171,7 +175,7 @@ def test_what_a_card_stops_telling_is_unknown_until_it_tells_again_or_is_gone(sc
     facts = scene.look()
     assert scene.ill() == set()
     scene.look(without(facts, 0))
-    assert f"thermal:{UUID}" not in scene.board.names()
+    assert f"thermal:{UUID}" not in scene.registry.names()
     assert scene.state(f"device:{UUID}") == "unhealthy"
 
 
@@ -182,7 +186,7 @@ def test_the_parts_of_a_divided_card_are_its_instances(tmp_path: Path) -> None:
     instances = {f"device:{gpu.key}" for gpu in scene.read().gpus if gpu.mig}
     assert len(instances) == 3
     assert scene.ill() >= instances
-    assert sum(name.startswith("memory:") for name in scene.board.names()) == 3  # one a card
+    assert sum(name.startswith("memory:") for name in scene.registry.names()) == 3  # one a card
 
 
 def test_fatal_errors_on_the_bus_stand_until_acknowledged_but_old_ones_are_no_news(scene: Scene) -> None:
@@ -207,7 +211,7 @@ def test_fatal_errors_on_the_bus_stand_until_acknowledged_but_old_ones_are_no_ne
 def test_a_driver_that_falls_silent_makes_all_that_only_it_knows_unknown_at_once(scene: Scene) -> None:
     scene.look()
     scene.monitor.report_silence("no answer within 10 s", scene.clock.now())
-    assert scene.ill() == set(scene.board.names()) - {"worker", "kernel_log"}
+    assert scene.ill() == set(scene.registry.names()) - {"worker", "kernel_log"}
     seen = scene.component(f"device:{UUID}")
     assert (seen.state, "driver does not answer" in seen.reason) == ("unknown", True)
     scene.look()
@@ -226,7 +230,7 @@ def test_an_operators_word_makes_nothing_healthy_that_was_not_looked_at_since_th
     scene.look(None, hit(79))
     scene.restart()
     scene.acknowledge(f"device:{UUID}")
-    assert {scene.state(name) for name in scene.board.names()} == {"initializing"}
+    assert {scene.state(name) for name in scene.registry.names()} == {"initializing"}
     scene.monitor.report_silence("no answer", scene.clock.now())
     scene.acknowledge(f"device:{UUID}")
     assert scene.state(f"device:{UUID}") == "unknown"
@@ -276,7 +280,7 @@ def test_an_xid_of_a_card_that_is_gone_is_that_cards(scene: Scene) -> None:
     scene.look()
     scene.look(without(scene.read(), 0), hit(79))
     assert "XID 79" in scene.component(f"device:{UUID}").reason
-    assert f"device:{ADDRESS}" not in scene.board.names()
+    assert f"device:{ADDRESS}" not in scene.registry.names()
 
 
 def test_a_log_that_cannot_be_read_is_degraded_and_forgets_no_fault(scene: Scene) -> None:
@@ -308,7 +312,7 @@ def test_a_card_that_was_taken_out_is_forgotten_on_an_operators_word(scene: Scen
     scene.look()
     scene.look(without(scene.read(), 0, 1))
     scene.acknowledge(f"device:{UUID}")
-    assert f"device:{UUID}" not in scene.board.names()
+    assert f"device:{UUID}" not in scene.registry.names()
     assert scene.state("inventory") == "unhealthy"
     scene.acknowledge("inventory")
     assert scene.ill() == set()
@@ -322,7 +326,7 @@ def test_another_card_in_the_same_slot_is_no_missing_one(scene: Scene) -> None:
     first, *rest = facts.gpus
     scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
     assert scene.ill() == set()
-    assert f"device:{UUID}" not in scene.board.names()
+    assert f"device:{UUID}" not in scene.registry.names()
     assert scene.state("device:GPU-new") == "healthy"
 
 
@@ -342,7 +346,7 @@ def test_a_card_that_does_not_tell_its_uuid_in_one_look_keeps_its_faults(tmp_pat
     scene.nvml.fail({})
     scene.look()
     assert scene.ill() == {f"device:{UUID}"}
-    assert f"device:{ADDRESS}" not in scene.board.names()
+    assert f"device:{ADDRESS}" not in scene.registry.names()
     assert [fault.count for faults in scene.history.memory.faults.values() for fault in faults.values()] == [1]
 
 
@@ -471,7 +475,7 @@ def test_a_chip_that_the_slice_should_have_is_missing_though_no_probe_saw_it(
 
 def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
     scene.look(replace(scene.read(), gpus=(), links=()))
-    assert "inventory" not in scene.board.names()
+    assert "inventory" not in scene.registry.names()
 
 
 def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:
@@ -491,7 +495,7 @@ def boot(facts: HostFacts) -> HostFacts:
 
 
 def sinces(scene: Scene) -> dict[str, Any]:
-    return {name: scene.component(name).since for name in scene.board.names() if name != "worker"}
+    return {name: scene.component(name).since for name in scene.registry.names() if name != "worker"}
 
 
 @pytest.mark.parametrize("is_boot", [False, True])
@@ -501,7 +505,7 @@ def test_a_restart_and_a_boot_after_which_all_is_as_before_are_no_events(scene: 
     before, ill = sinces(scene), scene.ill()
     scene.clock.advance(7200)
     scene.restart()
-    assert set(scene.board.names()) == {*before, "worker"} - {"kernel_log"}  # listed before anybody has looked
+    assert set(scene.registry.names()) == {*before, "worker"} - {"kernel_log"}  # listed before anybody has looked
     scene.look(boot(facts) if is_boot else facts)
     assert (sinces(scene), scene.ill()) == (before, ill)
     assert list(scene.history._waiting) == []
@@ -515,7 +519,7 @@ def test_what_has_changed_while_no_agent_was_there_is_an_event_with_the_state_of
     (event,) = scene.events(f"device:{UUID}")
     assert (event.before, event.state, event.at) == ("healthy", "unhealthy", scene.clock.now())
     assert {event.component for event in scene.history._waiting} == {f"device:{UUID}", "inventory"}
-    assert not [name for name in scene.board.names() if name.endswith(UUID) and not name.startswith("device:")]
+    assert not [name for name in scene.registry.names() if name.endswith(UUID) and not name.startswith("device:")]
     assert f"thermal:{UUID}" not in scene.history.memory.states
 
 
@@ -544,7 +548,7 @@ def test_after_a_restart_with_a_driver_that_hangs_the_parts_of_before_are_unknow
 def test_a_part_that_is_silent_since_a_restart_is_unknown_until_a_word_or_another_boot(scene: Scene) -> None:
     part = f"memory:{UUID}"
     scene.look()
-    parts = {name for name in scene.board.names() if name.startswith("memory:")}
+    parts = {name for name in scene.registry.names() if name.startswith("memory:")}
     for index in range(len(parts)):  # such as with another driver
         scene.nvml.change_gpu(index, ecc=None, remapped=None)
     scene.restart()
@@ -556,11 +560,11 @@ def test_a_part_that_is_silent_since_a_restart_is_unknown_until_a_word_or_anothe
     kept = scene.dump
     scene.acknowledge(part)
     scene.look()
-    assert part not in scene.board.names()
+    assert part not in scene.registry.names()
     scene.dump = kept
     scene.start()
     scene.look(boot(facts))  # another driver, as likely as not
-    assert (scene.ill(), part in scene.board.names()) == (set(), False)
+    assert (scene.ill(), part in scene.registry.names()) == (set(), False)
 
 
 def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Scene) -> None:
@@ -802,7 +806,7 @@ def test_cards_that_devices_does_not_show_are_no_components_after_a_driver_that_
     scene.cpu_devices = 2
     scene.look()
     scene.monitor.report_silence("no answer within 10 s", scene.clock.now())
-    assert not [name for name in scene.board.names() if name.startswith("device:")]
+    assert not [name for name in scene.registry.names() if name.startswith("device:")]
     scene.look()
     assert scene.ill() == set()
 
@@ -813,7 +817,9 @@ def test_cards_of_an_earlier_life_are_no_components_where_devices_does_not_show_
     scene.cpu_devices = 2
     assert scene.state(f"device:{UUID}") == "initializing"
     scene.look(None, hit(79))
-    assert [name for name in scene.board.names() if name.startswith("device:")] == [f"device:{UUID}"]  # with its fault
+    assert [name for name in scene.registry.names() if name.startswith("device:")] == [
+        f"device:{UUID}"
+    ]  # with its fault
     assert scene.state(f"device:{UUID}") == "unhealthy"
 
 
@@ -823,4 +829,4 @@ def test_a_card_that_came_back_is_no_component_where_devices_does_not_show_it(sc
     scene.look(without(facts, 0))
     assert scene.state(f"device:{UUID}") == "unhealthy"
     scene.look(facts)
-    assert f"device:{UUID}" not in scene.board.names()
+    assert f"device:{UUID}" not in scene.registry.names()

@@ -108,8 +108,8 @@ def _find_green(host: Host, fail: Mapping[str, int], places: Collection[int]) ->
     host.scene.start()
     facts = host.scene.look(host.read(fail))
     now = host.scene.clock.now()
-    host.scene.board.report("worker", "healthy", "answers", at=now)
-    health = host.scene.board.view(now)
+    host.scene.registry.report("worker", "healthy", "answers", at=now)
+    health = host.scene.registry.view(now)
     if health.state == "healthy":
         yield "the host"
     for gpu in facts.gpus:

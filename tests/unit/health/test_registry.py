@@ -99,7 +99,7 @@ class Lives:
         self.begin()
 
     def begin(self) -> None:
-        self.board = HealthRegistry(stale_after_s=60, on_change=self._hear, memory=self.memory)
+        self.registry = HealthRegistry(stale_after_s=60, on_change=self._hear, memory=self.memory)
 
     def restart(self) -> None:
         dump, self.memory = self.memory.dump(), HealthMemory()
@@ -110,13 +110,13 @@ class Lives:
         self.told.append((component.name, before, component.state, at))
 
     def since(self, name: str, now: datetime) -> datetime | None:
-        return self.board.component(name, now).since
+        return self.registry.component(name, now).since
 
 
 @pytest.fixture
 def lives() -> Lives:
     lives = Lives()
-    lives.board.report("device:0", "degraded", "hot", at=NOW)
+    lives.registry.report("device:0", "degraded", "hot", at=NOW)
     lives.told.clear()
     return lives
 
@@ -124,15 +124,15 @@ def lives() -> Lives:
 def test_what_is_seen_as_before_keeps_its_since_and_is_not_told(lives: Lives) -> None:
     later = NOW + timedelta(days=3)
     lives.restart()
-    lives.board.report("device:0", "degraded", "hot still", at=later)
-    lives.board.settle(later)
+    lives.registry.report("device:0", "degraded", "hot still", at=later)
+    lives.registry.settle(later)
     assert (lives.since("device:0", later), lives.told) == (NOW, [])
 
 
 def test_what_is_seen_otherwise_is_told_with_the_state_before_the_restart(lives: Lives) -> None:
     later = NOW + timedelta(days=3)
     lives.restart()
-    lives.board.report("device:0", "healthy", "cool", at=later)
+    lives.registry.report("device:0", "healthy", "cool", at=later)
     assert lives.told == [("device:0", "degraded", "healthy", later)]
     assert lives.since("device:0", later) == later
 
@@ -140,54 +140,54 @@ def test_what_is_seen_otherwise_is_told_with_the_state_before_the_restart(lives:
 @pytest.mark.parametrize("state", ["healthy", "degraded", "unhealthy"])
 def test_until_it_is_looked_at_again_it_is_initializing_since_nobody_knows_when(state: State) -> None:
     lives = Lives()
-    lives.board.report("device:0", state, "", at=NOW)
+    lives.registry.report("device:0", state, "", at=NOW)
     lives.told.clear()
     lives.restart()
-    lives.board.expect(["device:0"])
-    seen = lives.board.view(NOW + SECOND).components[0]
+    lives.registry.expect(["device:0"])
+    seen = lives.registry.view(NOW + SECOND).components[0]
     assert (seen.state, seen.since, lives.told) == ("initializing", None, [])
     lives.restart()  # an agent that ended before it looked has changed nothing
-    lives.board.report("device:0", state, "", at=NOW + SECOND)
+    lives.registry.report("device:0", state, "", at=NOW + SECOND)
     assert (lives.since("device:0", NOW + SECOND), lives.told) == (NOW, [])
 
 
 def test_a_check_that_leaves_a_component_alone_is_no_look_before_the_first_one_and_a_change_after_it() -> None:
     lives = Lives()
-    lives.board.report("worker", "healthy", "answers", at=NOW)
+    lives.registry.report("worker", "healthy", "answers", at=NOW)
     lives.told.clear()
     lives.restart()
-    lives.board.report("worker", "initializing", "not started: a device is leased", at=NOW + SECOND)
+    lives.registry.report("worker", "initializing", "not started: a device is leased", at=NOW + SECOND)
     assert (lives.since("worker", NOW + SECOND), lives.told) == (None, [])
-    lives.board.report("worker", "healthy", "answers", at=NOW + 2 * SECOND)
+    lives.registry.report("worker", "healthy", "answers", at=NOW + 2 * SECOND)
     assert (lives.since("worker", NOW + 2 * SECOND), lives.told) == (NOW, [])
-    lives.board.report("worker", "initializing", "not started: a device is leased", at=NOW + 3 * SECOND)
+    lives.registry.report("worker", "initializing", "not started: a device is leased", at=NOW + 3 * SECOND)
     assert lives.told == [("worker", "healthy", "initializing", NOW + 3 * SECOND)]
 
 
 def test_a_fault_that_stands_tells_nothing_before_a_look_where_the_component_was_worse(lives: Lives) -> None:
-    lives.board.report("device:0", "unhealthy", "gone", at=NOW + SECOND)
+    lives.registry.report("device:0", "unhealthy", "gone", at=NOW + SECOND)
     lives.told.clear()
     lives.restart()
-    lives.board.add_fault(Fault("device:0", "xid_63", "degraded", "a row", "reset", NOW), NOW + 2 * SECOND)
-    seen = lives.board.view(NOW + 2 * SECOND).components[0]
+    lives.registry.add_fault(Fault("device:0", "xid_63", "degraded", "a row", "reset", NOW), NOW + 2 * SECOND)
+    seen = lives.registry.view(NOW + 2 * SECOND).components[0]
     assert (seen.state, seen.since) == ("degraded", None)
-    lives.board.report("device:0", "unhealthy", "gone", at=NOW + 3 * SECOND)
+    lives.registry.report("device:0", "unhealthy", "gone", at=NOW + 3 * SECOND)
     assert (lives.since("device:0", NOW + 3 * SECOND), lives.told) == (NOW + SECOND, [])
 
 
 def test_a_fault_that_is_news_before_a_look_is_told(lives: Lives) -> None:
     lives.restart()
-    lives.board.add_fault(FAULT, NOW + SECOND)
+    lives.registry.add_fault(FAULT, NOW + SECOND)
     assert lives.told == [("device:0", "degraded", "unhealthy", NOW + SECOND)]
 
 
 def test_a_fault_that_is_cleared_before_a_look_is_told_and_the_next_one_begins_anew(lives: Lives) -> None:
-    lives.board.add_fault(FAULT, NOW)
+    lives.registry.add_fault(FAULT, NOW)
     lives.restart()
-    lives.board.add_fault(FAULT, NOW + SECOND)  # as it is recalled
+    lives.registry.add_fault(FAULT, NOW + SECOND)  # as it is recalled
     lives.told.clear()
-    lives.board.clear_faults("device:0", NOW + 2 * SECOND)
-    lives.board.add_fault(FAULT, NOW + 3 * SECOND)
+    lives.registry.clear_faults("device:0", NOW + 2 * SECOND)
+    lives.registry.add_fault(FAULT, NOW + 3 * SECOND)
     assert [told[1:3] for told in lives.told] == [("unhealthy", "initializing"), ("initializing", "unhealthy")]
     assert lives.since("device:0", NOW + 3 * SECOND) == NOW + 3 * SECOND
 
@@ -195,24 +195,24 @@ def test_a_fault_that_is_cleared_before_a_look_is_told_and_the_next_one_begins_a
 def test_since_is_never_in_the_future_of_a_clock_that_was_set_back_and_comes_back_with_it(lives: Lives) -> None:
     back = NOW - timedelta(days=1)
     lives.restart()
-    lives.board.report("device:0", "degraded", "hot", at=back)
+    lives.registry.report("device:0", "degraded", "hot", at=back)
     assert (lives.since("device:0", back), lives.told) == (None, [])
-    lives.board.report("device:0", "degraded", "hot", at=NOW + SECOND)
+    lives.registry.report("device:0", "degraded", "hot", at=NOW + SECOND)
     assert lives.since("device:0", NOW + SECOND) == NOW
 
 
 @pytest.mark.parametrize("how", ["forget", "forget_unlisted"])
 def test_a_component_that_is_gone_begins_anew_when_it_comes_back(lives: Lives, how: str) -> None:
     lives.restart()
-    lives.board.report("device:1", "healthy", "listed", at=NOW)
+    lives.registry.report("device:1", "healthy", "listed", at=NOW)
     lives.told.clear()
     if how == "forget":
-        lives.board.forget("device:0")
+        lives.registry.forget("device:0")
     else:
-        lives.board.forget_unlisted()
+        lives.registry.forget_unlisted()
     lives.restart()
     for name in ("device:0", "device:1"):
-        lives.board.report(name, "healthy", "listed", at=NOW + SECOND)
+        lives.registry.report(name, "healthy", "listed", at=NOW + SECOND)
     assert lives.told == [("device:0", "initializing", "healthy", NOW + SECOND)]
 
 
@@ -227,8 +227,8 @@ def test_restarts_among_any_looks_change_neither_what_is_told_nor_since_when(
         if is_restart:
             restarted.restart()
         for lives in (restarted, steady):
-            lives.board.report(name, state, "", at=NOW + number * SECOND)
+            lives.registry.report(name, state, "", at=NOW + number * SECOND)
     now = NOW + len(looks) * SECOND
     assert restarted.told == steady.told
-    for name in restarted.board.names():
+    for name in restarted.registry.names():
         assert restarted.since(name, now) == steady.since(name, now) is not None

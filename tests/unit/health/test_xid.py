@@ -116,7 +116,7 @@ def test_where_xids_are_not_watched_that_is_said_once_and_is_not_green(
     scene: Scene, log: KernelLog, state: str, words: str
 ) -> None:
     scene.look()
-    before = scene.board.names()
+    before = scene.registry.names()
     assert scene.state("kernel_log") == "healthy"
     look(scene, log)
     seen = scene.component("kernel_log")
@@ -124,7 +124,7 @@ def test_where_xids_are_not_watched_that_is_said_once_and_is_not_green(
     assert seen.reason.startswith("XIDs are not watched here: ")
     assert words in seen.reason
     assert "MESHWRIGHT_KERNEL_LOG" in seen.action
-    assert scene.board.names() == before
+    assert scene.registry.names() == before
 
 
 def test_where_xids_were_never_watched_the_host_is_as_its_cards_are(scene: Scene) -> None:
@@ -136,7 +136,7 @@ def test_where_xids_were_never_watched_the_host_is_as_its_cards_are(scene: Scene
 def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> None:
     look(scene, KernelLog())
     look(scene, None)
-    assert "kernel_log" not in scene.board.names()
+    assert "kernel_log" not in scene.registry.names()
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])

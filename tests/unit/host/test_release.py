@@ -14,7 +14,7 @@ from meshwright.errors import DeviceBusyError
 from meshwright.wire.devices import Release
 from meshwright.wire.runs import Run
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.host.release import ANSWER_S, BOUND_S, LOOK_S, make_way, release_devices
+from meshwright_agent.host.release import ANSWER_S, BOUND_S, PROBE_S, preempt_benches, release_devices
 from meshwright_agent.runs import Emit, Execute, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
@@ -112,7 +112,7 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
             assert answer.held is not None
             assert [holder.pid for holder in answer.held] == pids
             assert answer.held[-1].own
-        assert BOUND_S - ANSWER_S - LOOK_S <= min(took_s) <= BOUND_S
+        assert BOUND_S - ANSWER_S - PROBE_S <= min(took_s) <= BOUND_S
         ended.set()
         assert (await scene.release()).released
 
@@ -197,7 +197,7 @@ def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path
             answer = await scene.release()
             assert (answer.released, [holder.pid for holder in answer.held or ()]) == (False, [1001])
         with pytest.raises(DeviceBusyError, match="process 1001, does not let go"):
-            await make_way(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=True)
+            await preempt_benches(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=True)
 
     spawn = FakeSpawn(ending=Ending(status=None, killed=True))
     run_scene(tmp_path, test, spawn=spawn, look={"holders": []})
@@ -210,7 +210,9 @@ def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
     async def test(scene: Scene) -> None:
         run = await scene.begin_run()
         ids = (run.id,) if is_in_the_way else ()
-        gone = await make_way(device=scene.worker, runs=scene.runs, ids=ids, reason="a lease", has_devices=has_devices)
+        gone = await preempt_benches(
+            device=scene.worker, runs=scene.runs, ids=ids, reason="a lease", has_devices=has_devices
+        )
         assert gone == ids
         assert (await scene.runs.get(run.id)).state == ("cancelled" if is_in_the_way else "running")
         assert scene.worker.state == ("stopped" if is_in_the_way else "busy")
@@ -222,7 +224,7 @@ def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
 def test_a_lease_ends_an_idle_worker_only_where_that_has_accelerators(tmp_path: Path, has_devices: bool) -> None:
     async def test(scene: Scene) -> None:
         await scene.worker.start()
-        await make_way(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=has_devices)
+        await preempt_benches(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=has_devices)
         assert scene.worker.state == ("stopped" if has_devices else "ready")
 
     run_scene(tmp_path, test, look={"holders": []})

@@ -11,6 +11,7 @@ from meshwright.errors import InvalidRequestError
 from meshwright.topology.targets import build_target
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices
+from meshwright.wire.health import Health
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.leases import Owner
@@ -26,8 +27,12 @@ def build(folder: Path, target: str = "2*h100:8") -> Agent:
     )
 
 
+def read_health(agent: Agent) -> Health:
+    return agent.health.view(agent.clock.now())
+
+
 def test_a_simulated_host_lists_the_devices_of_all_its_hosts_as_declared(tmp_path: Path) -> None:
-    devices = build(tmp_path).picture.devices()
+    devices = build(tmp_path).host.devices()
     assert [(d.host, d.local_index) for d in devices.devices] == [
         (f"host-{host}", index) for host in range(2) for index in range(8)
     ]
@@ -41,18 +46,18 @@ def test_a_simulated_host_lists_the_devices_of_all_its_hosts_as_declared(tmp_pat
 
 def test_what_is_simulated_is_the_target_and_reads_as_any_other_host(tmp_path: Path) -> None:
     agent = build(tmp_path, "v5e:4x4")
-    assert agent.picture.topology() == build_target("v5e:4x4")
-    again = Devices.model_validate_json(agent.picture.devices().model_dump_json())
-    assert again == agent.picture.devices()
+    assert agent.host.topology() == build_target("v5e:4x4")
+    again = Devices.model_validate_json(agent.host.devices().model_dump_json())
+    assert again == agent.host.devices()
 
 
 def test_nothing_is_healthy_since_nothing_was_checked(tmp_path: Path) -> None:
     agent = build(tmp_path)
-    assert {component.state for component in agent.health().components} == {"initializing"}
-    agent.host.report()  # type: ignore[union-attr]
-    seen = {component.name: component.state for component in agent.health().components}
+    assert {component.state for component in read_health(agent).components} == {"initializing"}
+    asyncio.run(agent.host.probe())
+    seen = {component.name: component.state for component in read_health(agent).components}
     assert seen == {"driver": "unknown", "store": "initializing"}
-    assert agent.health().state == "unknown"
+    assert read_health(agent).state == "unknown"
 
 
 def test_plans_use_every_device_and_each_says_that_it_is_of_a_simulation(tmp_path: Path) -> None:
@@ -71,7 +76,7 @@ def test_what_needs_hardware_is_refused_and_no_child_is_started(tmp_path: Path) 
     with pytest.raises(InvalidRequestError, match=r"simulates 2\*h100:8") as caught:
         asyncio.run(agent.benches.submit(BenchRequest(), by=Owner()))
     assert caught.value.hint
-    answer = asyncio.run(agent.release())
+    answer = asyncio.run(agent.host.release())
     assert (answer.released, answer.held, answer.killed) == (True, (), False)
     assert (agent.device.generation, agent.probe.generation) == (0, 0)
 
@@ -89,11 +94,12 @@ def test_a_simulation_is_kept_apart_from_what_was_measured_here(tmp_path: Path) 
     assert files == {"simulated"}
 
 
-def test_nothing_ages_so_that_devices_are_written_once(tmp_path: Path) -> None:
+def test_nothing_ages_and_a_topology_is_made_once(tmp_path: Path) -> None:
     clock = ManualClock()
     agent = Agent(
         Settings(simulate="v5e:4x4", state_dir=tmp_path), build_closed_store(tmp_path), clock=clock, environ={}
     )
-    first = agent.picture.key()
+    devices, topology = agent.host.devices(), agent.host.topology()
     clock.advance(3600)
-    assert agent.picture.key() == first
+    assert (agent.host.devices(), agent.host.topology()) == (devices, topology)
+    assert agent.host.topology() is topology

@@ -18,7 +18,6 @@ from meshwright.wire.devices import Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import HolderFacts, Problem, build_json
-from meshwright_agent.health.events import History
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
@@ -26,8 +25,7 @@ from meshwright_agent.supervisor.process import ChildSpec
 from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock, build_record_json
-from tests.fakes.supervised import FakeSupervisor, Reply, answering, look_and_ask
-from tests.unit.store.opening import build_closed_store
+from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch, refresh
 
 STALE_AFTER_S = 60.0
 FOREIGN = HolderFacts(pid=4711, name="python", devices=("GPU-0",))
@@ -42,25 +40,25 @@ class Scene:
     watch: HostWatch
     probe: FakeSupervisor
     device: FakeSupervisor
-    board: HealthRegistry
+    health: HealthRegistry
     clock: ManualClock
     settings: Settings
 
     def look(self) -> None:
-        asyncio.run(look_and_ask(self.watch))
+        asyncio.run(refresh(self.watch))
 
     def component(self, name: str) -> Component:
-        return next(c for c in self.board.view(self.clock.now()).components if c.name == name)
+        return next(c for c in self.health.view(self.clock.now()).components if c.name == name)
 
     def state(self, name: str) -> str:
-        return self.board.state(name, self.clock.now())
+        return self.health.state(name, self.clock.now())
 
     def states_of_devices(self) -> dict[str, str]:
-        names = [name.removeprefix("device:") for name in self.board.names() if name.startswith("device:")]
+        names = [name.removeprefix("device:") for name in self.health.names() if name.startswith("device:")]
         return {name: self.state(f"device:{name}") for name in names}
 
     def devices(self) -> Devices:
-        return self.watch.devices(self.clock.now())
+        return self.watch.snapshot.devices(self.clock.now())
 
 
 def stage(
@@ -69,19 +67,11 @@ def stage(
     def supervise(answers: Reply | list[Reply]) -> FakeSupervisor:
         return answering(*(answers if isinstance(answers, list) else [answers]))
 
-    clock, board = ManualClock(), HealthRegistry(stale_after_s=STALE_AFTER_S)
+    clock, health = ManualClock(), HealthRegistry(stale_after_s=STALE_AFTER_S)
     settings = Settings(cpu_devices=cpu_devices)
     fakes = supervise(probe), supervise(device)
-    watch = HostWatch(
-        probe=fakes[0],  # type: ignore[arg-type]
-        device=fakes[1],  # type: ignore[arg-type]
-        board=board,
-        settings=settings,
-        clock=clock,
-        history=History(build_closed_store(), clock=clock),
-        stays=stays,
-    )
-    return Scene(watch, *fakes, board, clock, settings)
+    watch = build_watch(*fakes, health=health, settings=settings, clock=clock, stays=stays)
+    return Scene(watch, *fakes, health, clock, settings)
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +125,10 @@ def test_the_fake_has_the_members_and_signatures_of_the_real_one() -> None:
 
 def test_before_the_first_look_nothing_is_known_and_nothing_is_healthy(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
-    assert not scene.watch.knows_topology
+    assert not scene.watch.snapshot.knows_topology
     assert {scene.state("worker"), scene.state("driver")} == {"initializing"}
     with pytest.raises(NotReadyError) as caught:
-        scene.watch.require_topology()
+        scene.watch.snapshot.require_topology()
     assert caught.value.retry_after_s
     assert "/readyz" in caught.value.hint
     assert (scene.probe.calls, scene.device.calls) == ([], [])
@@ -147,7 +137,7 @@ def test_before_the_first_look_nothing_is_known_and_nothing_is_healthy(cpu: Mach
 def test_one_look_tells_everything_of_a_cpu_host(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.watch.require_topology()
+    scene.watch.snapshot.require_topology()
     assert (scene.state("driver"), scene.state("worker")) == ("healthy", "healthy")
     devices = scene.devices()
     assert len(devices.devices) == len(jax_of(cpu)["devices"])  # type: ignore[arg-type]
@@ -177,27 +167,27 @@ def test_a_worker_that_is_busy_within_its_deadline_is_not_asked_and_is_healthy(c
     assert scene.state("worker") == "degraded"
     scene.device.silent_s = 1.0
     assert set(scene.states_of_devices().values()) == {"unknown"}
-    scene.watch.note_progress({"record": build_record_json(device_indices=(0, 1))})
+    scene.watch.report_progress({"record": build_record_json(device_indices=(0, 1))})
     assert [scene.state(f"device:{index}") for index in (0, 1)] == ["healthy", "healthy"]
 
 
 def test_a_wrong_result_degrades_its_device_until_a_right_one_whatever_jax_lists(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.watch.note_progress({"record": build_record_json(device_indices=(0,), correct=False, nwrong=3)})
+    scene.watch.report_progress({"record": build_record_json(device_indices=(0,), correct=False, nwrong=3)})
     scene.look()
     device = scene.component("device:0")
     assert (device.state, scene.state("device:1")) == ("degraded", "healthy")
     assert "3 elements" in device.reason
     assert device.action
-    scene.watch.note_progress({"record": build_record_json(device_indices=(0,), correct=True, nwrong=0)})
+    scene.watch.report_progress({"record": build_record_json(device_indices=(0,), correct=True, nwrong=0)})
     assert scene.state("device:0") == "healthy"
 
 
 def test_a_worker_that_is_up_is_not_called_well_before_it_has_said_on_which_devices(tpu: Machine) -> None:
     scene = stage(facts_of(tpu, holders=()), {**tpu.jax, "platform": "cpu"}, stays=False)  # type: ignore[dict-item]
     scene.device.state = "ready"
-    scene.watch.note_worker()  # as its supervisor does
+    scene.watch.report_worker()  # as its supervisor does
     assert scene.state("worker") == "initializing"
     scene.look()
     assert scene.state("worker") == "degraded"
@@ -226,7 +216,7 @@ def test_a_driver_that_does_not_answer_is_unknown_and_its_facts_stay_and_grow_ol
 def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Machine) -> None:
     scene = stage_cpu(cpu, probe=SILENT)
     scene.look()
-    assert scene.watch.knows_topology
+    assert scene.watch.snapshot.knows_topology
     assert "facts_missing" in [w.code for w in scene.devices().warnings]
 
 
@@ -262,7 +252,7 @@ def test_nobody_looks_and_everything_becomes_unknown(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
     scene.clock.advance(STALE_AFTER_S + 1)
-    assert {scene.state(name) for name in scene.board.names()} == {"unknown"}
+    assert {scene.state(name) for name in scene.health.names()} == {"unknown"}
 
 
 # ---- the worker -----------------------------------------------------------------------------------------------------
@@ -277,7 +267,7 @@ def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_t
     assert (worker.permanence, "no jaxlib" in worker.reason) == ("permanent", True)
     assert "doctor" in worker.action
     with pytest.raises(WorkerFailedError) as caught:
-        scene.watch.require_topology()
+        scene.watch.snapshot.require_topology()
     assert "no jaxlib" in caught.value.detail
     assert caught.value.log[-1] == "line 199"
     assert 10 < len(caught.value.log) < 200
@@ -291,7 +281,7 @@ def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Ma
     scene.look()
     assert (scene.state("worker"), scene.component("worker").reason) == ("unhealthy", "does not start: died by SIGSEGV")
     with pytest.raises(WorkerFailedError, match="died by SIGSEGV") as caught:
-        scene.watch.require_topology()
+        scene.watch.snapshot.require_topology()
     assert caught.value.log == ("the last line",)
 
 
@@ -311,7 +301,7 @@ def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_p
     scene.look()
     scene.device.state_after = "backoff"
     scene.look()
-    scene.watch.require_topology()
+    scene.watch.snapshot.require_topology()
     assert {d.jax.basis for d in scene.devices().devices if d.jax} == {"cached"}
 
 
@@ -354,13 +344,13 @@ def test_a_worker_that_was_killed_is_degraded_until_another_has_started_whatever
     states: tuple[WorkerState, ...] = ("backoff", "stopped", "starting", "stopping", "stopped")
     for state in states:
         scene.device.state = state
-        scene.watch.note_worker()  # as its supervisor does
+        scene.watch.report_worker()  # as its supervisor does
         if released:
-            scene.watch.note_release()
+            asyncio.run(scene.watch.release())
         assert scene.component("worker").state == "degraded"
         assert "SIGKILL" in scene.component("worker").reason
     scene.device.state, scene.device.has_crashed = "ready", False
-    scene.watch.note_worker()
+    scene.watch.report_worker()
     assert scene.state("worker") == "healthy"
 
 
@@ -368,10 +358,10 @@ def test_jax_on_accelerators_is_asked_again_after_a_crash_and_not_after_a_releas
     scene = stage_dgx(dgx)
     scene.look()
     scene.device.state, scene.device.has_crashed = "stopped", True
-    scene.watch.released = True
+    scene.watch.update(released=True)
     scene.look()
     assert (len(scene.device.calls), scene.state("worker")) == (1, "degraded")
-    scene.watch.released = False
+    scene.watch.update(released=False)
     scene.look()
     assert (len(scene.device.calls), scene.state("worker")) == (2, "healthy")
 
@@ -379,23 +369,24 @@ def test_jax_on_accelerators_is_asked_again_after_a_crash_and_not_after_a_releas
 def test_after_a_restart_nothing_is_healthy_before_jax_has_listed_the_devices_again(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.device.state = "ready"
-    scene.watch.note_worker()  # as its supervisor does
-    scene.watch.note_progress({"done": 1, "total": 2, "message": ""})  # a bench that did not wait for the first look
-    asyncio.run(scene.watch.look_at_facts())
+    scene.watch.report_worker()  # as its supervisor does
+    scene.watch.report_progress({"done": 1, "total": 2, "message": ""})  # a bench that did not wait for the first look
+    asyncio.run(scene.watch.probe())
     assert scene.state("driver") == "healthy"
-    assert scene.board.view(scene.clock.now()).state == "initializing"
+    assert scene.health.view(scene.clock.now()).state == "initializing"
     scene.look()
-    assert scene.board.view(scene.clock.now()).state == "healthy"
+    assert scene.health.view(scene.clock.now()).state == "healthy"
     assert set(scene.states_of_devices().values()) == {"healthy"}
 
 
 def test_a_worker_that_may_stay_is_started_again_if_it_stopped_but_not_if_it_was_released(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.device.state, scene.watch.released = "stopped", True
+    scene.device.state = "stopped"
+    scene.watch.update(released=True)
     scene.look()
     assert (len(scene.device.calls), scene.device.generation) == (1, 1)
-    scene.watch.released = False
+    scene.watch.update(released=False)
     scene.look()
     assert (scene.device.state, scene.device.generation) == ("ready", 2)
 
@@ -403,7 +394,7 @@ def test_a_worker_that_may_stay_is_started_again_if_it_stopped_but_not_if_it_was
 def test_a_released_worker_that_was_started_by_a_bench_is_looked_at_again(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.watch.released = True
+    scene.watch.update(released=True)
     scene.look()
     assert len(scene.device.calls) == 2
 
@@ -423,7 +414,7 @@ def test_jax_is_not_started_while_somebody_else_holds_a_device(dgx: Machine) -> 
     assert scene.device.calls == []
     worker = scene.component("worker")
     assert (worker.state, worker.reason) == ("initializing", "not started: process 4711 (python) holds GPU-0")
-    scene.watch.require_topology()
+    scene.watch.snapshot.require_topology()
     assert len(scene.devices().devices) == 8
 
 
@@ -434,7 +425,7 @@ def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_
     for _ in range(3):
         scene.clock.advance(STALE_AFTER_S)
         scene.look()
-        assert scene.board.view(scene.clock.now()).state == "healthy"
+        assert scene.health.view(scene.clock.now()).state == "healthy"
         assert scene.component("worker").reason == "not started: process 4711 (python) and 1 more hold GPU-0 and 1 more"
 
 
@@ -442,7 +433,7 @@ def test_jax_is_not_started_where_nobody_could_look_who_holds_the_devices(dgx: M
     scene = stage_dgx(dgx, probe=facts_of(dgx, holders=None))
     scene.look()
     assert scene.device.calls == []
-    assert scene.watch.knows_topology
+    assert scene.watch.snapshot.knows_topology
 
 
 def test_jax_is_not_started_on_a_gpu_that_lets_no_process_in_and_the_host_is_none_the_worse(dgx: Machine) -> None:
@@ -453,7 +444,7 @@ def test_jax_is_not_started_on_a_gpu_that_lets_no_process_in_and_the_host_is_non
     worker = scene.component("worker")
     assert (scene.device.calls, worker.state) == ([], "initializing")
     assert worker.reason.startswith("not started: GPU 0 is in compute mode prohibited")
-    assert scene.board.view(scene.clock.now()).state == "healthy"
+    assert scene.health.view(scene.clock.now()).state == "healthy"
     scene.look()
     assert (len(scene.device.calls), scene.state("worker")) == (1, "healthy")
 
@@ -471,7 +462,7 @@ def test_jax_is_not_started_on_accelerators_before_the_driver_has_answered(dgx: 
     scene.look()
     assert scene.device.calls == []
     with pytest.raises(NotReadyError):
-        scene.watch.require_topology()
+        scene.watch.snapshot.require_topology()
     scene.look()
     assert len(scene.device.calls) == 1
 
@@ -556,7 +547,7 @@ def test_the_facts_are_looked_at_while_jax_does_not_start_and_it_is_asked_once(d
     async def look_often() -> None:
         for _ in range(4):
             scene.clock.advance(STALE_AFTER_S)
-            await scene.watch.look()
+            await scene.watch.refresh()
             await asyncio.sleep(0)
             assert scene.state("driver") == "healthy"
             assert set(scene.states_of_devices().values()) == {"healthy"}
@@ -587,7 +578,7 @@ def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
     scene = stage_dgx(dgx, device=[{"no": "platform"}, jax_of(dgx)])
     scene.look()
     assert "a look at JAX failed" in caplog.text
-    scene.watch.sight = replace(scene.watch.sight, jax=None)
+    scene.watch.update(jax=None)
     scene.look()
     assert scene.state("worker") == "healthy"
 
@@ -598,14 +589,8 @@ def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
 def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog: pytest.LogCaptureFixture) -> None:
     scene = stage_cpu(cpu, probe=[{"no": "facts"}, facts_of(cpu)])
     settings = scene.settings.model_copy(update={"probe_interval_s": 0.001})
-    watch = HostWatch(
-        probe=scene.probe,  # type: ignore[arg-type]
-        device=scene.device,  # type: ignore[arg-type]
-        board=scene.board,
-        settings=settings,
-        clock=scene.clock,
-        history=History(build_closed_store(), clock=scene.clock),
-        stays=True,
+    watch = build_watch(
+        scene.probe, scene.device, health=scene.health, settings=settings, clock=scene.clock, stays=True
     )
 
     async def watch_until_seen() -> None:
@@ -623,7 +608,7 @@ def test_cpu_devices_stay_healthy_after_a_release_as_long_as_the_probe_answers(c
     scene = stage_cpu(cpu, probe=[facts_of(cpu)] * 4 + [SILENT] * 4)
     scene.look()
     scene.device.state = "stopped"
-    scene.watch.note_release()
+    asyncio.run(scene.watch.release())
     for _ in range(3):
         scene.clock.advance(STALE_AFTER_S - 1)
         scene.look()
@@ -636,6 +621,6 @@ def test_cpu_devices_stay_healthy_after_a_release_as_long_as_the_probe_answers(c
 def test_until_devices_are_known_the_watch_says_what_must_answer(cpu: Machine) -> None:
     scene = stage_cpu(cpu, probe=[SILENT, facts_of(cpu)], device=SILENT)
     scene.look()
-    assert scene.watch.waits_for == "the driver has not answered the probe yet"
+    assert scene.watch.snapshot.waits_for == "the driver has not answered the probe yet"
     scene.look()
-    assert scene.watch.waits_for.startswith("JAX has not listed the devices yet")
+    assert scene.watch.snapshot.waits_for.startswith("JAX has not listed the devices yet")

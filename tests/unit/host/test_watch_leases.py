@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from meshwright_agent.facts.model import ProcessFacts, build_json
 from meshwright_agent.facts.procfs import find_holders
-from meshwright_agent.health.events import History
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import build_device_spec
 from meshwright_agent.supervisor.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock
-from tests.fakes.supervised import FakeSupervisor, answering, look_and_ask
-from tests.unit.store.opening import build_closed_store
+from tests.fakes.supervised import FakeSupervisor, answering, build_watch, refresh
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +30,23 @@ class Host:
 
     def __init__(self, dgx: Machine, hold: str = "on_demand", **settings: Any) -> None:
         assert dgx.jax is not None
+        self.leases = SimpleNamespace(active=lambda: ("lease-1",) * self.is_reserved)
         self.is_reserved = False
         self.device: FakeSupervisor = answering(dict(dgx.jax))
         self.probe = answering(build_json(replace(dgx.read(), holders=())))
-        self.board, self.clock = HealthRegistry(stale_after_s=60), ManualClock()
-        self.watch = HostWatch(
-            probe=self.probe,  # type: ignore[arg-type]
-            device=self.device,  # type: ignore[arg-type]
-            board=self.board,
+        self.health, self.clock = HealthRegistry(stale_after_s=60), ManualClock()
+        self.watch = build_watch(
+            self.probe,
+            self.device,
+            health=self.health,
             settings=Settings(hold=hold, **settings),  # type: ignore[arg-type]
             clock=self.clock,
-            history=History(build_closed_store(), clock=self.clock),
-            stays=False,
-            is_reserved=lambda: self.is_reserved,
+            leases=self.leases,
         )
 
     def look(self) -> int:
         """Looks once; returns how many workers there have been."""
-        asyncio.run(look_and_ask(self.watch))
+        asyncio.run(refresh(self.watch))
         return self.device.generation
 
 
@@ -58,9 +55,9 @@ def test_jax_is_not_started_while_a_device_is_reserved(dgx: Machine, hold: str) 
     host = Host(dgx, hold)
     host.is_reserved = True
     assert [host.look(), host.look()] == [0, 0]
-    worker = host.board.component("worker", host.clock.now())
+    worker = host.health.component("worker", host.clock.now())
     assert (worker.state, worker.reason) == ("initializing", "not started: a device is leased")
-    assert host.board.view(host.clock.now()).state == "healthy"
+    assert host.health.view(host.clock.now()).state == "healthy"
     host.is_reserved = False
     assert host.look() == 1
 
@@ -79,7 +76,7 @@ def test_a_worker_that_was_released_does_not_come_back_by_itself(dgx: Machine) -
     host = Host(dgx, "always")
     host.look()
     host.device.state = "stopped"
-    host.watch.note_release()
+    asyncio.run(host.watch.release())
     assert [host.look(), host.look()] == [1, 1]
 
 
@@ -91,10 +88,10 @@ def test_a_worker_that_was_released_before_it_had_told_its_view_does_not_come_ba
     told = host.device.answers[0]
     host.device.answers[0] = CallCancelled("the devices were released")
     host.look()
-    host.watch.note_release()
+    asyncio.run(host.watch.release())
     host.device.answers[0] = told
     assert [host.look(), host.look()] == [0, 0]
-    host.watch.note_progress({"done": 0, "total": 1})  # a bench has started it
+    host.watch.report_progress({"done": 0, "total": 1})  # a bench has started it
     assert host.look() == 1
 
 
@@ -116,10 +113,10 @@ def test_a_worker_that_a_bench_left_on_reserved_devices_is_ended_when_it_has_res
 def test_where_it_is_never_held_jax_is_started_by_benches_alone_and_asked_while_it_is_there(dgx: Machine) -> None:
     host = Host(dgx, "never")
     assert [host.look(), host.look()] == [0, 0]
-    (worker,) = (part for part in host.board.view(host.clock.now()).components if part.name == "worker")
+    (worker,) = (part for part in host.health.view(host.clock.now()).components if part.name == "worker")
     said = "not started: MESHWRIGHT_HOLD is never; a bench starts it"
     assert (worker.state, worker.reason) == ("initializing", said)
-    assert host.board.view(host.clock.now()).state == "healthy"
+    assert host.health.view(host.clock.now()).state == "healthy"
     host.device.state, host.device.generation = "ready", 1  # a bench has started it
     assert host.look() == 1
     assert len(host.device.calls) == 1
@@ -144,9 +141,9 @@ def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(
     host.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=find_holders(gpus, ()))))
     asked = len(host.device.calls)
     assert host.look() == 1
-    assert {device.processes for device in host.watch.devices(host.clock.now()).devices} == {None}
+    assert {device.processes for device in host.watch.snapshot.devices(host.clock.now()).devices} == {None}
     assert len(host.device.calls) == asked + 1  # the worker that is there opens nothing more
     host.device.state = "stopped"
     assert host.look() == 1  # not started anew: now it is somebody else's
-    (seen,) = host.watch.devices(host.clock.now()).devices[0].processes or ()
+    (seen,) = host.watch.snapshot.devices(host.clock.now()).devices[0].processes or ()
     assert (seen.pid, seen.own) == (4711, False)

@@ -16,7 +16,6 @@ import meshwright_agent
 from meshwright.errors import NotReadyError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
-from meshwright.wire.health import Health
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.metrics import METRICS, RELEASE_DURATION, RUN_DURATION
 from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, WORKER_STATES, build_registry, observe_request
@@ -40,7 +39,7 @@ class MemoryAgent:
     records: tuple[BenchRecord, ...] = ()
     is_ready: bool = True
     clock: ManualClock = field(default_factory=ManualClock)
-    board: HealthRegistry = field(default_factory=lambda: HealthRegistry(stale_after_s=60))
+    health: HealthRegistry = field(default_factory=lambda: HealthRegistry(stale_after_s=60))
     device: Any = field(default_factory=lambda: build_child(state="ready"))
     probe: Any = field(default_factory=lambda: build_child())
     planner: Any = field(default_factory=lambda: build_child())
@@ -48,9 +47,6 @@ class MemoryAgent:
     runs: Any = field(default_factory=lambda: SimpleNamespace(queued_count=2, running=(object(),)))
     store: Any = field(default_factory=lambda: SimpleNamespace(failure_count=0))
     registry: Any = field(default_factory=lambda: SimpleNamespace(active=lambda: ()))
-
-    def health(self) -> Health:
-        return self.board.view(self.clock.now())
 
     @property
     def children(self) -> dict[str, Any]:
@@ -65,7 +61,7 @@ class MemoryAgent:
         return self.seen
 
     @property
-    def picture(self) -> Any:
+    def host(self) -> Any:
         return SimpleNamespace(devices=self._see_devices)
 
     @property
@@ -96,7 +92,7 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Devices:
 def _build_busy(dgx: Devices) -> MemoryAgent:
     matmul = build_record(case="matmul", name="matmul_jax", axis=None, axis_size=None, flops_per_s=1e12)
     agent = MemoryAgent(seen=dgx, records=(build_record(busbw_bytes_per_s=2e9, algbw_bytes_per_s=1e9), matmul))
-    agent.board.report("worker", "healthy", "", at=EPOCH)
+    agent.health.report("worker", "healthy", "", at=EPOCH)
     RUN_DURATION.labels("bench", "succeeded").observe(3.1)
     RELEASE_DURATION.labels("released").observe(0.18)
     observe_request("/devices", "GET", 200, 0.003)
@@ -213,17 +209,17 @@ def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is
     seen = plant_machine("dgx-h100", tmp_path).view()
     agent = MemoryAgent(seen=seen)
     used, capacity = "meshwright_device_memory_used_bytes", "meshwright_device_memory_capacity_bytes"
-    agent.board.report("driver", "healthy", "", at=EPOCH)
-    agent.board.report(f"device:{seen.devices[2].uuid}", "unknown", "", at=EPOCH)
+    agent.health.report("driver", "healthy", "", at=EPOCH)
+    agent.health.report(f"device:{seen.devices[2].uuid}", "unknown", "", at=EPOCH)
     text = _scrape(agent)
     assert [labels["gpu"] for labels, _ in _samples(text, used)] == list("0134567")
     assert len(_samples(text, capacity)) == 8
-    agent.board.report(f"device:{seen.devices[2].uuid}", "unhealthy", "XID 79", at=EPOCH)
-    agent.board.report("driver", "unknown", "it does not answer", at=EPOCH)
+    agent.health.report(f"device:{seen.devices[2].uuid}", "unhealthy", "XID 79", at=EPOCH)
+    agent.health.report("driver", "unknown", "it does not answer", at=EPOCH)
     text = _scrape(agent)
     assert _samples(text, used) == []
     assert len(_samples(text, capacity)) == 8
-    agent.board.report("driver", "healthy", "", at=EPOCH)
+    agent.health.report("driver", "healthy", "", at=EPOCH)
     assert len(_samples(_scrape(agent), used)) == 8
 
 
@@ -249,8 +245,8 @@ def test_exactly_one_state_of_the_worker_is_1(state: str) -> None:
 
 def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as_well() -> None:
     agent = MemoryAgent()
-    agent.board.expect(["store"])
-    agent.board.report("device:0", "healthy", "", at=EPOCH)
+    agent.health.expect(["store"])
+    agent.health.report("device:0", "healthy", "", at=EPOCH)
     _assert_states(_scrape(agent), {"store": "initializing", "device:0": "healthy"})
     agent.clock.advance(61)
     _assert_states(_scrape(agent), {"store": "initializing", "device:0": "unknown"})

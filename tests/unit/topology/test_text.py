@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshwright.topology.text import WIDTH, clip, format_age, format_devices
-from meshwright_agent.view import build_devices
-from tests.fakes.machines import NAMES, NOW, WORKER, plant_machine
+from tests.fakes.machines import NAMES, plant_machine, show
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,14 +24,14 @@ def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
 
 
 def test_links_of_more_devices_than_fit_are_counted() -> None:
-    text = format_devices(build_devices(None, None, None, WORKER, now=NOW, cpu_devices=40))
+    text = format_devices(show(None, cpu_devices=40))
     assert "links   780 × HOST (between 40 devices)" in text
     assert "[39] cpu (virtual)" in text
     assert "[ 0] cpu (virtual)" in text
 
 
 def test_what_nobody_knows_has_no_column_and_holders_that_could_not_be_seen_are_unknown(tmp_path: Path) -> None:
-    seen = build_devices(None, None, None, WORKER, now=NOW)
+    seen = show(None)
     assert format_devices(seen).splitlines()[:5] == [
         "        declared: no device of these was looked at",
         f"host    {seen.host.name}",

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
 from meshwright_agent.facts.model import CpuFacts, HostFacts, MachineFacts, SliceFacts, TpuFacts
-from meshwright_agent.view import JaxSight, build_devices
-from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, plant_machine
+from meshwright_agent.host.snapshot import JaxReport
+from tests.fakes.machines import JAX_AT, plant_machine
+from tests.fakes.machines import show as show_host
 
 
 def build_facts(count: int, kind: str | None = "TPU v5 lite", **slice_fields: Any) -> HostFacts:
@@ -22,8 +23,7 @@ def build_facts(count: int, kind: str | None = "TPU v5 lite", **slice_fields: An
 
 
 def show(facts: HostFacts | None, devices: list[dict[str, Any]] | None = None, platform: str = "tpu") -> Devices:
-    sight = JaxSight({"platform": platform, "devices": devices}, JAX_AT, 1, "live") if devices is not None else None
-    return build_devices(facts, READ_AT, sight, WORKER, now=NOW)
+    return show_host(facts, None if devices is None else JaxReport({"platform": platform, "devices": devices}, JAX_AT))
 
 
 def jax_device(index: int, coords: tuple[int, ...], core: int = 0, kind: str = "TPU v5 lite") -> dict[str, Any]:
@@ -114,8 +114,8 @@ def test_a_slices_shape_is_told_where_nothing_contradicts_it(
 def test_a_slice_that_jax_sees_on_all_hosts_of_its_job_is_whole() -> None:
     places = [(x, y, 0) for y in range(4) for x in range(2)]
     devices = [{**jax_device(i, place), "process_index": i // 4} for i, place in enumerate(places)]
-    sight = JaxSight({"platform": "tpu", "process_index": 1, "devices": devices}, JAX_AT, 1, "live")
-    (granule,) = build_devices(build_facts(4), READ_AT, sight, WORKER, now=NOW).granules
+    jax = JaxReport({"platform": "tpu", "process_index": 1, "devices": devices}, JAX_AT)
+    (granule,) = show_host(build_facts(4), jax).granules
     assert (granule.shape, granule.device_count) == ((2, 4, 1), 4)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import meshwright_agent
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
-from meshwright_agent.view import JaxSight, build_devices
-from tests.fakes.machines import JAX_AT, NAMES, NOW, READ_AT, WORKER, plant_machine
+from meshwright_agent.host.snapshot import JaxReport
+from tests.fakes.machines import JAX_AT, NAMES, NOW, WORKER, plant_machine, show
 
 
 @pytest.mark.parametrize("with_jax", [True, False])
@@ -33,7 +33,7 @@ def test_the_same_look_gives_the_same_picture(name: str, tmp_path: Path) -> None
 
 
 def test_nothing_seen_yet_is_a_host_with_one_declared_cpu_device_and_a_warning() -> None:
-    seen = build_devices(None, None, None, WORKER, now=NOW)
+    seen = show(None)
     assert (seen.host.name, seen.platform, len(seen.devices)) == (platform.node() or "localhost", "cpu", 1)
     assert (seen.cpu.cores, seen.host.boot_id, seen.numa_nodes) == (None, None, ())
     assert [notice.code for notice in seen.warnings] == ["facts_missing"]
@@ -55,8 +55,8 @@ def test_the_hosts_facts_are_passed_on(tmp_path: Path) -> None:
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
 def test_ages_count_from_each_observation_and_are_never_negative(read_s: float, jax_s: float) -> None:
     jax = {"platform": "cpu", "devices": [{"id": 0, "kind": "cpu", "platform": "cpu"}]}
-    sight = JaxSight(jax, NOW - timedelta(seconds=jax_s), 1, "live")
-    seen = build_devices(None, NOW + timedelta(seconds=read_s), sight, WORKER, now=NOW)
+    at = {"facts_at": NOW + timedelta(seconds=read_s)}
+    seen = show(None, JaxReport(jax, NOW - timedelta(seconds=jax_s)), **at)
     assert seen.devices[0].age_s == pytest.approx(jax_s, abs=1e-5)
     assert seen.cpu.age_s == 0
 
@@ -64,6 +64,6 @@ def test_ages_count_from_each_observation_and_are_never_negative(read_s: float, 
 def test_a_platform_of_jax_that_is_none_of_ours_is_left_out_with_a_warning(tmp_path: Path) -> None:
     jax = {"platform": "METAL", "devices": [{"id": 0, "kind": "M", "platform": "METAL"}]}
     facts = plant_machine("cpu-vm", tmp_path).read()
-    seen = build_devices(facts, READ_AT, JaxSight(jax, JAX_AT, 1, "live"), WORKER, now=NOW)
+    seen = show(facts, JaxReport(jax, JAX_AT))
     assert (seen.platform, seen.devices[0].jax, seen.software.jax) == ("cpu", None, None)
     assert [notice.code for notice in seen.warnings] == ["jax_platform_unknown"]

@@ -13,35 +13,27 @@ from meshwright.topology.identity import HostGpu, parse_visible
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, DeviceProcess, Link, Memory, Mig
 from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProblemKind, ProcessFacts
-from meshwright_agent.view.sight import Look, Part
+from meshwright_agent.host.snapshot import PlatformDevices, View, read_limit
 
 JaxDevice = Mapping[str, Any]
 _NVIDIA_IS_SILENT: Final[frozenset[ProblemKind]] = frozenset({"no_library", "unreadable", "driver_down"})
 """Problems with which GPUs that only JAX shows may be NVIDIA's."""
 
 
-def build_gpus(look: Look) -> Part:
+def build_gpus(view: View) -> PlatformDevices:
     """Returns the GPUs that the driver lists, in its order; where it lists none, those that JAX shows."""
-    seen = look.jax.devices if look.jax and look.jax.platform == "gpu" else ()
-    if look.facts is None or not look.facts.gpus:
-        return Part(tuple(_build_unlisted(look, index, device) for index, device in enumerate(seen)))
-    facts = look.facts
+    facts, seen = view.facts, view.list_jax("gpu")
+    if not facts.gpus:
+        return PlatformDevices(tuple(_build_unlisted(view, index, device) for index, device in enumerate(seen)))
     found = match_devices(facts, seen)
-    devices = tuple(_build_gpu(look, facts, index, found.get(gpu.key)) for index, gpu in enumerate(facts.gpus))
+    devices = tuple(_build_gpu(view, index, found.get(gpu.key)) for index, gpu in enumerate(facts.gpus))
     places = {gpu.key: index for index, gpu in enumerate(facts.gpus)}
     links = tuple(
-        Link(
-            a=places[link.a],
-            b=places[link.b],
-            kind=link.kind,
-            count=link.count,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-            **look.passive(),
-        )
+        Link(**vars(link) | {"a": places[link.a], "b": places[link.b]}, **view.passive)
         for link in facts.links
         if {link.a, link.b} <= set(places)
     )
-    return Part(devices, links, (*_warn(look, facts, seen, found), *_warn_of_domains(facts)))
+    return PlatformDevices(devices, links, (*_warn(view, seen, found), *_warn_of_domains(facts)))
 
 
 def match_devices(facts: HostFacts, seen: Sequence[JaxDevice]) -> dict[str, JaxDevice]:
@@ -69,17 +61,21 @@ def _match_by_kind(gpus: Sequence[GpuFacts], seen: Sequence[JaxDevice]) -> dict[
     return {gpu.key: by_kind[gpu.kind] for gpu in gpus if gpu.kind in by_kind and here.count(gpu.kind) == 1}
 
 
-def find_domain(look: Look) -> str | None:
+def _list_domains(facts: HostFacts) -> list[str | None]:
+    return [gpu.fabric.domain if gpu.fabric else None for gpu in facts.gpus]
+
+
+def find_domain(view: View) -> str | None:
     """Returns the NVLink domain that all of this host's GPUs are in; None where one is in none, or in another."""
-    gpus = look.facts.gpus if look.facts else ()
-    domains = {gpu.fabric.domain if gpu.fabric else None for gpu in gpus}
+    domains = set(_list_domains(view.facts))
     return domains.pop() if len(domains) == 1 else None
 
 
-def _build_gpu(look: Look, facts: HostFacts, index: int, seen: JaxDevice | None) -> Device:
-    gpu = facts.gpus[index]
+def _build_gpu(view: View, index: int, seen: JaxDevice | None) -> Device:
+    gpu = view.facts.gpus[index]
+    limit = read_limit(seen)
     return Device(
-        host=look.host,
+        host=view.host,
         local_index=index,
         position=index,
         platform="gpu",
@@ -90,38 +86,13 @@ def _build_gpu(look: Look, facts: HostFacts, index: int, seen: JaxDevice | None)
         process_index=seen.get("process_index") if seen else None,
         compute_capability=gpu.compute_capability,
         compute_mode=gpu.compute_mode,
-        mig=_build_mig(gpu),
-        memory=_build_memory(look, gpu, seen),
-        jax=look.build_jax_view(seen),
+        mig=Mig(**vars(gpu.mig)) if gpu.mig else None,
+        memory=Memory(capacity_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes, limit_bytes=limit, **view.passive),
+        jax=view.build_jax_view(seen),
         processes=build_processes(gpu.processes),
-        attributes=build_attributes(gpu, facts),
-        **look.passive(),
+        attributes=build_attributes(gpu, view.facts),
+        **view.passive,
     )
-
-
-def _build_mig(gpu: GpuFacts) -> Mig | None:
-    if gpu.mig is None:
-        return None
-    return Mig(
-        parent_uuid=gpu.mig.parent_uuid,
-        profile=gpu.mig.profile,
-        gpu_instance_id=gpu.mig.gpu_instance_id,
-        compute_instance_id=gpu.mig.compute_instance_id,
-    )
-
-
-def _build_memory(look: Look, gpu: GpuFacts, seen: JaxDevice | None) -> Memory:
-    return Memory(
-        capacity_bytes=gpu.memory_bytes,
-        used_bytes=gpu.used_bytes,
-        limit_bytes=read_limit(seen),
-        **look.passive(),
-    )
-
-
-def read_limit(seen: JaxDevice | None) -> int | None:
-    """Returns what JAX's allocator may take, in bytes; None where it does not say."""
-    return ((seen or {}).get("memory_stats") or {}).get("bytes_limit")
 
 
 def build_processes(processes: Sequence[ProcessFacts | HolderFacts] | None) -> tuple[DeviceProcess, ...] | None:
@@ -167,83 +138,60 @@ def build_attributes(gpu: GpuFacts, facts: HostFacts) -> dict[str, str | int | b
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _build_unlisted(look: Look, index: int, seen: JaxDevice) -> Device:
+def _build_unlisted(view: View, index: int, seen: JaxDevice) -> Device:
     """Returns a GPU that only JAX knows: another vendor's, or where NVML cannot be read."""
     stats = seen.get("memory_stats") or {}
-    memory = Memory(used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen), **look.by_jax())
+    memory = Memory(used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen), **view.by_jax)
     return Device(
-        host=look.host,
+        host=view.host,
         local_index=index,
         position=index,
         platform="gpu",
         kind=str(seen["kind"]),
         process_index=seen.get("process_index"),
         memory=memory if stats else None,
-        jax=look.build_jax_view(seen),
-        processes=build_processes(_find_holders(look.facts)),
-        **look.by_jax(),
+        jax=view.build_jax_view(seen),
+        processes=build_processes(_find_holders(view.facts)),
+        **view.by_jax,
     )
 
 
-def _find_holders(facts: HostFacts | None) -> tuple[HolderFacts, ...] | None:
+def _find_holders(facts: HostFacts) -> tuple[HolderFacts, ...] | None:
     """Returns who holds each GPU that only JAX knows: of AMD's whoever has its driver's file; None: nobody can tell."""
-    if facts is None or facts.kfd is None or any(problem.kind in _NVIDIA_IS_SILENT for problem in facts.problems):
+    if facts.kfd is None or any(problem.kind in _NVIDIA_IS_SILENT for problem in facts.problems):
         return None
     return facts.kfd.holders
 
 
-def _warn(
-    look: Look, facts: HostFacts, seen: Sequence[JaxDevice], found: Mapping[str, JaxDevice]
-) -> tuple[Notice, ...]:
-    if look.jax is None:
+def _warn(view: View, seen: Sequence[JaxDevice], found: Mapping[str, JaxDevice]) -> tuple[Notice, ...]:
+    if view.jax is None:
         return ()
+    gpus = view.facts.gpus
+    hidden = [str(index) for index, gpu in enumerate(gpus) if gpu.key not in found]
     if not seen:
-        return (_tell_unseen(len(facts.gpus), look.jax.platform),)
-    hidden = [str(index) for index, gpu in enumerate(facts.gpus) if gpu.key not in found]
-    notices = []
-    if len(found) < len(seen):
-        notices.append(_tell_unmatched(len(seen) - len(found)))
+        code, platform = "jax_sees_no_gpu", view.jax.platform
+        message = f"the driver lists {len(gpus)} GPU(s); the agent's JAX runs on {platform} and sees none of them"
+        hint = "run `meshwright-agent doctor` on the host: JAX has no CUDA plugin, or JAX_PLATFORMS hides them"
+    elif len(found) < len(seen):
+        code = "jax_device_unmatched"
+        message = f"{len(seen) - len(found)} of JAX's GPUs cannot be told apart from here: their jax view is null"
+        hint = "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the agent, or name GPUs by uuid in CUDA_VISIBLE_DEVICES"
     elif hidden:
-        notices.append(_tell_hidden(hidden))
-    return tuple(notices)
+        code = "devices_hidden"
+        message = f"listed by the driver, not shown to the agent's JAX: device {', '.join(hidden)}"
+        hint = "CUDA_VISIBLE_DEVICES or the container's device list leaves them out; that may be meant"
+    else:
+        return ()
+    return (Notice(code=code, message=message, hint=hint),)
 
 
 def _warn_of_domains(facts: HostFacts) -> tuple[Notice, ...]:
     """Returns that the host is not in one NVLink domain, though some of its GPUs are; MIG instances are in none."""
-    domains = [gpu.fabric.domain if gpu.fabric else None for gpu in facts.gpus]
+    domains = _list_domains(facts)
     if not any(domains) or len(set(domains)) == 1:
         return ()
-    outside = [str(index) for index, domain in enumerate(domains) if domain != domains[0]]
-    return (_tell_domains(sorted({domain or "none" for domain in domains}), outside),)
-
-
-def _tell_domains(domains: Sequence[str], outside: Sequence[str]) -> Notice:
-    return Notice(
-        code="nvlink_domains_differ",
-        message=f"the GPUs are in NVLink domains {', '.join(domains)}; device {', '.join(outside)} not in device 0's",
-        hint="the host counts as in none; look at the fabric of these GPUs, or leave them out of plans",
-    )
-
-
-def _tell_unseen(count: int, platform: str) -> Notice:
-    return Notice(
-        code="jax_sees_no_gpu",
-        message=f"the driver lists {count} GPU(s); the agent's JAX runs on {platform} and sees none of them",
-        hint="run `meshwright-agent doctor` on the host: JAX has no CUDA plugin, or JAX_PLATFORMS hides them",
-    )
-
-
-def _tell_unmatched(count: int) -> Notice:
-    return Notice(
-        code="jax_device_unmatched",
-        message=f"{count} of JAX's GPUs cannot be told apart from here: their jax view is null",
-        hint="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the agent, or name GPUs by uuid in CUDA_VISIBLE_DEVICES",
-    )
-
-
-def _tell_hidden(hidden: Sequence[str]) -> Notice:
-    return Notice(
-        code="devices_hidden",
-        message=f"listed by the driver, not shown to the agent's JAX: device {', '.join(hidden)}",
-        hint="CUDA_VISIBLE_DEVICES or the container's device list leaves them out; that may be meant",
-    )
+    outside = ", ".join(str(index) for index, domain in enumerate(domains) if domain != domains[0])
+    named = ", ".join(sorted({domain or "none" for domain in domains}))
+    message = f"the GPUs are in NVLink domains {named}; device {outside} not in device 0's"
+    hint = "the host counts as in none; look at the fabric of these GPUs, or leave them out of plans"
+    return (Notice(code="nvlink_domains_differ", message=message, hint=hint),)

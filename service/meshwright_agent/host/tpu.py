@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.chips import find_chip
 from meshwright.topology.model import find_offsets
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
 from meshwright_agent.facts.model import SliceFacts, TpuFacts
-from meshwright_agent.view.gpu import build_processes, read_limit
-from meshwright_agent.view.sight import Look, Part
+from meshwright_agent.host.gpu import build_processes
+from meshwright_agent.host.snapshot import PlatformDevices, View, read_limit
 
 ICI: Final = "ICI"
 Coords = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A place for a device: what JAX showed, or what the environment lets expect. `rank`: of the chip."""
+class Core:
+    """A device to be: as JAX lists it, or as the environment lets expect it. `rank`: of its chip."""
 
     rank: int
     coords: Coords | None
-    core: int
+    index: int
     seen: Mapping[str, Any] | None = None
 
 
@@ -46,15 +46,14 @@ class Slice:
     twisted: bool = False
 
 
-def build_tpus(look: Look) -> Part:
+def build_tpus(view: View) -> PlatformDevices:
     """Returns this host's TPU devices by canonical order: z, y, x, then core."""
-    functions = look.facts.tpus if look.facts else ()
-    slice_ = look.facts.slice if look.facts else SliceFacts()
-    seats = _seat_seen(look) or _seat_expected(functions, slice_)
+    functions = view.facts.tpus
+    cores = _list_seen(view) or _list_expected(functions, view.facts.slice)
     devices = tuple(
-        _build_tpu(look, index, seat, find_function(functions, seats, index)) for index, seat in enumerate(seats)
+        _build_tpu(view, index, core, find_function(functions, cores, index)) for index, core in enumerate(cores)
     )
-    return Part(devices, _build_links(look, seats, devices), _warn(look, functions, slice_))
+    return PlatformDevices(devices, _build_links(view, cores, devices), _warn(view))
 
 
 def canonical(coords: Coords | None, core: int | None) -> tuple[Any, ...]:
@@ -62,26 +61,29 @@ def canonical(coords: Coords | None, core: int | None) -> tuple[Any, ...]:
     return (*reversed(coords or ()), core or 0)
 
 
-def _seat_seen(look: Look) -> tuple[Seat, ...]:
-    seen = look.jax.devices if look.jax and look.jax.platform == "tpu" else ()
-    ordered = sorted(seen, key=lambda one: canonical(one.get("coords"), one.get("core_on_chip")))
+def _list_seen(view: View) -> tuple[Core, ...]:
+    ordered = sorted(view.list_jax("tpu"), key=lambda one: canonical(one.get("coords"), one.get("core_on_chip")))
     chips: dict[object, int] = {}
-    seats = []
+    cores = []
     for place, one in enumerate(ordered):
         coords = None if one.get("coords") is None else tuple(one["coords"])
         rank = chips.setdefault(place if coords is None else coords, len(chips))
-        seats.append(Seat(rank, coords, one.get("core_on_chip") or 0, one))
-    return tuple(seats)
+        cores.append(Core(rank, coords, one.get("core_on_chip") or 0, one))
+    return tuple(cores)
 
 
-def _seat_expected(functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[Seat, ...]:
+def _count_cores(functions: Sequence[TpuFacts]) -> int:
     chip = find_chip((functions[0].kind if functions else None) or "")
-    cores = chip.jax_devices_per_chip if chip else 1
-    shape = find_shape(len(functions), cores, slice_)
-    if shape is None:
-        return tuple(Seat(rank, None, core) for rank in range(len(functions)) for core in range(cores))
-    places = [(x, y, z) for z, y, x in product(*(range(size) for size in reversed(shape)))]
-    return tuple(Seat(rank, coords, core) for rank, coords in enumerate(places) for core in range(cores))
+    return chip.jax_devices_per_chip if chip else 1
+
+
+def _list_expected(functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[Core, ...]:
+    count = _count_cores(functions)
+    shape = find_shape(len(functions), count, slice_)
+    places: list[Coords | None] = [None] * len(functions)
+    if shape is not None:
+        places = [(x, y, z) for z, y, x in product(*(range(size) for size in reversed(shape)))]
+    return tuple(Core(rank, coords, core) for rank, coords in enumerate(places) for core in range(count))
 
 
 def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | None:
@@ -97,22 +99,20 @@ def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | 
     return shapes[0] if same and math.prod(shapes[0]) in counts else None
 
 
-def find_slice(look: Look) -> Slice:
+def find_slice(view: View) -> Slice:
     """Returns the slice that this host is part of: as the environment says, else as far as JAX sees it whole.
 
     Nothing is known where these contradict each other, or the chips that JAX sees. A twist that no such shape can have,
     and rings of another number than dimensions, are not believed.
     """
-    facts = look.facts.slice if look.facts else SliceFacts()
-    functions = look.facts.tpus if look.facts else ()
-    seen = _list_seen_coords(look)
+    facts, functions, seen = view.facts.slice, view.facts.tpus, _list_seen_coords(view)
     shapes = {shape for shape in (*_list_declared(facts), _find_local(functions, facts, seen)) if shape}
     shape = shapes.pop() if len(shapes) == 1 else None
     if shape is None or any(
         not 0 <= place < size for coords in seen for place, size in zip(coords, shape, strict=False)
     ):
         return Slice()
-    kind = next((seat.seen["kind"] for seat in _seat_seen(look) if seat.seen), functions[0].kind if functions else None)
+    kind = next((one["kind"] for one in view.list_jax("tpu")), functions[0].kind if functions else None)
     ruled = find_wraps(kind, shape) if kind and find_chip(kind) else None
     wrap = facts.wrap if facts.wrap and len(facts.wrap) == len(shape) else ruled
     is_twisted = bool(facts.twisted) and wrap is not None and all(wrap) and find_offsets(shape) is not None
@@ -131,8 +131,7 @@ def _find_local(functions: Sequence[TpuFacts], facts: SliceFacts, seen: frozense
     """Returns the shape of a slice that is this host alone, where the environment tells no shape of the slice."""
     if _list_declared(facts) or facts.host_count not in {None, 1}:
         return None
-    chip = find_chip((functions[0].kind if functions else None) or "")
-    return _bound(seen) or find_shape(len(functions), chip.jax_devices_per_chip if chip else 1, facts)
+    return _bound(seen) or find_shape(len(functions), _count_cores(functions), facts)
 
 
 def _bound(coords: frozenset[Coords]) -> Coords | None:
@@ -143,47 +142,51 @@ def _bound(coords: frozenset[Coords]) -> Coords | None:
     return shape if math.prod(shape) == len(coords) else None
 
 
-def _list_seen_coords(look: Look) -> frozenset[Coords]:
+def _list_seen_coords(view: View) -> frozenset[Coords]:
     """Returns where JAX sees chips of this host's slice, on all hosts of its job."""
-    if look.jax is None or look.jax.platform != "tpu":
+    if view.jax is None or view.jax.platform != "tpu":
         return frozenset()
-    own = {device.get("slice_index") for device in look.jax.devices}
-    devices = [device for device in look.jax.view["devices"] if device.get("slice_index") in own]
+    own = {device.get("slice_index") for device in view.jax.devices}
+    devices = [device for device in view.jax.view["devices"] if device.get("slice_index") in own]
     return frozenset(tuple(device["coords"]) for device in devices if device.get("coords") is not None)
 
 
-def find_function(functions: Sequence[TpuFacts], seats: Sequence[Seat], index: int) -> TpuFacts | None:
-    """Returns the PCI function of a seat: one each, or one for each chip; None where numbers do not fit."""
-    if len(functions) == len(seats):
+def find_function(functions: Sequence[TpuFacts], cores: Sequence[Core], index: int) -> TpuFacts | None:
+    """Returns the PCI function of a core: one each, or one for each chip; None where numbers do not fit."""
+    if len(functions) == len(cores):
         return functions[index]
-    ranks = {seat.rank for seat in seats}
-    return functions[seats[index].rank] if len(functions) == len(ranks) else None
+    return functions[cores[index].rank] if len(functions) == len({core.rank for core in cores}) else None
 
 
-def _build_tpu(look: Look, index: int, seat: Seat, function: TpuFacts | None) -> Device:
-    seen = seat.seen
+def _build_tpu(view: View, index: int, core: Core, function: TpuFacts | None) -> Device:
+    seen = core.seen
     kind = str(seen["kind"]) if seen else (function.kind if function else None)
+    attributes = {
+        "productName": kind,
+        "resource.kubernetes.io/pciBusID": function.pci_bus_id if function else None,
+        "resource.kubernetes.io/pcieRoot": function.pcie_root if function else None,
+    }
     return Device(
-        host=look.host,
+        host=view.host,
         local_index=index,
         position=index,
         platform="tpu",
         kind=kind or "TPU",
         pci_bus_id=function.pci_bus_id if function else None,
         numa_node=function.numa_node if function else None,
-        coords=seat.coords,
-        core_on_chip=seat.core if seen or seat.coords else None,
+        coords=core.coords,
+        core_on_chip=core.index if seen or core.coords else None,
         slice_index=seen.get("slice_index") if seen else None,
         process_index=seen.get("process_index") if seen else None,
-        memory=_build_memory(look, kind, seen),
-        jax=look.build_jax_view(seen),
+        memory=_build_memory(view, kind, seen),
+        jax=view.build_jax_view(seen),
         processes=build_processes(function.processes if function else None),
-        attributes=_build_attributes(kind, function),
-        **(look.by_jax() if seen else look.passive()),
+        attributes={name: value for name, value in attributes.items() if value is not None},
+        **(view.by_jax if seen else view.passive),
     )
 
 
-def _build_memory(look: Look, kind: str | None, seen: Mapping[str, Any] | None) -> Memory | None:
+def _build_memory(view: View, kind: str | None, seen: Mapping[str, Any] | None) -> Memory | None:
     """Returns capacity by the chip table, and use by JAX's allocator, whose evidence stands where it told."""
     chip = find_chip(kind or "")
     stats = (seen or {}).get("memory_stats") or {}
@@ -193,63 +196,37 @@ def _build_memory(look: Look, kind: str | None, seen: Mapping[str, Any] | None) 
         capacity_bytes=chip.device_memory_bytes if chip else None,
         used_bytes=stats.get("bytes_in_use"),
         limit_bytes=read_limit(seen),
-        **(look.by_jax() if stats else look.stamp("declared")),
+        **(view.by_jax if stats else view.declared),
     )
 
 
-def _build_attributes(kind: str | None, function: TpuFacts | None) -> dict[str, str | int | bool]:
-    values = {
-        "productName": kind,
-        "resource.kubernetes.io/pciBusID": function.pci_bus_id if function else None,
-        "resource.kubernetes.io/pcieRoot": function.pcie_root if function else None,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _build_links(look: Look, seats: Sequence[Seat], devices: Sequence[Device]) -> tuple[Link, ...]:
-    """Returns the ICI links between this host's chips: neighbours in the grid, by their first cores.
+def _build_links(view: View, cores: Sequence[Core], devices: Sequence[Device]) -> tuple[Link, ...]:
+    """Returns the ICI links between this host's chips: neighbors in the grid, by their first cores.
 
     Wrap-around links need an axis of 4 or more chips on 3-D generations, of 16 on 2-D ones: no host has one.
     """
-    first = {seat.coords: index for index, seat in reversed(list(enumerate(seats))) if seat.coords}
-    chip = find_chip(devices[0].kind) if devices else None
-    evidence = look.stamp("declared", devices[0].observed_at) if devices else {}
+    first = {core.coords: index for index, core in reversed(list(enumerate(cores))) if core.coords}
+    if not first:
+        return ()
+    chip = find_chip(devices[0].kind)
+    evidence = view.stamp("declared", devices[0].observed_at)
+    rate = chip.link_bytes_per_s if chip else None
     return tuple(
-        Link(a=index, b=first[other], kind=ICI, bandwidth_bytes_per_s=_link_rate(chip), **evidence)
+        Link(a=index, b=first[other], kind=ICI, bandwidth_bytes_per_s=rate, **evidence)
         for coords, index in sorted(first.items(), key=lambda item: item[1])
-        for other in _next_places(coords or ())
-        if other in first
+        for axis in range(len(coords))
+        if (other := (*coords[:axis], coords[axis] + 1, *coords[axis + 1 :])) in first
     )
 
 
-def _next_places(coords: Coords) -> list[Coords]:
-    return [(*coords[:axis], coords[axis] + 1, *coords[axis + 1 :]) for axis in range(len(coords))]
-
-
-def _link_rate(chip: Chip | None) -> float | None:
-    return chip.link_bytes_per_s if chip else None
-
-
-def _warn(look: Look, functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[Notice, ...]:
-    notices = []
-    if look.jax is not None and look.jax.platform != "tpu" and functions:
-        notices.append(_tell_unseen(len(functions), look.jax.platform))
-    if slice_.host_count not in {None, 1}:
-        notices.append(_tell_part(slice_))
+def _warn(view: View) -> tuple[Notice, ...]:
+    notices, count, hosts = [], len(view.facts.tpus), view.facts.slice.host_count
+    if view.jax is not None and view.jax.platform != "tpu" and count:
+        message = f"{count} TPU chip(s) are on the PCI bus; the agent's JAX runs on {view.jax.platform} and sees none"
+        hint = "run `meshwright-agent doctor` on the host: libtpu is missing or JAX_PLATFORMS hides them"
+        notices.append(Notice(code="jax_sees_no_tpu", message=message, hint=hint))
+    if hosts not in {None, 1}:
+        message = f"this host is one of {hosts} of its TPU slice; only its own chips are listed"
+        hint = "plans from here cover this host; plan for the whole slice where all hosts are known"
+        notices.append(Notice(code="slice_in_part", message=message, hint=hint))
     return tuple(notices)
-
-
-def _tell_unseen(count: int, platform: str) -> Notice:
-    return Notice(
-        code="jax_sees_no_tpu",
-        message=f"{count} TPU chip(s) are on the PCI bus; the agent's JAX runs on {platform} and sees none",
-        hint="run `meshwright-agent doctor` on the host: libtpu is missing or JAX_PLATFORMS hides them",
-    )
-
-
-def _tell_part(slice_: SliceFacts) -> Notice:
-    return Notice(
-        code="slice_in_part",
-        message=f"this host is one of {slice_.host_count} of its TPU slice; only its own chips are listed",
-        hint="plans from here cover this host; plan for the whole slice where all hosts are known",
-    )

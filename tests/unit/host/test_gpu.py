@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Granule
 from meshwright_agent.facts.model import FabricFacts, GpuFacts, HolderFacts, HostFacts, KfdFacts, Problem
-from meshwright_agent.view import JaxSight, build_devices
-from meshwright_agent.view.gpu import match_devices
-from tests.fakes.machines import JAX_AT, NOW, READ_AT, WORKER, Machine, plant_machine
+from meshwright_agent.host.gpu import match_devices
+from meshwright_agent.host.snapshot import JaxReport
+from tests.fakes.machines import JAX_AT, Machine, plant_machine, show
 
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def show(facts: HostFacts | None, devices: list[dict[str, Any]], platform: str = "gpu") -> Devices:
-    sight = JaxSight({"platform": platform, "devices": devices}, JAX_AT, 2, "live")
-    return build_devices(facts, READ_AT, sight, WORKER, now=NOW)
+def join(facts: HostFacts | None, devices: list[dict[str, Any]], platform: str = "gpu") -> Devices:
+    return show(facts, JaxReport({"platform": platform, "devices": devices}, JAX_AT))
 
 
 def jax_device(index: int, kind: str = H100, **fields: Any) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def test_a_host_whose_gpus_are_not_all_in_one_domain_is_in_none_and_that_is_said
         (*(in_clique(gpu, 1) for gpu in gpus[:6]), *(in_clique(gpu, 1, error="Timeout") for gpu in gpus[6:])),
         (*(in_clique(gpu, 1) for gpu in gpus[:6]), *gpus[6:]),
     ):
-        seen = build_devices(replace(dgx_facts, gpus=split), READ_AT, None, WORKER, now=NOW)
+        seen = show(replace(dgx_facts, gpus=split))
         (notice,) = seen.warnings
         assert (seen.granules[0].domain, notice.code) == (None, "nvlink_domains_differ")
         assert "device 6, 7 not in device 0's" in notice.message
@@ -164,13 +163,13 @@ def test_a_kind_that_is_here_once_is_joined_where_cudas_order_cannot_be_told(tmp
     facts = replace(plant_machine("mig-a100", tmp_path).read(), environment={})
     instance = jax_device(0, "NVIDIA A100-SXM4-40GB MIG 2g.10gb")
     facts = replace(facts, gpus=facts.gpus[:3])
-    assert jax_ids(show(facts, [instance])) == [None, 0, None]
+    assert jax_ids(join(facts, [instance])) == [None, 0, None]
 
 
 def test_cards_of_two_models_in_an_unknown_order_are_not_guessed(dgx: Machine) -> None:
     facts = dgx.read()
     mixed = replace(facts, gpus=tuple(replace(gpu, kind="A" if gpu.index < 4 else "B") for gpu in facts.gpus))
-    seen = show(mixed, [jax_device(index, "A") for index in range(8)])
+    seen = join(mixed, [jax_device(index, "A") for index in range(8)])
     assert jax_ids(seen) == [None] * 8
     assert codes(seen) == ["jax_device_unmatched"]
 
@@ -178,7 +177,7 @@ def test_cards_of_two_models_in_an_unknown_order_are_not_guessed(dgx: Machine) -
 def test_a_cached_view_of_more_cards_than_are_left_is_not_joined(dgx: Machine) -> None:
     facts = dgx.read()
     left = replace(facts, gpus=facts.gpus[1:], links=())
-    seen = show(left, [jax_device(index) for index in range(8)])
+    seen = join(left, [jax_device(index) for index in range(8)])
     assert (jax_ids(seen), codes(seen)) == ([None] * 7, ["jax_device_unmatched"])
 
 
@@ -186,11 +185,11 @@ def test_one_of_two_alike_is_not_guessed(dgx: Machine) -> None:
     facts = dgx.read()
     kinds = ["A", "A", "B"]
     gpus = tuple(replace(gpu, kind=kind) for gpu, kind in zip(facts.gpus, kinds, strict=False))
-    assert jax_ids(show(replace(facts, gpus=gpus), [jax_device(0, "B"), jax_device(1, "A")])) == [None, None, 0]
+    assert jax_ids(join(replace(facts, gpus=gpus), [jax_device(0, "B"), jax_device(1, "A")])) == [None, None, 0]
 
 
 def test_gpus_that_the_agents_jax_does_not_see_are_listed_with_a_warning(dgx: Machine) -> None:
-    seen = show(dgx.read(), [{"id": 0, "kind": "cpu", "platform": "cpu"}], "cpu")
+    seen = join(dgx.read(), [{"id": 0, "kind": "cpu", "platform": "cpu"}], "cpu")
     assert (seen.platform, jax_ids(seen), codes(seen)) == ("gpu", [None] * 8, ["jax_sees_no_gpu"])
     assert "doctor" in seen.warnings[0].hint
 
@@ -204,7 +203,7 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
     facts = plant_machine("cpu-vm", tmp_path).read()
     stats = {"bytes_limit": 100, "bytes_in_use": 7}
     for known in (facts, None):
-        seen = show(
+        seen = join(
             known, [jax_device(0, "AMD Instinct MI300X", memory_stats=stats), jax_device(1, "AMD Instinct MI300X")]
         )
         first, second = seen.devices
@@ -218,7 +217,7 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
 def test_a_gpu_of_amd_is_held_by_whoever_has_its_drivers_file(tmp_path: Path, own: bool) -> None:
     trainer = HolderFacts(12, "python3", "python3 train.py", ("/dev/kfd",), own=own, job="slurm 7")
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts((trainer,)))
-    for device in show(facts, [jax_device(index, "AMD Instinct MI300X") for index in range(2)]).devices:
+    for device in join(facts, [jax_device(index, "AMD Instinct MI300X") for index in range(2)]).devices:
         assert [(process.pid, process.own, process.job) for process in device.processes or ()] == [(12, own, "slurm 7")]
 
 
@@ -235,17 +234,17 @@ def test_a_gpu_that_only_jax_knows_is_free_only_where_amds_driver_says_so(
     tmp_path: Path, kfd: KfdFacts | None, problems: tuple[Problem, ...], known: tuple[()] | None
 ) -> None:
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=kfd, problems=problems)
-    assert show(facts, [jax_device(0, "AMD Instinct MI300X")]).devices[0].processes == known
+    assert join(facts, [jax_device(0, "AMD Instinct MI300X")]).devices[0].processes == known
 
 
 def test_before_jax_has_listed_amds_gpus_a_warning_says_that_they_are_not_among_the_devices(tmp_path: Path) -> None:
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts(()))
-    seen = build_devices(facts, READ_AT, None, WORKER, now=NOW)
+    seen = show(facts)
     assert (seen.platform, codes(seen)) == ("cpu", ["gpus_not_listed"])
-    assert codes(show(facts, [jax_device(0, "AMD Instinct MI300X")])) == []
+    assert codes(join(facts, [jax_device(0, "AMD Instinct MI300X")])) == []
 
 
 def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:
     facts = replace(dgx.read(), problems=(Problem("refused", "GPU 3: lost"),))
-    seen = build_devices(facts, READ_AT, None, WORKER, now=NOW)
+    seen = show(facts)
     assert [(notice.code, notice.message) for notice in seen.warnings] == [("driver_problem", "GPU 3: lost")]

@@ -1,0 +1,140 @@
+"""The host as `GET /devices` shows it: facts of the probe joined with what JAX lists. Pure.
+
+Each part keeps the evidence of its source. Missing facts and contradictions are warnings, never an error. The devices
+of one host are one granule. CPU devices share the host's memory, and each pair of them has a HOST link; until a worker
+has listed them, they are declared, not live.
+"""
+
+from __future__ import annotations
+
+import platform as python_platform
+from collections.abc import Callable
+from datetime import datetime
+from itertools import combinations
+from typing import Final, get_args
+
+import meshwright_agent
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Cpu, Device, Devices, Granule, Host, Link, Memory, NumaNode, Platform, Software
+from meshwright_agent.host.gpu import build_gpus, find_domain
+from meshwright_agent.host.snapshot import HostSnapshot, PlatformDevices, View
+from meshwright_agent.host.tpu import build_tpus, find_slice
+
+_ACCELERATORS: Final[dict[Platform, Callable[[View], PlatformDevices]]] = {"gpu": build_gpus, "tpu": build_tpus}
+HOST: Final = "HOST"
+MOST_LINKED_DEVICES: Final = 64
+"""Links grow with the square of the devices: 64 have 2,016, and all are alike."""
+
+
+def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
+    """Returns the host as a topology; ages count to `now`."""
+    view = View(snapshot, now)
+    platform = choose_platform(view)
+    build = _ACCELERATORS.get(platform, build_cpus)
+    found = build(view)
+    machine, cpu = vars(view.facts.machine) | {"name": view.host}, dict(vars(view.facts.cpu))
+    del cpu["memory_limit_bytes"]
+    return Devices(
+        host=Host(**machine, **view.passive),
+        cpu=Cpu(**cpu, **view.passive),
+        numa_nodes=tuple(NumaNode(**vars(node), **view.passive) for node in view.facts.numa_nodes),
+        software=build_software(view),
+        platform=platform,
+        worker=snapshot.worker,
+        granules=(_build_granule(view, platform, len(found.devices)),),
+        devices=found.devices,
+        links=found.links,
+        warnings=(*_warn(view), *found.warnings),
+    )
+
+
+def choose_platform(view: View) -> Platform:
+    """Returns what the host's devices are: CPUs where that was asked for, else accelerators that were seen."""
+    if view.snapshot.cpu_devices is not None:
+        return "cpu"
+    if view.jax and view.jax.platform in _ACCELERATORS:
+        return view.jax.platform
+    return "gpu" if view.facts.gpus else "tpu" if view.facts.tpus else "cpu"
+
+
+def _build_granule(view: View, platform: Platform, count: int) -> Granule:
+    """Returns what the devices listed here belong to; of a slice of several hosts, the whole slice's shape."""
+    if platform != "tpu":
+        domain = find_domain(view) if platform == "gpu" else None
+        return Granule(ordinal=0, kind="host", name=view.host, device_count=count, domain=domain)
+    name = view.facts.slice.name or view.host
+    return Granule(ordinal=0, kind="slice", name=name, device_count=count, **vars(find_slice(view)))
+
+
+def _warn(view: View) -> tuple[Notice, ...]:
+    notices = [Notice(code="driver_problem", message=problem.text) for problem in view.facts.problems]
+    jax = view.snapshot.jax
+    if view.snapshot.facts is None:
+        message = "the probe has not answered yet: driver, PCI and memory facts are null"
+        hint = "GET /health tells why; the devices are those that JAX shows"
+        notices.append(Notice(code="facts_missing", message=message, hint=hint))
+    elif view.facts.kfd is not None and jax is None:
+        message = "AMD's driver is here (/dev/kfd); its GPUs are not among these devices until JAX has listed them"
+        hint = "GET /health tells at `worker` what JAX waits for: it is not started while others hold the GPUs"
+        notices.append(Notice(code="gpus_not_listed", message=message, hint=hint))
+    if jax is not None and view.jax is None:
+        known = ", ".join(get_args(Platform))
+        message = f"JAX runs on {jax.platform!r}, none of {known}: its view is left out"
+        hint = "set JAX_PLATFORMS to cpu, cuda, rocm or tpu"
+        notices.append(Notice(code="jax_platform_unknown", message=message, hint=hint))
+    return tuple(notices)
+
+
+def build_cpus(view: View) -> PlatformDevices:
+    """Returns the CPU devices that JAX lists, else as many as are configured (1 unless told otherwise).
+
+    They are virtual when there are several, or when their number was asked for.
+    """
+    configured, seen = view.snapshot.cpu_devices, view.list_jax("cpu")
+    count = len(seen) or configured or 1
+    evidence = view.by_jax if seen else view.declared
+    nodes, memory = view.facts.numa_nodes, build_share(view, count)
+    devices = tuple(
+        Device(
+            host=view.host,
+            local_index=index,
+            position=index,
+            platform="cpu",
+            kind=str(jax["kind"]) if jax else "cpu",
+            numa_node=nodes[0].node if len(nodes) == 1 else None,  # XLA's threads are not pinned
+            process_index=jax.get("process_index") if jax else None,
+            virtual=count > 1 or configured is not None,
+            memory=memory,
+            jax=view.build_jax_view(jax),
+            processes=(),
+            **evidence,
+        )
+        for index, jax in enumerate(seen or (None,) * count)
+    )
+    if count > MOST_LINKED_DEVICES:
+        message = f"{count} CPU devices have {count * (count - 1) // 2} links, all HOST; they are not listed"
+        hint = f"up to {MOST_LINKED_DEVICES} devices are listed with their links"
+        return PlatformDevices(devices, warnings=(Notice(code="links_left_out", message=message, hint=hint),))
+    links = tuple(Link(a=a, b=b, kind=HOST, **evidence) for a, b in combinations(range(count), 2))
+    return PlatformDevices(devices, links)
+
+
+def build_share(view: View, count: int) -> Memory | None:
+    """Returns a device's equal share of the memory that this process may use; None: that is not known."""
+    total = view.facts.cpu.memory_limit_bytes or view.facts.cpu.memory_bytes
+    return None if total is None else Memory(capacity_bytes=total // count, **view.passive)
+
+
+def build_software(view: View) -> Software:
+    """Returns versions: JAX's as the worker said them, the driver's as the probe read them."""
+    versions, driver = view.jax.view if view.jax else {}, view.facts.driver
+    return Software(
+        agent=meshwright_agent.__version__,
+        python=python_platform.python_version(),
+        jax=versions.get("jax"),
+        jaxlib=versions.get("jaxlib"),
+        libtpu=versions.get("libtpu"),
+        driver=driver.version,
+        cuda_driver=driver.cuda_version,
+        **(view.by_jax if view.jax else view.passive),
+    )

@@ -30,15 +30,15 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 31_090,
-    "code lines of the service": 9_610,
+    "code lines": 30_880,
+    "code lines of the service": 9_400,
     "code lines of planner, topology, compiler, verify": 11_930,
     "code lines of the rest of the client": 9_560,
     "modules": 267,
     "modules of the service": 64,
     "modules of planner, topology, compiler, verify": 94,
     "modules of the rest of the client": 109,
-    "code lines of tests and tools": 42_880,
+    "code lines of tests and tools": 42_870,
     "settings": 28,
     "metrics": 20,
     "component kinds": 9,

@@ -5,8 +5,7 @@ what comes back until the answer, the deadline or a cancel. Between calls one ta
 end. So exactly one coroutine listens to the child at any time. Every process that must go is ended by `_tear_down`: its
 group is killed and reaped before anything else happens, so no device has two owners.
 
-Every caller gets one answer: a result, the child's own error, `WorkerFailedError`, `WorkerFailedError`,
-`WorkerFailedError` or `CallCancelled`. Lives on the agent's event loop and never blocks it.
+Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. Lives on the agent's event loop and never blocks it.
 """
 
 from __future__ import annotations
@@ -185,9 +184,8 @@ class Supervisor:
         """Brings the child to ready, starting one if there is none; waits out a pause after a crash.
 
         Raises:
-            WorkerFailedError: it cannot start (its own reason and log), has crashed too often, or an earlier one
-                that may hold the devices does not end.
-            WorkerFailedError: it did not say hello in time.
+            WorkerFailedError: it cannot start (its own reason and log), did not say hello in time, has crashed too
+                often, or an earlier one that may hold the devices does not end.
             CallCancelled: it was released or closed meanwhile.
         """
         if self.state not in ("ready", "busy"):
@@ -209,9 +207,8 @@ class Supervisor:
 
         Raises:
             ProblemError: the handler raised one: the same class here. Other exceptions are a RunFailedError.
-            WorkerFailedError: the child died while it worked; the log is its last lines.
-            WorkerFailedError: the deadline passed, or the child did not start in time.
-            WorkerFailedError: the child cannot start, or has crashed too often.
+            WorkerFailedError: the child died while it worked (the log is its last lines), the deadline passed, or it
+                cannot start.
             CallCancelled: the call was cancelled, or the child released or closed.
             FrameError: JSON cannot say the arguments.
         """

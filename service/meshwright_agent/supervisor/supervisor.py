@@ -5,7 +5,8 @@ what comes back until the answer, the deadline or a cancel. Between calls one ta
 end. So exactly one coroutine listens to the child at any time. Every process that must go is ended by `_tear_down`: its
 group is killed and reaped before anything else happens, so no device has two owners.
 
-Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. Lives on the agent's event loop and never blocks it.
+Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. Lives on the
+agent's event loop and never blocks it.
 """
 
 from __future__ import annotations

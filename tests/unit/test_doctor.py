@@ -128,11 +128,6 @@ def test_a_jaxlib_of_another_release(machines: dict[str, Surroundings], jaxlib: 
     expect(here, "wrong", "jax", seen=["jax 0.10.2", f"jaxlib {jaxlib}"], mend=["pip install 'jaxlib==0.10.2'"])
 
 
-def test_jax_without_jaxlib(machines: dict[str, Surroundings]) -> None:
-    here = replace(machines["cpu"], versions={"jax": "0.10.2"})
-    expect(here, "wrong", "jax", seen=["jax 0.10.2 without jaxlib"], mend=["jaxlib==0.10.2"])
-
-
 def test_a_jaxlib_of_the_same_release_with_another_patch_is_right(machines: dict[str, Surroundings]) -> None:
     finding = find(replace(machines["cpu"], versions={"jax": "0.10.2", "jaxlib": "0.10.1"}), "jax")
     assert finding is not None
@@ -235,26 +230,6 @@ def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
 
 
 # ---- environment and surroundings -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "seen"),
-    [
-        ("cpu", "tpu,cpu", "no TPU chip"),
-        ("cpu", "cuda", "no NVIDIA GPU"),
-        ("cpu", "gpu,cpu", "no NVIDIA GPU"),
-        ("cpu", "cpu,", "'' is no platform of JAX"),
-        ("gpu", "tpu", "no TPU chip"),
-    ],
-)
-def test_a_platform_that_is_not_here_is_named_in_plain_words(
-    machines: dict[str, Surroundings], name: str, value: str, seen: str
-) -> None:
-    here = replace(machines[name], environ={"JAX_PLATFORMS": value}, jax=None, jax_error="RuntimeError: no")
-    finding = find(here, "JAX_PLATFORMS")
-    assert finding is not None, judge(here)
-    assert (finding.level, seen in finding.seen) == ("wrong", True)
-    assert "unset JAX_PLATFORMS" in finding.mend
 
 
 @pytest.mark.parametrize(("name", "value", "package"), [("tpu", "tpu", "libtpu"), ("gpu", "cuda", "CUDA plugin")])
@@ -452,14 +427,6 @@ def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings,
 
 
 # ---- simulated hosts ------------------------------------------------------------------------------------------------
-
-
-def test_of_an_agent_that_simulates_it_is_said_so_and_nothing_of_the_host_is_looked_at(tmp_path: Path) -> None:
-    findings = examine(Settings(simulate="64*h100:8", state_dir=tmp_path, host_root=tmp_path / "none"), {})
-    assert [finding.subject for finding in findings] == ["simulated", "state directory"]
-    assert (findings[0].level, findings[1].level) == ("note", "ok")
-    assert "64*h100:8" in findings[0].seen
-    assert "--simulate" in findings[0].mend
 
 
 def test_a_simulation_that_cannot_write_is_as_wrong_as_any_agent(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 
 import pynvml
 
+from meshwright.wire.devices import DeviceProcess
+
 Document = Mapping[str, Any]
+
+
+NO_TABLE: Any = SimpleNamespace(
+    describe=lambda pid, used=None: DeviceProcess(pid=pid, used_bytes=used), is_whole=True, is_unlisted=lambda _: False
+)
+"""A table of processes that knows no name, of a machine whose driver lists them all."""
 
 
 class FakeHandle(dict[str, Any]):

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.wire.devices import Holder
 from meshwright.wire.leases import LeasedDevice
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.doctor import CHECKS, Finding, Surroundings, examine, format_findings, judge
-from meshwright_agent.facts.model import CpuFacts, DriverFacts, HolderFacts, Problem
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, Problem
 from meshwright_agent.facts.tpu import read_chips
 from meshwright_agent.leases import LeaseRegistry, _build_document
 from meshwright_agent.settings import Settings
@@ -257,7 +258,7 @@ def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surro
 def test_a_process_that_holds_the_devices_is_named(machines: dict[str, Surroundings]) -> None:
     facts = machines["gpu"].facts
     assert facts is not None
-    holders = (HolderFacts(4711, "python3"), HolderFacts(7, None), HolderFacts(1, "worker", own=True))
+    holders = (Holder(pid=4711, name="python3"), Holder(pid=7), Holder(pid=1, own=True))
     here = replace(machines["gpu"], facts=replace(facts, holders=holders))
     expect(here, "note", "devices", seen=["4711 (python3)", "1 more"], mend=["stop it"])
     finding = find(here, "devices")
@@ -265,9 +266,9 @@ def test_a_process_that_holds_the_devices_is_named(machines: dict[str, Surroundi
     assert "worker" not in finding.seen
 
 
-@pytest.mark.parametrize("holders", [None, (), (HolderFacts(1, "worker", own=True),)])
+@pytest.mark.parametrize("holders", [None, (), (Holder(pid=1, own=True),)])
 def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
-    machines: dict[str, Surroundings], holders: tuple[HolderFacts, ...] | None
+    machines: dict[str, Surroundings], holders: tuple[Holder, ...] | None
 ) -> None:
     facts = machines["gpu"].facts
     assert facts is not None

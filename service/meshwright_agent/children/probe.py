@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright_agent.children.child import CallContext, serve
-from meshwright_agent.facts.model import build_holders_json, build_json
+from meshwright_agent.facts.model import build_json
 from meshwright_agent.facts.nvml import find_nvml
 from meshwright_agent.facts.probe import LogPlace, read_holders, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
@@ -40,7 +40,8 @@ def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 def holders(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """Returns who holds a device now, as {"holders": […]}; null where that could not be looked at."""
-    return {"holders": build_holders_json(read_holders(parse_roots(arguments), nvml=find_nvml()))}
+    found = read_holders(parse_roots(arguments), nvml=find_nvml())
+    return {"holders": None if found is None else [holder.model_dump(mode="json") for holder in found]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Facts of a host as plain values. The probe sends them to the agent as JSON.
+"""Facts of a host as plain values, of the wire's types where those say the same. The probe sends them as JSON.
 
 A field is None where its source gave no value; what failed is listed in `problems`. Sizes are in bytes, temperatures in
 degrees Celsius, indices as the driver counts.
@@ -6,11 +6,13 @@ degrees Celsius, indices as the driver counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
+
+from meshwright.wire.devices import DeviceProcess, Holder, Mig
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
@@ -102,63 +104,6 @@ class NumaFacts:
 
 
 @dataclass(frozen=True)
-class ProcessFacts:
-    """A process that holds a device. `own`: of this agent. `command`: program and script, no arguments.
-
-    `container`, `pod_uid` and `job` ("slurm 4711") are where it belongs, as its cgroup says. `elsewhere`: the driver
-    tells a number that this container's list of processes does not have, so that it may be anybody.
-    """
-
-    pid: int
-    name: str | None = None
-    command: str | None = None
-    used_bytes: int | None = None
-    own: bool = False
-    container: str | None = None
-    pod_uid: str | None = None
-    job: str | None = None
-    elsewhere: bool = False
-
-
-@dataclass(frozen=True)
-class HolderFacts:
-    """A process and what it holds: uuids of GPUs, or device files; the other fields as of `ProcessFacts`."""
-
-    pid: int
-    name: str | None = None
-    command: str | None = None
-    devices: tuple[str, ...] = ()
-    own: bool = False
-    container: str | None = None
-    pod_uid: str | None = None
-    job: str | None = None
-
-    @classmethod
-    def of(cls, process: ProcessFacts, devices: Iterable[str]) -> HolderFacts:
-        """Returns a process with what it holds."""
-        return cls(
-            process.pid,
-            process.name,
-            process.command,
-            tuple(sorted(devices)),
-            process.own,
-            process.container,
-            process.pod_uid,
-            process.job,
-        )
-
-
-@dataclass(frozen=True)
-class MigFacts:
-    """The part of a GPU that a MIG instance is. `profile`: "3g.20gb"."""
-
-    parent_uuid: str
-    profile: str | None = None
-    gpu_instance_id: int | None = None
-    compute_instance_id: int | None = None
-
-
-@dataclass(frozen=True)
 class FabricFacts:
     """A card's registration with the fabric that NVLink switches make.
 
@@ -199,6 +144,8 @@ class GpuFacts:
         fabric: None where the driver knows none, and for MIG instances, which have no NVLink.
         health: of the card; its MIG instances share it.
         pci: what sysfs says of the card.
+        unlisted_pids: of `processes`, those whose numbers the driver reports and this container's list of processes
+            does not have, so that they may be anybody.
     """
 
     index: int
@@ -213,11 +160,12 @@ class GpuFacts:
     compute_capability: str | None = None
     compute_mode: ComputeMode | None = None
     minor: int | None = None
-    mig: MigFacts | None = None
+    mig: Mig | None = None
     fabric: FabricFacts | None = None
-    processes: tuple[ProcessFacts, ...] | None = None
+    processes: tuple[DeviceProcess, ...] | None = None
     health: GpuHealth | None = None
     pci: PciHealth | None = None
+    unlisted_pids: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -258,7 +206,7 @@ class TpuFacts:
     pcie_root: str | None = None
     numa_node: int | None = None
     device_file: str | None = None
-    processes: tuple[ProcessFacts, ...] | None = None
+    processes: tuple[DeviceProcess, ...] | None = None
     has_file: bool | None = None
     pci: PciHealth | None = None
 
@@ -302,7 +250,7 @@ class DriverFacts:
 class KfdFacts:
     """AMD's compute driver, by its device file. `holders`: who has it open; None: could not look, and found nobody."""
 
-    holders: tuple[HolderFacts, ...] | None = None
+    holders: tuple[Holder, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -331,13 +279,12 @@ class HostFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
-    holders: tuple[HolderFacts, ...] | None = ()
+    holders: tuple[Holder, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None
 
 
 _HOST: TypeAdapter[HostFacts] = TypeAdapter(HostFacts)
-_HOLDERS: TypeAdapter[tuple[HolderFacts, ...] | None] = TypeAdapter(tuple[HolderFacts, ...] | None)
 
 
 def build_json(facts: HostFacts) -> dict[str, Any]:
@@ -353,12 +300,6 @@ def parse_host_facts(document: Mapping[str, Any]) -> HostFacts:
         pydantic.ValidationError: the document is no such thing.
     """
     return _HOST.validate_python(document)
-
-
-def build_holders_json(holders: tuple[HolderFacts, ...] | None) -> list[dict[str, Any]] | None:
-    """Returns holders as JSON values; None stays None: could not look."""
-    document: list[dict[str, Any]] | None = _HOLDERS.dump_python(holders, mode="json")
-    return document
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api), and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Final
 
+from meshwright.wire.devices import DeviceProcess, Mig
 from meshwright_agent.facts.model import (
     IDLE_BYTES,
     ComputeMode,
@@ -23,10 +24,8 @@ from meshwright_agent.facts.model import (
     GpuHealth,
     GpuLink,
     HostFacts,
-    MigFacts,
     Problem,
     ProblemKind,
-    ProcessFacts,
     RefusedCard,
 )
 from meshwright_agent.facts.nvlink import Card, LinkReader, NvLinks
@@ -38,9 +37,9 @@ from meshwright_agent.facts.nvml import (
     name_error,
     to_text,
 )
-from meshwright_agent.facts.procfs import find_holders, join_holders
+from meshwright_agent.facts.procfs import ProcessTable, find_holders, join_holders
 from meshwright_agent.facts.sysfs import (
-    BusRoots,
+    Roots,
     find_refused,
     judge_silence,
     list_folder,
@@ -157,7 +156,7 @@ def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
     return causes if causes or not mask & _HARDWARE_SLOWDOWN else ("hardware slowdown",)
 
 
-def judge_listed(listed: Sequence[ProcessFacts], used_bytes: int | None) -> tuple[ProcessFacts, ...] | None:
+def judge_listed(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tuple[DeviceProcess, ...] | None:
     """Returns who holds a device, of a list that may not name all; None: somebody who is not on it may.
 
     Args:
@@ -188,7 +187,7 @@ def doubt_unnamed(facts: HostFacts) -> HostFacts:
 
 def _doubt(gpu: GpuFacts) -> GpuFacts:
     processes = gpu.processes or ()
-    return replace(gpu, processes=None) if len(processes) == 1 and processes[0].elsewhere else gpu
+    return replace(gpu, processes=None) if len(processes) == 1 and processes[0].pid in gpu.unlisted_pids else gpu
 
 
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
@@ -226,25 +225,13 @@ class NvidiaFacts:
     is_blind: bool = False
 
 
-Describe = Callable[[int, int | None], ProcessFacts]
-"""(process id, bytes of device memory) → what is known of the process."""
-
-
-def read_nvidia(
-    nvml: Any,
-    *,
-    here: BusRoots,
-    describe: Describe,
-    lists_all: bool = True,
-    wants_health: bool = True,
-) -> NvidiaFacts:
+def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bool = True) -> NvidiaFacts:
     """Returns the GPUs of this host.
 
     Args:
         nvml: the module `pynvml`, or what behaves like it; None: there is none.
         here: where the PCI bus and device files are listed; cards in either without NVML are a problem.
-        describe: names the processes that NVML lists.
-        lists_all: False where NVML may leave processes out of its list, as in a container (`facts.unlisted`).
+        table: names the processes that NVML lists, which may not be all, as in a container.
         wants_health: False where only holders are asked for, and time is short.
     """
     if nvml is None:
@@ -252,18 +239,18 @@ def read_nvidia(
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        kind = judge_silence(read_bus(here.sysfs, here.proc), here, error.value)
+        kind = judge_silence(read_bus(here), here, error.value)
         return _tell_blind(here, kind, f"NVML does not start: {error}")
-    reader = _Reader(nvml, here, describe, lists_all=lists_all, wants_health=wants_health)
+    reader = _Reader(nvml, here, table, wants_health=wants_health)
     try:
         return reader.read()
     finally:
         reader.close()
 
 
-def _tell_blind(here: BusRoots, kind: ProblemKind, reason: str) -> NvidiaFacts:
+def _tell_blind(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
     """Returns no GPU; a host that has cards of its own all the same has a problem."""
-    cards = [card.address for card in read_bus(here.sysfs, here.proc)]
+    cards = [card.address for card in read_bus(here)]
     files = _list_files(here)
     seen = cards or files
     if not seen:
@@ -272,24 +259,23 @@ def _tell_blind(here: BusRoots, kind: ProblemKind, reason: str) -> NvidiaFacts:
     return NvidiaFacts(problems=(Problem(kind, problem),), is_blind=bool(files))
 
 
-def _list_files(here: BusRoots) -> list[str]:
+def _list_files(here: Roots) -> list[str]:
     return [f"/dev/{file.name}" for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
 
 
 class _Reader:
     """One read, between nvmlInit and nvmlShutdown."""
 
-    def __init__(self, nvml: Any, here: BusRoots, describe: Describe, *, lists_all: bool, wants_health: bool) -> None:
+    def __init__(self, nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bool) -> None:
         self._nvml = nvml
         self._problems: list[Problem] = []
         self._driver = self._build_questions("driver")
         self._links = LinkReader(here.sysfs)
         self._here = here
         self._sysfs = here.sysfs
-        self._describe = describe
-        self._lists_all = lists_all
+        self._table = table
         self._wants_health = wants_health
-        self._bus = read_bus(here.sysfs, here.proc)
+        self._bus = read_bus(here)
         self._refusals: dict[int, str] = {}
 
     def _build_questions(self, whom: str) -> Questions:
@@ -359,7 +345,7 @@ class _Reader:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         except self._nvml.NVMLError as error:
             refusal = "the driver gives no handle for it"
-            self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(error.value)}")
+            self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(self._nvml, error.value)}")
             questions.tell(f"{questions.whom}: {refusal}: {error}", "refused")
         return None
 
@@ -385,26 +371,28 @@ class _Reader:
         """Returns what cards and MIG instances both have."""
         memory = questions.ask("memory", handle, self._nvml.nvmlMemory_v2)
         used_bytes = None if memory is None else int(memory.used)
+        processes = self._read_processes(questions, handle, used_bytes)
         return replace(
             base,
             kind=to_text(questions.ask("name", handle)),
             uuid=to_text(questions.ask("uuid", handle)),
             memory_bytes=None if memory is None else int(memory.total),
             used_bytes=used_bytes,
-            processes=self._read_processes(questions, handle, used_bytes),
+            processes=processes,
+            unlisted_pids=tuple(each.pid for each in processes or () if self._table.is_unlisted(each.pid)),
         )
 
     def _read_processes(
         self, questions: Questions, handle: Any, used_bytes: int | None
-    ) -> tuple[ProcessFacts, ...] | None:
+    ) -> tuple[DeviceProcess, ...] | None:
         running = questions.ask("processes", handle)
         if running is None:
             return None
         # Of processes that share a GPU through MPS the list above may have the server alone.
         clients = questions.ask("mps_clients", handle)
         held = {process.pid: process.usedGpuMemory for process in (*(clients or ()), *running)}
-        listed = tuple(self._describe(pid, size) for pid, size in held.items())
-        return listed if self._lists_all else judge_listed(listed, used_bytes)
+        listed = tuple(self._table.describe(pid, size) for pid, size in held.items())
+        return listed if self._table.is_whole else judge_listed(listed, used_bytes)
 
     def _read_instances(self, questions: Questions, card: GpuFacts, handle: Any) -> Iterator[GpuFacts]:
         """Yields the MIG instances of a card; a card whose instances cannot be listed is refused."""
@@ -425,7 +413,7 @@ class _Reader:
         instance = self._read_common(questions, handle, card)
         return replace(
             instance,
-            mig=MigFacts(
+            mig=Mig(
                 parent_uuid=card.key,
                 profile=parse_profile(instance.kind),
                 gpu_instance_id=questions.ask("gpu_instance", handle),

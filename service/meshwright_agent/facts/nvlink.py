@@ -104,26 +104,23 @@ def parse_link_rate(speed_mb_per_s: int) -> float | None:
     return _DATA_RATES.get(speed_mb_per_s, speed_mb_per_s * 1e6) if speed_mb_per_s > 0 else None
 
 
-def parse_fabric(
-    *, cluster: bytes, clique: int, state: int, status: int, health: int, status_text: str
-) -> FabricFacts | None:
+def parse_fabric(info: Any, status_text: str) -> FabricFacts | None:
     """Returns what a card's registration with its fabric came to; None for a state that is not known.
 
     Args:
-        cluster: 16 bytes of the cluster's uuid; all zero: there is none, the fabric is this box.
-        clique: the partition of the cluster.
-        state, status, health: as nvmlGpuFabricInfo_v2_t has them.
+        info: as nvmlGpuFabricInfo_v2_t; a cluster whose uuid is all zero is none: the fabric is this box.
         status_text: NVML's words for the status.
     """
-    name = _STATES.get(state & 0xFF)  # one byte in C, four in nvidia-ml-py: the others are padding
+    name = _STATES.get(info.state & 0xFF)  # one byte in C, four in nvidia-ml-py: the others are padding
     if name is None:
         return None
+    cluster = bytes(info.clusterUuid)
     return FabricFacts(
         state=name,
-        error=status_text if name == "completed" and status != _SUCCESS else None,
+        error=status_text if name == "completed" and info.status != _SUCCESS else None,
         cluster_uuid=str(UUID(bytes=cluster)) if any(cluster) else None,
-        clique_id=clique,
-        faults=tuple(_list_faults(health)) if name == "completed" else (),
+        clique_id=info.cliqueId,
+        faults=tuple(_list_faults(info.healthMask)) if name == "completed" else (),
     )
 
 
@@ -192,14 +189,7 @@ class LinkReader:
         info = None if build is None else build()
         if info is None or questions.ask("fabric", handle, byref(info)) is None:
             return None
-        fabric = parse_fabric(
-            cluster=bytes(info.clusterUuid),
-            clique=info.cliqueId,
-            state=info.state,
-            status=info.status,
-            health=info.healthMask,
-            status_text=str(questions.nvml.NVMLError(info.status)),
-        )
+        fabric = parse_fabric(info, str(questions.nvml.NVMLError(info.status)))
         if fault := describe_fault(fabric):
             questions.tell(f"{questions.whom}: {fault}", "fabric")
         return fabric

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -19,41 +20,6 @@ from meshwright_agent.facts.model import (
     Problem,
     ProblemKind,
 )
-
-ERRORS: Final[Mapping[int, str]] = {
-    1: "UNINITIALIZED",
-    2: "INVALID_ARGUMENT",
-    3: "NOT_SUPPORTED",
-    4: "NO_PERMISSION",
-    5: "ALREADY_INITIALIZED",
-    6: "NOT_FOUND",
-    7: "INSUFFICIENT_SIZE",
-    8: "INSUFFICIENT_POWER",
-    9: "DRIVER_NOT_LOADED",
-    10: "TIMEOUT",
-    11: "IRQ_ISSUE",
-    12: "LIBRARY_NOT_FOUND",
-    13: "FUNCTION_NOT_FOUND",
-    14: "CORRUPTED_INFOROM",
-    15: "GPU_IS_LOST",
-    16: "RESET_REQUIRED",
-    17: "OPERATING_SYSTEM",
-    18: "LIB_RM_VERSION_MISMATCH",
-    19: "IN_USE",
-    20: "MEMORY",
-    21: "NO_DATA",
-    22: "VGPU_ECC_NOT_SUPPORTED",
-    23: "INSUFFICIENT_RESOURCES",
-    24: "FREQ_NOT_SUPPORTED",
-    25: "ARGUMENT_VERSION_MISMATCH",
-    26: "DEPRECATED",
-    27: "NOT_READY",
-    28: "GPU_NOT_FOUND",
-    29: "INVALID_STATE",
-    30: "RESET_TYPE_NOT_SUPPORTED",
-    999: "UNKNOWN",
-}
-"""NVML_ERROR_…"""
 
 LOST: Final[Mapping[int, str]] = {
     15: "GPU is lost: it has fallen off the bus or is not accessible",
@@ -160,9 +126,11 @@ QUESTIONS: Final[Mapping[str, Question]] = {
 }
 
 
-def name_error(code: int) -> str:
-    """Returns the name of an error of NVML."""
-    return f"NVML_ERROR_{ERRORS[code]}" if code in ERRORS else f"NVML error {code}"
+def name_error(nvml: Any, code: int) -> str:
+    """Returns the name of an error, as the module has it."""
+    names = vars(sys.modules[nvml.NVMLError.__module__]).items()
+    known = (name for name, value in names if value == code and name.startswith("NVML_ERROR_"))
+    return next(known, f"NVML error {code}")
 
 
 class Questions:
@@ -219,13 +187,15 @@ class Questions:
                 code, error = raised.value, str(raised)
         if fields and not code:
             code = answer[0].nvmlReturn if answer else _UNKNOWN
-            answer, error = (None, name_error(code)) if code else (ctypes.c_int32(answer[0].value.uiVal).value, "")
+            answer, error = (
+                (None, name_error(self.nvml, code)) if code else (ctypes.c_int32(answer[0].value.uiVal).value, "")
+            )
             absent_on |= {_INVALID_ARGUMENT}  # a driver that is older than the field does not know its number
         if code in LOST:
             self.lost = LOST[code]
         if is_end and code in _END:
             return None, ABSENT, error
-        came = ANSWERED if code == 0 else ABSENT if code in absent_on else name_error(code)
+        came = ANSWERED if code == 0 else ABSENT if code in absent_on else name_error(self.nvml, code)
         if question.parts:
             self._keep(name, came)
         return answer, came, error

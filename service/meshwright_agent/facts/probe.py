@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
+from meshwright.wire.devices import Holder
 from meshwright_agent.facts import tpu
 from meshwright_agent.facts.kernel_log import read_kernel_log
-from meshwright_agent.facts.model import HolderFacts, HostFacts, KernelLog, Problem, TpuFacts
+from meshwright_agent.facts.model import HostFacts, KernelLog, Problem, TpuFacts
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.procfs import (
     OpenFiles,
@@ -28,7 +29,7 @@ from meshwright_agent.facts.procfs import (
     read_machine,
     read_open_files,
 )
-from meshwright_agent.facts.sysfs import BusRoots, Roots, read_numa_nodes, read_pci_devices
+from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -53,11 +54,7 @@ class LogPlace:
 
 
 def read_host_facts(
-    roots: Roots,
-    *,
-    nvml: Any = None,
-    log: LogPlace | None = None,
-    wants_health: bool = True,
+    roots: Roots, *, nvml: Any = None, log: LogPlace | None = None, wants_health: bool = True
 ) -> HostFacts:
     """Returns what can be known of a host without touching a device.
 
@@ -69,13 +66,8 @@ def read_host_facts(
     """
     table = ProcessTable(roots.proc)
     machine = read_machine(roots)
-    gpu = read_nvidia(
-        nvml,
-        here=BusRoots(roots.sysfs, roots.proc, roots.dev, is_container=machine.container is not None),
-        describe=table.describe,
-        lists_all=table.is_whole,
-        wants_health=wants_health,
-    )
+    here = replace(roots, is_container=machine.container is not None)
+    gpu = read_nvidia(nvml, here, table, wants_health=wants_health)
     slice_ = tpu.parse_slice(roots.environ)
     chips = tpu.read_chips(roots.sysfs)
     files = {chip.file for chip in chips if chip.file}
@@ -101,10 +93,10 @@ def read_host_facts(
     )
 
 
-def _find_openers(proc: Path, table: ProcessTable) -> tuple[HolderFacts, ...] | None:
+def _find_openers(proc: Path, table: ProcessTable) -> tuple[Holder, ...] | None:
     """Returns who has a card's file open, where no driver tells who computes; None: could not look everywhere."""
     opened = read_open_files(proc, lambda file: _NVIDIA_FILE.fullmatch(file) is not None)
-    found = tuple(table.describe_holder(pid, files) for pid, files in opened.files.items())
+    found = table.describe_holders(opened)
     return found if found or opened.is_complete else None
 
 
@@ -130,7 +122,7 @@ def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
     )
 
 
-def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[HolderFacts, ...] | None:
+def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[Holder, ...] | None:
     """Returns who holds a device in any way: computes on it, or only has its file open, as monitors do.
 
     None: not every process could be looked at, and nobody was found.
@@ -140,7 +132,5 @@ def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[HolderFacts, ...] |
     if not facts.gpus:
         return computing
     open_files = read_open_files(roots.proc, lambda file: _NVIDIA_FILE.fullmatch(file) is not None)
-    table = ProcessTable(roots.proc)
-    monitors = (table.describe_holder(pid, files) for pid, files in open_files.files.items())
-    found = merge_holders((*(computing or ()), *monitors))
+    found = merge_holders((*(computing or ()), *ProcessTable(roots.proc).describe_holders(open_files)))
     return found if found or (computing is not None and open_files.is_complete) else None

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from meshwright_agent.facts.model import CpuFacts, GpuFacts, HolderFacts, KfdFacts, MachineFacts, ProcessFacts, TpuFacts
+from meshwright.wire.devices import DeviceProcess, Holder
+from meshwright_agent.facts.model import CpuFacts, GpuFacts, KfdFacts, MachineFacts, TpuFacts
 from meshwright_agent.facts.sysfs import (
     Roots,
     list_folder,
@@ -61,26 +62,25 @@ class ProcessTable:
         self._agent = self._read_parent(self.reader)
         self.is_whole = shares_all_numbers(proc)
 
-    def describe(self, pid: int, used_bytes: int | None = None) -> ProcessFacts:
+    def describe(self, pid: int, used_bytes: int | None = None) -> DeviceProcess:
         """Returns what is known of a process; names are None for one that has gone or cannot be read."""
         folder = self._proc / str(pid)
-        command = parse_command(read_text(folder / "cmdline") or "")
-        place = parse_cgroup(read_text(folder / "cgroup") or "")
-        return ProcessFacts(
-            pid,
-            read_text(folder / "comm"),
-            command,
-            used_bytes,
+        return DeviceProcess(
+            pid=pid,
+            name=read_text(folder / "comm"),
+            command=parse_command(read_text(folder / "cmdline") or ""),
+            used_bytes=used_bytes,
             own=self.is_own(pid),
-            container=place.container,
-            pod_uid=place.pod_uid,
-            job=place.job,
-            elsewhere=not self.is_whole and not folder.exists(),
+            **vars(parse_cgroup(read_text(folder / "cgroup") or "")),
         )
 
-    def describe_holder(self, pid: int, devices: Iterable[str]) -> HolderFacts:
-        """Returns a process with what it holds."""
-        return HolderFacts.of(self.describe(pid), devices)
+    def describe_holders(self, opened: OpenFiles) -> tuple[Holder, ...]:
+        """Returns the processes that have files open, with these."""
+        return tuple(build_holder(self.describe(pid), files) for pid, files in opened.files.items())
+
+    def is_unlisted(self, pid: int) -> bool:
+        """Tells whether this is a container whose list of processes does not have a number that the driver reports."""
+        return not self.is_whole and not (self._proc / str(pid)).exists()
 
     def is_own(self, pid: int) -> bool:
         """Tells whether a process is the agent, who started the reader, or descends from it."""
@@ -204,29 +204,34 @@ def _read_links(folder: Path) -> list[str] | None:
     return targets
 
 
-def merge_holders(holders: Iterable[HolderFacts]) -> tuple[HolderFacts, ...]:
+def build_holder(process: DeviceProcess, devices: Iterable[str]) -> Holder:
+    """Returns a process with what it holds: uuids of GPUs, or device files."""
+    return Holder(**process.model_dump(exclude={"used_bytes"}), devices=tuple(sorted(devices)))
+
+
+def merge_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
     """Returns one holder a process, with all that it holds."""
-    merged: dict[int, HolderFacts] = {}
+    merged: dict[int, Holder] = {}
     for holder in holders:
         known = merged.get(holder.pid)
         devices = {*holder.devices, *(known.devices if known else ())}
-        merged[holder.pid] = replace(holder, devices=tuple(sorted(devices)))
+        merged[holder.pid] = holder.model_copy(update={"devices": tuple(sorted(devices))})
     return tuple(merged[pid] for pid in sorted(merged))
 
 
-def join_holders(*looks: tuple[HolderFacts, ...] | None) -> tuple[HolderFacts, ...] | None:
-    """Returns all holders that were found; None where none was, and one look could not look everywhere."""
-    found = merge_holders(holder for look in looks for holder in look or ())
-    return found if found or None not in looks else None
+def join_holders(*reads: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
+    """Returns all holders that were found; None where none was, and one read could not look everywhere."""
+    found = merge_holders(holder for read in reads for holder in read or ())
+    return found if found or None not in reads else None
 
 
-def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[HolderFacts, ...] | None:
+def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[Holder, ...] | None:
     """Returns who computes on these devices; None where some could not be looked at and nobody was found."""
-    looked: list[tuple[str, tuple[ProcessFacts, ...] | None]] = []
-    looked += [(gpu.key, gpu.processes) for gpu in gpus]
-    looked += [(chip.device_file or chip.key, chip.processes) for chip in tpus]
-    found = merge_holders(HolderFacts.of(process, (name,)) for name, processes in looked for process in processes or ())
-    return found if found or all(processes is not None for _, processes in looked) else None
+    read = [(gpu.key, gpu.processes) for gpu in gpus] + [
+        (chip.device_file or chip.key, chip.processes) for chip in tpus
+    ]
+    found = merge_holders(build_holder(process, (name,)) for name, processes in read for process in processes or ())
+    return found if found or all(processes is not None for _, processes in read) else None
 
 
 _CONTAINER: Final = re.compile(r"(?:(?P<runtime>[a-z][a-z0-9-]*)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
@@ -306,7 +311,7 @@ def read_kfd(sysfs: Path, proc: Path, dev: Path, table: ProcessTable) -> KfdFact
     if not (dev / Path(KFD).name).exists():
         return None
     opened = read_open_files(proc, lambda file: _FILES.fullmatch(file) is not None)
-    holders = tuple(table.describe_holder(pid, files) for pid, files in opened.files.items() if KFD in files)
+    holders = tuple(holder for holder in table.describe_holders(opened) if KFD in holder.devices)
     is_known = holders or opened.is_complete or list_computing(sysfs) == ()
     return KfdFacts(holders if is_known else None)
 

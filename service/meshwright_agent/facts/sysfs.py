@@ -26,16 +26,24 @@ _LARGEST_CPU: Final = 1 << 16
 """No kernel numbers more CPUs: CONFIG_NR_CPUS is at most 8,192."""
 
 
+def may_open(file: Path) -> bool:
+    """Tells whether this process may read and write a device, without opening it."""
+    return os.access(file, os.R_OK | os.W_OK)
+
+
 @dataclass(frozen=True)
 class Roots:
     """Where a host's files are, so that a recorded machine, or one seen from a container, reads the same way.
 
-    `machine` is what uname says, for kernels that do not tell it in /proc (before 6.1).
+    `machine` is what uname says, for kernels that do not tell it in /proc (before 6.1). `is_container`: this process is
+    in one, into whose own /dev NVML looks.
     """
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=dict)
     machine: str = field(default_factory=platform.machine)
+    is_container: bool = False
+    may_open: Callable[[Path], bool] = may_open
 
     @property
     def sysfs(self) -> Path:
@@ -238,13 +246,6 @@ _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _NO_PERMISSION, _LIBRARY_NOT_FOUND, _LIBRARY_MISMATCH = 4, 12, 18
 """NVML_ERROR_NO_PERMISSION, …_LIBRARY_NOT_FOUND, …_LIB_RM_VERSION_MISMATCH."""
 
-MayOpen = Callable[[Path], bool]
-
-
-def may_open(file: Path) -> bool:
-    """Tells whether this process may read and write a device, without opening it."""
-    return os.access(file, os.R_OK | os.W_OK)
-
 
 @dataclass(frozen=True)
 class BusCard:
@@ -261,16 +262,16 @@ class BusCard:
         return self.driver is not None or self.kind.startswith(_COMPUTE_CLASS)
 
 
-def read_bus(sysfs: Path, proc: Path) -> tuple[BusCard, ...]:
+def read_bus(here: Roots) -> tuple[BusCard, ...]:
     """Returns NVIDIA's cards that no other driver has, in the order of their addresses."""
     cards = []
-    for device in read_pci_devices(sysfs, NVIDIA):
+    for device in read_pci_devices(here.sysfs, NVIDIA):
         driver = _read_driver(device.path)
         if not device.kind.startswith(DISPLAY_CLASS) or driver not in (None, _DRIVER):
             continue
         if (device.path / "physfn").exists():
             continue
-        said = parse_fields(read_text(proc / f"driver/nvidia/gpus/{device.address}/information") or "")
+        said = parse_fields(read_text(here.proc / f"driver/nvidia/gpus/{device.address}/information") or "")
         cards.append(BusCard(device.address, device.kind, driver, parse_int(said.get("Device Minor"))))
     return tuple(cards)
 
@@ -282,18 +283,7 @@ def _read_driver(path: Path) -> str | None:
         return None
 
 
-@dataclass(frozen=True)
-class BusRoots:
-    """Where the cards are looked for. `is_container`: this process is in one, whose own /dev NVML looks into."""
-
-    sysfs: Path
-    proc: Path
-    dev: Path
-    is_container: bool = False
-    may_open: MayOpen = may_open
-
-
-def judge_silence(cards: Iterable[BusCard], here: BusRoots, error: int) -> ProblemKind:
+def judge_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
     """Returns what it means that NVML tells of no card at all.
 
     Args:
@@ -315,7 +305,7 @@ def judge_silence(cards: Iterable[BusCard], here: BusRoots, error: int) -> Probl
 
 
 def find_refused(
-    cards: Sequence[BusCard], listed: Iterable[str | None], refusals: Sequence[tuple[int, str]], here: BusRoots
+    cards: Sequence[BusCard], listed: Iterable[str | None], refusals: Sequence[tuple[int, str]], here: Roots
 ) -> tuple[RefusedCard, ...]:
     """Returns the cards that are here and that the driver does not let anybody use.
 
@@ -339,6 +329,6 @@ def find_refused(
     return tuple(RefusedCard(card.address, None, reason) for card in absent if _is_openable(card, here))
 
 
-def _is_openable(card: BusCard, here: BusRoots) -> bool:
+def _is_openable(card: BusCard, here: Roots) -> bool:
     file = here.dev / f"nvidia{card.minor}"
     return card.minor is not None and file.exists() and here.may_open(file)

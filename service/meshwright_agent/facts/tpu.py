@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from meshwright.topology.chips import GOOGLE, TPU_KINDS
-from meshwright_agent.facts.model import ProcessFacts, SliceFacts, TpuFacts
+from meshwright.wire.devices import DeviceProcess
+from meshwright_agent.facts.model import SliceFacts, TpuFacts
 from meshwright_agent.facts.procfs import OpenFiles, ProcessTable
 from meshwright_agent.facts.sysfs import (
     PciDevice,
@@ -42,9 +43,6 @@ VARIABLES: Final = (
 )
 """Set by GKE and by users; libtpu reads them. Source: GKE, "About TPUs in GKE"; jax/_src/clusters; for …_WRAP and …_ALT
 (a twisted torus), ci/run_bazel_test_tpu.sh of jax, and test_tpu.py of penghao-wu/cambrian for their values."""
-
-
-_Processes = tuple[ProcessFacts, ...]
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def read_tpus(
     )
 
 
-def _describe(file: str | None, open_files: OpenFiles, table: ProcessTable) -> _Processes | None:
+def _describe(file: str | None, open_files: OpenFiles, table: ProcessTable) -> tuple[DeviceProcess, ...] | None:
     pids = None if file is None else open_files.holders_of(file)
     return None if pids is None else tuple(table.describe(pid) for pid in pids)
 

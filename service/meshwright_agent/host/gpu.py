@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from meshwright.topology.identity import HostGpu, parse_visible
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Device, DeviceProcess, Link, Memory, Mig
-from meshwright_agent.facts.model import GpuFacts, HolderFacts, HostFacts, ProblemKind, ProcessFacts
+from meshwright.wire.devices import Device, DeviceProcess, Link, Memory
+from meshwright_agent.facts.model import GpuFacts, HostFacts, ProblemKind
 from meshwright_agent.host.snapshot import PlatformDevices, View, read_limit
 
 JaxDevice = Mapping[str, Any]
@@ -86,31 +86,12 @@ def _build_gpu(view: View, index: int, seen: JaxDevice | None) -> Device:
         process_index=seen.get("process_index") if seen else None,
         compute_capability=gpu.compute_capability,
         compute_mode=gpu.compute_mode,
-        mig=Mig(**vars(gpu.mig)) if gpu.mig else None,
+        mig=gpu.mig,
         memory=Memory(capacity_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes, limit_bytes=limit, **view.passive),
         jax=view.build_jax_view(seen),
-        processes=build_processes(gpu.processes),
+        processes=gpu.processes,
         attributes=build_attributes(gpu, view.facts),
         **view.passive,
-    )
-
-
-def build_processes(processes: Sequence[ProcessFacts | HolderFacts] | None) -> tuple[DeviceProcess, ...] | None:
-    """Returns processes as replies show them; None: could not look."""
-    if processes is None:
-        return None
-    return tuple(
-        DeviceProcess(
-            pid=one.pid,
-            name=one.name,
-            command=one.command,
-            used_bytes=one.used_bytes if isinstance(one, ProcessFacts) else None,
-            own=one.own,
-            container=one.container,
-            pod_uid=one.pod_uid,
-            job=one.job,
-        )
-        for one in processes
     )
 
 
@@ -151,16 +132,17 @@ def _build_unlisted(view: View, index: int, seen: JaxDevice) -> Device:
         process_index=seen.get("process_index"),
         memory=memory if stats else None,
         jax=view.build_jax_view(seen),
-        processes=build_processes(_find_holders(view.facts)),
+        processes=_find_holders(view.facts),
         **view.by_jax,
     )
 
 
-def _find_holders(facts: HostFacts) -> tuple[HolderFacts, ...] | None:
+def _find_holders(facts: HostFacts) -> tuple[DeviceProcess, ...] | None:
     """Returns who holds each GPU that only JAX knows: of AMD's whoever has its driver's file; None: nobody can tell."""
     if facts.kfd is None or any(problem.kind in _NVIDIA_IS_SILENT for problem in facts.problems):
         return None
-    return facts.kfd.holders
+    found = facts.kfd.holders
+    return None if found is None else tuple(DeviceProcess(**each.model_dump(exclude={"devices"})) for each in found)
 
 
 def _warn(view: View, seen: Sequence[JaxDevice], found: Mapping[str, JaxDevice]) -> tuple[Notice, ...]:

@@ -20,7 +20,6 @@ from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
 from meshwright_agent.facts.model import SliceFacts, TpuFacts
-from meshwright_agent.host.gpu import build_processes
 from meshwright_agent.host.snapshot import PlatformDevices, View, read_limit
 
 ICI: Final = "ICI"
@@ -180,7 +179,7 @@ def _build_tpu(view: View, index: int, core: Core, function: TpuFacts | None) ->
         process_index=seen.get("process_index") if seen else None,
         memory=_build_memory(view, kind, seen),
         jax=view.build_jax_view(seen),
-        processes=build_processes(function.processes if function else None),
+        processes=function.processes if function else None,
         attributes={name: value for name, value in attributes.items() if value is not None},
         **(view.by_jax if seen else view.passive),
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
-from meshwright_agent.facts.model import HolderFacts, HostFacts
+from meshwright.wire.devices import Holder
+from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
 
@@ -58,7 +59,7 @@ def explain_untouched(facts: HostFacts | None) -> str:
     return f"GPU {closed[0]} is in compute mode prohibited; `nvidia-smi -i {closed[0]} -c DEFAULT` opens it"
 
 
-def describe_holders(holders: Iterable[HolderFacts]) -> str:
+def describe_holders(holders: Iterable[Holder]) -> str:
     """Returns which other processes hold which devices, in words: the first, and how many more there are."""
     others = [holder for holder in holders if not holder.own]
     programs = [(holder.pid, holder.name or holder.command) for holder in others]

@@ -23,10 +23,11 @@ from meshwright.errors import (
     WorkerFailedError,
 )
 from meshwright.wire.bench import BenchRequest
+from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.runs import FINAL_STATES, Run
 from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches, HostMeasurements
-from meshwright_agent.facts.model import ProcessFacts, build_json
+from meshwright_agent.facts.model import build_json
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leases import LeaseRegistry, Owner
@@ -38,7 +39,7 @@ from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
 from tests.unit.leases.scene import build_lease
 
-FOREIGN = ProcessFacts(4711, "python", "python train.py", 2**30, job="slurm 7")
+FOREIGN = DeviceProcess(pid=4711, name="python", command="python train.py", used_bytes=2**30, job="slurm 7")
 
 
 @dataclass
@@ -294,7 +295,7 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: 
         assert "gave way to a job: a bench" in ended.error.detail
         assert "process 4711 (python train.py) in slurm 7" in ended.error.detail
 
-    own = ProcessFacts(5, "python", "python -m meshwright_agent.children.device", 2**30, own=True)
+    own = DeviceProcess(pid=5, command="python -m meshwright_agent.children.device", used_bytes=2**30, own=True)
     free, held = look(dgx, processes=()), look(dgx, processes=(own, FOREIGN))
     assert dgx.jax is not None
     run_scene(tmp_path, [free, free, held], [dict(dgx.jax)], test)

@@ -11,9 +11,9 @@ import pytest
 
 from meshwright_agent.facts.nvidia import NvidiaFacts, read_nvidia
 from meshwright_agent.facts.nvml import name_error
-from meshwright_agent.facts.sysfs import BusRoots, may_open, read_bus
+from meshwright_agent.facts.sysfs import Roots, may_open, read_bus
 from tests.fakes.machines import plant_machine
-from tests.fakes.nvml import FakeNvml
+from tests.fakes.nvml import NO_TABLE, FakeNvml
 from tests.fakes.tree import plant
 
 ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
@@ -32,13 +32,7 @@ class Host:
             information = f"Model: \t\t NVIDIA H100\nBus Location: \t {address}\nDevice Minor: \t {minor}"
             plant(f"== proc/driver/nvidia/gpus/{address}/information\n{information}\n== dev/nvidia{minor}\n", folder)
         shutil.rmtree(folder / "sys/bus/pci/drivers", ignore_errors=True)
-        self.here = BusRoots(
-            folder / "sys",
-            folder / "proc",
-            folder / "dev",
-            is_container=is_container,
-            may_open=lambda file: file.name not in self.denied,
-        )
+        self.here = Roots(folder, is_container=is_container, may_open=lambda file: file.name not in self.denied)
 
     def read(self, *omitted: int, fail: Mapping[str, int] | None = None) -> NvidiaFacts:
         """Reads where NVML omits these cards."""
@@ -46,7 +40,7 @@ class Host:
         document = self.machine.nvml._document
         left = [gpu for index, gpu in enumerate(document["gpus"]) if index not in omitted]
         nvml = FakeNvml({**document, "gpus": left}, fail)
-        return read_nvidia(nvml, here=self.here, describe=lambda pid, used: None)  # type: ignore[arg-type, return-value]
+        return read_nvidia(nvml, self.here, NO_TABLE)
 
     def bind(self, address: str, driver: str | None) -> None:
         link = self.folder / f"sys/bus/pci/devices/{address}/driver"
@@ -71,7 +65,7 @@ def kinds(found: NvidiaFacts) -> list[str]:
 def test_nobody_is_missing_on_a_host_that_is_well(host: Host) -> None:
     found = host.read()
     assert (found.refused, found.problems, len(found.gpus)) == ((), (), 8)
-    assert [(card.address, card.driver, card.minor) for card in read_bus(host.here.sysfs, host.here.proc)] == [
+    assert [(card.address, card.driver, card.minor) for card in read_bus(host.here)] == [
         (address, "nvidia", minor) for minor, address in enumerate(ADDRESSES)
     ]
 
@@ -105,7 +99,7 @@ def test_a_card_that_nvml_counts_and_gives_no_handle_for_is_refused(
     found = host.read(fail={f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}": error})
     (card,) = found.refused
     assert (card.pci_bus_id, card.index, kinds(found)) == (ADDRESSES[3], 3, ["refused"])
-    assert name_error(error) in card.reason
+    assert name_error(pynvml, error) in card.reason
 
 
 def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> None:
@@ -142,7 +136,7 @@ def test_a_card_whose_address_is_not_told_may_be_any_of_those_that_seem_left_out
 
 def test_mig_hides_no_card(tmp_path: Path) -> None:
     machine = plant_machine("mig-a100", tmp_path)
-    addresses = [card.address for card in read_bus(tmp_path / "sys", tmp_path / "proc")]
+    addresses = [card.address for card in read_bus(Roots(tmp_path))]
     for minor, address in enumerate(addresses):
         text = f"== proc/driver/nvidia/gpus/{address}/information\nDevice Minor: {minor}\n== dev/nvidia{minor}\n"
         plant(text, tmp_path)

@@ -13,13 +13,13 @@ import pytest
 
 from meshwright_agent.facts.model import GpuHealth
 from meshwright_agent.facts.nvidia import parse_slowdowns, read_nvidia
-from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, name_error
-from meshwright_agent.facts.sysfs import BusRoots
-from tests.fakes.nvml import FakeNvml
+from meshwright_agent.facts.nvml import QUESTIONS, name_error
+from meshwright_agent.facts.sysfs import Roots
+from tests.fakes.nvml import NO_TABLE, FakeNvml
 from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 
-NOWHERE = BusRoots(*[Path("/nowhere")] * 3)
+NOWHERE = Roots(Path("/nowhere"))
 
 
 def read(fail: dict[str, int] | None = None, **fields: Any) -> GpuHealth:
@@ -27,7 +27,7 @@ def read(fail: dict[str, int] | None = None, **fields: Any) -> GpuHealth:
     nvml = FakeNvml(copy.deepcopy(document), fail)
     nvml.change_gpu(0, **WELL)
     nvml.change_gpu(0, **fields)
-    facts = read_nvidia(nvml, here=NOWHERE, describe=lambda pid, used: None)  # type: ignore[arg-type, return-value]
+    facts = read_nvidia(nvml, NOWHERE, NO_TABLE)
     assert not nvml.is_open
     health = facts.gpus[0].health
     assert health is not None
@@ -139,7 +139,7 @@ def test_a_release_of_the_module_without_a_function_has_no_such_question() -> No
         nvmlDeviceGetMarginTemperature = None  # type: ignore[assignment] # noqa: N815
 
     document = json.loads((RECORDED / "dgx-h100" / "nvml.json").read_text())
-    found = read_nvidia(Older(document), here=NOWHERE, describe=lambda pid, used: None)  # type: ignore[arg-type, return-value]
+    found = read_nvidia(Older(document), NOWHERE, NO_TABLE)
     health = found.gpus[0].health
     assert health is not None
     assert (health.answers["margin_celsius"], found.problems) == ("absent", ())
@@ -186,4 +186,5 @@ def test_the_numbers_are_those_of_nvml() -> None:
     assert QUESTIONS["uncorrectable_count"].arguments == (uncorrected, pynvml.NVML_VOLATILE_ECC)
     assert QUESTIONS["uncorrectable_lifetime_count"].arguments == (uncorrected, pynvml.NVML_AGGREGATE_ECC)
     names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
-    assert {code: name_error(code) for code in ERRORS} == names
+    assert {code: name_error(pynvml, code) for code in names} == names
+    assert name_error(pynvml, 12345) == "NVML error 12345"

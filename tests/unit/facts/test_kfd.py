@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.model import HostFacts, ProcessFacts
+from meshwright.wire.devices import DeviceProcess
+from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.nvidia import doubt_unnamed
 from meshwright_agent.facts.probe import read_holders, read_host_facts
 from meshwright_agent.facts.procfs import list_computing
@@ -117,7 +118,7 @@ def test_nvidias_holders_do_not_hide_amds_nor_does_a_doubt_about_them(tmp_path: 
     plant("== dev/kfd\n\n=> proc/77/fd/3 -> /dev/kfd\n== proc/77/stat\n77 (python3) S 1 77\n", tmp_path)
     facts = machine.read()
     assert [holder.pid for holder in facts.holders or ()] == [77, 4242]
-    lone = ProcessFacts(5, elsewhere=True)
-    doubted = doubt_unnamed(replace(facts, gpus=(replace(facts.gpus[3], processes=(lone,)),)))
+    lone = replace(facts.gpus[3], processes=(DeviceProcess(pid=5),), unlisted_pids=(5,))
+    doubted = doubt_unnamed(replace(facts, gpus=(lone,)))
     assert doubted.gpus[0].processes is None
     assert [holder.pid for holder in doubted.holders or ()] == [77]

@@ -8,12 +8,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright_agent.facts.model import GpuLink, Problem, ProcessFacts
+from meshwright.wire.devices import DeviceProcess
+from meshwright_agent.facts.model import GpuLink, Problem
 from meshwright_agent.facts.nvidia import NvidiaFacts, parse_cuda_version, parse_profile, read_nvidia
 from meshwright_agent.facts.nvml import find_nvml
-from meshwright_agent.facts.sysfs import BusRoots
+from meshwright_agent.facts.sysfs import Roots
 from tests.fakes.machines import RECORDED, plant_machine
-from tests.fakes.nvml import FakeNvml, check_against_pynvml
+from tests.fakes.nvml import NO_TABLE, FakeNvml, check_against_pynvml
 from tests.fakes.tree import plant
 
 MIB = 2**20
@@ -27,11 +28,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def read(nvml: Any, folder: Path = Path("/nowhere")) -> NvidiaFacts:
-    return read_nvidia(
-        nvml,
-        here=BusRoots(folder / "sys", folder / "proc", folder / "dev"),
-        describe=lambda pid, used: ProcessFacts(pid, used_bytes=used),
-    )
+    return read_nvidia(nvml, Roots(folder), NO_TABLE)
 
 
 def test_the_fake_has_the_functions_parameters_and_constants_of_the_real_module() -> None:
@@ -65,7 +62,7 @@ def test_a_dgx_has_eight_cards_with_all_that_the_driver_says(tmp_path: Path) -> 
     assert (card.memory_bytes, card.used_bytes) == (81559 * MIB, 72463 * MIB)
     assert (card.architecture, card.compute_capability, card.compute_mode) == ("Hopper", "9.0", "default")
     assert (card.pcie_root, card.numa_node, found.gpus[4].numa_node) == ("pci0000:59", 0, 1)
-    assert card.processes == (ProcessFacts(4242, used_bytes=72459 * MIB),)
+    assert card.processes == (DeviceProcess(pid=4242, used_bytes=72459 * MIB),)
 
 
 def test_processes_that_share_a_gpu_through_mps_hold_it_each_once() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import combinations_with_replacement
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -33,8 +34,8 @@ DOWN = (
 
 
 def fabric(**fields: Any) -> FabricFacts | None:
-    given: dict[str, Any] = {"cluster": bytes(16), "clique": 0, "state": 3, "status": 0, "health": 0}
-    return parse_fabric(**{**given, "status_text": "Unknown Error", **fields})
+    given: dict[str, Any] = {"clusterUuid": bytes(16), "cliqueId": 0, "state": 3, "status": 0, "healthMask": 0}
+    return parse_fabric(SimpleNamespace(**(given | fields)), "Unknown Error")
 
 
 @given(st.integers(0, 36), st.integers(0, 36), st.integers(0, 6), st.integers(0, 6), st.booleans())
@@ -105,11 +106,11 @@ def test_a_state_that_nobody_knows_is_no_fabric() -> None:
 def test_a_domain_is_cluster_and_clique_of_a_registration_that_succeeded() -> None:
     cluster = UUID(CLUSTER).bytes
     for found, domain in (
-        (fabric(cluster=cluster, clique=4026), f"{CLUSTER}.4026"),
-        (fabric(cluster=cluster, clique=0), f"{CLUSTER}.0"),
-        (fabric(cluster=cluster, status=999), None),
-        (fabric(cluster=cluster, state=2), None),
-        (fabric(cluster=bytes(16), clique=3), None),
+        (fabric(clusterUuid=cluster, cliqueId=4026), f"{CLUSTER}.4026"),
+        (fabric(clusterUuid=cluster, cliqueId=0), f"{CLUSTER}.0"),
+        (fabric(clusterUuid=cluster, status=999), None),
+        (fabric(clusterUuid=cluster, state=2), None),
+        (fabric(clusterUuid=bytes(16), clique=3), None),
     ):
         assert found is not None
         assert found.domain == domain
@@ -146,21 +147,21 @@ def test_each_value_of_the_health_mask_is_told_in_words(name: str, told: str) ->
     group = next(group for group in GROUPS if name.startswith(group))
     prefix = "NVML_GPU_FABRIC_HEALTH_MASK_"
     value, shift = getattr(pynvml, f"{prefix}{name}"), getattr(pynvml, f"{prefix}SHIFT_{group}")
-    fault = describe_fault(fabric(health=value << shift))
+    fault = describe_fault(fabric(healthMask=value << shift))
     assert (fault is None) == (told == "")
     assert told in (fault or "")
 
 
 def test_several_faults_are_all_told_and_none_before_the_registration_is_complete() -> None:
-    both = fabric(health=0b0101)
+    both = fabric(healthMask=0b0101)
     assert both is not None
     assert len(both.faults) == 2
-    assert fabric(state=2, health=0b0101) == FabricFacts("in_progress", clique_id=0)
+    assert fabric(state=2, healthMask=0b0101) == FabricFacts("in_progress", clique_id=0)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 1000))
 def test_any_answer_of_a_driver_is_a_fact_or_none(health: int, state: int, status: int) -> None:
-    found = fabric(health=health, state=state, status=status)
+    found = fabric(healthMask=health, state=state, status=status)
     assert (found is None) == (state > 3)
     assert are_joined(found, found) == (found is None or not found.is_down)
 

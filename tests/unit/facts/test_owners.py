@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.model import HolderFacts
+from meshwright.wire.devices import Holder
 from meshwright_agent.facts.procfs import (
     ProcessTable,
     is_kernel_thread,
@@ -115,8 +115,8 @@ def test_a_driver_lists_all_processes_to_who_shares_the_machines_numbers(
         (tmp_path / "proc/11/ns/pid").symlink_to(namespace)
     assert shares_all_numbers(tmp_path / "proc") is whole
     table = ProcessTable(tmp_path / "proc")
-    assert table.describe(99).elsewhere is not whole
-    assert not table.describe(12).elsewhere
+    assert table.is_unlisted(99) is not whole
+    assert not table.is_unlisted(12)
 
 
 def test_a_process_that_descends_from_the_agent_is_its_own(tmp_path: Path) -> None:
@@ -168,10 +168,8 @@ def test_the_parent_stands_behind_the_last_bracket(stat: str, parent: int | None
 
 
 def test_one_process_that_holds_several_devices_is_one_holder() -> None:
-    merged = merge_holders(
-        [HolderFacts(2, "b", devices=("y",)), HolderFacts(1, "a"), HolderFacts(2, "b", devices=("x", "y"))]
-    )
-    assert merged == (HolderFacts(1, "a"), HolderFacts(2, "b", devices=("x", "y")))
+    a, b = Holder(pid=1, name="a"), Holder(pid=2, name="b", devices=("x", "y"))
+    assert merge_holders([b.model_copy(update={"devices": ("y",)}), a, b]) == (a, b)
 
 
 READER = """

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.facts.model import IDLE_BYTES, GpuFacts, HostFacts, ProcessFacts
+from meshwright.wire.devices import DeviceProcess
+from meshwright_agent.facts.model import IDLE_BYTES, GpuFacts, HostFacts
 from meshwright_agent.facts.nvidia import doubt_unnamed, judge_listed
 from meshwright_agent.supervisor.specs import explain_untouched
 from tests.fakes.machines import Machine, plant_machine
 
 MIB = 2**20
-OWN = ProcessFacts(20, "python", used_bytes=600 * MIB, own=True)
-JOB = ProcessFacts(4242, elsewhere=True, used_bytes=9000 * MIB)
-OTHER = ProcessFacts(4243, elsewhere=True, used_bytes=9000 * MIB)
+OWN = DeviceProcess(pid=20, name="python", used_bytes=600 * MIB, own=True)
+JOB = DeviceProcess(pid=4242, used_bytes=9000 * MIB)
+OTHER = DeviceProcess(pid=4243, used_bytes=9000 * MIB)
+UNLISTED = (4242, 4243)
 
 
 @pytest.mark.parametrize(
@@ -29,13 +31,13 @@ OTHER = ProcessFacts(4243, elsewhere=True, used_bytes=9000 * MIB)
         ((), None, None),
         ((OWN,), 604 * MIB, (OWN,)),
         ((OWN,), 1000 * MIB, None),
-        ((replace(OWN, used_bytes=None),), 604 * MIB, None),
+        ((OWN.model_copy(update={"used_bytes": None}),), 604 * MIB, None),
         ((JOB,), 4 * MIB, (JOB,)),
         ((OWN, JOB), None, (OWN, JOB)),
     ],
 )
 def test_nobody_else_is_said_only_where_memory_says_so_too(
-    listed: tuple[ProcessFacts, ...], used_bytes: int | None, known: tuple[ProcessFacts, ...] | None
+    listed: tuple[DeviceProcess, ...], used_bytes: int | None, known: tuple[DeviceProcess, ...] | None
 ) -> None:
     assert judge_listed(listed, used_bytes) == known
 
@@ -82,8 +84,9 @@ def test_a_number_of_the_host_is_told_as_somebody_that_nobody_can_name(tmp_path:
     machine = plant_container(tmp_path)
     assert machine.nvml is not None
     machine.nvml.change_gpu(3, processes=[[999999, 9000 * MIB]])
-    (seen,) = machine.read().gpus[3].processes or ()
-    assert (seen.pid, seen.name, seen.own, seen.elsewhere) == (999999, None, False, True)
+    gpu = machine.read().gpus[3]
+    (seen,) = gpu.processes or ()
+    assert (seen.pid, seen.name, seen.own, gpu.unlisted_pids) == (999999, None, False, (999999,))
 
 
 @pytest.mark.parametrize(
@@ -93,20 +96,20 @@ def test_a_number_of_the_host_is_told_as_somebody_that_nobody_can_name(tmp_path:
         ((JOB, OTHER), (JOB, OTHER)),
         ((OWN, JOB), (OWN, JOB)),
         ((OWN,), (OWN,)),
-        ((replace(JOB, elsewhere=False),), (replace(JOB, elsewhere=False),)),
+        ((JOB.model_copy(update={"pid": 4000}),), (JOB.model_copy(update={"pid": 4000}),)),
         ((), ()),
         (None, None),
     ],
 )
 def test_beside_the_agents_worker_a_lone_number_of_the_host_may_be_the_worker(
-    tmp_path: Path, processes: tuple[ProcessFacts, ...] | None, known: tuple[ProcessFacts, ...] | None
+    tmp_path: Path, processes: tuple[DeviceProcess, ...] | None, known: tuple[DeviceProcess, ...] | None
 ) -> None:
     facts = plant_machine("cpu-vm", tmp_path).read()
-    facts = HostFacts(facts.machine, facts.cpu, gpus=(GpuFacts(0, processes=processes),))
+    facts = HostFacts(facts.machine, facts.cpu, gpus=(GpuFacts(0, processes=processes, unlisted_pids=UNLISTED),))
     assert doubt_unnamed(facts).gpus[0].processes == known
 
 
 def test_who_may_be_the_worker_is_no_holder_either(tmp_path: Path) -> None:
     facts = plant_machine("dgx-h100", tmp_path).read()
-    gpus = tuple(replace(gpu, processes=(JOB,)) for gpu in facts.gpus)
+    gpus = tuple(replace(gpu, processes=(JOB,), unlisted_pids=UNLISTED) for gpu in facts.gpus)
     assert doubt_unnamed(replace(facts, gpus=gpus)).holders is None

@@ -12,19 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from meshwright.cli.check import EXIT_CODES, find_outcome
 from meshwright.wire.health import select_hardware
-from meshwright_agent.facts.model import HostFacts, ProcessFacts
+from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.nvidia import read_nvidia
-from meshwright_agent.facts.nvml import ERRORS, QUESTIONS, Question
-from meshwright_agent.facts.sysfs import BusRoots
-from tests.fakes.nvml import FakeNvml
+from meshwright_agent.facts.nvml import QUESTIONS, Question
+from meshwright_agent.facts.sysfs import Roots
+from tests.fakes.nvml import NO_TABLE, FakeNvml
 from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
 from tests.unit.health.test_monitor import Scene
 
+ERRORS = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 CODES = (*ERRORS, 12345)
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 MARGINS = {"margin": 27, "slowdown_margin": -2, "shutdown_margin": -8}
@@ -63,9 +65,7 @@ class Host:
         return str(self.document["gpus"][0]["uuid"])
 
     def read(self, fail: Mapping[str, int]) -> HostFacts:
-        roots = self.scene.machine.roots
-        here = BusRoots(roots.sysfs, roots.proc, roots.dev)
-        found = read_nvidia(FakeNvml(self.document, fail), here=here, describe=lambda pid, used: ProcessFacts(pid))
+        found = read_nvidia(FakeNvml(self.document, fail), self.scene.machine.roots, NO_TABLE)
         return replace(
             self.base,
             gpus=found.gpus,
@@ -132,8 +132,7 @@ def test_no_question_is_asked_that_is_not_on_the_list(hosts: list[Host]) -> None
     asked: set[str] = set()
     for host in hosts:
         nvml = FakeNvml(host.document)
-        roots = BusRoots(*[host.scene.machine.roots.sysfs] * 3)
-        read_nvidia(nvml, here=roots, describe=lambda pid, used: ProcessFacts(pid))
+        read_nvidia(nvml, Roots(host.scene.machine.roots.sysfs), NO_TABLE)
         asked |= nvml.asked
     assert asked == listed
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from meshwright.errors import NotReadyError, RunFailedError, WorkerFailedError
-from meshwright.wire.devices import Devices, WorkerState
+from meshwright.wire.devices import Devices, Holder, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.facts.model import HolderFacts, Problem, build_json
+from meshwright_agent.facts.model import Problem, build_json
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
@@ -28,8 +28,8 @@ from tests.fakes.stored import ManualClock, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch, refresh
 
 STALE_AFTER_S = 60.0
-FOREIGN = HolderFacts(pid=4711, name="python", devices=("GPU-0",))
-OWN = HolderFacts(pid=12, name="python", devices=("GPU-0",), own=True)
+FOREIGN = Holder(pid=4711, name="python", devices=("GPU-0",))
+OWN = Holder(pid=12, name="python", devices=("GPU-0",), own=True)
 SILENT = WorkerFailedError("the probe did not answer within 10 s\nand more words")
 
 
@@ -421,7 +421,9 @@ def test_jax_is_not_started_while_somebody_else_holds_a_device(dgx: Machine) -> 
 def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_long_as_the_job_runs(
     dgx: Machine,
 ) -> None:
-    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN, replace(FOREIGN, pid=5, devices=("GPU-1",)))))
+    scene = stage_dgx(
+        dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN, FOREIGN.model_copy(update={"pid": 5, "devices": ("GPU-1",)})))
+    )
     for _ in range(3):
         scene.clock.advance(STALE_AFTER_S)
         scene.look()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from meshwright_agent.facts.model import ProcessFacts, build_json
+from meshwright.wire.devices import DeviceProcess
+from meshwright_agent.facts.model import build_json
 from meshwright_agent.facts.procfs import find_holders
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
@@ -135,8 +136,8 @@ def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(
     host = Host(dgx, "always")
     assert host.look() == 1
     facts = dgx.read()
-    strange = ProcessFacts(4711, used_bytes=2**30, elsewhere=True)
-    gpus = tuple(replace(gpu, processes=(strange,)) for gpu in facts.gpus)
+    strange = DeviceProcess(pid=4711, used_bytes=2**30)
+    gpus = tuple(replace(gpu, processes=(strange,), unlisted_pids=(4711,)) for gpu in facts.gpus)
     host.probe.answers.clear()
     host.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=find_holders(gpus, ()))))
     asked = len(host.device.calls)

@@ -76,11 +76,7 @@ def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None,
     link = topology.link(*edge)
     if link is not None and link.bandwidth_bytes_per_s is not None:
         return link.bandwidth_bytes_per_s, link.basis
-    if (
-        topology.platform == "gpu"
-        and topology.is_joined(*edge)
-        and topology.places[edge[0]][0] != topology.places[edge[1]][0]
-    ):
+    if _crosses_domain(topology, edge):
         inside = next((link for link in topology.links_of(edge[0]) if classify_link(link.kind) == "nvlink"), None)
         return (inside.bandwidth_bytes_per_s, inside.basis) if inside else (None, None)
     chip = find_chip(topology.devices[edge[0]].kind)
@@ -89,13 +85,19 @@ def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None,
     return rate, "declared" if rate else None
 
 
+def _crosses_domain(topology: Topology, edge: tuple[int, int]) -> bool:
+    """Tells whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
+    hosts = {topology.places[index][0] for index in edge}
+    return topology.platform == "gpu" and len(hosts) == 2 and topology.is_joined(*edge)
+
+
 def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
     link = topology.link(*edge)
     if link is not None:
         return classify_link(link.kind)
     if topology.hops(*edge) is not None:
         return "ici"
-    if topology.platform == "gpu" and topology.is_joined(*edge):
+    if _crosses_domain(topology, edge):
         return "nvlink"
     return "host" if topology.platform == "cpu" else None
 

@@ -48,6 +48,8 @@ RETRY_AFTER_S: Final = 1.0
 PLAN_TIMEOUT_S: Final = 60.0
 """How long one plan may take in the planner."""
 
+HERE: Final = "here"
+"""The state of a stored plan that was made on this host."""
 _HOLE: Final = '"plans":[]'
 """Where the plans go in a reply that was written without any."""
 RUN_CHARS: Final = 1 << 18
@@ -66,6 +68,7 @@ class PlanAnswer:
         tasks: what is to be compiled for each plan, a `CompileTask` as JSON; none where nothing is.
         bare: each plan without its devices, JSON; where something is to be compiled.
         request: what was asked, JSON; likewise.
+        source: what it was planned on: `HERE`, a target, or hosts that the request brought.
     """
 
     frame: str
@@ -75,6 +78,7 @@ class PlanAnswer:
     tasks: tuple[Mapping[str, Any], ...] = ()
     bare: tuple[str, ...] = ()
     request: str = "{}"
+    source: str = "topology"
 
     @classmethod
     def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
@@ -223,33 +227,43 @@ class PlanMaker:
             RequestError: it is refused.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
-        dumped = None
+        dumped, source = None, _name_target(request.target) if request.target else "topology"
         if request.target is None and request.topology is None and request.targets is None:
+            source = HERE
             here = self._host.here()
             if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
-                return await self._settle(PlanAnswer.of(write_plans(request, here)))
+                return await self._settle(PlanAnswer.of(write_plans(request, here)), source)
             dumped = self._dump_here(here)
             count = len(here.topology.devices)
         else:
             count = _count_devices(request)
         queue = self._large if count > LARGE_DEVICES else self._small
         arguments = {"request": request.model_dump_json(exclude_unset=True), "here": dumped}
-        return await self._settle(PlanAnswer.of(await queue.ask("plan", arguments)))
+        return await self._settle(PlanAnswer.of(await queue.ask("plan", arguments)), source)
 
-    async def _settle(self, answer: PlanAnswer) -> PlanAnswer:
+    async def _settle(self, answer: PlanAnswer, source: str) -> PlanAnswer:
         """Keeps the plans, unless the compiler is to be asked: then whoever asks it keeps them with what it says."""
+        answer = replace(answer, source=source)
         return answer if answer.tasks else await self.keep(answer)
 
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:
         """Stores the plans; a store that does not answer costs the storing, not the plan."""
         try:
             kept = zip(answer.fingerprints, answer.kept, strict=True)
-            await self._store.write(*(Document(PLAN, fingerprint, body) for fingerprint, body in kept))
+            await self._store.write(*[await self._build_document(answer.source, *each) for each in kept])
         except StoreUnavailableError as error:
             message = f"the plan is right but was not stored, its fingerprint finds nothing: {error.detail}"
             hint = "keep this reply in a file (MESHWRIGHT_PLAN)"
             return answer.warn(Notice(code="plan_not_stored", message=message, hint=hint))
         return answer
+
+    async def _build_document(self, source: str, fingerprint: str, body: str) -> Document:
+        """Returns a plan as it is stored: one of other hardware does not replace that of this host."""
+        if source == HERE:
+            return Document(PLAN, fingerprint, body, HERE)
+        known = await self._store.get(PLAN, fingerprint)
+        is_taken = known is not None and known.state == HERE
+        return Document(PLAN, f"{fingerprint}@{source}" if is_taken else fingerprint, body)
 
     async def read_stored(self, fingerprint: str) -> str:
         """Returns the reply that shows a plan made earlier.
@@ -259,8 +273,10 @@ class PlanMaker:
         """
         return frame_stored(await self._find_stored(fingerprint))
 
-    async def _find_stored(self, fingerprint: str) -> str:
-        document = await self._store.get(PLAN, fingerprint)
+    async def _find_stored(self, fingerprint: str, target: str | None = None) -> str:
+        """Returns a stored plan: that of the target if there is one, else that of this host, else the newest."""
+        document = await self._store.get(PLAN, f"{fingerprint}@{_name_target(target)}") if target else None
+        document = document or await self._store.get(PLAN, fingerprint)
         if document is None:
             detail = f"no plan with fingerprint {fingerprint[:80]!r} is stored on this host"
             raise NotFoundError(detail, hint="POST /mesh/plan makes and stores one; fingerprints begin with mw1-")
@@ -306,7 +322,7 @@ class PlanMaker:
         return answer_batch_size(request, platform=first.platform, kind=first.kind, basis=basis)
 
     async def _ask_of_batch(self, op: str, request: BatchSizeRequest) -> dict[str, Any]:
-        plan = None if request.plan is None else await self._find_stored(request.plan)
+        plan = None if request.plan is None else await self._find_stored(request.plan, request.target)
         here = None if request.target is not None else self._try_to_dump_here()
         is_large = request.target is not None and _count_target(request.target) > LARGE_DEVICES
         queue = self._large if is_large else self._small
@@ -334,6 +350,14 @@ def _count_devices(request: PlanRequest) -> int:
     brought = sum(len(host.devices) for host in hosts if host is not None)
     named = (request.target, *(request.targets or ()))
     return brought + sum(_count_target(target) for target in named if target is not None)
+
+
+def _name_target(target: str) -> str:
+    """Returns a target as it is written canonically; what is none, as it is: the planner says why."""
+    try:
+        return str(read_target(target))
+    except RequestError:
+        return target
 
 
 def _count_target(target: str) -> int:

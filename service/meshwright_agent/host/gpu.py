@@ -33,7 +33,9 @@ def build_gpus(view: View) -> PlatformDevices:
         for link in facts.links
         if {link.a, link.b} <= set(places)
     )
-    return PlatformDevices(devices, links, (*_warn(view, seen, found), *_warn_of_domains(facts)))
+    return PlatformDevices(
+        devices, links, (*_warn(view, seen, found), *_warn_of_domains(facts), *_warn_of_refused(facts))
+    )
 
 
 def match_devices(facts: HostFacts, seen: Sequence[JaxDevice]) -> dict[str, JaxDevice]:
@@ -177,3 +179,14 @@ def _warn_of_domains(facts: HostFacts) -> tuple[Notice, ...]:
     message = f"the GPUs are in NVLink domains {named}; device {outside} not in device 0's"
     hint = "the host counts as in none; look at the fabric of these GPUs, or leave them out of plans"
     return (Notice(code="nvlink_domains_differ", message=message, hint=hint),)
+
+
+def _warn_of_refused(facts: HostFacts) -> tuple[Notice, ...]:
+    """Returns that devices are counted without a card that stands before them and that the driver does not list."""
+    last = max((gpu.pci_bus_id or "" for gpu in facts.gpus), default="")
+    before = [card.pci_bus_id or "one" for card in facts.refused if card.pci_bus_id is None or card.pci_bus_id < last]
+    if not before:
+        return ()
+    message = f"GPU {', '.join(before)} cannot be used and is not listed: the devices behind it count without it"
+    hint = "name devices by uuid, not by local index, until the card is back; GET /health tells why it is not"
+    return (Notice(code="devices_renumbered", message=message, hint=hint),)

@@ -60,7 +60,7 @@ async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, fastapi.Quer
 
 @router.get("/mesh/plan/{fingerprint}", summary="A stored plan", response_model=Plans, dependencies=[NEEDS_READ])
 async def read_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
-    """The newest plan with this fingerprint, so that every rank can fetch the same one.
+    """The newest plan of this host with this fingerprint, else of other hardware, so that every rank can fetch it.
 
     It is of the mesh alone: what was said of a model, and by the compiler, stands in the reply to whoever asked.
     """

@@ -239,3 +239,17 @@ def test_a_store_that_does_not_answer_costs_the_storing_and_not_the_plan(request
     plans = read(build(answering(ANSWER), MemoryStore(StoreUnavailableError("disk full"))), request_)
     assert plans.plans
     assert [(notice.code, "disk full" in notice.message) for notice in plans.warnings] == [("plan_not_stored", True)]
+
+
+def test_a_plan_on_a_target_leaves_the_plan_of_this_host_with_its_fingerprint_where_it_is() -> None:
+    store, asked = MemoryStore(), PlanRequest(mesh="x:8", target="h100:8")
+    maker = build(answering(write_plans(asked, None)), store, here="cpu:8")
+    (elsewhere,) = read(maker, asked).plans
+    (fingerprint,) = store.kept
+    assert Plans.model_validate_json(asyncio.run(maker.read_stored(fingerprint))).plans[0].target == "h100:8"
+    (here,) = read(maker, PlanRequest(mesh="x:8")).plans
+    assert here.fingerprint == elsewhere.fingerprint
+    read(maker, asked)
+    stored = Plans.model_validate_json(asyncio.run(maker.read_stored(fingerprint))).plans[0]
+    assert (stored.target, stored.platform) == (None, "cpu")
+    assert '"h100:8"' in asyncio.run(maker._find_stored(fingerprint, "h100:8"))

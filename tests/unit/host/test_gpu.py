@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Granule, Holder
-from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, Problem
+from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, Problem, RefusedCard
 from meshwright_agent.host.gpu import match_devices
 from meshwright_agent.host.snapshot import JaxReport
 from tests.fakes.machines import JAX_AT, Machine, plant_machine, show
@@ -242,6 +242,14 @@ def test_before_jax_has_listed_amds_gpus_a_warning_says_that_they_are_not_among_
     seen = show(facts)
     assert (seen.platform, codes(seen)) == ("cpu", ["gpus_not_listed"])
     assert codes(join(facts, [jax_device(0, "AMD Instinct MI300X")])) == []
+
+
+@pytest.mark.parametrize(("address", "is_said"), [("0000:1b:00.0", True), (None, True), ("0000:ff:00.0", False)])
+def test_a_card_that_is_lost_before_others_is_said_to_shift_their_indices(
+    dgx_facts: HostFacts, address: str | None, is_said: bool
+) -> None:
+    lost = RefusedCard(address, None, "NVML gives no handle for it")
+    assert ("devices_renumbered" in codes(show(replace(dgx_facts, refused=(lost,))))) is is_said
 
 
 def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:

@@ -283,6 +283,11 @@ class FakeNvml:
         )
 
 
+for _name, _value in vars(pynvml).items():
+    if _name.startswith("NVML_ERROR_"):
+        setattr(FakeNvml, _name, _value)
+
+
 def check_against_pynvml(fake: type) -> list[str]:
     """Returns where the fake differs from the real module; nothing is what a test wants."""
     names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -128,9 +127,8 @@ QUESTIONS: Final[Mapping[str, Question]] = {
 
 def name_error(nvml: Any, code: int) -> str:
     """Returns the name of an error, as the module has it."""
-    names = vars(sys.modules[nvml.NVMLError.__module__]).items()
-    known = (name for name, value in names if value == code and name.startswith("NVML_ERROR_"))
-    return next(known, f"NVML error {code}")
+    names = (name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == code)
+    return next(names, f"NVML error {code}")
 
 
 class Questions:

@@ -30,8 +30,8 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 30_880,
-    "code lines of the service": 9_400,
+    "code lines": 30_790,
+    "code lines of the service": 9_310,
     "code lines of planner, topology, compiler, verify": 11_930,
     "code lines of the rest of the client": 9_560,
     "modules": 267,

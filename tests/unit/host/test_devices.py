@@ -26,12 +26,6 @@ def test_every_recorded_machine_is_a_topology_that_survives_json(name: str, with
     assert seen.granules[0].device_count == len(seen.devices)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_look_gives_the_same_picture(name: str, tmp_path: Path) -> None:
-    machine = plant_machine(name, tmp_path)
-    assert machine.view() == machine.view()
-
-
 def test_nothing_seen_yet_is_a_host_with_one_declared_cpu_device_and_a_warning() -> None:
     seen = show(None)
     assert (seen.host.name, seen.platform, len(seen.devices)) == (platform.node() or "localhost", "cpu", 1)

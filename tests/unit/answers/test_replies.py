@@ -13,7 +13,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.model import ModelFacts
 from meshwright.wire.verification import Verification
-from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer, frame_plans, frame_stored
+from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer, frame_stored
 from tests.fakes.stored import build_plan
 
 NOTICE = Notice(code="a", message='"plans":[]', hint="b")
@@ -105,18 +105,6 @@ def test_a_runs_result_lacks_the_devices_only_where_they_are_very_many() -> None
     assert plans.plans[0].devices is None
     assert [notice.code for notice in plans.warnings] == ["devices_left_out"]
     assert "GET /mesh/plan" in plans.warnings[0].hint
-
-
-def test_pieces_with_tasks_are_an_answer_with_tasks() -> None:
-    answer = cut(Plans(plans=(build_plan(1),)))
-    pieces = {"frame": answer.frame, "fingerprints": ["a"], "kept": ["{}"], "shown": None}
-    assert PlanAnswer.of(pieces).tasks == ()
-    told = PlanAnswer.of({**pieces, "tasks": [{"op": "verify"}], "bare": ["{}"], "request": "{}"})
-    assert (told.tasks, told.bare, told.request) == (({"op": "verify"},), ("{}",), "{}")
-
-
-def test_a_frame_without_plans_stays_one() -> None:
-    assert frame_plans(Plans(plans=()).model_dump_json()) == Plans(plans=()).model_dump_json()
 
 
 def test_plans_that_the_compiler_refuses_go_behind_those_that_it_passed() -> None:

@@ -14,7 +14,6 @@ from meshwright_agent.facts.model import build_json
 from meshwright_agent.facts.procfs import find_holders
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.specs import build_device_spec
 from meshwright_agent.supervisor.supervisor import CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock
@@ -121,15 +120,6 @@ def test_where_it_is_never_held_jax_is_started_by_benches_alone_and_asked_while_
     host.device.state, host.device.generation = "ready", 1  # a bench has started it
     assert host.look() == 1
     assert len(host.device.calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("hold", "stays", "idle_s"),
-    [("on_demand", False, 7.0), ("never", False, 7.0), ("always", False, None), ("on_demand", True, None)],
-)
-def test_a_worker_that_is_held_is_never_idle_for_too_long(hold: str, stays: bool, idle_s: float | None) -> None:
-    settings = Settings(hold=hold, idle_release_s=7.0)  # type: ignore[arg-type]
-    assert build_device_spec(settings, {}, stays=stays).idle_release_s == idle_s
 
 
 def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(dgx: Machine) -> None:

@@ -67,6 +67,8 @@ def test_the_environment_is_made_anew_for_each_process() -> None:
 
 def test_a_worker_goes_when_idle_unless_it_may_stay() -> None:
     settings = Settings(idle_release_s=7)
+    held = settings.model_copy(update={"hold": "always"})
+    assert build_device_spec(held, BASE, stays=False).idle_release_s is None
     assert build_device_spec(settings, BASE, stays=False).idle_release_s == 7
     assert build_device_spec(settings, BASE, stays=True).idle_release_s is None
 

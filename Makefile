@@ -47,7 +47,8 @@ test: $(VENV)/.installed extras ## lint, types, import rules, size, and all test
 test-all: test ## the same, then the exhaustive tests: every chip, boots, long faults
 	$(MAKE) unit ARGS='-m exhaustive $(ARGS)'
 
-lint: types public-types ## ruff, mypy --strict, pyright on the public types, import rules
+lint: types public-types ## ruff, mypy --strict, pyright on the public types, import rules, generated code
+	$(BIN)/python tools/sync_client.py --check
 	$(BIN)/ruff check client service tests tools
 	$(BIN)/ruff format --check client service tests tools
 	$(BIN)/lint-imports --no-cache

@@ -1,4 +1,4 @@
-"""Carrying out the core's flows, for asyncio. Its twin is `blocking.driving`.
+"""Carrying out the core's flows: what they ask is sent, and they get what came of it.
 
 Knows no endpoint and no HTTP library: `_calls` says what is sent, `_http` sends it.
 """

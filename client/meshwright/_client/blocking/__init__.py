@@ -1,4 +1,4 @@
-"""Client: asks, waits, and returns the answer. Its twin is `awaiting`; a test holds their signatures equal."""
+"""Client: asks, waits, and returns the answer. Written by tools/sync_client.py from `awaiting`, but for leases."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import jax
 
-from meshwright._verify.ask import PlanLike, ask_child, find_main, pack, pack_step, read_plan, speaks_of_main
-from meshwright._verify.job import Step
+from meshwright._verify.ask import PlanLike, Step, ask_child, find_main, pack, pack_step, read_plan, speaks_of_main
 from meshwright._verify.trace import Call, describe_leaves
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification

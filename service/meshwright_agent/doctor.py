@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any, Final, Literal
 
-from meshwright.compiling.compilers import explain_libtpu, explain_missing
+from meshwright.compiling.compilers import COMPILERS, explain_missing
 from meshwright.errors import ProblemError
 from meshwright.wire.devices import Platform
 from meshwright_agent.clock import SystemClock, read_boot_clock
@@ -68,13 +68,8 @@ def format_findings(findings: Iterable[Finding]) -> str:
 
 
 _PACKAGES: Final = (
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "jax-cuda12-plugin",
-    "jax-cuda12-pjrt",
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
+    *("jax", "jaxlib"),
+    *(name for compiler in COMPILERS.values() for name in (*compiler.distributions, *compiler.others)),
 )
 
 
@@ -93,7 +88,6 @@ class Surroundings:
     untouched: str = ""
     state_error: str = ""
     nvml_library: bool = False
-    libtpu_mismatch: str = ""
 
     @property
     def gpu_count(self) -> int:
@@ -120,7 +114,6 @@ async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> 
         versions=_read_versions(),
         state_error=_try_state_dir(settings),
         nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
-        libtpu_mismatch=explain_libtpu() or "",
         **known,
     )
 
@@ -371,10 +364,10 @@ def _check_compilers(here: Surroundings) -> Finding | None:
     """Says for which targets XLA's compiler can verify plans; a compiler that is not installed is no fault."""
     if "jaxlib" not in here.versions:
         return None  # said where jax is looked at
-    if here.libtpu_mismatch:
-        words, _, line = here.libtpu_mismatch.rpartition(": ")
+    missing = {each: reason for each in _COMPILED if (reason := explain_missing(each, here.versions))}
+    if "tpu" in missing and "libtpu" in here.versions:
+        words, _, line = missing["tpu"].rpartition("; ")
         return Finding("note", "compilers", words, line)
-    missing = {each: reason for each in _COMPILED if (reason := explain_missing(here.versions, each))}
     there = " and ".join(each.upper() for each in _COMPILED if each not in missing)
     more = [f"for {each.upper()}: {reason.rpartition('; ')[2]}" for each, reason in missing.items()]
     return Finding("ok", "compilers", "; ".join((f"plans can be verified for {there} targets", *more)))

@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from meshwright import Client
-from meshwright.compiling.child import compile_in_child
+from meshwright.compiling.request import compile_in_child
 from meshwright.planning.compile_job import build_job
 from meshwright.planning.models import read_model
 from meshwright.planning.request import answer_request

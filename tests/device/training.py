@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright import Client
-from meshwright.compiling.child import compile_in_child
+from meshwright.compiling.request import compile_in_child
 from meshwright.planning.compile_job import build_job
 from meshwright.planning.models import read_model
 from meshwright.wire.mesh import Plan

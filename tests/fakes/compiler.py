@@ -1,12 +1,10 @@
-"""A compiler child that behaves badly on demand: `python -m tests.fakes.compiler`, in meshwright.compiling's place.
+"""A compiler that behaves badly on demand, in the child that `meshwright.compiling.process` starts.
 
-It speaks the real protocol through the real `serve`; only what it does with its job is its own. `check_fake` holds it
-to that: a job that asks for nothing bad is answered as a compile is.
+`check_fake`: a job that asks for nothing bad is answered as a compile is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -14,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiling.serving import Tell, serve
+from meshwright.compiling.worker import Tell
 from meshwright.errors import InvalidRequestError
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.verification import Verification
 
-MODULE = "tests.fakes.compiler"
+FUNCTIONS = {"verify": "tests.fakes.compiler:behave", "fit": "tests.fakes.compiler:fit"}
 
 
 def behave(job: dict[str, Any], tell: Tell) -> Verification:
@@ -46,18 +44,18 @@ def behave(job: dict[str, Any], tell: Tell) -> Verification:
             raise KeyError("a bug of ours")
         case {"does": "refuse"}:
             raise InvalidRequestError("step x:y is none", hint="use a:b")
-        case {"does": "shout"}:
+        case {"does": "shout" | "shout and abort" as does}:
             print("\n".join(f"line {number}" for number in range(100_000)), file=sys.stderr)
+            if does == "shout and abort":
+                os.abort()
+        case {"does": "priority"}:
+            tell(f"{os.nice(0)} {Path('/proc/self/oom_score_adj').read_text().strip()}", 2, 4)
         case {"does": "fork"}:
             sleeper = subprocess.Popen(["sleep", "3600"])
             tell(f"sleeper {sleeper.pid}", 2, 4)
             os.abort()
         case {"does": "read"}:
             tell(f"read {sys.stdin.read()!r}", 2, 4)
-        case {"does": "meddle"}:
-            for descriptor in range(3, 20):
-                with contextlib.suppress(OSError):
-                    os.write(descriptor, job["bytes"].encode() + b"\n")
         case {"does": "environment"}:
             tell(os.environ.get(job["name"], "unset"), 2, 4)
         case {"does": "answer"}:
@@ -79,7 +77,3 @@ def fit(job: dict[str, Any], tell: Tell) -> CompiledBatch:
 def check_fake(message: dict[str, Any]) -> None:
     """Refuses an answer that no compile gives."""
     assert Verification.model_validate(message).status == "verified"
-
-
-if __name__ == "__main__":
-    serve({"behave": behave, "verify": behave, "fit": fit})

@@ -244,7 +244,6 @@ def test_a_compile_that_takes_too_much_memory_is_ended_and_said_so() -> None:
         found = verification_of(await_end(agent, submit(agent, build_request(**ON_TPU))))
         assert found["status"] == "aborted"
         assert f"more than {limit_bytes:,} bytes" in found["reason"]
-        assert any(f"it may have {limit_bytes}" in line for line in found["log"])
         assert httpx.get(f"{agent.url}/readyz").status_code == 200
 
 

@@ -28,7 +28,7 @@ from tests.unit.leases.scene import build_lease
 PLAIN = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA13 = PLAIN | {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
 CUDA12 = PLAIN | {"jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.2"}
-TPU = PLAIN | {"libtpu": "0.0.21"}
+TPU = PLAIN | {"libtpu": "0.0.42.1"}
 
 
 def jax_on(platform: str, count: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_the_ok_lines_say_what_was_found(machines: dict[str, Surroundings]) -> N
     for words in ("jax 0.10.2, jaxlib 0.10.2", "8 GPUs, 0 TPU chips", "version 580.95.05", "jax-cuda13-plugin 0.10.2"):
         assert words in text
     assert "JAX sees 8 gpu devices" in text
-    assert "libtpu 0.0.21" in format_findings(judge(machines["tpu"]))
+    assert "libtpu 0.0.42.1" in format_findings(judge(machines["tpu"]))
 
 
 def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_others(
@@ -97,7 +97,7 @@ def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_othe
     for versions, seen in (
         (PLAIN, "for CPU targets; for TPU: pip install 'meshwright[compile-tpu]'; for GPU: pip install"),
         (TPU, "for CPU and TPU targets; for GPU: pip install 'meshwright[compile-cuda]'"),
-        ({**PLAIN, "libtpu": "0.0.42", "jax-cuda12-pjrt": "0.10.2"}, "for CPU and TPU and GPU targets"),
+        ({**TPU, "jax-cuda12-plugin": "0.10.2", "nvidia-cuda-nvcc-cu12": "12.9"}, "for CPU and TPU and GPU targets"),
     ):
         finding = find(replace(machines["cpu"], versions=versions), "compilers")
         assert finding is not None
@@ -108,8 +108,7 @@ def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_othe
 def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_it(
     machines: dict[str, Surroundings],
 ) -> None:
-    mismatch = "libtpu 0.0.51 is here with jaxlib 0.10.2: pip install 'libtpu==0.0.42.*'"
-    here = replace(machines["cpu"], versions=TPU, libtpu_mismatch=mismatch)
+    here = replace(machines["cpu"], versions={**TPU, "libtpu": "0.0.51"})
     expect(here, "note", "compilers", seen=["0.0.51"], mend=["pip install 'libtpu==0.0.42.*'"])
 
 

@@ -14,24 +14,56 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from meshwright._verify.job import Step, StepJob
-from meshwright._verify.trace import MAIN_NAME
-from meshwright.compiling.child import LIMIT_S, Ended, OnProgress, build_aborted, run_child
-from meshwright.compiling.compilers import explain_missing, read_versions
-from meshwright.compiling.limits import read_default_limit_bytes
+from meshwright.compiling.compilers import explain_missing
+from meshwright.compiling.process import (
+    LIMIT_S,
+    Ended,
+    OnProgress,
+    build_aborted,
+    read_default_limit_bytes,
+    run_child,
+)
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
 from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, read_capacity
 from meshwright.planning.mesh import list_granules
 from meshwright.topology.targets import build_target
+from meshwright.wire.base import Wire
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.verification import Verification
+
+MAIN_NAME: Final = "__meshwright_main__"
+"""What a script's `__name__` is in the child: not `__main__`, so that what stands under its guard does not run."""
+
+
+class Step(Wire):
+    """Where a function is found."""
+
+    kind: Literal["module", "file", "pickle"]
+    where: str = Field(description="module: its name; file: its path; pickle: base64")
+    name: str = Field(default="", description="of the function in it, dotted")
+
+    def __str__(self) -> str:
+        return "the step" if self.kind == "pickle" else f"{self.where}:{self.name}"
+
+
+class StepJob(Wire):
+    """One step on one mesh."""
+
+    target: CompileTarget
+    mesh: CompileMesh
+    capacity_bytes: int | None = None
+    step: Step
+    call: str | None = Field(default=None, description="base64 pickle of a Call; null: the step is a builder")
+    main: Step | None = Field(default=None, description="what `__main__` is in the parent, where pickles speak of it")
+    config: dict[str, Any] = Field(default_factory=dict, description="of jax, as the parent has it")
+
 
 PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes | os.PathLike[str]
 """A plan, an agent's whole answer (its first plan counts), the same as a mapping or JSON, or a file that holds it."""
@@ -134,9 +166,10 @@ def ask_child(
     limit_s: float | None = None,
     memory_limit_bytes: int | None = None,
     on_progress: OnProgress | None = None,
+    paths: Sequence[str] = (),
     **fields: Any,
 ) -> Verification:
-    """Returns the report of a step; `fields` are those of StepJob.
+    """Returns the report of a step; `paths` is the child's sys.path, `fields` are those of StepJob.
 
     Raises:
         SettingsError, PlanInfeasibleError: the plan cannot be used.
@@ -154,12 +187,13 @@ def ask_child(
         hardware, mesh, capacity_bytes = find_hardware(read, target)
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=target or read.target)
-    if missing := explain_missing(read_versions(hardware.platform), hardware.platform):
+    if missing := explain_missing(hardware.platform, chip=hardware.chip):
         return Verification(status="not_compiled", reason=missing, target=hardware.name)
     job = StepJob(target=hardware, mesh=mesh, capacity_bytes=capacity_bytes, step=step, **fields)
     found = run_child(
-        "meshwright._verify",
-        {"operation": "verify", "job": job.model_dump(mode="json")},
+        "meshwright._verify.trace:verify_step",
+        job.model_dump(mode="json"),
+        paths=paths,
         limit_s=LIMIT_S if limit_s is None else limit_s,
         memory_limit_bytes=memory_limit_bytes or read_default_limit_bytes() or None,
         on_progress=on_progress,

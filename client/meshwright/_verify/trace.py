@@ -14,7 +14,7 @@ import inspect
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -25,9 +25,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from meshwright._verify.job import Step, StepJob
+from meshwright._verify.ask import MAIN_NAME, Step, StepJob
 from meshwright.compiling.compilers import read_versions
 from meshwright.compiling.report import STAGES, Site, open_site, report_lowered
+from meshwright.compiling.worker import Tell
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.wire.base import Notice
 from meshwright.wire.verification import Verification
@@ -136,9 +137,6 @@ def count_split(tree: Any) -> tuple[int, int]:
     return len(arrays), sum(any(entry is not None for entry in leaf.spec or ()) for leaf in arrays)
 
 
-MAIN_NAME: Final = "__meshwright_main__"
-"""What a script's `__name__` is here: not `__main__`, so that what stands under its guard does not run."""
-
 LOG_LINES: Final = 30
 _RULE: Final = 'write "module:function" or "file.py:function", such as train:build'
 
@@ -239,17 +237,16 @@ def _refuse(detail: str) -> InvalidRequestError:
     return InvalidRequestError(detail, hint=_RULE)
 
 
-Tell = Callable[[str, int, int], None]
-
 _BUILDER: Final = "a builder returns (step, arguments)"
 
 
-def verify_step(job: StepJob, tell: Tell) -> Verification:
-    """Returns the report of the user's step; that it does not trace is one too.
+def verify_step(message: dict[str, Any], tell: Tell) -> Verification:
+    """Returns the report of a StepJob; that the step does not trace is one too.
 
     Raises:
         InvalidRequestError: there is no such step.
     """
+    job = StepJob.model_validate(message)
     for name, value in job.config.items():
         jax.config.update(name, value)
     try:

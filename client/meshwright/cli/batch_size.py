@@ -90,7 +90,7 @@ def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
 
 
 def _answer_here(session: Session, request: BatchSizeRequest) -> BatchSize:
-    from meshwright.compiling.child import LIMIT_S  # here, so that other commands do not wait for the planner
+    from meshwright.compiling.process import LIMIT_S  # here, so that other commands do not wait for the planner
     from meshwright.compiling.request import Limits, answer_batch
 
     if session.options.url is not None:

@@ -129,7 +129,7 @@ def _plan_here(session: Session, request: PlanRequest) -> Plans:
         from meshwright.planning.request import answer_request  # here, so that other commands do not wait for it
 
         return answer_request(request)
-    from meshwright.compiling.child import LIMIT_S
+    from meshwright.compiling.process import LIMIT_S
     from meshwright.compiling.request import Limits, answer_plans
 
     limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)

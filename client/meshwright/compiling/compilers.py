@@ -23,8 +23,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from meshwright.compiling import NotCompiledError
-from meshwright.compiling.environment import COMPILE_ENVIRONMENT, build_compile_environment
+from meshwright.compiling.process import COMPILE_ENVIRONMENT, build_compile_environment
+from meshwright.errors import NotCompiledError
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.systems import find_default_count, find_domain_count
 from meshwright.wire.compiling import CompileJob, CompileTarget
@@ -38,51 +38,102 @@ class Compiler:
     Attributes:
         extra: of our distribution, that brings it and JAX.
         distributions: of which one is needed; none where jaxlib has the compiler in it.
+        others: whose versions change the program too.
     """
 
     extra: str
     distributions: tuple[str, ...] = ()
-
-    @property
-    def line(self) -> str:
-        """What a user types to have it."""
-        return f"pip install 'meshwright[{self.extra}]'"
+    others: tuple[str, ...] = ()
 
 
 COMPILERS: Final[Mapping[Platform, Compiler]] = {
     "cpu": Compiler("cpu"),
     "tpu": Compiler("compile-tpu", ("libtpu",)),
-    "gpu": Compiler("compile-cuda", ("jax-cuda12-pjrt", "jax-cuda13-pjrt")),
+    "gpu": Compiler(
+        "compile-cuda",
+        ("jax-cuda12-plugin", "jax-cuda13-plugin"),
+        ("jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12", "jax-cuda13-pjrt", "nvidia-cuda-nvcc"),
+    ),
 }
 
+_CUDA_13_SINCE: Final = (7, 5)
+"""Source: CUDA Toolkit 13.0's release notes: Maxwell, Pascal and Volta are no longer compiled for."""
 
-def explain_missing(versions: Mapping[str, str], platform: Platform) -> str | None:
-    """Returns why nothing compiles for a platform with these distributions, and the line that mends it; else None."""
+_PTXAS_PLACES: Final = ("/usr/local/cuda/bin", "/opt/cuda/bin")
+"""Where XLA looks besides its wheels and PATH."""
+
+
+def explain_missing(
+    platform: Platform,
+    versions: Mapping[str, str] | None = None,
+    *,
+    chip: str | None = None,
+    path: str | None = None,
+    requirements: Sequence[str] | None = None,
+) -> str | None:
+    """Returns why nothing compiles for a platform here, ending in "; pip install …"; None where its compiler is here.
+
+    Args:
+        platform: of the target.
+        versions: as `read_versions` returns them; None: what is installed.
+        chip: of the chip table; None: any.
+        path: where programs are looked for, as in PATH; None: this process's, and where XLA looks besides.
+        requirements: of jax, as its metadata has them; None: of the jax that is installed.
+    """
+    if platform == "gpu" and chip and (reason := _explain_card(chip)):
+        return reason
+    found = read_versions(platform) if versions is None else versions
     needed = COMPILERS[platform]
+    install = f"pip install 'meshwright[{needed.extra}]'"
     for name in ("jax", "jaxlib"):
-        if name not in versions:
-            return f"{name} is not installed, without which nothing compiles; {needed.line}"
-    if not needed.distributions or any(name in versions for name in needed.distributions):
+        if name not in found:
+            return f"{name} is not installed, without which nothing compiles; {install}"
+    here = {name: found[name] for name in needed.distributions if name in found}
+    if needed.distributions and not here:
+        missing = " or ".join(needed.distributions)
+        return f"no compiler for {platform.upper()} targets is installed ({missing} is missing); {install}"
+    if platform == "tpu":
+        return _explain_libtpu(found, requires("jax") or () if requirements is None else requirements)
+    if platform == "gpu":
+        return _explain_cuda(found, here, chip, path, install)
+    return None
+
+
+def _explain_libtpu(versions: Mapping[str, str], requirements: Sequence[str]) -> str | None:
+    """Returns why libtpu is not the one that jaxlib was built with.
+
+    Source: the requirement of the extra `tpu` in the metadata of jax: `libtpu==0.0.42.*; extra == "tpu"`. With another
+    libtpu some programs do not compile: libtpu 0.0.51 and jaxlib 0.10.2 refuse collectives of TPU7x.
+    """
+    lines = (line.partition(";")[0].partition("==") for line in requirements)
+    wanted = next((rest.strip() for name, equals, rest in lines if equals and name.strip() == "libtpu"), "*")
+    if f"{versions['libtpu']}.".startswith(wanted.removesuffix("*")):
         return None
-    missing = " or ".join(needed.distributions)
-    return f"no compiler for {platform.upper()} targets is installed ({missing} is missing); {needed.line}"
+    return (
+        f"libtpu {versions['libtpu']} is here with jaxlib {versions['jaxlib']}, whose TPU compiler is libtpu {wanted}; "
+        f"with another one some programs do not compile; pip install 'libtpu=={wanted}'"
+    )
+
+
+def _explain_cuda(
+    versions: Mapping[str, str], plugins: Mapping[str, str], chip: str | None, path: str | None, install: str
+) -> str | None:
+    if versions["jaxlib"] not in plugins.values():
+        listed = ", ".join(f"{name} {version}" for name, version in plugins.items())
+        return f"{listed} is here with jaxlib {versions['jaxlib']}; both need the same version; {install}"
+    card = find_chip(chip) if chip else None
+    if "jax-cuda12-plugin" not in plugins and card and CARDS[card.name].capability < _CUDA_13_SINCE:
+        return (
+            f"CUDA 13 does not compile for {card.name}, only for capability 7.5 and later; "
+            "pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin"
+        )
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_PTXAS_PLACES)) if path is None else path
+    if not any("nvcc" in name for name in versions) and not shutil.which("ptxas", path=places):
+        return f"XLA's CUDA compiler needs NVIDIA's assembler, ptxas, which is not installed; {install}"
+    return None
 
 
 KEY_PREFIX: Final = "mwv1-"
-
-_BASE: Final = ("jax", "jaxlib", "meshwright")
-_COMPILERS: Final[Mapping[Platform, tuple[str, ...]]] = {
-    "cpu": (),
-    "tpu": ("libtpu",),
-    "gpu": (
-        "jax-cuda12-plugin",
-        "jax-cuda12-pjrt",
-        "nvidia-cuda-nvcc-cu12",
-        "jax-cuda13-plugin",
-        "jax-cuda13-pjrt",
-        "nvidia-cuda-nvcc",
-    ),
-}
 
 _FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
 """What else JAX and XLA's compilers read from the environment, by how it begins."""
@@ -90,46 +141,18 @@ _FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
 _SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
 """Of these, what changes no program: the memory of a running job, caches, logs."""
 
-_ROOMS: Final = (
+SOURCES: Final = (
     *("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py"),
     *("planning/parallelism.py", "planning/tensors.py"),
 )
-"""The sources that make the step and read the answer."""
+"""Files and folders of this package that make the step and read the compiler's answer."""
 
 
 def read_versions(platform: Platform) -> dict[str, str]:
     """Returns the versions of what compiles for a platform, by distribution; without those that are not installed."""
-    found = ((name, _read_version(name)) for name in (*_BASE, *_COMPILERS[platform]))
-    return {name: known for name, known in found if known is not None}
-
-
-def explain_libtpu(installed: str | None = None, requirements: Sequence[str] | None = None) -> str | None:
-    """Returns why libtpu is not the one that jaxlib was built with; None where it is, or its version is not known.
-
-    Args:
-        installed: its version; None: of what is installed.
-        requirements: of jax, as its metadata has them; None: of the jax that is installed.
-
-    Source: the requirement of the extra `tpu` in the metadata of jax. With another libtpu some programs do not compile:
-    libtpu 0.0.51 and jaxlib 0.10.2 refuse collectives of TPU7x.
-    """
-    found = installed or _read_version("libtpu")
-    wanted = _find_wanted_libtpu(requires("jax") or () if requirements is None else requirements)
-    if found is None or wanted is None or f"{found}.".startswith(wanted.removesuffix("*")):
-        return None
-    return (
-        f"libtpu {found} is here with jaxlib {_read_version('jaxlib')}, whose TPU compiler is libtpu {wanted}; "
-        f"with another one some programs do not compile: pip install 'libtpu=={wanted}'"
-    )
-
-
-def _find_wanted_libtpu(requirements: Sequence[str]) -> str | None:
-    """Returns the version in a line such as `libtpu==0.0.42.*; extra == "tpu"`."""
-    for line in requirements:
-        name, equals, rest = line.partition(";")[0].partition("==")
-        if equals and name.strip() == "libtpu":
-            return rest.strip()
-    return None
+    compiler = COMPILERS[platform]
+    names = ("jax", "jaxlib", "meshwright", *compiler.distributions, *compiler.others)
+    return {name: known for name in names if (known := _read_version(name)) is not None}
 
 
 def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapping[str, str] | None = None) -> str:
@@ -142,7 +165,8 @@ def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapp
     """
     flags = os.environ if environment is None else environment
     content = {
-        "job": _describe_job(job),
+        "job": job.model_dump(mode="json", exclude={"target": {"name"}, "model": {"name"}}),
+        "axes": list(job.mesh.shape.items()),  # their order counts
         "fingerprint": fingerprint,
         "versions": read_versions(job.target.platform),
         "flags": {name: value for name, value in build_compile_environment(flags).items() if value and _matters(name)},
@@ -157,26 +181,12 @@ def _matters(name: str) -> bool:
     return name.startswith(_FLAGS) and not name.startswith(_SILENT) and name not in COMPILE_ENVIRONMENT
 
 
-def _describe_job(job: CompileJob) -> dict[str, object]:
-    """Returns the job without what people call its parts; a mesh's axes as a list, since their order counts."""
-    return {
-        **job.model_dump(mode="json", exclude={"target": True, "model": {"name"}}),
-        "axes": list(job.mesh.shape.items()),
-        "target": _describe_target(job.target),
-    }
-
-
-def _describe_target(target: CompileTarget) -> dict[str, object]:
-    """Returns the target without its name."""
-    return target.model_dump(mode="json", exclude={"name"})
-
-
 @functools.cache
 def hash_sources() -> str:
     """Returns a hash of our own sources that make the step and read the compiler's answer."""
     digest = hashlib.sha256()
-    for room in _ROOMS:
-        for name, content in sorted(_read_sources(files("meshwright").joinpath(*room.split("/")), room)):
+    for source in SOURCES:
+        for name, content in sorted(_read_sources(files("meshwright").joinpath(*source.split("/")), source)):
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
@@ -288,15 +298,6 @@ _CUDNN: Final = (9, 8, 0)
 """What jax's CUDA wheels ask for at least. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
 
 
-INSTALL_CUDA: Final = "pip install 'meshwright[compile-cuda]'"
-
-_CUDA_13_SINCE: Final = (7, 5)
-"""Source: CUDA Toolkit 13.0's release notes: Maxwell, Pascal and Volta are no longer compiled for."""
-
-_PTXAS_PLACES: Final = ("/usr/local/cuda/bin", "/opt/cuda/bin")
-"""Where XLA looks besides its wheels and PATH."""
-
-
 @dataclass(frozen=True)
 class GpuTarget:
     """What `get_topology_desc(platform="cuda", …)` is given.
@@ -319,47 +320,22 @@ def build_gpu_target(target: CompileTarget) -> GpuTarget:
         NotCompiledError: the card is AMD's, or none whose figures are known here.
     """
     chip = find_chip(target.chip)
-    if chip is None or chip.platform != "gpu":
-        raise NotCompiledError(f"{target.name}: no GPU is called {target.chip}; those that XLA compiles for: {_list()}")
-    if chip.name.startswith("MI"):
-        raise NotCompiledError(
-            f"{target.name}: XLA's ROCm compiler is not supported: without a card, only its CUDA compiler is known "
-            f"to work; use a target of NVIDIA's, such as h100:8, or plan without verify"
-        )
-    if chip.name not in CARDS:
-        raise NotCompiledError(f"{target.name}: the figures of {chip.name} are not known; use one of {_list()}")
+    if (reason := _explain_card(target.chip)) or chip is None:
+        raise NotCompiledError(f"{target.name}: {reason}")
     return GpuTarget(write_topology(chip, target.shape[0], target.granules), write_config(chip))
 
 
-def check_compiler(target: CompileTarget, versions: Mapping[str, str], path: str | None = None) -> None:
-    """Passes over a target of NVIDIA's whose compiler is here.
-
-    Args:
-        target: of `build_gpu_target`.
-        versions: of `read_versions`.
-        path: where programs are looked for, as in PATH; None: this process's.
-
-    Raises:
-        NotCompiledError: a part of the compiler is missing, does not match jaxlib, or knows the card no more.
-    """
-    plugins = {name: version for name, version in versions.items() if name.endswith("-plugin")}
-    jaxlib, needs = versions.get("jaxlib"), f"{target.name} needs XLA's CUDA compiler"
-    if not plugins:
-        raise NotCompiledError(f"{needs}, jax's CUDA plugin, which is not here: {INSTALL_CUDA}")
-    if jaxlib not in plugins.values():
-        told = ", ".join(f"{name} {version}" for name, version in plugins.items())
-        raise NotCompiledError(f"{needs}; {told} is here with jaxlib {jaxlib}; both have one version: {INSTALL_CUDA}")
-    chip = find_chip(target.chip)
-    if "jax-cuda12-plugin" not in plugins and chip and CARDS[chip.name].capability < _CUDA_13_SINCE:
-        why = f"CUDA 13 compiles for no {chip.name}, but for capability 7.5 and later"
-        raise NotCompiledError(f"{needs}; {why}: pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin")
-    if not any("nvcc" in name for name in versions) and not _find_ptxas(path):
-        raise NotCompiledError(f"{needs}; NVIDIA's assembler, ptxas, is not here: {INSTALL_CUDA}")
-
-
-def _find_ptxas(path: str | None) -> str | None:
-    looked = os.environ.get("PATH", os.defpath) if path is None else path
-    return shutil.which("ptxas", path=os.pathsep.join((looked, *(_PTXAS_PLACES if path is None else ()))))
+def _explain_card(name: str) -> str | None:
+    """Returns why XLA's CUDA compiler cannot be told of a card of this name."""
+    chip = find_chip(name)
+    if chip is None or chip.platform != "gpu":
+        return f"no GPU is called {name}; those that XLA compiles for: {_list()}"
+    if chip.name.startswith("MI"):
+        return (
+            "XLA's ROCm compiler is not supported: without a card, only its CUDA compiler is known to work; use a "
+            "target of NVIDIA's, such as h100:8, or plan without verify"
+        )
+    return None if chip.name in CARDS else f"the figures of {chip.name} are not known; use one of {_list()}"
 
 
 def _list() -> str:

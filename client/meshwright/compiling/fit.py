@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from meshwright.compiling import NotCompiledError
-from meshwright.compiling.compilers import build_key, read_versions
-from meshwright.compiling.report import Site, Tell, open_site, verify_step
+from meshwright.compiling.report import Site, describe_job, open_site, verify_step
+from meshwright.compiling.worker import Tell
+from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_request import build_unfitted, count_parts
 from meshwright.wire.batch_size import CompiledBatch, TriedBatch
 from meshwright.wire.compiling import CompileJob
@@ -100,15 +100,15 @@ EXPECTED_COUNT: Final = 6
 """Compiles that the search is said to take while it runs; most take fewer."""
 
 
-def fit_batch(job: CompileJob, tell: Tell) -> CompiledBatch:
-    """Returns the largest batch of the job's model that fits; `training.global_batch` is the greatest looked at."""
+def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
+    """Returns the largest batch with which a CompileJob's step fits; its `training.global_batch` is the bound."""
+    job = CompileJob.model_validate(message)
     try:
         site = open_site(job.target, job.mesh, job.capacity_bytes)
         return _Search(job, site, tell).run()
     except NotCompiledError as error:
-        return build_unfitted(
-            count_parts(job.mesh.shape), _tell(job, Verification(status="not_compiled", reason=str(error)))
-        )
+        found = Verification(status="not_compiled", reason=str(error), **describe_job(job))
+        return build_unfitted(count_parts(job.mesh.shape), found)
 
 
 class _Search:
@@ -184,11 +184,5 @@ def _build_answer(
         margin_bytes=margin,
         limit="asked" if batch and batch == greatest else "memory",
         tried=tuple(tried),
-        verification=_tell(job, best),
+        verification=best.model_copy(update=describe_job(job)),
     )
-
-
-def _tell(job: CompileJob, found: Verification) -> Verification:
-    """Returns the report with what was asked."""
-    told = {"target": job.target.name, "versions": read_versions(job.target.platform), "key": build_key(job)}
-    return found.model_copy(update=told)

@@ -1,34 +1,35 @@
-"""What the compiler says of one step on one mesh: compiles it, and reads its memory and its program.
+"""What the compiler says of one step on one mesh: compiles it, and reads its memory, its warnings and its program.
 
-Rule: whatever the compiler answers is a report; only bugs are errors. Opens no device. Runs in a child process, since a
+Whatever the compiler answers is a report; only bugs are errors. Opens no device. Runs in a child process, since a
 compiler may take that with it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
-from jax.sharding import AxisType, Mesh
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
-from meshwright.compiling import NotCompiledError
-from meshwright.compiling.capacity import parse_out_of_memory, read_capacity
 from meshwright.compiling.compilers import build_key, read_versions
-from meshwright.compiling.diagnostics import capture_stderr, read_diagnostics
-from meshwright.compiling.flash import EFFICIENCY_RATIO, price_attention
+from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
 from meshwright.compiling.hlo import ProgramFacts, build_incomplete, read_program
 from meshwright.compiling.step import BuiltStep, build_step
-from meshwright.compiling.targets import OpenTarget, build_mesh, open_target
+from meshwright.compiling.worker import Tell
+from meshwright.errors import NotCompiledError
 from meshwright.topology.chips import find_chip
+from meshwright.wire.base import Notice
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
-from meshwright.wire.model import TrainingSpec
+from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import MemoryParts, StepEstimate, Verification
-
-Tell = Callable[[str, int, int], None]
-"""Takes what is done now, how many stages are done, and of how many."""
 
 STAGES: Final = 4
 LOG_LINES: Final = 40
@@ -71,16 +72,21 @@ def open_site(target: CompileTarget, mesh: CompileMesh, capacity_bytes: int | No
     return Site(opened, found, tuple(granule for granule, _ in mesh.places), capacity_bytes)
 
 
-def verify_job(job: CompileJob, tell: Tell) -> Verification:
-    """Returns the report of a job; what keeps it from being compiled is one too."""
+def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
+    """Returns the report of a CompileJob; what keeps it from being compiled is one too."""
+    job = CompileJob.model_validate(message)
     try:
         tell(f"describing {job.target.name}", 0, STAGES)
         site = open_site(job.target, job.mesh, job.capacity_bytes)
         found = verify_step(site, job, job.training, tell)
     except NotCompiledError as error:
         found = Verification(status="not_compiled", reason=str(error))
-    told = {"target": job.target.name, "versions": read_versions(job.target.platform), "key": build_key(job)}
-    return found.model_copy(update=told)
+    return found.model_copy(update=describe_job(job))
+
+
+def describe_job(job: CompileJob) -> dict[str, Any]:
+    """Returns the fields of a report that say what was compiled."""
+    return {"target": job.target.name, "versions": read_versions(job.target.platform), "key": build_key(job)}
 
 
 def verify_step(site: Site, job: CompileJob, training: TrainingSpec, tell: Tell) -> Verification:
@@ -136,11 +142,12 @@ def report_lowered(lowered: Any, site: Site, tell: Tell) -> Verification:
     tell(f"compiling for {site.mesh.size} devices", 2, STAGES)
     began_s = time.monotonic()
     compiled, refusal = None, ""
-    with capture_stderr() as lines:
-        try:
-            compiled = lowered.compile(compiler_options=site.opened.compiler_options or None)
-        except jax.errors.JaxRuntimeError as error:
-            refusal = str(error)
+    start_byte = os.fstat(2).st_size
+    try:
+        compiled = lowered.compile(compiler_options=site.opened.compiler_options or None)
+    except jax.errors.JaxRuntimeError as error:
+        refusal = str(error)
+    lines = _read_stderr(start_byte)
     compile_s = time.monotonic() - began_s
     tell("reading the program", 3, STAGES)
     found = _report_refusal(refusal, lines, site) if compiled is None else _report_program(compiled, lines, site)
@@ -226,3 +233,215 @@ def _tell_unfit(needed_bytes: int | None, capacity_bytes: int | None) -> str:
         f"the step needs {needs} of a device's memory{has}; a smaller batch, remat full, or more devices on "
         f"fsdp or tp need less"
     )
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+_UNITS: Final = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+_SIZE: Final = r"(\d+(?:\.\d+)?)([BKMGTP]?)"
+
+_WORDS: Final = (
+    re.compile(rf"total memory required for [^(]*\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
+)
+"""What is needed, what there is. Source: libtpu 0.0.42.1 and 0.0.50.1 write the first, before they compile; other
+releases the second, when memory is laid out (jax-ml/jax issues)."""
+
+_UNFIT_BYTES: Final = 2**50
+"""A petabyte: more than any device has; the compiler refuses it before it does any work."""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A program that its compiler refused for memory.
+
+    Attributes:
+        needed_bytes: of a device, to the digits that the compiler wrote; None: not said.
+        available_bytes: likewise.
+    """
+
+    needed_bytes: int | None
+    available_bytes: int | None
+
+
+def parse_out_of_memory(message: str) -> OutOfMemory | None:
+    """Returns the bytes in a compiler's refusal; None where the message is none, or of another memory than HBM.
+
+    "18.09G" are 18.09 × 2³⁰ bytes; the error of what it rounds to is at most half of the last digit.
+    """
+    if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
+        return None
+    for words in _WORDS:
+        if found := words.search(message):
+            needed, unit, available, other = found.groups()
+            return OutOfMemory(_parse_size(needed, unit), _parse_size(available, other))
+    return OutOfMemory(None, None) if re.search("hbm", message, re.IGNORECASE) else None
+
+
+def _parse_size(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])
+
+
+def read_capacity(opened: OpenTarget) -> int | None:
+    """Returns the bytes of a device that a program may use; None on GPU, of which the plan says more.
+
+    On TPU the compiler says it: a program that cannot fit is compiled, and the refusal read: 20 ms. It refuses
+    arguments and temporaries only: outputs beyond the memory it lets through, so the peak is to be compared too. CPU
+    devices share a machine's memory evenly: this one's, since a CPU target says nothing of another.
+
+    Raises:
+        RuntimeError: the compiler took that program, or refused it in words that are not known here.
+    """
+    match opened.target.platform:
+        case "tpu":
+            return _ask(opened.devices[0][0])
+        case "cpu":
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(opened.devices[0])
+    return None
+
+
+def _ask(device: Any) -> int:
+    whole = jax.ShapeDtypeStruct((_UNFIT_BYTES,), jnp.int8, sharding=SingleDeviceSharding(device))
+    lowered = jax.jit(lambda array: array + 1).lower(whole)
+    try:
+        with hush_stderr():  # else whoever reads the log of a step takes this refusal for the step's
+            lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        found = parse_out_of_memory(str(error))
+        if found is None or found.available_bytes is None:
+            raise RuntimeError(
+                f"XLA refused a program of {_UNFIT_BYTES} bytes in words that are not known: {error}"
+            ) from error
+        return found.available_bytes
+    raise RuntimeError(f"XLA's compiler for {device.device_kind} took a program of {_UNFIT_BYTES} bytes")
+
+
+# ---- warnings on stderr ---------------------------------------------------------------------------------------------
+
+_STDERR_BYTES: Final = 2**20
+_NAME: Final = r"%?([\w.\-]+)"
+_TRIAL: Final = "fake_parameter"
+"""How the partitioner calls operands of modules on which it only tries what a gather or scatter would cost."""
+_REMAT: Final = re.compile(r"Involuntary full rematerialization")
+_SHARDINGS: Final = re.compile(r"from (?:sharding )?(\{.*\}) to (?:sharding )?(\{.*?\}) (?:efficiently|without)")
+_OPERATION: Final = re.compile(rf"{_NAME} = (?:\([^=]*?\)|\S+) [\w\-]+\(")
+_OP_NAME: Final = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_SOURCE: Final = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
+_MEMORY: Final = re.compile(r"Can't reduce memory use below (\S+) \((\d+) bytes\) by rematerialization(.*)")
+_ONLY: Final = re.compile(r"only reduced to (\S+) \((\d+) bytes\)")
+
+
+@contextmanager
+def hush_stderr() -> Iterator[None]:
+    """Lets nothing that is written to fd 2 within the block be seen, by C++ either. For one thread of a process."""
+    sys.stderr.flush()
+    real, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(real, 2)
+        os.close(real)
+
+
+def _read_stderr(start_byte: int) -> list[str]:
+    """Returns the lines of stderr from a place on: in a child it is a file. C++ writes there too."""
+    sys.stderr.flush()
+    with suppress(OSError):  # a terminal or a pipe
+        return os.pread(2, _STDERR_BYTES, start_byte).decode(errors="replace").splitlines()
+    return []
+
+
+def read_diagnostics(lines: Sequence[str]) -> tuple[Notice, ...]:
+    """Returns what a compiler's lines warn of, each once, with how often it was said; other lines are left alone.
+
+    `involuntary_rematerialization`: a tensor is gathered whole on every device to be sharded anew.
+    `memory_not_reduced`: the GPU compiler would have liked the program smaller, and compiled it all the same.
+    """
+    told: dict[str, tuple[Notice, int]] = {}
+    for line in lines:
+        for notice in _read_line(line):
+            first, count = told.get(notice.message, (notice, 0))
+            told[notice.message] = (first, count + 1)
+    return tuple(_count(notice, count) for notice, count in told.values())
+
+
+def _read_line(line: str) -> Iterator[Notice]:
+    for reader in _READERS:
+        if notice := reader(line):
+            yield notice
+
+
+def _count(notice: Notice, count: int) -> Notice:
+    return notice if count == 1 else notice.model_copy(update={"message": f"{notice.message} ({count} times)"})
+
+
+def _read_remat(line: str) -> Notice | None:
+    if not _REMAT.search(line):
+        return None
+    operation, shardings = _OPERATION.search(line), _SHARDINGS.search(line)
+    if operation and operation.group(1).lstrip("%").startswith(_TRIAL):
+        return None
+    moved = f" from {shardings.group(1)} to {shardings.group(2)}" if shardings else ""
+    return Notice(
+        code="involuntary_rematerialization",
+        message=f"{operation.group(1) if operation else 'a tensor'}{_find_place(line)} is gathered whole on every "
+        f"device to be sharded anew{moved}",
+        hint="constrain it on the way (jax.lax.with_sharding_constraint) to a sharding that keeps one of its axes, "
+        "or keep the sharded dimension whole in a reshape",
+    )
+
+
+def _find_place(line: str) -> str:
+    name, source = _OP_NAME.search(line), _SOURCE.search(line)
+    parts = [name.group(1)] if name and name.group(1) else []
+    if source and source.group(1):
+        parts.append(f"{source.group(1)}:{source.group(2)}" if source.group(2) else source.group(1))
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _read_memory(line: str) -> Notice | None:
+    found = _MEMORY.search(line)
+    if found is None:
+        return None
+    reached = _ONLY.search(found.group(3))
+    needs = f"; the least it came to is {int(reached.group(2)):,} bytes" if reached else ""
+    return Notice(
+        code="memory_not_reduced",
+        message=f"the compiler wanted the program within {int(found.group(2)):,} bytes and could not make it so small"
+        f"{needs}",
+        hint="compare peak_memory_bytes with capacity_bytes: the GPU compiler compiles what does not fit all the same",
+    )
+
+
+_READERS: Final[Sequence[Callable[[str], Notice | None]]] = (_read_remat, _read_memory)
+
+
+# ---- attention as a fused kernel ------------------------------------------------------------------------------------
+
+EFFICIENCY_RATIO: Final = 0.5
+"""Of peak FLOP/s that fused attention reaches. Source: the check in compiler_probe of this project's material: six
+published MaxText steps, "analytic flash attention at 50 % of peak"; FlashAttention-2 (arXiv:2307.08691) reports 50 to
+73 % on A100."""
+
+_PASSES: Final = {"none": 3.5, "minimal": 4.5, "full": 4.5}
+"""Forward passes' worth of FLOPs: forward 1, backward 2.5 (five matmuls for two), and forward again under remat.
+Source: Dao, FlashAttention-2, section 4.1."""
+
+
+def count_attention_flops(model: ModelSpec, training: TrainingSpec) -> float:
+    """Returns the FLOPs of causal attention in one step of all devices, the backward pass and remat with it.
+
+    Worked example: one layer of one head of 128, one sequence of 2048, remat none: 3.5 · 2 · 2048² · 128 FLOPs. Scores
+    and values are 2 matmuls of 2·S²·h, of which causality leaves half.
+    """
+    pairs = training.global_batch * training.sequence_length**2
+    width = model.num_attention_heads * model.head_size
+    return _PASSES[training.remat] * 2.0 * pairs * width * model.num_hidden_layers
+
+
+def price_attention(model: ModelSpec, training: TrainingSpec, *, device_count: int, flops_per_s: float) -> float:
+    """Returns the seconds that fused attention takes of a step, spread evenly over devices of this peak."""
+    return count_attention_flops(model, training) / device_count / (flops_per_s * EFFICIENCY_RATIO)

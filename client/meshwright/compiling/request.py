@@ -7,11 +7,18 @@ Rule: the answers are those of an agent, but nothing is kept. `meshwright plan -
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from meshwright.compiling.child import LIMIT_S, OnProgress, compile_in_child
-from meshwright.compiling.compilers import build_key
-from meshwright.compiling.limits import read_default_limit_bytes
+from meshwright.compiling.compilers import build_key, explain_missing
+from meshwright.compiling.process import (
+    FUNCTIONS,
+    LIMIT_S,
+    Ended,
+    OnProgress,
+    build_aborted,
+    read_default_limit_bytes,
+    run_child,
+)
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
@@ -45,6 +52,33 @@ class Limits:
         """As `compile_in_child` takes them."""
         memory = self.memory_bytes or read_default_limit_bytes() or None
         return {"limit_s": self.limit_s, "memory_limit_bytes": memory}
+
+
+def compile_in_child(
+    job: CompileJob,
+    *,
+    operation: Literal["verify", "fit"] = "verify",
+    limit_s: float = LIMIT_S,
+    memory_limit_bytes: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> Verification | CompiledBatch:
+    """Returns what XLA's compiler says of a job: a Verification, or for "fit" the largest batch.
+
+    An abort, a kill and a limit that was reached are a Verification too, with the status "aborted"; without a compiler
+    it is one with the status "not_compiled" that says how to install it. Arguments and errors are those of `run_child`.
+    """
+    if missing := explain_missing(job.target.platform, chip=job.target.chip):
+        return Verification(status="not_compiled", reason=missing, target=job.target.name)
+    found = run_child(
+        FUNCTIONS[operation],
+        job.model_dump(mode="json"),
+        limit_s=limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+        on_progress=on_progress,
+    )
+    if isinstance(found, Ended):
+        return build_aborted(found, job.target.name)
+    return CompiledBatch.model_validate(found) if operation == "fit" else Verification.model_validate(found)
 
 
 def answer_plans(

@@ -1,8 +1,8 @@
 """Compiles: plans and batch sizes with what XLA's compiler says: at once where the store knows it, else by a run.
 
-Each compile is a child process of its own (`meshwright.compiling.child`), started by a thread of the agent's. What ends
-the compiler (an abort, a kill, a limit) is an answer with the status "aborted"; only a process that cannot be started
-and bugs of ours fail a run. Answers that hold for good are stored by their key. Knows no route.
+Each compile is a child process (`meshwright.compiling.process`), started by a thread of the agent's. What ends the
+compiler (an abort, a kill, a limit) is an answer with the status "aborted"; only a process that cannot be started and
+bugs of ours fail a run. Answers that hold for good are stored by their key. Knows no route.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from meshwright.compiling.child import Ended, run_child
-from meshwright.compiling.limits import read_default_limit_bytes
+from meshwright.compiling.process import FUNCTIONS, Ended, read_default_limit_bytes, run_child
 from meshwright.errors import StoreUnavailableError, WorkerFailedError
 from meshwright.planning.compile_request import build_unfitted
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
@@ -27,7 +26,7 @@ from meshwright.wire.runs import Progress, Run
 from meshwright.wire.verification import Verification, VerificationStatus
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.bodies import shorten_large
-from meshwright_agent.children.compile_tasks import CompileTask
+from meshwright_agent.children.compile_tasks import CompileTask, Operation
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store
@@ -51,7 +50,7 @@ class Compiles:
         runs: the queue of compiles.
         settings: limits of a compile.
         environ: the environment to derive the compiler's from.
-        module: what runs in the child.
+        functions: what runs in the child, by operation.
     """
 
     def __init__(
@@ -62,15 +61,15 @@ class Compiles:
         *,
         settings: Settings,
         environ: Mapping[str, str],
-        module: str = "meshwright.compiling",
+        functions: Mapping[Operation, str] = FUNCTIONS,
     ) -> None:
         self._store = store
         self._plans = plans
         self._runs = runs
+        self._functions = functions
         self._begun_count = 0
         self._run_child = partial(
             run_child,
-            module,
             limit_s=settings.compile_timeout_s,
             memory_limit_bytes=settings.compile_memory_bytes or read_default_limit_bytes() or None,
             environ=environ,
@@ -193,11 +192,10 @@ class Compiles:
         def tell(progress: Progress) -> None:
             loop.call_soon_threadsafe(emit, progress.model_dump())
 
-        message = {"operation": task.op, "job": json.loads(task.job)}
-        ask: Callable[[], dict[str, Any] | Ended] = partial(
-            self._run_child, message, on_progress=tell, is_stopped=stop.is_set
+        ask: Callable[[str, Any], dict[str, Any] | Ended] = partial(
+            self._run_child, on_progress=tell, is_stopped=stop.is_set
         )
-        asking = loop.run_in_executor(self._executor, ask)
+        asking = loop.run_in_executor(self._executor, ask, self._functions[task.op], json.loads(task.job))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

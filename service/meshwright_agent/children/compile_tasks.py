@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
-from meshwright.compiling.compilers import build_gpu_target, build_key, explain_missing, read_versions
+from meshwright.compiling.compilers import build_key, explain_missing
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
 from meshwright.planning.compile_job import build_compile_target
@@ -133,16 +133,6 @@ def _build_task(op: Operation, plan: Plan, found: CompileJob | Verification) -> 
     if isinstance(found, Verification):
         return replace(task, answer=found.model_dump_json())
     name = found.target.name
-    if reason := _explain_uncompiled(found.target):
+    if reason := explain_missing(found.target.platform, chip=found.target.chip):
         return replace(task, answer=Verification(status="not_compiled", reason=reason, target=name).model_dump_json())
     return replace(task, target=name, key=build_key(found), job=found.model_dump_json())
-
-
-def _explain_uncompiled(target: CompileTarget) -> str | None:
-    """Returns why nothing compiles for a target here: first what no compiler mends, then which one is missing."""
-    try:
-        if target.platform == "gpu":
-            build_gpu_target(target)
-    except NotCompiledError as error:
-        return str(error)
-    return explain_missing(read_versions(target.platform), target.platform)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any, Final
 
-from meshwright.compiling.limits import give_way
+from meshwright.compiling.worker import lower_priority
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.children.child import CallContext, serve
 
@@ -22,7 +22,7 @@ NICENESS: Final = 5
 
 def prepare() -> None:
     """Lets others go first, imports JAX and takes the devices."""
-    give_way(NICENESS)
+    lower_priority(NICENESS)
     import jax
 
     jax.local_devices()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from meshwright.compiling.limits import give_way
+from meshwright.compiling.worker import lower_priority
 from meshwright.errors import InvalidRequestError, NotReadyError
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
@@ -75,7 +75,7 @@ def prepare() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    give_way(NICENESS)
+    lower_priority(NICENESS)
 
 
 def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:

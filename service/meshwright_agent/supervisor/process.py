@@ -20,7 +20,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from meshwright.compiling.crash_log import is_map_line
+from meshwright.compiling.process import is_map_line
 from meshwright_agent.supervisor.protocol import MAX_FRAME_BYTES, Frame, FrameError, parse_frame
 
 LOG_LINES: Final = 200

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from meshwright.compiling.child import Ended, build_aborted, run_child
 from meshwright.compiling.compilers import read_versions
+from meshwright.compiling.process import FUNCTIONS, Ended, build_aborted, run_child
 from meshwright.errors import InternalError
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.verification import Verification
@@ -27,15 +27,14 @@ Ask = Callable[[StepName, CompileJob], Verification]
 LIMIT_S: Final = 1800.0
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-_MODULES: Final = {"ours": "meshwright.compiling", "other": "tests.compiler.steps.child"}
+_FUNCTIONS: Final = {"ours": FUNCTIONS["verify"], "other": "tests.compiler.steps.child:compile_other"}
 
 
 def ask_child(step: StepName, job: CompileJob) -> Verification:
     """Returns what the compiler says of one of the two steps; an abort is an answer, and so is a bug of ours."""
     environ = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    message = {"operation": "verify", "job": job.model_dump(mode="json")}
     try:
-        found = run_child(_MODULES[step], message, limit_s=LIMIT_S, environ=environ)
+        found = run_child(_FUNCTIONS[step], job.model_dump(mode="json"), limit_s=LIMIT_S, environ=environ)
     except InternalError as error:  # the other cases of a long run are worth having
         return Verification(status="aborted", reason=str(error), target=job.target.name)
     if isinstance(found, Ended):

@@ -1,4 +1,4 @@
-"""The child that compiles the other step: `python -m tests.compiler.steps.child`, asked as `meshwright.compiling` is.
+"""Compiles the other step, in the child that `meshwright.compiling.process` starts.
 
 Rule: the same job, the same mesh, the same compiler and the same reading as the product's; only the step is another.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.compiling.serving import Tell, serve
+from meshwright.compiling.worker import Tell
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.verification import Verification
 
@@ -23,7 +23,3 @@ def compile_other(job: dict[str, Any], tell: Tell) -> Verification:
     step = build_step(asked.model, asked.training, site.mesh)
     found = report_lowered(step.function.lower(*step.arguments), site, tell)
     return found.model_copy(update={"target": asked.target.name, "parameter_count": count_weights(asked.model)})
-
-
-if __name__ == "__main__":
-    serve({"verify": compile_other})

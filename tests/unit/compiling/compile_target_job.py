@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from meshwright.compiling import NotCompiledError
-from meshwright.compiling.capacity import parse_out_of_memory, read_capacity
-from meshwright.compiling.targets import OpenTarget, build_mesh, open_target
+from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
+from meshwright.compiling.report import parse_out_of_memory, read_capacity
+from meshwright.errors import NotCompiledError
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
 

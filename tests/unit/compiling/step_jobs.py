@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from meshwright.compiling.child import compile_in_child
+from meshwright.compiling.request import compile_in_child
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.compiling.capacity import OutOfMemory, parse_out_of_memory
+from meshwright.compiling.report import OutOfMemory, _report_refusal, parse_out_of_memory
 
 GIB = 2**30
 
@@ -62,3 +65,18 @@ def test_sizes_are_read_in_binary_units(needed: int, available: int, unit: str) 
     factor = 2 ** (10 * "BKMGTP".index(unit))
     expected = OutOfMemory(round(needed / 100 * factor), round(available / 100 * factor))
     assert parse_out_of_memory(told) == expected
+
+
+NOT_REDUCED = "W0000 remat.cc] Can't reduce memory use below 14.92GiB (16024183705 bytes) by rematerialization"
+REPLICATED = (
+    "E0000 spmd_partitioner.cc] [spmd] Involuntary full rematerialization. The compiler cannot go from sharding "
+    "{devices=[4]<=[4]} to {devices=[2,2]<=[4]} efficiently for HLO operation %copy.1 = f32[8] copy(%p)"
+)
+
+
+def test_a_refusal_has_the_compilers_figures_and_only_warnings_that_help() -> None:
+    site: Any = SimpleNamespace(capacity_bytes=1)
+    found = _report_refusal(LAID_OUT, [NOT_REDUCED, REPLICATED], site)
+    assert found.status == "does_not_fit"
+    assert (found.needed_bytes, found.capacity_bytes) == (round(63.8 * GIB), round(30.75 * GIB))
+    assert [notice.code for notice in found.warnings] == ["involuntary_rematerialization"]

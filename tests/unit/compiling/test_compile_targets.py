@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from meshwright.compiling.compilers import CARDS, read_versions
-from meshwright.compiling.environment import build_compile_environment
+from meshwright.compiling.process import build_compile_environment
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target
 from tests.process.slice_environment import needs_tpu_compiler

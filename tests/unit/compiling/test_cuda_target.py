@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from meshwright.compiling import NotCompiledError
 from meshwright.compiling.compilers import (
     CARDS,
     MULTIPROCESSORS,
     build_gpu_target,
-    check_compiler,
     write_config,
     write_topology,
 )
+from meshwright.errors import NotCompiledError
 from meshwright.topology.chips import Chip, find_chip, read_chips
 from meshwright.wire.compiling import CompileTarget
-
-CUDA_12 = {"jaxlib": "0.12.0", "jax-cuda12-plugin": "0.12.0", "nvidia-cuda-nvcc-cu12": "12.9"}
-CUDA_13 = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0", "nvidia-cuda-nvcc": "13.0"}
 
 
 def get_chip(name: str) -> Chip:
@@ -78,24 +72,3 @@ def test_a_partition_is_what_nvlink_joins(chip: str, count: int, hosts: int, top
 def test_other_cards_are_not_compiled(chip: str, words: str) -> None:
     with pytest.raises(NotCompiledError, match=words):
         build_gpu_target(write_target(chip))
-
-
-def test_an_assembler_of_the_machines_will_do(tmp_path: Path) -> None:
-    bare = {name: CUDA_12[name] for name in ("jaxlib", "jax-cuda12-plugin")}
-    with pytest.raises(NotCompiledError, match=r"ptxas, is not here: pip install 'meshwright\[compile-cuda\]'"):
-        check_compiler(write_target("h100"), bare, path=str(tmp_path))
-    (tmp_path / "ptxas").touch(mode=0o755)
-    check_compiler(write_target("h100"), bare, path=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("chip", "versions", "words"),
-    [
-        ("h100", {"jaxlib": "0.12.0"}, r"which is not here: pip install 'meshwright\[compile-cuda\]'"),
-        ("h100", {**CUDA_12, "jaxlib": "0.10.2"}, "jax-cuda12-plugin 0.12.0 is here with jaxlib 0.10.2"),
-        ("v100", CUDA_13, r"pip install 'meshwright\[compile-cuda12\]'"),
-    ],
-)
-def test_what_is_missing_is_said_with_what_to_install(chip: str, versions: dict[str, str], words: str) -> None:
-    with pytest.raises(NotCompiledError, match=words):
-        check_compiler(write_target(chip), versions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.compiling.flash import EFFICIENCY_RATIO, count_attention_flops, price_attention
+from meshwright.compiling.report import EFFICIENCY_RATIO, count_attention_flops, price_attention
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import PLAIN
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright.compiling.compilers import (
-    build_key,
-    explain_libtpu,
-    hash_sources,
-)
+import meshwright
+from meshwright.compiling.compilers import SOURCES, build_key, hash_sources
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -51,28 +48,8 @@ def test_whatever_changes_the_answer_changes_the_key(job: CompileJob) -> None:
     assert key(job) != key()
 
 
-def test_the_libtpu_that_is_here_is_the_one_that_jax_wants() -> None:
-    assert explain_libtpu() is None
-
-
-@pytest.mark.parametrize(
-    ("installed", "wanted", "matches"),
-    [
-        ("0.0.42.1", "0.0.42.*", True),
-        ("0.0.42", "0.0.42.*", True),
-        ("0.0.421", "0.0.42.*", False),
-        ("0.0.51", "0.0.42.*", False),
-        ("0.0.42.1", "0.0.42.1", True),
-        ("0.0.51", None, True),
-    ],
-)
-def test_a_libtpu_of_another_release_is_explained(installed: str | None, wanted: str | None, matches: bool) -> None:
-    lines = () if wanted is None else ("numpy>=2", f'libtpu=={wanted}; extra == "tpu"')
-    told = explain_libtpu(installed, lines)
-    assert (told is None) == matches
-    if told is not None:
-        assert f"libtpu {installed} is here with jaxlib {version('jaxlib')}" in told
-        assert f"pip install 'libtpu=={wanted}'" in told
+def test_every_source_that_is_hashed_is_there() -> None:
+    assert [source for source in SOURCES if not (Path(meshwright.__file__).parent / source).exists()] == []
 
 
 def test_our_own_sources_are_read_once() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from meshwright.compiling import NotCompiledError
 from meshwright.compiling.step.sharding import Tensor, build_tensors, walk_tensors
+from meshwright.errors import NotCompiledError
 from meshwright.planning.expressible import check_axes, find_inexpressible
 from meshwright.planning.parallelism import MeshAxes, check_divides
 from meshwright.planning.presets import Preset, read_presets

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from meshwright.compiling.child import compile_in_child
 from meshwright.compiling.report import STAGES
+from meshwright.compiling.request import compile_in_child
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress

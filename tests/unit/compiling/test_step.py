@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from meshwright.compiling import NotCompiledError
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.step.layers import EPSILON, normalise, scale_rms
+from meshwright.errors import NotCompiledError
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 SIZES: dict[str, Any] = {

@@ -7,9 +7,9 @@ import os
 import pytest
 from jax.sharding import AxisType
 
-from meshwright.compiling import NotCompiledError
-from meshwright.compiling.capacity import read_capacity
-from meshwright.compiling.targets import build_mesh, open_target
+from meshwright.compiling.devices import build_mesh, open_target
+from meshwright.compiling.report import read_capacity
+from meshwright.errors import NotCompiledError
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
 TWO_HOSTS = CompileTarget(platform="cpu", chip="cpu", shape=(4,), granules=2, name="2*cpu:4")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright._verify.ask import find_main, pack, pack_step, parse_step, speaks_of_main
-from meshwright._verify.job import Step
+from meshwright._verify.ask import Step, find_main, pack, pack_step, parse_step, speaks_of_main
 from meshwright._verify.trace import StepError, load_step, watch
 from meshwright.errors import InvalidRequestError
 from tests.process import verify_steps

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Final
 
 import jax
@@ -21,8 +20,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from meshwright.compiling import NotCompiledError
-from meshwright.compiling.compilers import build_gpu_target, check_compiler, explain_libtpu, read_versions
+from meshwright.compiling.compilers import build_gpu_target, explain_missing
+from meshwright.errors import NotCompiledError
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.systems import HOST_SHAPE, Slice
@@ -30,8 +29,6 @@ from meshwright.topology.torus import find_wraps
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
 Shape = tuple[int, ...]
-
-INSTALL_TPU: Final = "pip install 'meshwright[compile-tpu]'"
 
 CLOCKS_HZ: Final[Mapping[str, float]] = {
     "tpu_v2": 0.70e9,
@@ -81,6 +78,8 @@ def open_target(target: CompileTarget) -> OpenTarget:
     Raises:
         NotCompiledError: there is no compiler for it here, or the compiler knows no such hardware.
     """
+    if missing := explain_missing(target.platform, chip=target.chip):
+        raise NotCompiledError(missing)
     match target.platform:
         case "tpu":
             return _open_tpu(target)
@@ -202,10 +201,6 @@ def _refuse_part(opened: OpenTarget, what: str, rule: str, use: str) -> NotCompi
 
 
 def _open_tpu(target: CompileTarget) -> OpenTarget:
-    if find_spec("libtpu") is None:
-        raise NotCompiledError(f"{target.name} needs XLA's TPU compiler, libtpu, which is not here: {INSTALL_TPU}")
-    if (mismatch := explain_libtpu()) is not None:
-        raise NotCompiledError(mismatch)
     chip = _find_chip(target)
     if target.twisted and not Slice(chip, target.shape).can_twist:  # libtpu would end the process
         raise NotCompiledError(
@@ -268,7 +263,6 @@ def _shorten(error: Exception) -> str:
 
 def _open_gpu(target: CompileTarget) -> OpenTarget:
     described = build_gpu_target(target)
-    check_compiler(target, read_versions("gpu"))
     try:
         devices: list[Any] = topologies.get_topology_desc(
             platform="cuda", topology=described.topology, target_config=described.target_config

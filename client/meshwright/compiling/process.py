@@ -1,0 +1,287 @@
+"""A compile in a child process: started, bounded in time and memory, and ended.
+
+The job goes in on stdin as JSON. Progress and the answer come back on stdout, one JSON object a line; the child points
+what libraries print at stderr, which is a file that parent and child share. Its last lines say how a child ended. Knows
+no jax; the child's side is `worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Literal
+
+from meshwright.errors import InternalError, InvalidRequestError
+from meshwright.wire.runs import Progress
+from meshwright.wire.verification import Verification
+
+FUNCTIONS: Final[Mapping[Literal["verify", "fit"], str]] = {
+    "verify": "meshwright.compiling.report:verify_job",
+    "fit": "meshwright.compiling.fit:fit_batch",
+}
+"""What a child runs for a CompileJob: one compile, or a search for the largest batch."""
+LIMIT_S: Final = 600.0
+LOG_LINES: Final = 200
+"""Lines of the child's output that are reported."""
+HOST_RATIO: Final = 0.75
+"""Share of the memory that there is: the rest is for the agent and the host's jobs."""
+
+_POLL_S: Final = 0.1
+"""Between two checks: a process that touches fresh memory at 2 GB/s is stopped 200 MB late."""
+_END_S: Final = 2.0
+"""For a child to end by itself after its last frame, since its status says more than our SIGKILL; and for a killed one
+to end: one that the kernel holds longer, in a driver, is left behind."""
+_READ_BYTES: Final = 1 << 16
+_LOG_BYTES: Final = 1 << 20
+_LOG_MAX_BYTES: Final = 1 << 26
+"""Of output: beyond it the file begins anew."""
+_LINE_CHARS: Final = 4096
+_CGROUP_LIMITS: Final = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Of this process's cgroup as a container sees it: version 2, version 1 (which says 2⁶³ where there is none)."""
+_MAP_LINE: Final = re.compile(r"\b[0-9a-f]{8,16}-[0-9a-f]{8,16} [r-][w-][x-][ps-] ")
+
+OnProgress = Callable[[Progress], object]
+
+# ---- the environment of the child -----------------------------------------------------------------------------------
+
+XLA_FLAGS: Final = "XLA_FLAGS"
+
+COMPILE_ENVIRONMENT: Final[Mapping[str, str]] = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "ROCR_VISIBLE_DEVICES": "",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_MIN_LOG_LEVEL": "1",
+    "TPU_STDERR_LOG_LEVEL": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "JAX_DISABLE_JIT": "false",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
+"""What every child has: in it JAX opens no device, and XLA describes hardware that is not here.
+
+- ALLOW_MULTIPLE_LIBTPU_LOAD: beside a trainer, or another compile, that has libtpu loaded and its lock file taken.
+- TPU_SKIP_MDS_QUERY and the three after it: else libtpu asks Google's metadata server what this host is.
+- TPU_LOG_DIR: libtpu leaves two files a process in /tmp/tpu_logs, for ever. TPU_STDERR_LOG_LEVEL=1: its warnings go to
+  stderr instead; "Involuntary full rematerialization" is one. Likewise TF_CPP_MIN_LOG_LEVEL for jaxlib and CUDA.
+- JAX_ENABLE_COMPILATION_CACHE: answers are kept by their key; a program from JAX's cache has no compiler's log.
+
+Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu 0.0.42.1 and 0.0.50.1, tried."""
+
+_KEPT: Final = frozenset({"TPU_LIBRARY_PATH"})
+
+_DROPPED: Final = re.compile(
+    r"TPU_|MEGASCALE_"  # which slice, worker and chips this host is
+    r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target says both
+    r"|MESHWRIGHT_.*TOKEN|OTEL_EXPORTER_OTLP_.*HEADERS"  # secrets
+    r"|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # systemd's, for the agent
+)
+
+_HOST_DEVICES: Final = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")
+"""XLA's older way to say how many CPU devices there are. JAX refuses it beside its own."""
+
+
+def build_compile_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a process that compiles: `base` without what describes this host, and without secrets.
+
+    Flags of XLA and libtpu (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) stay as they are, but for the number of CPU devices.
+    """
+    kept = {name: value for name, value in base.items() if name in _KEPT or not _DROPPED.match(name)}
+    flags = {XLA_FLAGS: _HOST_DEVICES.sub("", kept[XLA_FLAGS])} if XLA_FLAGS in kept else {}
+    return {**kept, **flags, **COMPILE_ENVIRONMENT}
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def read_default_limit_bytes(root: Path = Path("/")) -> int:
+    """Returns 3/4 of the host's memory, or of the cgroup's limit where that is less; 0 where neither is known.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    host = re.search(r"^MemTotal: +(\d+)", _read_text(root / "proc/meminfo"), re.MULTILINE)
+    sizes = [int(host[1]) * 1024 if host else 0]
+    sizes += [int(text) for name in _CGROUP_LIMITS if (text := _read_text(root / name).strip()).isdigit()]
+    return int(HOST_RATIO * min(filter(None, sizes), default=0))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _read_memory_bytes(pid: int) -> int:
+    """Returns a process's own resident memory, without pages of files, which the kernel may drop; 0 where not known.
+
+    Source: Linux, Documentation/filesystems/proc.rst, "statm": size, resident, shared, in pages.
+    """
+    pages = _read_text(Path(f"/proc/{pid}/statm")).split()
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+
+
+# ---- the child ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child that gave no answer: how it ended, its last lines, and the limit that it reached."""
+
+    reason: str
+    log: tuple[str, ...]
+    limit: Literal["time", "memory"] | None = None
+
+
+def build_aborted(ended: Ended, target: str | None) -> Verification:
+    """Returns the report of a compile that gave none."""
+    return Verification(status="aborted", reason=ended.reason, log=ended.log, target=target)
+
+
+def run_child(
+    function: str,
+    job: Mapping[str, Any],
+    *,
+    paths: Sequence[str] = (),
+    limit_s: float = LIMIT_S,
+    memory_limit_bytes: int | None = None,
+    on_progress: OnProgress | None = None,
+    environ: Mapping[str, str] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | Ended:
+    """Returns the answer of a function that runs in a child process, or how the child ended without one.
+
+    The child also ends with the thread that calls this.
+
+    Args:
+        function: "module:name"; takes the job and a `worker.Tell`, returns a pydantic model.
+        job: JSON.
+        paths: the child's sys.path; empty: Python's own.
+        limit_s: seconds after which the child is killed.
+        memory_limit_bytes: resident memory above which it is killed; None: no limit. Linux only.
+        on_progress: called with each progress; when it raises, the child is killed.
+        environ: the environment to derive the child's from; None: this process's.
+        is_stopped: called ten times a second; once it is true, the child is killed.
+
+    Raises:
+        InvalidRequestError: the function refuses the job.
+        InternalError: the function failed by a bug of ours; its traceback is in the error's `log`.
+        OSError: the system starts no process, or has no place for temporary files.
+    """
+    environment = build_compile_environment(os.environ if environ is None else environ)
+    with tempfile.TemporaryFile() as output, _start(environment, output) as child, selectors.DefaultSelector() as reads:
+        deadline = time.monotonic() + limit_s
+        _send(child, {"function": function, "job": job, "paths": paths})
+        reads.register(_pipe(child.stdout), selectors.EVENT_READ)
+        rest = b""
+        while True:
+            if is_stopped():
+                return Ended("the compile was stopped", _read_log(output))
+            if time.monotonic() > deadline:
+                reason = f"the compiler did not end within {limit_s:g} s and was killed; give it more time"
+                return Ended(reason, _read_log(output), "time")
+            if memory_limit_bytes is not None and _read_memory_bytes(child.pid) > memory_limit_bytes:
+                reason = f"the compiler used more than {memory_limit_bytes:,} bytes of the host's memory and was ended"
+                return Ended(reason, _read_log(output), "memory")
+            if os.fstat(output.fileno()).st_size > _LOG_MAX_BYTES:
+                os.ftruncate(output.fileno(), 0)
+            has_ended = child.poll() is not None
+            if reads.select(0 if has_ended else _POLL_S):
+                data = os.read(_pipe(child.stdout).fileno(), _READ_BYTES)
+                *lines, rest = (rest + data).split(b"\n")
+                for frame in map(json.loads, lines):
+                    if frame["type"] != "progress":
+                        return _read_last(frame, output)
+                    if on_progress:
+                        on_progress(Progress.model_validate(frame["value"]))
+                has_ended = not data
+            if has_ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_END_S)
+                return Ended(describe_status(child.poll()), _read_log(output))
+
+
+def _read_last(frame: Mapping[str, Any], output: IO[bytes]) -> dict[str, Any]:
+    match frame:
+        case {"type": "answer", "value": value}:
+            return dict(value)
+        case {"type": "refused", "message": message, "hint": hint}:
+            raise InvalidRequestError(message, hint=hint)
+    raise InternalError(f"the compile failed, and not by the compiler: {frame['message']}", log=_read_log(output))
+
+
+@contextlib.contextmanager
+def _start(environment: Mapping[str, str], output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts the worker, and kills it and all that it started when the block ends."""
+    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)  # so that it can be truncated while the child writes
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-u", "-m", "meshwright.compiling.worker", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=output,
+        env=dict(environment),
+        start_new_session=True,  # its group is killed; Ctrl-C comes to us alone
+    )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_END_S)
+        _pipe(child.stdout).close()
+
+
+def _send(child: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError), _pipe(child.stdin) as stdin:  # the status of a dead child says more
+        stdin.write(json.dumps(message).encode())
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _read_log(output: IO[bytes]) -> tuple[str, ...]:
+    """Returns the last lines of stdout and stderr together, without those of /proc/self/maps."""
+    size = os.fstat(output.fileno()).st_size
+    lines = os.pread(output.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").splitlines()
+    return tuple(line[:_LINE_CHARS].rstrip() for line in lines if not is_map_line(line))[-LOG_LINES:]
+
+
+def is_map_line(line: str) -> bool:
+    """Returns whether a line is of /proc/self/maps; libtpu's crash handler writes hundreds of them after the stack."""
+    return _MAP_LINE.search(line) is not None
+
+
+def describe_status(status: int | None) -> str:
+    """Returns how a compiler that gave no answer ended: "the compiler aborted (SIGABRT)"."""
+    if status is None:
+        return "the compiler closed its connection, did not end, and was killed"
+    if status >= 0:
+        return f"the compiler ended with status {status} before it answered"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    if name == "SIGKILL":
+        return "the compiler was killed (SIGKILL), most likely since the host had no memory left"
+    return f"the compiler {'aborted' if name == 'SIGABRT' else 'crashed'} ({name})"

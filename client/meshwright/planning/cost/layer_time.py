@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from meshwright.planning.cost.collectives import Operation
 from meshwright.planning.cost.gemm import GemmCurve, matmul_seconds
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, Layout, Numbers
 from meshwright.planning.cost.practice import Practice
-from meshwright.planning.cost.reached import Operation
 from meshwright.planning.cost.spans import Span, Spans
 from meshwright.planning.cost.work import Attention, Block, Matmul, Work
 

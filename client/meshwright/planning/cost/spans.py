@@ -18,7 +18,9 @@ import numpy as np
 from meshwright.planning.cost.collectives import (
     Figure,
     Flags,
+    Operation,
     Wire,
+    calibrate,
     network_wire,
     switch_wire,
     time_all_gather,
@@ -31,7 +33,6 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 from meshwright.planning.cost.layout import Layout, Numbers
-from meshwright.planning.cost.reached import Operation, calibrate
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule
 

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from meshwright.planning.cost.collectives import (
+    calibrate,
+    find_reached,
     network_wire,
+    read_reached,
     switch_wire,
     time_all_gather,
     time_all_reduce,
     time_all_reduce_across,
-)
-from meshwright.planning.cost.reached import (
-    calibrate,
-    find_reached,
-    read_reached,
 )
 from meshwright.planning.hardware import HardwareType
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from meshwright.planning.cost.gemm import Dtype, find_curve, find_peak_flops_per_s
-from meshwright.planning.cost.practice import Practice, find_practice
 from meshwright.planning.cost.spans import Spans, lay_on_hosts, lay_on_torus
-from meshwright.planning.cost.step_time import Execution, Machine, price_step
+from meshwright.planning.cost.step_time import Execution, Machine, Practice, find_practice, price_step
 from meshwright.planning.cost.work import Output, Work, build_work, find_repeated
 from meshwright.targets import TargetSpec
 from meshwright.topology.targets import build_target

@@ -7,9 +7,8 @@ import pytest
 
 from meshwright.planning.cost.gemm import find_curve
 from meshwright.planning.cost.layout import REMAT_MINIMAL, Layout
-from meshwright.planning.cost.practice import find_practice
 from meshwright.planning.cost.spans import lay_on_hosts
-from meshwright.planning.cost.step_time import Execution, Machine, price_step
+from meshwright.planning.cost.step_time import Execution, Machine, find_practice, price_step
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.topology.chips import find_chip

@@ -21,9 +21,8 @@ from meshwright.planning.cost.memory import (
     price_memory,
     read_keepings,
 )
-from meshwright.planning.cost.practice import DEFAULT, find_practice, interval
 from meshwright.planning.cost.spans import Spans
-from meshwright.planning.cost.step_time import Execution, price_step
+from meshwright.planning.cost.step_time import DEFAULT, Execution, find_practice, interval, price_step
 from meshwright.planning.cost.work import Work, build_work, find_repeated
 from meshwright.planning.search.hardware import Hardware
 from meshwright.wire.model import ComputeDtype, ModelSpec, TrainingSpec

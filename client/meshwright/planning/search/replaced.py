@@ -24,9 +24,8 @@ import numpy as np
 from meshwright.planning.cost.collectives import Wire
 from meshwright.planning.cost.gemm import Dtype, find_curve, find_peak_flops_per_s
 from meshwright.planning.cost.layout import Layout, Numbers
-from meshwright.planning.cost.practice import DEFAULT, find_practice
 from meshwright.planning.cost.spans import Span, Spans
-from meshwright.planning.cost.step_time import Machine
+from meshwright.planning.cost.step_time import DEFAULT, Machine, find_practice
 from meshwright.planning.search.measured import LEAST_RATIO, WORDS, Collective, Measurement, Measurements, Rate
 from meshwright.topology.chips import Chip
 from meshwright.wire.base import Notice

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from meshwright.planning.cost.practice import (
+from meshwright.planning.cost.step_time import (
     Constant,
     Practice,
     find_practice,

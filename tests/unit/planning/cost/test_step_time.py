@@ -10,9 +10,8 @@ import pytest
 
 from meshwright.planning.cost.gemm import find_curve
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
-from meshwright.planning.cost.practice import Practice
 from meshwright.planning.cost.spans import lay_on_hosts
-from meshwright.planning.cost.step_time import Execution, Machine, StepTime, price_step
+from meshwright.planning.cost.step_time import Execution, Machine, Practice, StepTime, price_step
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 

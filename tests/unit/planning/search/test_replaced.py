@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.practice import find_practice
+from meshwright.planning.cost.step_time import find_practice
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.hardware import Hardware
 from meshwright.planning.search.measured import Measurement, Measurements

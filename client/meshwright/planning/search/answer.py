@@ -16,9 +16,7 @@ from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.memory import Moments, read_moments
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.parallelism import MeshAxes, name_axis
-from meshwright.planning.search.hardware import Hardware
-from meshwright.planning.search.pricing import DTYPES, Priced, price
-from meshwright.planning.search.space import AXES, Bounds, Space, list_space
+from meshwright.planning.search.candidates import AXES, DTYPES, Bounds, Hardware, Priced, Space, list_space, price
 from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import ModelSpec, TrainingSpec
 

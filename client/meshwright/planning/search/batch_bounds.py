@@ -34,7 +34,7 @@ from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import Span, Spans
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.search.answer import Question
-from meshwright.planning.search.pricing import DTYPES, build_execution
+from meshwright.planning.search.candidates import DTYPES, build_execution
 
 ON_OTHER_TOKENS: Final = ("dp", "fsdp", "ep", "cp")
 """Axes whose devices work on tokens of their own."""

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planning.search.pricing import PARTS, Priced
-from meshwright.planning.search.space import AXES
+from meshwright.planning.search.candidates import AXES, PARTS, Priced
 from meshwright.wire.mesh import Rejected
 
 REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute", "optimizer": "compute"}

@@ -21,11 +21,9 @@ from meshwright.planning.cost.memory import Moments
 from meshwright.planning.cost.spans import Spans
 from meshwright.planning.parallelism import check_sequence, choose_near, list_divisors, name_axis, write_values
 from meshwright.planning.search.answer import Question, read_layout, tell
-from meshwright.planning.search.hardware import Hardware
+from meshwright.planning.search.candidates import AXES, DTYPES, Bounds, Hardware, Priced, Space
 from meshwright.planning.search.measured import Measurements
-from meshwright.planning.search.pricing import DTYPES, Priced
 from meshwright.planning.search.ranking import list_leaders, list_rejected
-from meshwright.planning.search.space import AXES, Bounds, Space
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import SearchSpec

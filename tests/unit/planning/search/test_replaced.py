@@ -12,7 +12,7 @@ import pytest
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.step_time import find_practice
 from meshwright.planning.request import answer_request
-from meshwright.planning.search.hardware import Hardware
+from meshwright.planning.search.candidates import Hardware
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology

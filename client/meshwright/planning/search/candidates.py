@@ -1,0 +1,408 @@
+"""Every layout of a step that cuts model, batch and devices into equal parts: the candidates of a search.
+
+Rule: a candidate is legal by `planning.parallelism`'s rules, or it is not listed; sizes that were left out are told
+with the rule that they break. Sizes only: knows no chip and no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.cost.capacity import find_capacity
+from meshwright.planning.cost.gemm import Dtype
+from meshwright.planning.cost.layout import REMATS, Layout
+from meshwright.planning.cost.memory import (
+    Circumstances,
+    MemoryParts,
+    Moments,
+    build_state,
+    price_memory,
+    read_keepings,
+)
+from meshwright.planning.cost.spans import NETWORK_BYTES_PER_S, Spans, lay_on_hosts, lay_on_torus, read_spans
+from meshwright.planning.cost.step_time import DEFAULT, Execution, Machine, find_practice, interval, price_step
+from meshwright.planning.cost.work import Work, build_work, find_repeated
+from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
+from meshwright.planning.search.measured import Measurements
+from meshwright.planning.search.replaced import Replaced
+from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.model import Topology
+from meshwright.wire.mesh import Plan
+from meshwright.wire.model import ComputeDtype, ModelSpec, Remat, TrainingSpec
+
+AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
+"""As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
+
+CONTEXT_LEAST: Final = 1024
+"""Tokens of a sequence that one device keeps at least: shorter parts are all latency."""
+
+MICRO_BATCHES: Final = 12
+"""Micro-batches that are looked at for a layout: divisors of its part of the batch, the smallest first."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a search may choose.
+
+    Attributes:
+        axes: sizes that are given.
+        at_most: greatest sizes.
+        remats: to choose from.
+        passes: accumulated passes that are given; None: free.
+        moments: states of the optimizer to choose from, those that are wanted most first; empty: that of training.
+    """
+
+    axes: Mapping[str, int] = field(default_factory=dict)
+    at_most: Mapping[str, int] = field(default_factory=dict)
+    remats: tuple[Remat, ...] = REMATS
+    passes: int | None = None
+    moments: tuple[Moments, ...] = ()
+
+    def allows(self, axis: str, size: int) -> bool:
+        """Returns whether an axis may have this size."""
+        return size == self.axes.get(axis, size) and size <= self.at_most.get(axis, size)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A size that some axis cannot have, and the rule."""
+
+    axis: str
+    size: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates, and what was left out.
+
+    Attributes:
+        layout: arrays of one length.
+        left: sizes that divide the devices and not the model.
+    """
+
+    layout: Layout
+    left: tuple[Left, ...]
+
+    @property
+    def size(self) -> int:
+        """How many candidates."""
+        return len(np.asarray(self.layout.dp))
+
+
+def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: Bounds) -> Space:
+    """Returns all layouts of a model's training on so many devices.
+
+    Args:
+        devices: all of which are used.
+        model: whose heads, experts, layers, widths and vocabulary are cut.
+        training: sequence length and batch.
+        bounds: what may be chosen.
+    """
+    left: list[Left] = []
+    sizes = list_divisors(devices)
+    listed = list_rules(model, training.model_copy(update={"gradient_accumulation": 1}))  # each candidate has its own
+    rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
+    choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
+    micro_batches = list_divisors(training.global_batch)[:MICRO_BATCHES]
+    return Space(_add_batches(_cross(devices, choices), training.global_batch, bounds, micro_batches), tuple(left))
+
+
+def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, left: list[Left]) -> list[int]:
+    """Returns the sizes that an axis may have; adds to `left` those that only a rule keeps out."""
+    kept = []
+    for size in sizes:
+        if not bounds.allows(axis, size):
+            continue
+        broken = next((f"{rule.name} {rule.size}" for rule in rules if not rule.allows(size)), None)
+        if broken is None and axis == "cp" and rules[0].size // size < CONTEXT_LEAST and size > 1:
+            continue
+        if broken is None:
+            kept.append(size)
+        elif axis not in ("dp", "ep") or size == bounds.axes.get(axis):
+            left.append(Left(axis, size, f"{axis}:{size} does not divide {broken}"))
+    return kept
+
+
+def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
+    """Returns all combinations whose product is the number of devices; `dp` is what the others leave."""
+    found: dict[str, Numbers] = {"product": np.ones(1, dtype=np.int64)}
+    for axis in ("tp", "cp", "ep", "pp", "fsdp"):
+        sizes = np.asarray(choices[axis], dtype=np.int64)
+        count = len(found["product"])
+        found = {name: np.repeat(values, len(sizes)) for name, values in found.items()}
+        found[axis] = np.tile(sizes, count)
+        found["product"] = found["product"] * found[axis]
+        divides = devices % found["product"] == 0
+        found = {name: values[divides] for name, values in found.items()}
+    found["dp"] = devices // found.pop("product")
+    is_allowed = np.isin(found["dp"], np.asarray(choices["dp"], dtype=np.int64))
+    return {name: values[is_allowed] for name, values in found.items()}
+
+
+def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_batches: Sequence[int]) -> Layout:
+    """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state."""
+    parts = grid["dp"] * grid["fsdp"] * grid["ep"]
+    is_whole = batch % parts == 0
+    grid = {name: values[is_whole] for name, values in grid.items()}
+    share = batch // parts[is_whole]
+    found: list[dict[str, Numbers]] = []
+    for micro in micro_batches:
+        passes = share // micro
+        fits = (share % micro == 0) & ((passes == bounds.passes) if bounds.passes else True)
+        chosen = {name: values[fits] for name, values in grid.items()}
+        chosen |= {"micro_batch": np.full(fits.sum(), micro), "passes": passes[fits]}
+        found.append(chosen)
+    together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    remats = np.asarray([REMATS.index(remat) for remat in bounds.remats], dtype=np.int64)
+    moments = np.arange(len(bounds.moments) or 1)
+    count = len(together["tp"])
+    whole = {name: np.repeat(values, len(remats) * len(moments)) for name, values in together.items()}
+    return Layout(
+        **whole, remat=np.tile(np.repeat(remats, len(moments)), count), moments=np.tile(moments, count * len(remats))
+    )
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a search needs to know of a topology.
+
+    Attributes:
+        chip: of every device.
+        devices: how many.
+        domain: devices that a fast network joins: of a host, an NVLink domain or a slice.
+        shape, wrap: of a slice, in chips; empty for GPUs.
+        memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
+        measured: what benches found of these devices; empty: the tables' figures count.
+    """
+
+    chip: Chip
+    devices: int
+    domain: int
+    shape: tuple[int, ...]
+    wrap: tuple[bool, ...]
+    memory_bytes: int | None = None
+    measured: Measurements = field(default_factory=Measurements)
+
+    @property
+    def platform(self) -> Literal["gpu", "tpu"]:
+        """Of the chip."""
+        return self.chip.platform
+
+    @classmethod
+    def of(cls, topology: Topology, devices: int, measured: Measurements | None = None) -> Hardware:
+        """Returns what so many devices of a topology are.
+
+        Args:
+            topology: has the devices.
+            devices: how many.
+            measured: what benches found of them, where the topology is this host's.
+
+        Raises:
+            PlanInfeasibleError: its devices are of several kinds or of none that the chip table has, or its granules
+                differ.
+        """
+        kinds = {device.kind for device in topology.devices}
+        chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
+        if chip is None:
+            raise _refuse(
+                f"the devices are {', '.join(sorted(kinds)) or 'none'}; a model is priced on one kind of chip"
+            )
+        sizes = {len(group) for group in topology.group(range(len(topology.devices)))}
+        shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
+        if len(sizes) > 1 or (chip.platform == "tpu" and (len(shapes) > 1 or None in next(iter(shapes)))):
+            raise _refuse("hosts or slices differ in size or shape; a model is priced on equal ones")
+        memory = [least for _, least in topology.equipment.values() if least is not None]
+        shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
+        return cls(
+            chip=chip,
+            devices=devices,
+            domain=min(sizes.pop(), devices),
+            shape=tuple(shape or ()),
+            wrap=tuple(wrap or ()),
+            memory_bytes=min(memory, default=None),
+            measured=measured or Measurements(),
+        )
+
+    @cached_property
+    def replaced(self) -> Replaced:
+        """What was measured, in the place of what the tables say."""
+        return Replaced(self.chip, self.measured, self._lay_published)
+
+    def build_machine(self, dtype: Dtype) -> Machine:
+        """Returns the figures of one device in a compute dtype."""
+        return self.replaced.build_machine(dtype)
+
+    def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
+        """Returns what a plan's axes run over in its own order; `names`: what it calls each axis that it has."""
+        return self.replaced.replace_wires(read_spans(plan, names, domain=self.domain))
+
+    def lay(self, layout: Layout) -> Spans:
+        """Returns what the axes of each candidate run over."""
+        return self.replaced.replace_wires(self._lay_published(layout, self.domain))
+
+    def _lay_published(self, layout: Layout, domain: int) -> Spans:
+        """Returns the same at published rates; `domain`: devices that a fast network joins."""
+        parts = self.chip.jax_devices_per_chip
+        across = (self.chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S) / parts
+        if self.platform == "tpu":
+            link = self.chip.link_bytes_per_s or 0.0
+            return lay_on_torus(layout, self.chip.family, self.shape, self.wrap, link / parts, across, parts)
+        inside = self.chip.scaleup_bytes_per_s or self.chip.pcie_bytes_per_s or across
+        return lay_on_hosts(layout, self.chip.family, domain, inside, across)
+
+
+def _refuse(reason: str) -> PlanInfeasibleError:
+    hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh, which is planned without prices'
+    return PlanInfeasibleError.of("target", f"no mesh can be chosen for a model here: {reason}", hint, reason)
+
+
+PARTS: Final = ("compute", "remat", "tp", "cp", "ep", "fsdp", "dp", "pp", "bubble", "optimizer", "other")
+"""Of a step's time; they add up to all of it."""
+
+DTYPES: Final[Mapping[ComputeDtype, Dtype]] = {"float32": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
+"""How the curves call a compute dtype. XLA's matmuls of float32 are done in bfloat16 passes on TPUs, in TF32 on GPUs:
+they are priced as 16 bits, which is too fast; plans warn of it."""
+
+DTYPE_BYTES: Final[Mapping[ComputeDtype, float]] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+"""Of one element of a compute dtype."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Candidates with what they cost: arrays of one length.
+
+    Attributes:
+        parts: seconds of a step by part: each of `PARTS`.
+        memory: bytes of the fullest device by part.
+        capacity_bytes: that a job may use of a device.
+        spans: what the axes run over.
+        hardware: what it was priced on.
+        flops_per_sequence: of the model, forward and backward.
+        flops_per_s: peak of one device.
+        basis: whose constants were taken.
+    """
+
+    layout: Layout
+    parts: Mapping[str, Floats]
+    memory: Mapping[str, Floats]
+    capacity_bytes: int
+    spans: Spans
+    hardware: Hardware
+    flops_per_sequence: float
+    flops_per_s: float
+    basis: str
+
+    @cached_property
+    def total_s(self) -> Floats:
+        """Of a step."""
+        return np.asarray(np.sum([self.parts[part] for part in PARTS], axis=0), dtype=np.float64)
+
+    @cached_property
+    def memory_bytes(self) -> Floats:
+        """Of the fullest device."""
+        return np.asarray(np.sum(list(self.memory.values()), axis=0), dtype=np.float64)
+
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether it is no more than there is."""
+        return self.memory_bytes <= self.capacity_bytes
+
+    def interval(self, total_s: float) -> tuple[float | None, float | None]:
+        """Returns bounds between which four of five steps lie that are predicted to take so long; None: no run says."""
+        return interval(total_s, DEFAULT, self.hardware.platform, self.hardware.chip.family)
+
+    def name_wire(self, part: str, place: int) -> str:
+        """Returns what an axis of a candidate talks over: "dcn", or what joins devices inside: "ici", "nvlink"."""
+        span = self.spans.get(part)
+        if span is None:
+            return part
+        outer = np.broadcast_to(np.asarray(span.outer.size), self.total_s.shape)[place]
+        return "dcn" if outer > 1 else {"tpu": "ici", "gpu": "nvlink"}[self.hardware.platform]
+
+
+def price(
+    layout: Layout,
+    model: ModelSpec,
+    training: TrainingSpec,
+    hardware: Hardware,
+    memory_fraction: float,
+    *,
+    moments: Sequence[Moments] = (),
+    spans: Spans | None = None,
+) -> Priced:
+    """Returns what candidates cost.
+
+    Args:
+        layout: the candidates: arrays of one length.
+        model, training: the step.
+        hardware: what it runs on.
+        memory_fraction: part of a GPU's memory that the job may take.
+        moments: states of the optimizer that candidates choose from; empty: that of `training`.
+        spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
+    """
+    work = build_work(model, training.sequence_length)
+    machine = hardware.build_machine(DTYPES[training.compute_dtype])
+    spans = hardware.lay(layout) if spans is None else spans
+    found = find_practice(DEFAULT, hardware.platform, hardware.chip.family)
+    execution = build_execution(work, training)
+    seconds = price_step(work, layout, machine, spans, found.practice, execution)
+    shape = np.shape(layout.dp)
+    parts = {
+        "compute": seconds.compute_s,
+        "remat": seconds.remat_s,
+        **seconds.communication_s,
+        "bubble": seconds.bubble_s,
+        "optimizer": seconds.optimizer_s,
+        "other": seconds.other_s,
+    }
+    keeping = read_keepings()[DEFAULT, hardware.platform]
+    state = build_state(training, moments, layout.moments)
+    memory = price_memory(work, layout, state, keeping, execution, read_circumstances(model, training))
+    sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryParts)}
+    return Priced(
+        layout=layout,
+        parts={name: np.broadcast_to(np.asarray(parts[name], dtype=np.float64), shape) for name in PARTS},
+        memory={name: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for name, size in sizes.items()},
+        capacity_bytes=find_capacity(hardware.chip, hardware.memory_bytes, memory_fraction),
+        spans=spans,
+        hardware=hardware,
+        flops_per_sequence=work.flops_per_token * training.sequence_length,
+        flops_per_s=machine.flops_per_s,
+        basis=hardware.replaced.tell_basis(found.basis, DTYPES[training.compute_dtype]),
+    )
+
+
+def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstances:
+    """Returns what else our own step's memory depends on: learned positions are whole on each device."""
+    learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
+    return Circumstances(
+        capacity_factor=training.capacity_factor,
+        whole_parameters=learned,
+        is_in_order=model.decoder_sparse_step == 1,
+    )
+
+
+def build_execution(work: Work, training: TrainingSpec) -> Execution:
+    """Returns how our own step goes: sequence parallelism, weights and gradients sent in the compute dtype, and of a
+    layer that is computed again no more than its backward pass needs."""
+    repeated = find_repeated(work)
+    return Execution(
+        sequence_parallel=True,
+        fused_attention=training.attention == "flash",
+        gradient_bytes=DTYPE_BYTES[training.compute_dtype],
+        weight_bytes=DTYPE_BYTES[training.compute_dtype],
+        repeated_matmuls=repeated.matmuls,
+        repeated_attention=repeated.attention,
+    )

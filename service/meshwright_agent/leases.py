@@ -27,7 +27,7 @@ from meshwright.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from meshwright.planning.selection import select_for_lease
+from meshwright.planning.device_selection import select_for_lease
 from meshwright.wire.devices import Device, DeviceLease, Devices
 from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest
 from meshwright_agent.children.planner import Here

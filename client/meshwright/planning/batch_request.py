@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import build_compile_target, read_memory, read_memory_fraction
 from meshwright.planning.compile_request import apply_schedule, bound_batch
+from meshwright.planning.device_selection import ANY_LEASE, select_devices
 from meshwright.planning.hardware import HardwareType, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.planning.request_topology import Found, Here, find_topology
 from meshwright.planning.search.measured import Measurement, Measurements
-from meshwright.planning.selection import ANY_LEASE, select_devices
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch

@@ -14,13 +14,22 @@ from typing import Final
 from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
 from meshwright.planning.axes import build_axes
 from meshwright.planning.code import build_job_environment, write_code
+from meshwright.planning.device_selection import (
+    Health,
+    Pool,
+    list_packings,
+    name_hosts,
+    refuse,
+    refuse_leased,
+    say_left_out,
+    select_devices,
+    sort_plain,
+)
 from meshwright.planning.granules import read_dcn
 from meshwright.planning.importance import Weights, check_importance, weigh_axes
 from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
-from meshwright.planning.packing import list_packings, sort_plain
 from meshwright.planning.parallelism import search_shapes
-from meshwright.planning.selection import Health, Pool, name_hosts, refuse, refuse_leased, say_left_out, select_devices
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.identity import fingerprint
 from meshwright.topology.model import Topology

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.device_selection import Pool, select_devices
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parallelism import check_divides, find_role
 from meshwright.planning.search.measured import Measurement, Measurements
-from meshwright.planning.selection import Pool, select_devices
 from meshwright.planning.tensors import count_parameters
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice

@@ -14,9 +14,9 @@ from typing import Final
 
 from meshwright.planning.assign import SEARCH_COUNT_MAX, search_order
 from meshwright.planning.cutting import cut_like_jax, cut_torus, list_grid, read_box
+from meshwright.planning.device_selection import sort_plain
 from meshwright.planning.granules import interleave_granules, order_granules, split_axes
 from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.packing import sort_plain
 from meshwright.planning.score import Score, find_best, score_cuts, score_order
 from meshwright.planning.torus import TorusOrder
 from meshwright.topology.links import classify_link, price_pairs

@@ -13,7 +13,7 @@ from meshwright.errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from meshwright.planning.selection import select_for_lease
+from meshwright.planning.device_selection import select_for_lease
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, DeviceLease, Devices
 from meshwright.wire.leases import LEASE_ID_PATTERN, DeviceCount, Lease, LeasedDevice, LeaseRequest, Leases

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.selection import Health
+from meshwright.planning.device_selection import Health
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, Mig
 from meshwright.wire.leases import LeasedDevice, LeaseRequest

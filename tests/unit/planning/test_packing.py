@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.packing import list_packings, pack_devices, sort_plain
+from meshwright.planning.device_selection import list_packings, pack_devices, sort_plain
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.device_selection import select_devices
 from meshwright.planning.mesh import plan_mesh
-from meshwright.planning.selection import select_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.devices import DeviceProcess

@@ -13,7 +13,6 @@ from typing import Final
 
 from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
 from meshwright.planning.axes import build_axes
-from meshwright.planning.code import build_job_environment, write_code
 from meshwright.planning.device_selection import (
     Health,
     Pool,
@@ -27,6 +26,7 @@ from meshwright.planning.device_selection import (
 )
 from meshwright.planning.granules import read_dcn
 from meshwright.planning.importance import Weights, check_importance, weigh_axes
+from meshwright.planning.job_code import build_job_environment, write_code
 from meshwright.planning.notices import build_notices, warn_crossing
 from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.parallelism import search_shapes

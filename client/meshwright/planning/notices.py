@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from meshwright.planning.code import find_differing
 from meshwright.planning.device_selection import Health, find_foreign, find_leased, name_holders, name_leases
 from meshwright.planning.granules import split_axes
 from meshwright.planning.importance import weigh_axes
+from meshwright.planning.job_code import find_differing
 from meshwright.planning.parallelism import search_shapes
 from meshwright.planning.score import list_edges, list_lines
 from meshwright.spec import MeshSpec

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from meshwright.planning.exports.jax_code import write_jax
 from meshwright.planning.exports.maxtext import write_maxtext
-from meshwright.planning.exports.setting import Setting
+from meshwright.planning.job_code import Setting, write_jax
 from meshwright.wire.mesh import ExportName, Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.planning.exports.setting import Setting, refuse
 from meshwright.planning.expressible import find_inexpressible
+from meshwright.planning.job_code import Setting, refuse
 from meshwright.planning.parallelism import find_role
 from meshwright.planning.presets import find_preset
 from meshwright.topology.chips import Names, find_chip, read_table

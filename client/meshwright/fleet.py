@@ -206,7 +206,7 @@ class Fleet:
         asked = {"mesh": str(mesh) if isinstance(mesh, MeshSpec) else mesh, **options}
         request = build_request_model(PlanRequest, asked)
         state = self.devices(timeout_s=timeout_s, require_all=require_all)
-        from meshwright.planning.mesh import plan_mesh  # here, so that asking a fleet need not wait for numpy
+        from meshwright.planning.mesh_plan import plan_mesh  # here, so that asking a fleet need not wait for numpy
 
         try:
             return plan_mesh(request, state.topology, health=state.health, notices=state.notices)

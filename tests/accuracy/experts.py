@@ -1,7 +1,7 @@
 """Published runs of mixtures of experts on TPUs: no constant is fitted to them, and here is how far the others carry.
 
 Rule: the runs stand in `data/experts.csv` with their sources; seconds are predicted with the constants that a plan has.
-What is said of such plans (`meshwright.planning.search.request`) is what comes out here. Gemma 4 26B is not among them:
+What is said of such plans (`meshwright.planning.search.search`) is what comes out here. Gemma 4 26B is not among them:
 it has heads of two sizes, and keys that are values too, which a model is not described with.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from meshwright.planning.cost.work import Output
-from meshwright.planning.presets import find_preset
+from meshwright.planning.models import find_preset
 from meshwright.wire.model import TrainingSpec
 from tests.accuracy.maxtext import build_case_run
 from tests.accuracy.price import price_run

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target

@@ -18,8 +18,7 @@ from typing import Any, Final
 from meshwright.planning.models import read_model
 from meshwright.planning.request import answer_request
 from meshwright.planning.search.candidates import list_space
-from meshwright.planning.search.ranking import list_leaders, list_rejected
-from meshwright.planning.search.request import build_question, read_bounds
+from meshwright.planning.search.search import build_question, list_leaders, list_rejected, read_bounds
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest

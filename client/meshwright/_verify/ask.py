@@ -31,7 +31,7 @@ from meshwright.compiling.process import (
 )
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
 from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, read_capacity
-from meshwright.planning.mesh import list_granules
+from meshwright.planning.mesh_plan import list_granules
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Wire
 from meshwright.wire.compiling import CompileMesh, CompileTarget

@@ -22,15 +22,14 @@ from meshwright.compiling.process import (
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_request import (
+from meshwright.planning.compile_job import (
     build_unfitted,
     count_parts,
     order_verified,
     prepare_fit,
     prepare_verify,
 )
-from meshwright.planning.request import answer_request
-from meshwright.planning.request_topology import Here
+from meshwright.planning.request import Here, answer_request
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob

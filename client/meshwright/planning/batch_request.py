@@ -13,14 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
-from meshwright.planning.compile_job import build_compile_target, read_memory, read_memory_fraction
-from meshwright.planning.compile_request import apply_schedule, bound_batch
+from meshwright.planning.compile_job import (
+    apply_schedule,
+    bound_batch,
+    build_compile_target,
+    read_memory,
+    read_memory_fraction,
+)
 from meshwright.planning.device_selection import ANY_LEASE, select_devices
 from meshwright.planning.hardware import HardwareType, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parallelism import check_divides
-from meshwright.planning.request import answer_request
-from meshwright.planning.request_topology import Found, Here, find_topology
+from meshwright.planning.request import Found, Here, answer_request, find_topology
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target, read_target
@@ -29,7 +33,7 @@ from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
-    from meshwright.planning.search.answer import Question
+    from meshwright.planning.search.search import Question
 
 _refuse = InvalidRequestError.of
 
@@ -210,7 +214,7 @@ def _plan(request: BatchSizeRequest, ground: _Ground, **fields: Any) -> Plan:
 
 def _reckon(question: Question, plan: Plan, target: str | None) -> ReckonedBatch:
     from meshwright.planning.search.batch import reckon_batch  # here, for its numpy
-    from meshwright.planning.search.request import read_order
+    from meshwright.planning.search.search import read_order
 
     spans = read_order(plan, question.hardware)
     return reckon_batch(question, plan.mesh_shape, spans=spans, target=target)
@@ -228,7 +232,7 @@ def _ask(
     Raises:
         DoesNotDivideError: the plan's mesh does not cut the model. PlanInfeasibleError: nothing prices this hardware.
     """
-    from meshwright.planning.search.request import build_question  # here, for its numpy
+    from meshwright.planning.search.search import build_question  # here, for its numpy
 
     indices, topology = ground.indices, ground.found.topology
     count = len(indices)

@@ -1,23 +1,114 @@
-"""What a compiler is asked about a plan: its hardware as a target, its mesh, its model, and the memory there is.
+"""A plan as a job for the compiler: the step of its model on its mesh, or why no such step can be compiled.
 
-Rule: pure, and the plan says all of it, so that a plan from a file is asked about as well as one just made. What cannot
-be asked is said with the reason. Knows no compiler and no process.
+Rule: what the compiled step cannot express is said here, before a compiler is started. Imports no jax and no numpy.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION, MemoryStrategy
-from meshwright.errors import NotCompiledError
+from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.cost.capacity import find_capacity
-from meshwright.planning.expressible import check_expressible
-from meshwright.planning.parallelism import check_divides
+from meshwright.planning.models import read_model
+from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes, check_divides
+from meshwright.planning.tensors import Part, Tensor, list_tensors
 from meshwright.topology.chips import Chip, find_chip
+from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
+from meshwright.wire.cost import PlanSchedule
 from meshwright.wire.mesh import Plan, PlanGranule
 from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.verification import Verification
+
+
+def check_expressible(model: ModelSpec, sequence_length: int) -> None:
+    """Passes over a model that the compiled step has, with exactly its tensors and matmuls.
+
+    Args:
+        model: its dimensions fit together.
+        sequence_length: tokens; a window that no sequence is longer than is none.
+
+    Raises:
+        NotCompiledError: it has something else; names each field, and what it is.
+    """
+    found = [f"{name} ({what})" for name, what in find_inexpressible(model, sequence_length)]
+    if found:
+        raise NotCompiledError(
+            f"{model.name or 'the model'} has {', '.join(found)}, which the step that is compiled does not have; its "
+            f"parameters are counted and its plan stands, but no compiler says whether it fits"
+        )
+
+
+def check_axes(mesh_shape: Mapping[str, int]) -> None:
+    """Raises NotCompiledError unless the compiled step has every axis that is larger than 1."""
+    axes = MeshAxes.of(mesh_shape)
+    for name in axes.find(None):
+        known = ", ".join(names[0] for names in ROLE_NAMES.values())
+        raise NotCompiledError(f"axis {name} says nothing of what it is for; the step knows axes by name, as {known}")
+    for name in axes.find("pipeline"):
+        raise NotCompiledError(
+            f"axis {name} of {axes.sizes[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
+            f"leave {name} out, and compile one stage by giving the model that many layers fewer"
+        )
+
+
+def find_inexpressible(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
+    """Yields each field that says what the compiled step has not, and what that is."""
+    yield from _find_in_attention(model)
+    yield from _find_in_reach(model, sequence_length)
+    yield from _find_in_layer(model)
+    yield from _find_in_experts(model)
+
+
+def _find_in_attention(model: ModelSpec) -> Iterator[tuple[str, str]]:
+    if model.is_latent:
+        yield "kv_lora_rank", "latent attention"
+    if model.qk_norm and model.qk_norm_scale != "head":
+        yield "qk_norm_scale", f"norms of queries and keys with a scale for {model.qk_norm_scale}"
+    if model.attention_sinks:
+        yield "attention_sinks", "a score that no token has"
+    if model.attn_logit_softcapping is not None:
+        yield "attn_logit_softcapping", "capped scores"
+
+
+def _find_in_reach(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
+    """Yields what lets a token attend to less than all before it."""
+    if model.window is not None and model.window < sequence_length and model.window_layer_count:
+        name = "sliding_window" if model.sliding_window else "attention_chunk_size"
+        yield name, f"{model.window} tokens of sequences of {sequence_length}"
+    if model.index_topk is not None:
+        yield "index_topk", "an indexer that chooses tokens"
+
+
+def _find_in_layer(model: ModelSpec) -> Iterator[tuple[str, str]]:
+    if not model.pre_norms:
+        yield "pre_norms", "no norms before blocks"
+    if model.post_attention_norm:
+        yield "post_attention_norm", "a norm behind attention"
+    if model.post_feedforward_norm:
+        yield "post_feedforward_norm", "a norm behind the feed-forward block"
+    if model.use_parallel_residual:
+        yield "use_parallel_residual", "attention and feed-forward block side by side"
+    if model.final_logit_softcapping is not None:
+        yield "final_logit_softcapping", "capped logits"
+
+
+def _find_in_experts(model: ModelSpec) -> Iterator[tuple[str, str]]:
+    if model.expert_layer_count and model.dense_layer_count:
+        name = "first_k_dense_replace" if model.first_k_dense_replace else "decoder_sparse_step"
+        yield name, f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
+    if model.expert_bias:
+        yield "expert_bias", "biases of experts"
+    if model.router_bias:
+        yield "router_bias", "a bias of the router"
+    if model.shared_size != model.num_shared_experts * model.expert_size:
+        yield "shared_expert_intermediate_size", "shared experts of a size of their own"
+    if model.shared_expert_gate:
+        yield "shared_expert_gate", "a gate of shared experts"
+
 
 _WAY: Final = "plan on a target instead, such as v5p:4x4x4"
 
@@ -137,3 +228,139 @@ def read_memory_fraction(plan: Plan) -> float:
     """Returns the part of a GPU's memory that the plan's job is started with."""
     text = plan.environment.get(NEW_MEM_FRACTION) or plan.environment.get(MEM_FRACTION)
     return float(text) if text else MemoryStrategy.BALANCED.fraction or 1.0
+
+
+Model = str | dict[str, Any]
+
+BATCH_MAX: Final = 2**24
+"""`global_batch`'s bound: where no greatest batch is named, the search may go so far."""
+ELEMENTS_MAX: Final = 2**63 - 1
+"""Of one array: compilers count elements in 64 bits with a sign."""
+
+
+def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | Verification:
+    """Returns the job that verifies a plan, or the answer that nothing can be compiled.
+
+    Raises:
+        InvalidRequestError: no model, or not how it is trained; or they are none; or a weight larger than any array.
+        DoesNotDivideError: an axis does not divide what it cuts.
+    """
+    if model is None or training is None:
+        raise _refuse_missing(model, '{"global_batch": 64}')
+    try:
+        spec = read_model(model)
+        _check_sizes(spec)
+        job = build_job(plan, spec, apply_schedule(training, plan.schedule))
+        check_axes(plan.mesh_shape)
+    except NotCompiledError as error:
+        return Verification(status="not_compiled", reason=str(error), target=plan.target)
+    return job
+
+
+def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> TrainingSpec:
+    """Returns the training as a plan goes through it: with the passes, remat and moments that a search chose."""
+    if schedule is None:
+        return training
+    chosen: dict[str, Any] = {"gradient_accumulation": schedule.passes, "remat": schedule.remat}
+    for name in ("first_moment_dtype", "second_moment_dtype"):
+        dtype = getattr(schedule, name)
+        if dtype not in (None, getattr(training, name) or training.weight_dtype):
+            chosen[name] = dtype
+    return training.model_copy(update=chosen)
+
+
+def order_verified(statuses: Sequence[str]) -> list[int]:
+    """Returns the places of plans, those first of which the compiler says that they fit and those last that do not."""
+    ranks = {"verified": 0, "does_not_fit": 2}
+    return sorted(range(len(statuses)), key=lambda place: ranks.get(statuses[place], 1))
+
+
+def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
+    missing = "model" if model is None else "training"
+    detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
+    hint = f'give both: "model": "llama3-8b", "training": {training}'
+    return InvalidRequestError.of(missing, detail, hint)
+
+
+def _check_sizes(model: ModelSpec) -> None:
+    tensors = list_tensors(model)
+    arrays: list[tuple[Tensor, tuple[int, ...]]] = [(tensor, tensor.shape) for tensor in tensors.outer]
+    arrays += [(tensor, (layer.count, *tensor.shape)) for layer in tensors.layers for tensor in layer.tensors]
+    for tensor, shape in arrays:
+        count = math.prod(shape)
+        if count > ELEMENTS_MAX:
+            said = f"weight {tensor.name} {list(shape)} has {count} elements"
+            detail = f"{said}; no compiler takes an array of 2**63 or more"
+            names = [name for name in (*_SIZES[tensor.part], *_SHARED_SIZES) if getattr(model, name)]
+            largest = max(names, key=lambda name: int(getattr(model, name)))
+            fields = [{"field": f"model.{name}", "message": detail} for name in names]
+            raise InvalidRequestError(detail, hint=f"make {largest} smaller", errors=fields)
+
+
+_SHARED_SIZES: Final = ("hidden_size", "num_hidden_layers")
+_SIZES: Final[Mapping[Part, tuple[str, ...]]] = {
+    "embedding": ("vocab_size", "max_position_embeddings"),
+    "head": ("vocab_size",),
+    "attention": ("num_attention_heads", "head_dim", "kv_lora_rank"),
+    "norms": (),
+    "mlp": ("intermediate_size",),
+    "router": ("num_experts",),
+    "experts": ("num_experts", "moe_intermediate_size"),
+}
+"""Fields of a model that make a tensor large."""
+
+
+def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:
+    """Returns the job that finds the largest batch on a plan's mesh, or the answer that nothing can be compiled.
+
+    Raises:
+        InvalidRequestError, DoesNotDivideError: as `prepare_verify`.
+    """
+    if model is None or training is None:
+        raise _refuse_missing(model, '{"sequence_length": 4096}')
+    found = prepare_verify(plan, model, bound_batch(training, plan.mesh_shape))
+    if isinstance(found, CompileJob):
+        return found.model_copy(update={"search": "largest_batch"})
+    return build_unfitted(count_parts(plan.mesh_shape), found)
+
+
+def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> TrainingSpec:
+    """Returns how the model is trained, with the greatest batch to look at: of those that divide, up to the one named.
+
+    Raises:
+        InvalidRequestError: no batch is so small that each part gets a sequence in each accumulated pass.
+    """
+    fields = training.model_dump(exclude_none=True)
+    parts, passes = count_parts(mesh_shape), training.gradient_accumulation
+    unit, greatest = parts * passes, fields.get("global_batch", BATCH_MAX)
+    if unit > BATCH_MAX:
+        detail = f"gradient_accumulation {passes} × {parts} data-parallel parts need a batch of {unit} sequences"
+        rule = f"{detail}; the greatest is {BATCH_MAX}"
+        raise _refuse("gradient_accumulation", rule, f"use gradient_accumulation {BATCH_MAX // parts} or less")
+    if greatest < unit:
+        detail = f"global_batch {greatest} is less than one sequence for each of {parts} data-parallel parts"
+        passed = f" in each of {passes} accumulated passes" if passes > 1 else ""
+        raise _refuse("global_batch", detail + passed, f"use {unit} or more, or name none")
+    return TrainingSpec.model_validate({**fields, "global_batch": greatest // unit * unit})
+
+
+def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
+    return InvalidRequestError.of(f"training.{field}", detail, hint)
+
+
+def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:
+    """Returns the answer to a search that came to no batch: nothing was compiled, or not to the end."""
+    return CompiledBatch(
+        batch_per_device=None,
+        global_batch=None,
+        data_parallel_size=data_parallel_size,
+        compile_count=0,
+        limit=None,
+        verification=verification,
+    )
+
+
+def count_parts(mesh_shape: Mapping[str, int]) -> int:
+    """Returns over how many parts the step lays a batch."""
+    axes = MeshAxes.of(mesh_shape)
+    return axes.measure(axes.batch)

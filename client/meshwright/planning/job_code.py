@@ -1,8 +1,7 @@
-"""A plan as Python that a job can paste, and the environment that it should start with. For a job of one
-process.
+"""What a job starts with and runs: its environment, the Python that makes a plan's mesh, and PartitionSpecs of a model.
 
-Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only.
-Everything that comes from outside (names of axes, uuids) stands in it as a literal.
+Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only. What comes from
+outside (names of axes, uuids) stands in it as a literal.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Final, Literal
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.compile_request import apply_schedule
-from meshwright.planning.expressible import check_expressible
+from meshwright.planning.compile_job import apply_schedule, check_expressible
 from meshwright.planning.parallelism import Axes, MeshAxes
 from meshwright.planning.tensors import Tensor, list_tensors
 from meshwright.spec import AxisType, MeshSpec

@@ -7,11 +7,10 @@ Source: huggingface/transformers v5.23.0, src/transformers/models/*/configuratio
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from meshwright.planning.model_layers import Config
-
-LLAMA: Final[Config] = {
+LLAMA: Final[Mapping[str, Any]] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -22,14 +21,14 @@ LLAMA: Final[Config] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-MISTRAL: Final[Config] = {
+MISTRAL: Final[Mapping[str, Any]] = {
     **LLAMA,
     "intermediate_size": 14336,
     "num_key_value_heads": 8,
     "max_position_embeddings": 4096 * 32,
     "sliding_window": 4096,
 }
-PHI3: Final[Config] = {
+PHI3: Final[Mapping[str, Any]] = {
     **LLAMA,
     "vocab_size": 32064,
     "hidden_size": 3072,
@@ -37,7 +36,7 @@ PHI3: Final[Config] = {
     "max_position_embeddings": 4096,
     "sliding_window": None,
 }
-QWEN2: Final[Config] = {
+QWEN2: Final[Mapping[str, Any]] = {
     **LLAMA,
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -46,7 +45,7 @@ QWEN2: Final[Config] = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-QWEN2_MOE: Final[Config] = {
+QWEN2_MOE: Final[Mapping[str, Any]] = {
     **QWEN2,
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -61,8 +60,8 @@ QWEN2_MOE: Final[Config] = {
     "moe_intermediate_size": 1408,
     "shared_expert_intermediate_size": 5632,
 }
-QWEN3: Final[Config] = {**QWEN2, "head_dim": 128, "attention_bias": False}
-QWEN3_MOE: Final[Config] = {
+QWEN3: Final[Mapping[str, Any]] = {**QWEN2, "head_dim": 128, "attention_bias": False}
+QWEN3_MOE: Final[Mapping[str, Any]] = {
     **QWEN2,
     "hidden_size": 2048,
     "intermediate_size": 6144,
@@ -76,7 +75,7 @@ QWEN3_MOE: Final[Config] = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
-QWEN3_VL_MOE: Final[Config] = {
+QWEN3_VL_MOE: Final[Mapping[str, Any]] = {
     **QWEN3_MOE,
     "intermediate_size": 5632,
     "num_attention_heads": 16,
@@ -86,7 +85,7 @@ QWEN3_VL_MOE: Final[Config] = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 1408,
 }
-GEMMA: Final[Config] = {
+GEMMA: Final[Mapping[str, Any]] = {
     **LLAMA,
     "vocab_size": 256000,
     "hidden_size": 3072,
@@ -100,7 +99,7 @@ GEMMA: Final[Config] = {
     "attention_bias": False,
     "use_bidirectional_attention": None,
 }
-GEMMA2: Final[Config] = {
+GEMMA2: Final[Mapping[str, Any]] = {
     **GEMMA,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -113,7 +112,7 @@ GEMMA2: Final[Config] = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
-GEMMA3: Final[Config] = {
+GEMMA3: Final[Mapping[str, Any]] = {
     **GEMMA2,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
@@ -121,7 +120,7 @@ GEMMA3: Final[Config] = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
-GPT2: Final[Config] = {
+GPT2: Final[Mapping[str, Any]] = {
     "vocab_size": 50257,
     "n_positions": 1024,
     "n_embd": 768,
@@ -131,7 +130,7 @@ GPT2: Final[Config] = {
     "activation_function": "gelu_new",
     "tie_word_embeddings": True,
 }
-GPT_NEOX: Final[Config] = {
+GPT_NEOX: Final[Mapping[str, Any]] = {
     **LLAMA,
     "vocab_size": 50432,
     "hidden_size": 6144,
@@ -142,7 +141,7 @@ GPT_NEOX: Final[Config] = {
     "attention_bias": True,
     "use_parallel_residual": True,
 }
-GPT_OSS: Final[Config] = {
+GPT_OSS: Final[Mapping[str, Any]] = {
     **LLAMA,
     "vocab_size": 201088,
     "hidden_size": 2880,
@@ -158,7 +157,7 @@ GPT_OSS: Final[Config] = {
     "num_local_experts": 128,
     "num_experts_per_tok": 4,
 }
-LATENT: Final[Config] = {
+LATENT: Final[Mapping[str, Any]] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "attention_bias": False,
@@ -168,7 +167,7 @@ LATENT: Final[Config] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-DEEPSEEK2: Final[Config] = {
+DEEPSEEK2: Final[Mapping[str, Any]] = {
     **LATENT,
     "vocab_size": 102400,
     "hidden_size": 4096,
@@ -183,7 +182,7 @@ DEEPSEEK2: Final[Config] = {
     "num_experts_per_tok": None,
     "first_k_dense_replace": 0,
 }
-DEEPSEEK3: Final[Config] = {
+DEEPSEEK3: Final[Mapping[str, Any]] = {
     **LATENT,
     "vocab_size": 129280,
     "hidden_size": 7168,
@@ -197,8 +196,8 @@ DEEPSEEK3: Final[Config] = {
     "num_experts_per_tok": 8,
     "first_k_dense_replace": 3,
 }
-DEEPSEEK32: Final[Config] = {**DEEPSEEK3, "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
-LLAMA4: Final[Config] = {
+DEEPSEEK32: Final[Mapping[str, Any]] = {**DEEPSEEK3, "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+LLAMA4: Final[Mapping[str, Any]] = {
     **LLAMA,
     "vocab_size": 202048,
     "hidden_size": 5120,
@@ -217,8 +216,8 @@ LLAMA4: Final[Config] = {
     "num_local_experts": 16,
     "num_experts_per_tok": 1,
 }
-OLMO2: Final[Config] = {**LLAMA, "vocab_size": 50304, "attention_bias": False}
-OLMO3: Final[Config] = {
+OLMO2: Final[Mapping[str, Any]] = {**LLAMA, "vocab_size": 50304, "attention_bias": False}
+OLMO3: Final[Mapping[str, Any]] = {
     **OLMO2,
     "max_position_embeddings": 2048,
     "sliding_window": 4096,

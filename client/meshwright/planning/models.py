@@ -1,30 +1,245 @@
-"""What a request's `model` means: a preset's name, the content of a Hugging Face config.json, or plain dimensions.
+"""A model by a preset's name, by its config.json, or by dimensions of the same names, checked for what contradicts.
 
-Rule: what it returns can be counted and planned: its fields fit together. A model that is known and that
-`ModelSpec` cannot say is told from a wrong one. Knows no mesh, and not what the compiled step has: `expressible`.
+Rule: a preset is found by an exact name or not at all; `models.csv` beside this file has a row each, with its source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from meshwright.errors import InvalidRequestError, RequestError
-from meshwright.planning.model_checks import Contradiction, find_contradictions
-from meshwright.planning.model_config import (
+from meshwright.planning.hf_config import (
+    FAMILIES,
+    UNSUPPORTED,
+    WRAPPERS,
+    ConfigContradictionError,
+    UnsupportedModelError,
     find_language_model,
     find_model_type,
     is_config,
     read_config,
     suggest_model_types,
 )
-from meshwright.planning.model_families import FAMILIES, UNSUPPORTED, WRAPPERS
-from meshwright.planning.model_layers import ConfigContradictionError, UnsupportedModelError
-from meshwright.planning.presets import find_preset, suggest_presets
+from meshwright.planning.parallelism import choose_near, list_divisors, write_values
+from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec
 from meshwright.wire.problem import translate_validation
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row of the table.
+
+    Attributes:
+        model: its dimensions; of a row that is `unsupported`, those that can be said.
+        aliases: other names, in lower case.
+        published_parameters: the exact count of trained parameters, as published with a checkpoint or as a public
+            implementation counts its own tensors; None where nobody says.
+        published_source: who says so.
+        unsupported: what it has that `ModelSpec` cannot say; empty: nothing.
+        source, notes: where the dimensions come from, and how they differ from others.
+    """
+
+    model: ModelSpec
+    aliases: tuple[str, ...]
+    published_parameters: int | None
+    published_source: str
+    unsupported: str
+    source: str
+    notes: str
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return self.model.name or ""
+
+
+@functools.cache
+def read_presets() -> tuple[Preset, ...]:
+    """Returns the whole table, by name."""
+    return tuple(map(_parse_row, read_cells("meshwright.planning", "models.csv")))
+
+
+def find_preset(name: str) -> Preset | None:
+    """Returns the model of this name or alias, in any case and with any owner before it; None where none is.
+
+    "Qwen/Qwen3-8B" and "qwen3_8b" are the preset qwen3-8b.
+    """
+    return _by_name().get(_fold(name))
+
+
+def suggest_presets(name: str, *, most: int = 3) -> tuple[str, ...]:
+    """Returns names of the table that are near one that it does not have, the nearest first."""
+    near = difflib.get_close_matches(_fold(name)[:128], _by_name(), n=3 * most, cutoff=0.6)
+    return tuple(dict.fromkeys(_by_name()[word].name for word in near))[:most]
+
+
+@functools.cache
+def _by_name() -> Mapping[str, Preset]:
+    return {name: preset for preset in read_presets() for name in (preset.name, *preset.aliases)}
+
+
+def _fold(name: str) -> str:
+    return "-".join(name.lower().rpartition("/")[2].replace("_", " ").split())
+
+
+def _parse_row(row: Mapping[str, str]) -> Preset:
+    """Returns a preset; an empty cell is the field's default."""
+    given = {name: cell for name, cell in row.items() if name in ModelSpec.model_fields}
+    return Preset(
+        model=ModelSpec(**{name: cell if name in _WORDS else json.loads(cell) for name, cell in given.items()}),
+        aliases=tuple(row["aliases"].split("|")) if "aliases" in row else (),
+        published_parameters=int(row["published_parameters"]) if "published_parameters" in row else None,
+        published_source=row.get("published_source", ""),
+        unsupported=row.get("unsupported", ""),
+        source=row["source"],
+        notes=row.get("notes", ""),
+    )
+
+
+_WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})
+"""Fields whose cells are text; others are numbers, true or false."""
+
+
+Contradiction = tuple[str, str, str]
+"""A field, what is wrong with it, and a value that works."""
+
+
+def find_contradictions(model: ModelSpec) -> Iterator[Contradiction]:
+    """Yields what does not fit together in a model that is well formed."""
+    yield from _check_latent(model) if model.is_latent else _check_heads(model)
+    yield from _check_indexer(model)
+    yield from _check_windows(model)
+    yield from _check_experts(model, model.num_experts) if model.num_experts else _check_dense(model)
+    if model.positions == "learned" and model.max_position_embeddings is None:
+        message = "is missing; learned positions need a vector for each position of the longest sequence"
+        yield "max_position_embeddings", message, "set it to the longest sequence, such as 2048"
+
+
+def _list_given(model: ModelSpec, names: tuple[str, ...]) -> list[str]:
+    """Returns those of these fields that are not as they are by default."""
+    return [name for name in names if getattr(model, name) != ModelSpec.model_fields[name].default]
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+_OF_LATENT: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_NOT_OF_LATENT: Final = ("head_dim", "attention_bias", "attention_output_bias", "qk_norm")
+_OF_INDEXER: Final = ("index_topk", "index_n_heads", "index_head_dim")
+
+
+def _check_heads(model: ModelSpec) -> Iterator[Contradiction]:
+    heads, pairs, hidden = model.num_attention_heads, model.kv_heads, model.hidden_size
+    if heads % pairs:
+        message = f"{pairs} does not divide num_attention_heads {heads}; as many query heads share each KV head"
+        yield "num_key_value_heads", message, f"use {write_values(choose_near(list_divisors(heads), pairs))}"
+    if model.head_dim is None and hidden % heads:
+        message = f"is missing, and num_attention_heads {heads} does not divide hidden_size {hidden}"
+        near = choose_near([divisor for divisor in list_divisors(hidden) if hidden // divisor % 2 == 0], heads)
+        works = f"give head_dim, such as {max(hidden // heads // 2 * 2, 2)}"
+        yield "head_dim", message, f"{works}, or num_attention_heads {write_values(near)}" if near else works
+    elif model.positions == "rope" and model.head_size % 2:
+        message = f"is {model.head_size}; rotary positions turn pairs of elements, so it is even"
+        yield "head_dim", message, f"set it to {model.head_size + 1}"
+    for name in _list_given(model, ("q_lora_rank", *_OF_LATENT)):
+        message = f"is {getattr(model, name)}, but kv_lora_rank is missing; only latent attention has it"
+        yield name, message, f"leave out {name}, or give kv_lora_rank, such as 512"
+
+
+def _check_latent(model: ModelSpec) -> Iterator[Contradiction]:
+    for name in _OF_LATENT:
+        if getattr(model, name) is None:
+            yield name, "is missing; latent attention (kv_lora_rank) has it", "set it to 64 or 128"
+    if (model.qk_rope_head_dim or 0) % 2:
+        message = f"is {model.qk_rope_head_dim}; rotary positions turn pairs of elements, so it is even"
+        yield "qk_rope_head_dim", message, f"set it to {(model.qk_rope_head_dim or 0) + 1}"
+    if model.kv_heads != model.num_attention_heads:
+        message = f"is {model.kv_heads}, but in latent attention each of {model.num_attention_heads} heads has its own"
+        yield "num_key_value_heads", message, "leave it out"
+    for name in _list_given(model, _NOT_OF_LATENT):
+        message = "is given, but latent attention (kv_lora_rank) has none in this model"
+        yield name, message, f"leave out {name}"
+
+
+def _check_indexer(model: ModelSpec) -> Iterator[Contradiction]:
+    given = _list_given(model, _OF_INDEXER)
+    if not given:
+        return
+    for name in _OF_INDEXER:
+        if name not in given:
+            yield name, f"is missing; an indexer ({given[0]}) has it", "set it to 64 or more"
+    for name in ("q_lora_rank", "kv_lora_rank"):
+        if getattr(model, name) is None:
+            message = f"is missing; the indexer ({given[0]}) reads the narrow queries of latent attention"
+            yield name, message, f"set it to 512, or leave out {', '.join(given)}"
+
+
+def _check_windows(model: ModelSpec) -> Iterator[Contradiction]:
+    if model.sliding_window is not None and model.attention_chunk_size is not None:
+        message = f"is {model.attention_chunk_size}, and sliding_window is {model.sliding_window}; a layer has one"
+        yield "attention_chunk_size", message, "leave out one of them"
+    if model.window is None:
+        for name in _list_given(model, ("sliding_window_pattern", "max_window_layers")):
+            message = f"is {getattr(model, name)}, but sliding_window is missing; it says which layers have windows"
+            yield name, message, f"leave out {name}, or give sliding_window, such as 4096"
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+
+_OF_EXPERTS: Final = (
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "num_shared_experts",
+    "shared_expert_intermediate_size",
+    "shared_expert_gate",
+    "expert_bias",
+    "router_bias",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+)
+_OF_SHARED: Final = ("shared_expert_intermediate_size", "shared_expert_gate")
+
+
+def _check_dense(model: ModelSpec) -> Iterator[Contradiction]:
+    for name in _list_given(model, _OF_EXPERTS):
+        said = str(getattr(model, name)).replace("True", "true")
+        message = f"is {said}, but num_experts is missing; only a mixture of experts has it"
+        yield name, message, f"leave out {name}, or give num_experts, such as 8"
+
+
+def _check_experts(model: ModelSpec, experts: int) -> Iterator[Contradiction]:
+    chosen = model.num_experts_per_tok
+    if chosen is None:
+        message = f"is missing; with num_experts {experts} it says how many of them a token goes through"
+        yield "num_experts_per_tok", message, f"set it to {min(2, experts)}"
+    elif chosen > experts:
+        message = f"{chosen} is more than num_experts {experts}; a token goes to each expert at most once"
+        yield "num_experts_per_tok", message, f"use {experts} or less"
+    if model.mlp_bias:
+        message = "is set, but in a mixture of experts dense layers have no biases here, and experts have expert_bias"
+        yield "mlp_bias", message, "set it to false"
+    for name in _list_given(model, _OF_SHARED) if not model.num_shared_experts else ():
+        yield name, "is given, but num_shared_experts is 0; there is no shared expert", "set num_shared_experts to 1"
+    if not model.expert_layer_count:
+        yield from _refuse_no_expert_layer(model)
+
+
+def _refuse_no_expert_layer(model: ModelSpec) -> Iterator[Contradiction]:
+    layers, step, dense = model.num_hidden_layers, model.decoder_sparse_step, model.first_k_dense_replace
+    if step > layers:
+        message = f"{step} is more than num_hidden_layers {layers}, so that no layer has experts"
+        yield "decoder_sparse_step", message, f"use {layers} or less, or leave out num_experts"
+    else:
+        message = f"{dense} leaves none of {layers} layers with experts"
+        yield "first_k_dense_replace", message, f"use {layers // step * step - 1} or less, or leave out num_experts"
+
 
 __all__ = ["UnsupportedModelError", "read_model"]
 

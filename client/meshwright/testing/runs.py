@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel
 
 from meshwright.errors import NotFoundError, ProblemError, RunCancelledError
-from meshwright.planning.compile_request import build_unfitted
+from meshwright.planning.compile_job import build_unfitted
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, LatestBench
 from meshwright.wire.devices import Devices

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from meshwright.compiling.process import FUNCTIONS, Ended, read_default_limit_bytes, run_child
 from meshwright.errors import StoreUnavailableError, WorkerFailedError
-from meshwright.planning.compile_request import build_unfitted
+from meshwright.planning.compile_job import build_unfitted
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.runs import Progress, Run
 from meshwright.wire.verification import Verification, VerificationStatus

@@ -25,7 +25,7 @@ from meshwright.errors import (
 )
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_request import order_verified
+from meshwright.planning.compile_job import order_verified
 from meshwright.topology.targets import count_devices, find_hardware, read_target
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch

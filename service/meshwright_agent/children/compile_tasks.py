@@ -13,10 +13,8 @@ from typing import Any, Final, Literal
 from meshwright.compiling.compilers import build_key, explain_missing
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
-from meshwright.planning.compile_job import build_compile_target
-from meshwright.planning.compile_request import count_parts, prepare_fit, prepare_verify
-from meshwright.planning.request import answer_request
-from meshwright.planning.request_topology import Here
+from meshwright.planning.compile_job import build_compile_target, count_parts, prepare_fit, prepare_verify
+from meshwright.planning.request import Here, answer_request
 from meshwright.topology.targets import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileTarget

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from meshwright.planning.compile_job import build_job
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.request import find_topology
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import PlanRequest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError, ProblemError
-from meshwright.planning.compile_request import BATCH_MAX
+from meshwright.planning.compile_job import BATCH_MAX
 from meshwright.planning.request import answer_request
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import BY_CODE, DeviceLeasedError, ForbiddenError, InvalidMeshError
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.testing import FakeAgent, build_devices
 from meshwright.testing.hardware import MODELS
 from meshwright.testing.leases import LeaseBook

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec
 
 from meshwright.compiling.step.sharding import Tensor, build_tensors, walk_tensors
 from meshwright.errors import NotCompiledError
-from meshwright.planning.expressible import check_axes, find_inexpressible
+from meshwright.planning.compile_job import check_axes, find_inexpressible
+from meshwright.planning.models import Preset, read_presets
 from meshwright.planning.parallelism import MeshAxes, check_divides
-from meshwright.planning.presets import Preset, read_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import PLAIN, models

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh, create_mesh, mesh_fingerprint
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.jax_devices import build_tpus
 from tests.fakes.topologies import build_cpu

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planning.axes import build_axes
 from meshwright.planning.importance import weigh_positions
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import build_axes, plan_mesh
 from meshwright.planning.order import score_layout
 from meshwright.spec import MeshSpec
 from meshwright.topology.chips import find_chip

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from meshwright.planning.job_code import LISTED_COUNT_MAX
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest

@@ -15,7 +15,7 @@ from meshwright.planning.compile_job import (
     read_capacity,
     read_memory_fraction,
 )
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.request import answer_request
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology

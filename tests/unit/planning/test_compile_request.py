@@ -7,14 +7,14 @@ from typing import Any, Literal
 import pytest
 
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.compile_request import (
+from meshwright.planning.compile_job import (
     BATCH_MAX,
     apply_schedule,
     bound_batch,
+    check_axes,
     prepare_fit,
     prepare_verify,
 )
-from meshwright.planning.expressible import check_axes
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchTraining, CompiledBatch
 from meshwright.wire.compiling import CompileJob

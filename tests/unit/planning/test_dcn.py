@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.granules import read_dcn
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 
 from meshwright.errors import NotCompiledError
-from meshwright.planning.expressible import check_expressible, find_inexpressible
-from meshwright.planning.models import read_model
-from meshwright.planning.presets import read_presets
+from meshwright.planning.compile_job import check_expressible, find_inexpressible
+from meshwright.planning.models import read_model, read_presets
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, models
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshwright._mesh.granules import Layout, order_devices
 from meshwright.mesh import calculate_host_mesh_shape
 from meshwright.planning.granules import interleave_granules, split_axes
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest

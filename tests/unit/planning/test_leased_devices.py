@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import DeviceLeasedError, NotFoundError
 from meshwright.planning.device_selection import ANY_LEASE, select_devices
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import DeviceLease, DeviceProcess
 from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.model_config import is_config
-from meshwright.planning.model_families import FAMILIES, UNSUPPORTED
+from meshwright.planning.hf_config import FAMILIES, UNSUPPORTED, is_config
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.models import UnsupportedModelError, read_model
-from meshwright.planning.presets import find_preset, read_presets, suggest_presets
+from meshwright.planning.models import UnsupportedModelError, find_preset, read_model, read_presets, suggest_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models

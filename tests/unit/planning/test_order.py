@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planning.importance import weigh_positions
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.order import score_layout, search_group, search_layout
 from meshwright.planning.score import score_order
 from meshwright.topology.model import Topology

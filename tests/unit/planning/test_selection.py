@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_selection import select_devices
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.devices import DeviceProcess

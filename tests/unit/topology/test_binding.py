@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import PlanMismatchError
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.identity import JobDevice, bind, check_plan, digest
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology

@@ -35,7 +35,7 @@ from meshwright.compiling.step.sharding import (
     pin,
     walk_tensors,
 )
-from meshwright.planning.expressible import check_axes, check_expressible
+from meshwright.planning.compile_job import check_axes, check_expressible
 from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 

@@ -191,7 +191,7 @@ def cut_torus(sizes: tuple[int, ...], shape: tuple[int, ...], wraps: tuple[bool,
     An axis takes whole dimensions where they make its size, else the block with the most links to each of its devices:
     8 of 16×16 stand 4×2. Outer axes step over what inner ones took. What does not fit crosses slices.
 
-    Agrees with the orders of `planning.mesh` on meshes that fill a slice, but for some in which an axis steps over
+    Agrees with the orders of `planning.mesh_plan` on meshes that fill a slice, but for some in which an axis steps over
     parts of three dimensions; a plan that has its order is read by `read_spans`.
     """
     full = (*shape, cores)

@@ -1,9 +1,8 @@
-"""How well a framework uses a chip: the constants that no datasheet has, each fitted to measured runs.
+"""What a step takes: the constants of XLA as JAX runs it, the time of each kind of layer, and their sum over the step.
 
-Rule: keyed by framework, platform and chip family, never by model, row or run. `constants.csv` beside this file has one
-row a constant, `intervals.csv` how far left-out runs were from what these constants say; docs/accuracy.md
-says how they were fitted. Where a framework or family has no row, the next wider one counts, and `find_practice` says
-which.
+Rule: times are in seconds of the slowest device. A constant that no datasheet has is fitted to measured runs, by platform
+and family of chips, never by model or run: `constants.csv` beside this file has a row each, `intervals.csv` how far runs
+that were left out were from what these say.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.planning.expressible import find_inexpressible
+from meshwright.planning.compile_job import find_inexpressible
 from meshwright.planning.job_code import Setting, refuse
+from meshwright.planning.models import find_preset
 from meshwright.planning.parallelism import find_role
-from meshwright.planning.presets import find_preset
 from meshwright.topology.chips import Names, find_chip, read_table
 from meshwright.topology.systems import find_domain_count
 from meshwright.wire.devices import Platform

@@ -10,9 +10,8 @@ from typing import Final
 
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.parallelism import name_axis
-from meshwright.planning.search.answer import Question, tell_schedule
 from meshwright.planning.search.candidates import AXES, Bounds
-from meshwright.planning.search.ranking import list_leaders
+from meshwright.planning.search.search import Question, list_leaders, tell_schedule
 from meshwright.wire.cost import AuditAlternative, PlanAudit
 from meshwright.wire.mesh import Plan
 

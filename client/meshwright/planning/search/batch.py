@@ -20,9 +20,9 @@ import numpy as np
 
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import Spans
-from meshwright.planning.search.answer import Question, find_largest_batch, read_layout, tell
 from meshwright.planning.search.batch_bounds import BoundName, MeshBound, list_mesh_bounds
 from meshwright.planning.search.candidates import DTYPES
+from meshwright.planning.search.search import Question, find_largest_batch, read_layout, tell
 from meshwright.wire.batch_size import BatchBound, ReckonedBatch
 from meshwright.wire.cost import PlanMemory
 

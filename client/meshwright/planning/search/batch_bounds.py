@@ -33,8 +33,8 @@ from meshwright.planning.cost.bounds import (
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import Span, Spans
 from meshwright.planning.cost.work import build_work
-from meshwright.planning.search.answer import Question
 from meshwright.planning.search.candidates import DTYPES, build_execution
+from meshwright.planning.search.search import Question
 
 ON_OTHER_TOKENS: Final = ("dp", "fsdp", "ep", "cp")
 """Axes whose devices work on tokens of their own."""

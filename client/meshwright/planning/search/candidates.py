@@ -1,7 +1,6 @@
-"""Every layout of a step that cuts model, batch and devices into equal parts: the candidates of a search.
+"""The candidates of a search: all meshes that cut model, batch and devices into equal parts, and what each costs.
 
-Rule: a candidate is legal by `planning.parallelism`'s rules, or it is not listed; sizes that were left out are told
-with the rule that they break. Sizes only: knows no chip and no price.
+Rule: a candidate is legal before it is priced, by the same rule of divisibility as a mesh that somebody gives.
 """
 
 from __future__ import annotations

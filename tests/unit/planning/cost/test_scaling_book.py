@@ -22,7 +22,7 @@ from meshwright.planning.cost.collectives import (
     time_all_to_all_across,
     torus_wire,
 )
-from meshwright.planning.presets import find_preset
+from meshwright.planning.models import find_preset
 from meshwright.planning.tensors import count_parameters
 from meshwright.topology.chips import Chip, find_chip
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import AXES, Cut, Spans, cut_torus, lay_on_torus, read_spans
-from meshwright.planning.mesh import plan_mesh
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.search.candidates import Hardware
 from meshwright.spec import MeshSpec
 from meshwright.targets import TargetSpec

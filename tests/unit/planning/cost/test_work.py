@@ -6,8 +6,7 @@ import pytest
 
 from meshwright.errors import NotCompiledError
 from meshwright.planning.cost.work import Matmul, build_work
-from meshwright.planning.models import read_model
-from meshwright.planning.presets import read_presets
+from meshwright.planning.models import read_model, read_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 

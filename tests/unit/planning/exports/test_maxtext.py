@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.exports.maxtext import read_known
-from meshwright.planning.presets import find_preset
+from meshwright.planning.models import find_preset
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export
 
 LLAMA: dict[str, Any] = {

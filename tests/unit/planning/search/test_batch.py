@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.search.answer import read_layout
 from meshwright.planning.search.batch import reckon_batch
+from meshwright.planning.search.search import read_layout
 from meshwright.wire.batch_size import ReckonedBatch
 from tests.unit.planning.search.test_batch_bounds import ask
 

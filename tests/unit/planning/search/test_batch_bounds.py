@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from meshwright.planning.models import read_model
-from meshwright.planning.search.answer import Question, read_layout
 from meshwright.planning.search.batch_bounds import MeshBound, list_mesh_bounds
-from meshwright.planning.search.request import build_question
+from meshwright.planning.search.search import Question, build_question, read_layout
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import TrainingSpec

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.planning.presets import find_preset
+from meshwright.planning.models import find_preset
 from meshwright.planning.request import answer_request
-from meshwright.planning.search.request import CODE, LEAST_RATIO, MOST_RATIO, RUNS, list_expert_notices
+from meshwright.planning.search.search import CODE, LEAST_RATIO, MOST_RATIO, RUNS, list_expert_notices
 from meshwright.wire.mesh import PlanRequest, Plans
 from tests.accuracy.experts import find_error, read_expert_runs
 

@@ -1,15 +1,16 @@
-"""Requests for the best mesh of a model: the candidates, the ranking, and each of the best as a whole plan.
+"""A search for the best mesh of a model: the fastest that fit, each as a whole plan, and why the others lost.
 
-The fastest that fit come first; where nothing does, no plan comes and every family is told with its reason. Times of
-mixtures of experts on TPUs come with a warning, as no run of them was fitted to.
+Where nothing fits, no plan comes and every family is told with its reason. Times of mixtures of experts on TPUs come
+with a warning, as no run of them was fitted to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,306 @@ from numpy.typing import NDArray
 from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.cost.layout import REMATS, Layout
-from meshwright.planning.cost.memory import Moments
+from meshwright.planning.cost.memory import Moments, read_moments
 from meshwright.planning.cost.spans import Spans
-from meshwright.planning.parallelism import check_sequence, choose_near, list_divisors, name_axis, write_values
-from meshwright.planning.search.answer import Question, read_layout, tell
-from meshwright.planning.search.candidates import AXES, DTYPES, Bounds, Hardware, Priced, Space
+from meshwright.planning.parallelism import (
+    MeshAxes,
+    check_sequence,
+    choose_near,
+    list_divisors,
+    name_axis,
+    write_values,
+)
+from meshwright.planning.search.candidates import (
+    AXES,
+    DTYPES,
+    PARTS,
+    Bounds,
+    Hardware,
+    Priced,
+    Space,
+    list_space,
+    price,
+)
 from meshwright.planning.search.measured import Measurements
-from meshwright.planning.search.ranking import list_leaders, list_rejected
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.cost import SearchSpec
+from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime, SearchSpec
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
 from meshwright.wire.model import ModelSpec, TrainingSpec
+
+LARGEST_LOG2: Final = 20
+"""A micro-batch of 2^20 sequences is the largest that is looked at."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is priced.
+
+    Attributes:
+        model, training: the step.
+        hardware: what it runs on.
+        memory_fraction: part of a GPU's memory that the job may take.
+        price_per_device_hour: None: not given.
+        moments: states of the optimizer to choose from; empty: that of `training`.
+    """
+
+    model: ModelSpec
+    training: TrainingSpec
+    hardware: Hardware
+    memory_fraction: float
+    price_per_device_hour: float | None = None
+    moments: tuple[Moments, ...] = ()
+
+    def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
+        """Returns what candidates cost; `spans` are what axes run over, where an order of devices says it."""
+        return price(
+            layout,
+            self.model,
+            self.training,
+            self.hardware,
+            self.memory_fraction,
+            moments=self.moments,
+            spans=spans,
+        )
+
+    def list_space(self, bounds: Bounds) -> Space:
+        """Returns all candidates within bounds."""
+        return list_space(self.hardware.devices, self.model, self.training, bounds)
+
+    def with_batch(self, global_batch: int) -> Question:
+        """Returns the question for another batch."""
+        return replace(self, training=self.training.model_copy(update={"global_batch": global_batch}))
+
+
+def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
+    """Returns a mesh and its training as a layout of one candidate; names that say nothing count as data."""
+    sizes = dict.fromkeys(AXES, 1)
+    for name, size in mesh_shape.items():
+        sizes[name_axis(name)] *= size
+    passes = training.gradient_accumulation
+    parts = sizes["dp"] * sizes["fsdp"] * sizes["ep"]
+    values = {**sizes, "micro_batch": training.global_batch // parts // passes, "passes": passes}
+    arrays = {name: np.asarray([value], dtype=np.int64) for name, value in values.items()}
+    return Layout(**arrays, remat=np.asarray([REMATS.index(training.remat)], dtype=np.int64))
+
+
+def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the fields of a plan that say what a candidate costs; `mesh_shape` has the names of its axes."""
+    layout = priced.layout.take(place)
+    total_s = float(priced.total_s[place])
+    sequences = question.training.global_batch
+    tokens = sequences * question.training.sequence_length
+    told: dict[str, Any] = {
+        "memory": _tell_memory(priced, place),
+        "step_time": _tell_step_time(priced, place, mesh_shape),
+        "schedule": tell_schedule(question, layout),
+        "tokens_per_s": tokens / total_s,
+        "mfu_ratio": priced.flops_per_sequence * sequences / total_s / question.hardware.devices / priced.flops_per_s,
+        "largest_batch": find_largest_batch(question, layout),
+        "measured": question.hardware.replaced.list_figures(DTYPES[question.training.compute_dtype]),
+    }
+    if question.price_per_device_hour is not None:
+        price = question.price_per_device_hour * question.hardware.devices / 3600 * total_s
+        told["price_per_million_tokens"] = price / tokens * 1e6
+    return told
+
+
+def _tell_memory(priced: Priced, place: int) -> PlanMemory:
+    parts = {name: round(float(sizes[place])) for name, sizes in priced.memory.items()}
+    return PlanMemory(
+        per_device_bytes=sum(parts.values()),
+        capacity_bytes=int(priced.capacity_bytes),
+        fits=bool(priced.fits[place]),
+        parts={name: size for name, size in parts.items() if size},
+    )
+
+
+def _tell_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
+    parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
+    total_s = sum(parts.values())
+    low, high = priced.interval(total_s)
+    return PlanStepTime(
+        total_s=total_s,
+        low_s=low,
+        high_s=high,
+        compute_s=parts["compute"],
+        remat_s=parts["remat"],
+        communication_s=_name_parts(parts, mesh_shape),
+        bubble_s=parts["bubble"],
+        optimizer_s=parts["optimizer"],
+        other_s=parts["other"],
+        basis=priced.basis,
+    )
+
+
+def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> dict[str, float]:
+    """Returns seconds of communication by the axes of a mesh.
+
+    Where a mesh has two axes of one role the outer one stands for both. Where it has no data axis, gradients that are
+    summed over expert or context axes count there.
+    """
+    names: dict[str, str] = {}
+    for name in MeshAxes.of(mesh_shape).sizes:
+        names.setdefault(name_axis(name), name)
+    found: dict[str, float] = {}
+    for axis in AXES:
+        name = next((names[each] for each in (axis, *_SUMMED_OVER) if each in names), axis)
+        if parts[axis] > 0:
+            found[name] = found.get(name, 0.0) + parts[axis]
+    return found
+
+
+_SUMMED_OVER: Final = ("ep", "cp", "fsdp")
+
+
+def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:
+    """Returns how the batch goes through a candidate."""
+    training = question.training
+    moments = question.moments[int(layout.moments)] if question.moments else read_moments(training)
+    first, second = (*moments, None, None)[:2]
+    return PlanSchedule(
+        micro_batch=int(layout.micro_batch),
+        passes=int(layout.passes),
+        remat=REMATS[int(layout.remat)],
+        global_batch=training.global_batch,
+        sequence_length=training.sequence_length,
+        first_moment_dtype=first,
+        second_moment_dtype=second,
+    )
+
+
+def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> int | None:
+    """Returns the most sequences of a step that fit on a candidate's mesh in so many passes; None: not one a part."""
+    low, width = 0, 2**LARGEST_LOG2
+    while width > 1:
+        width //= _TRIED_AT_ONCE
+        tried = low + width * np.arange(1, _TRIED_AT_ONCE + 1, dtype=np.int64)
+        fitting = tried[_fits(question, layout, tried, passes)]
+        low = int(fitting.max()) if len(fitting) else low
+    return low * int(layout.data_parts) * passes or None
+
+
+_TRIED_AT_ONCE: Final = 16
+"""Micro-batches: 2^20 is narrowed down to 1 in five rounds."""
+
+_HELD: Final = (*AXES, "interleave", "remat", "moments")
+"""Fields of a candidate that its largest batch keeps."""
+
+
+def _fits(question: Question, layout: Layout, micro: Any, passes: int) -> Any:
+    fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in _HELD}
+    return question.price(Layout(**fields, micro_batch=micro, passes=np.full(len(micro), passes))).fits
+
+
+REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute", "optimizer": "compute"}
+"""Part of a step → what a family that has too much of it lost by; axes are told by their wires."""
+
+
+FAMILIES_MOST: Final = 12
+"""Families that are told of each kind: that fit and are slower, the fastest first; that do not fit, the nearest."""
+
+
+def list_leaders(priced: Priced) -> NDArray[np.int64]:
+    """Returns the place of the best candidate of each mesh: those that fit first, the fastest first."""
+    order = _order_by_time(priced)
+    return order[_find_firsts(_stack_meshes(priced)[order])]
+
+
+def list_rejected(
+    priced: Priced, leaders: NDArray[np.int64], best: Sequence[int], ordered: Mapping[int, float]
+) -> tuple[Rejected, ...]:
+    """Returns the best of each family that is not among `best`, of which the first is what others are compared with.
+
+    Args:
+        priced: all candidates.
+        leaders: of `list_leaders`.
+        best: places of the candidates that are told.
+        ordered: place → seconds of a step, of the candidates whose devices were put in order.
+    """
+    meshes = _stack_meshes(priced)
+    slower, larger = leaders[priced.fits[leaders]], leaders[~priced.fits[leaders]]
+    told = {_name_family(meshes[place]) for place in best}
+    return (
+        *islice(_list_losers(priced, meshes, slower, best, told, ordered), FAMILIES_MOST),
+        *islice(_list_losers(priced, meshes, larger, best, told, ordered), FAMILIES_MOST),
+    )
+
+
+def _stack_meshes(priced: Priced) -> NDArray[np.int64]:
+    return np.stack([np.asarray(getattr(priced.layout, axis)) for axis in AXES], axis=1)
+
+
+def _order_by_time(priced: Priced) -> NDArray[np.int64]:
+    """Returns all places, what fits first; those by time, the others by the memory that they need."""
+    axes_used = np.sum([np.asarray(getattr(priced.layout, axis)) > 1 for axis in AXES], axis=0)
+    key = np.where(priced.fits, priced.total_s, priced.memory_bytes)
+    return np.lexsort((axes_used, key, ~priced.fits))
+
+
+def _find_firsts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the place of each different row where it stands first, ascending."""
+    _, first = np.unique(rows, axis=0, return_index=True)
+    return np.sort(first)
+
+
+def _list_losers(
+    priced: Priced,
+    meshes: NDArray[np.int64],
+    leaders: NDArray[np.int64],
+    best: Sequence[int],
+    told: set[tuple[str, ...]],
+    ordered: Mapping[int, float],
+) -> Iterator[Rejected]:
+    """Yields the leader of each family that was not told of yet."""
+    for place in map(int, leaders):
+        family = _name_family(meshes[place])
+        if family in told:
+            continue
+        told.add(family)
+        shape = {axis: int(size) for axis, size in zip(AXES, meshes[place], strict=True) if size > 1} or {"dp": 1}
+        reason, message = _explain(priced, place, best[0] if best else None, ordered)
+        yield Rejected(mesh_shape=shape, reason=reason, message=message)
+
+
+def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
+    return tuple(axis for axis, size in zip(AXES, sizes, strict=True) if size > 1)
+
+
+def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[int, float]) -> tuple[str, str]:
+    """Returns the reason and a sentence: of what does not fit its memory, else the part that is longest beyond the
+    winner's."""
+    if not priced.fits[place]:
+        needed, capacity = int(priced.memory_bytes[place]), int(priced.capacity_bytes)
+        ratio = needed / capacity
+        over = f"{ratio - 1:.0%} too much" if ratio < 2 else f"{ratio:.1f} times that"
+        return "memory", (
+            f"needs {needed / 2**30:.1f} GiB of a device's {capacity / 2**30:.1f} at least, {over}, with "
+            f"each micro-batch and remat that was looked at"
+        )
+    total = ordered.get(place, float(priced.total_s[place]))
+    if winner is None or place == winner:
+        return "order", f"takes {total:.3g} s a step"
+    best = ordered.get(winner, float(priced.total_s[winner]))
+    more = {part: float(priced.parts[part][place] - priced.parts[part][winner]) for part in PARTS}
+    part = max(more, key=lambda name: more[name])
+    wire = priced.name_wire(part, place)
+    longer = f"{total / best - 1:.1%} more than the best" if total > best else "as long as the best by its sizes"
+    if total <= best or more[part] <= 0:
+        return "order", f"takes {total:.3g} s a step, {longer}"
+    most = f"most of that is {_say(part, wire)}, {more[part]:.3g} s more"
+    return REASONS.get(part, wire), f"takes {total:.3g} s a step, {longer}; {most}"
+
+
+def _say(part: str, wire: str) -> str:
+    match part:
+        case "bubble":
+            return "the pipeline's bubble"
+        case "compute" | "remat" | "optimizer":
+            return {"compute": "compute", "remat": "what is computed again", "optimizer": "the optimizer"}[part]
+        case _:
+            return f"communication of {part} over {wire}"
+
 
 SPARE: Final = 8
 """Meshes beyond those that are told whose devices are put in order, at most."""

@@ -1,0 +1,595 @@
+"""A plan for a mesh that is named: its devices in order, what each axis runs over, and what should be known of it.
+
+Knows only what the topology and the chip table say; a figure that neither says is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
+from meshwright.planning.device_selection import (
+    Health,
+    Pool,
+    find_foreign,
+    find_leased,
+    list_packings,
+    name_holders,
+    name_hosts,
+    name_leases,
+    refuse,
+    refuse_leased,
+    say_left_out,
+    select_devices,
+    sort_plain,
+)
+from meshwright.planning.granules import read_dcn, split_axes
+from meshwright.planning.importance import Weights, check_importance, weigh_axes
+from meshwright.planning.job_code import build_job_environment, find_differing, write_code
+from meshwright.planning.order import Layout, score_layout, search_layout
+from meshwright.planning.parallelism import search_shapes
+from meshwright.planning.score import AxisScore, list_edges, list_lines
+from meshwright.spec import AxisType, MeshSpec, parse_axis_types
+from meshwright.topology.chips import find_chip
+from meshwright.topology.identity import fingerprint
+from meshwright.topology.links import classify_link, price_pair
+from meshwright.topology.model import NAMES_SHOWN, Topology
+from meshwright.wire.base import Notice
+from meshwright.wire.devices import Device, Granule
+from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule, PlanRequest, Plans, PlanScore
+
+Lines = tuple[tuple[int, ...], ...]
+"""The devices along an axis, one tuple for each place on the other axes."""
+
+
+def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[PlanAxis, ...]:
+    """Returns what each axis runs over."""
+    scores = layout.score.axes if layout.score else (AxisScore(),) * len(spec.sizes)
+    return tuple(
+        _build_axis(name, size, topology, _list_some(spec.sizes, axis, layout), scores[axis])
+        for axis, (name, size) in enumerate(spec)
+    )
+
+
+def _list_some(sizes: Sequence[int], axis: int, layout: Layout) -> Lines:
+    """Returns the lines that have to be looked at: one where all are alike."""
+    if not layout.is_regular:
+        return list_lines(sizes, axis, layout.order)
+    stride = 1
+    for size in sizes[axis + 1 :]:
+        stride *= size
+    return (layout.order[: sizes[axis] * stride : stride],)
+
+
+def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: AxisScore) -> PlanAxis:
+    if size == 1:
+        return PlanAxis(name=name, size=1)
+    shape = _measure_shape(topology, lines)
+    if score.granules > 1:
+        chip = find_chip(topology.devices[lines[0][0]].kind)
+        rate = chip.scaleout_bytes_per_s if chip else None
+        return PlanAxis(
+            name=name,
+            size=size,
+            link="dcn",
+            dcn_size=score.granules,
+            group_shape=shape,
+            neighbour_hops_max=score.hops,
+            links=score.links,
+            bandwidth_bytes_per_s=rate,
+            basis="declared" if rate else None,
+        )
+    slowest = max((edge for line in lines for edge in list_edges(line)), key=lambda edge: price_pair(topology, *edge))
+    rate, basis = _read_rate(topology, slowest)
+    return PlanAxis(
+        name=name,
+        size=size,
+        link=_name_link(topology, slowest),
+        group_shape=shape,
+        neighbour_hops_max=score.hops,
+        rings=_count_rings(topology, lines) if score.hops is not None else None,
+        links=score.links,
+        bandwidth_bytes_per_s=rate,
+        basis=basis,
+    )
+
+
+def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None, str | None]:
+    """Returns the bandwidth of a direct link and how it is known; of an ICI link that is not listed, the table's."""
+    link = topology.link(*edge)
+    if link is not None and link.bandwidth_bytes_per_s is not None:
+        return link.bandwidth_bytes_per_s, link.basis
+    if _crosses_domain(topology, edge):
+        inside = next((link for link in topology.links_of(edge[0]) if classify_link(link.kind) == "nvlink"), None)
+        return (inside.bandwidth_bytes_per_s, inside.basis) if inside else (None, None)
+    chip = find_chip(topology.devices[edge[0]].kind)
+    is_ici = topology.platform == "tpu" and topology.hops(*edge) is not None
+    rate = chip.link_bytes_per_s if chip and is_ici else None
+    return rate, "declared" if rate else None
+
+
+def _crosses_domain(topology: Topology, edge: tuple[int, int]) -> bool:
+    """Tells whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
+    hosts = {topology.places[index][0] for index in edge}
+    return topology.platform == "gpu" and len(hosts) == 2 and topology.is_joined(*edge)
+
+
+def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
+    link = topology.link(*edge)
+    if link is not None:
+        return classify_link(link.kind)
+    if topology.hops(*edge) is not None:
+        return "ici"
+    if _crosses_domain(topology, edge):
+        return "nvlink"
+    return "host" if topology.platform == "cpu" else None
+
+
+def _count_rings(topology: Topology, lines: Lines) -> int:
+    """Returns how many ways round a ring of single hops goes on every line: 2, for a pair 1, for an open line
+    0."""
+    hops = [topology.hops(a, b) for line in lines for a, b in list_edges(line)]
+    if any(count is None or count > 1 for count in hops):
+        return 0
+    return 1 if len(lines[0]) == 2 else 2
+
+
+def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
+    """Returns on how many places of each dimension a line lies; None where lines differ or know no coordinates."""
+    shapes = set()
+    for line in lines:
+        coords = [topology.devices[index].coords for index in line]
+        known = [place for place in coords if place]
+        if len(known) < len(coords):
+            return None
+        shapes.add(tuple(len(set(values)) for values in zip(*known, strict=False)))
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def build_notices(
+    spec: MeshSpec,
+    topology: Topology,
+    order: Sequence[int],
+    *,
+    health: Health,
+    better: Sequence[int] | None = None,
+    is_split: bool = False,
+    lease: str | None = None,
+) -> tuple[Notice, ...]:
+    """Returns the warnings about the devices of a plan, and about their order where `better` is one that
+    costs less; `is_split`: the request says how axes are split over granules; `lease`: the one that the job has."""
+    planned = set(order)
+    used = [index for index in topology.order if index in planned]
+    notices = [*_tell_health(topology, used, health), *_tell_leased(topology, used, lease)]
+    notices += [*_tell_shared(topology, used), *_tell_unseen(topology, used, lease)]
+    notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used), *_tell_uneven(spec, topology, used)]
+    notices += _tell_differing(topology, used)
+    if better is not None:
+        notices += _tell_slow(spec, topology, order, better, is_split=is_split)
+    return tuple(notices)
+
+
+def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Iterator[Notice]:
+    for state in sorted({"unhealthy", "degraded"} & set(health.values()), reverse=True):
+        found = [index for index in used if health.get(index) == state]
+        if found:
+            yield Notice(
+                code=f"devices_{state}",
+                message=f"device {topology.describe(found)} is {state}",
+                hint="see GET /health for the reason; leave devices out with devices.exclude",
+            )
+    prohibited = [index for index in used if topology.devices[index].compute_mode == "prohibited"]
+    if prohibited:
+        yield Notice(
+            code="devices_prohibited",
+            message=f"device {topology.describe(prohibited)} is closed to all processes",
+            hint="nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude",
+        )
+
+
+def _tell_leased(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
+    leased = find_leased(topology, used, lease)
+    if leased:
+        yield Notice(
+            code="devices_leased",
+            message=name_leases(topology, leased),
+            hint="wait until it ends (GET /leases), give the job's own `lease`, or choose with devices.count",
+        )
+
+
+def _tell_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    held = find_foreign(topology, used)
+    if held:
+        yield Notice(
+            code="devices_shared",
+            message=name_holders(topology, held),
+            hint="wait for it, or choose among free devices with devices.count",
+        )
+
+
+def _tell_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
+    """Warns of devices that count as free because nobody could look. A target has no holders, and what the job has
+    reserved is the job's."""
+    unseen = [index for index in used if _is_unseen(topology.devices[index], lease)]
+    if unseen:
+        yield Notice(
+            code="holders_unknown",
+            message=f"nobody could look who holds device {topology.describe(unseen)}: it may be taken",
+            hint="let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
+            "devices with a lease and give it as `lease`",
+        )
+
+
+def _is_unseen(device: Device, lease: str | None) -> bool:
+    is_of_job = lease is not None and device.lease is not None and device.lease.id == lease
+    return device.processes is None and device.basis != "declared" and not is_of_job
+
+
+def _tell_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    instances = [index for index in used if topology.devices[index].mig]
+    if not instances:
+        return
+    message = f"device {topology.describe(instances)} is a MIG instance: a part of a GPU, without NVLink"
+    if len(used) > 1:
+        message += "; a process can use one instance only, so a mesh of several needs a process for each"
+    yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
+
+
+def _tell_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    kinds = sorted({topology.devices[index].kind for index in used})
+    if len(kinds) > 1:
+        yield Notice(
+            code="devices_differ",
+            message=f"the mesh joins {len(kinds)} kinds: {', '.join(kinds)}; the slowest sets the pace",
+            hint="name devices of one kind in `devices`",
+        )
+
+
+def _tell_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    counts = [len(group) for group in topology.group(used)]
+    if len(set(counts)) > 1:
+        told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
+        yield Notice(
+            code="granules_uneven",
+            message=f"mesh {spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its devices: some "
+            f"groups of an axis cross them and others do not",
+            hint="choose as many devices on each, by name or by devices.exclude",
+        )
+
+
+def _tell_differing(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    found = find_differing(topology, used)
+    if found is None:
+        return
+    name, values = found
+    told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])
+    more = f"; … ({len(values) - NAMES_SHOWN} more)" if len(values) > NAMES_SHOWN else ""
+    yield Notice(
+        code="environment_differs",
+        message=f"hosts need different values of {name}, which `environment` leaves out: {told}{more}",
+        hint=f"start the process of each host with its own {name}",
+    )
+
+
+def _tell_slow(
+    spec: MeshSpec, topology: Topology, order: Sequence[int], better: Sequence[int], *, is_split: bool
+) -> Iterator[Notice]:
+    planned = set(order)
+    others = [index for index in better if index not in planned]
+    name = f"name devices {topology.describe(sorted(better))}"
+    choose = name if len(better) <= NAMES_SHOWN else f'choose them by number: devices {{"count": {len(better)}}}'
+    hint = "leave dcn out" if is_split else 'use device_order "planned"'
+    for axis, (name, _) in enumerate(spec):
+        ours, theirs = (_find_slowest(spec, topology, axis, devices) for devices in (order, better))
+        if ours and theirs and ours[0] > theirs[0]:
+            yield Notice(
+                code="slow_link",
+                message=f"axis {name} runs over {_name_edge(topology, *ours[1])}; "
+                f"it could do with {_name_edge(topology, *theirs[1])}",
+                hint=choose if others else hint,
+            )
+
+
+def warn_crossing(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    """Warns of an axis that crosses granules while one with less traffic stays inside: the order of the axes or their
+    sizes make it so.
+
+    Args:
+        spec: the mesh.
+        topology: has the devices.
+        used: the devices of the mesh.
+    """
+    counts = [len(group) for group in topology.group(used)]
+    split = split_axes(spec.sizes, len(counts)) if len(set(counts)) == 1 else None
+    if split is None or len(counts) == 1:
+        return
+    traffic = weigh_axes(spec.names, spec.sizes).inside
+    inside = [axis for axis, size in enumerate(spec.sizes) if split[axis] < size]
+    for axis in sorted(range(len(spec.sizes)), key=traffic.__getitem__, reverse=True):
+        lighter = [other for other in inside if traffic[other] < traffic[axis]]
+        if split[axis] == 1 or not lighter:
+            continue
+        name, kind = spec.names[axis], topology.find_granule(topology.devices[used[0]].granule).kind
+        turned = MeshSpec(tuple(spec.axes[place] for place in sorted(range(len(traffic)), key=traffic.__getitem__)))
+        shapes = [turned, *search_shapes(spec, spec.device_count, most=16)]
+        better = [shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis]]
+        yield Notice(
+            code="slow_link",
+            message=f"axis {name} crosses {split[axis]} {kind}s, while axis {spec.names[lighter[0]]}, which has less "
+            f"traffic, stays inside; granules are spread over the outermost axes first",
+            hint=f"use {better[0]}" if better else f"choose sizes whose outer axes take all {len(counts)} {kind}s",
+        )
+        return
+
+
+def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
+    """Returns over how many granules the groups of an axis go."""
+    split = split_axes(spec.sizes, granule_count)
+    return granule_count if split is None else split[spec.names.index(name)]
+
+
+def _find_slowest(
+    spec: MeshSpec, topology: Topology, axis: int, order: Sequence[int]
+) -> tuple[float, tuple[int, int]] | None:
+    """Returns the cost and the devices of the slowest edge along an axis, on a torus without the way back to the start;
+    None for an axis without edges."""
+    lines = list_lines(spec.sizes, axis, order)
+    edges = [edge for line in lines for edge in (pairwise(line) if topology.platform == "tpu" else list_edges(line))]
+    costs = ((round(price_pair(topology, *edge), 6), edge) for edge in edges)
+    return max(costs, key=lambda cost: cost[0], default=None)
+
+
+def _name_edge(topology: Topology, a: int, b: int) -> str:
+    if not topology.is_joined(a, b):
+        kind = topology.find_granule(topology.places[a][0]).kind
+        return f"the network between {kind}s (devices {topology.describe((a, b))})"
+    link, hops = topology.link(a, b), topology.hops(a, b)
+    way = f"{hops} ICI hops" if hops is not None else link.kind if link else "no direct link"
+    return f"{way} (devices {topology.describe((a, b))})"
+
+
+SCORE_UNIT: Final = (
+    "time of a byte over PCIe 4.0 x16; an axis counts 4 times the next one in rank (64 between granules)"
+)
+
+CLEARLY_RATIO: Final = 0.99
+"""An order must cost less than this part of another one before a warning names it."""
+
+
+def plan_mesh(
+    request: PlanRequest,
+    topology: Topology,
+    *,
+    health: Health | None = None,
+    target: str | None = None,
+    notices: Sequence[Notice] = (),
+) -> Plans:
+    """Returns the plan for an explicit mesh.
+
+    Args:
+        request: the mesh, the devices that may be used, and how.
+        topology: what is there.
+        health: the state of each device by its place in `topology.devices`; those that are not in it are taken to be
+            well.
+        target: what the plan calls the hardware that it was made for, where that is not here.
+        notices: about the topology: every plan carries them.
+
+    Raises:
+        InvalidMeshError: the mesh or its axis types are malformed.
+        InvalidRequestError: `dcn` or `importance` names no axis of the mesh.
+        PlanInfeasibleError: more devices than there are, sizes that cannot divide them, an unknown or doubled device,
+            or a split over granules that does not fit.
+        DevicesUnusedError: devices would be left unused without anybody having said so.
+        DeviceLeasedError: leases of others have too many of the devices.
+    """
+    health = health or {}
+    assert request.mesh is not None, "who plans has a mesh: one is searched for in `planning.search`"
+    asked = MeshSpec.parse(request.mesh)
+    axis_types = parse_axis_types(request.axis_types, asked.names)
+    importance = check_importance(request.importance, asked.names)
+    pool = select_devices(request.devices, topology, health, request.lease)
+    spec = _resolve(asked, pool, topology)
+    unused = _check_unused(spec, pool, topology, request)
+    weights = weigh_axes(spec.names, spec.sizes, importance)
+    layout = _lay_out(spec, weights, pool, topology, request)
+    better = _find_better(spec, weights, pool, topology, layout, request)
+    found = build_notices(
+        spec,
+        topology,
+        layout.order,
+        health=health,
+        better=better,
+        is_split=request.dcn is not None,
+        lease=request.lease,
+    )
+    is_ours = request.dcn is None and importance is None and request.device_order == "planned"
+    crossing = warn_crossing(spec, topology, layout.order) if is_ours else ()
+    told = (*notices, *pool.notices, *unused, *found, *crossing)
+    return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, target, told),))
+
+
+def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
+    """Returns the mesh without -1, that the pool has enough devices for."""
+    count = len(pool.indices)
+    needed = asked.device_count
+    if -1 in asked.sizes and needed <= count and count % needed:
+        free = asked.names[asked.sizes.index(-1)]
+        raise refuse(
+            f"mesh {asked}: {_tell_there(pool, topology)}; the sizes beside {free} make {needed}, and the "
+            f"rest of the "
+            f"devices fills an axis only if the others divide them",
+            _offer(asked, count),
+            "mesh",
+        )
+    if count < needed <= count + len(pool.leased):
+        words = f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices"
+        raise refuse_leased(words, topology, pool.leased, pool.why_held, _offer(asked, count), field="mesh")
+    if needed > count:
+        raise refuse(
+            f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices; "
+            f"{_tell_there(pool, topology)}; "
+            f"the product of the sizes cannot be more",
+            _offer(asked, count),
+            "mesh",
+        )
+    return asked.resolve(count)
+
+
+def _tell_there(pool: Pool, topology: Topology) -> str:
+    here = f"{name_hosts(topology)} {len(topology.devices)}"
+    if pool.is_named:
+        return f"{len(pool.indices)} were chosen of those that {here}{pool.why_held}"
+    left_out = f", of which {say_left_out(topology, pool.left_out)} as not well" if pool.left_out else ""
+    return here + left_out + pool.why_held
+
+
+def _offer(asked: MeshSpec, count: int) -> str:
+    shapes = [str(shape) for shape in search_shapes(asked, count)]
+    if -1 not in asked.sizes and shapes:
+        (name, _), *rest = search_shapes(asked, count)[0].axes
+        shapes = [shapes[0], str(MeshSpec(((name, -1), *rest)))] if count > 1 else shapes
+    return (
+        f"use {' or '.join(dict.fromkeys(shapes))}"
+        if shapes
+        else "no device is left to plan on; GET /health and GET /devices say why"
+    )
+
+
+def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanRequest) -> tuple[Notice, ...]:
+    needed, there = spec.device_count, len(pool.indices)
+    if needed == there:
+        return ()
+    detail = f"mesh {spec} uses {needed} devices; {_tell_there(pool, topology)}; {there - needed} would stay idle"
+    if not (pool.is_named or request.allow_unused):
+        rule = "a plan uses all devices unless it was told otherwise"
+        hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
+        raise DevicesUnusedError.of("mesh", f"{detail}, and {rule}", hint, rule)
+    return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
+
+
+def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> Layout:
+    count = spec.device_count
+    if request.device_order == "given":
+        return score_layout(spec.sizes, weights, topology, pool.indices[:count])
+    return _search(spec, weights, topology, sort_plain(topology, pool.choice), request.dcn)
+
+
+def _search(
+    spec: MeshSpec,
+    weights: Weights,
+    topology: Topology,
+    pool: Sequence[int],
+    asked: str | Mapping[str, int] | None,
+) -> Layout:
+    """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best score."""
+    found, refused = [], []
+    for chosen in list_packings(topology, pool, spec.device_count):
+        try:
+            dcn = None if asked is None else read_dcn(asked, spec, list(map(len, topology.group(chosen))))
+        except PlanInfeasibleError as error:
+            refused.append(error)
+            continue
+        found.append(search_layout(spec.sizes, weights, topology, chosen, dcn=dcn))
+    if not found:
+        raise refused[0]
+    return min(found, key=lambda layout: layout.score.key if layout.score else ())
+
+
+def _find_better(
+    spec: MeshSpec,
+    weights: Weights,
+    pool: Pool,
+    topology: Topology,
+    layout: Layout,
+    request: PlanRequest,
+) -> tuple[int, ...] | None:
+    """Returns an order of free devices, the same or others, that is clearly cheaper; None where there is
+    none."""
+    is_chosen = pool.is_named and not pool.is_counted
+    is_free = request.device_order == "planned" and request.dcn is None and not is_chosen
+    if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
+        return None
+    found = _search(spec, weights, topology, pool.alternatives, None)
+    return found.order if found.score and _is_clearly_better(found.score.key, layout.score.key) else None
+
+
+def _is_clearly_better(one: Sequence[float], other: Sequence[float]) -> bool:
+    """True when the first part in which two scores differ clearly is smaller in the first."""
+    for a, b in zip(one, other, strict=True):
+        if a < CLEARLY_RATIO * b:
+            return True
+        if b < CLEARLY_RATIO * a:
+            return False
+    return False
+
+
+def _build_plan(
+    spec: MeshSpec,
+    axis_types: tuple[AxisType, ...],
+    topology: Topology,
+    layout: Layout,
+    request: PlanRequest,
+    target: str | None,
+    notices: tuple[Notice, ...],
+) -> Plan:
+    order = layout.order
+    name = fingerprint(spec.axes, axis_types, list(map(topology.places.__getitem__, order)))
+    environment = build_job_environment(topology, order, request.memory_strategy)
+    code = write_code(spec, axis_types, topology, order, environment=environment, fingerprint=name)
+    return Plan(
+        fingerprint=name,
+        mesh_shape=dict(spec.axes),
+        axis_types=dict(zip(spec.names, axis_types, strict=True)),
+        platform=topology.platform,
+        devices=tuple(topology.references[index] for index in order) if request.include_devices else None,
+        granules=list_granules(topology, order, is_listed=request.include_devices),
+        axes=build_axes(spec, topology, layout),
+        score=_tell_score(layout),
+        target=target,
+        environment=environment,
+        code=code,
+        warnings=notices,
+    )
+
+
+def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[PlanGranule, ...]:
+    """Returns the granules of a topology as a plan tells them; with the positions that are used where `is_listed`."""
+    used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
+    for ordinal, position in map(topology.places.__getitem__, order):
+        used[ordinal].append(position)
+    return tuple(
+        _build_granule(granule, topology, tuple(sorted(used[granule.ordinal])) if is_listed else None)
+        for granule in topology.granules
+    )
+
+
+def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] | None) -> PlanGranule:
+    kinds, memory_bytes = topology.equipment[granule.ordinal]
+    return PlanGranule(
+        ordinal=granule.ordinal,
+        kind=granule.kind,
+        name=granule.name,
+        device_count=granule.device_count,
+        used_positions=used,
+        device_kind=kinds[0] if len(kinds) == 1 else None,
+        device_memory_bytes=memory_bytes,
+        shape=granule.shape,
+        wrap=granule.wrap,
+        twisted=granule.twisted,
+    )
+
+
+def _tell_score(layout: Layout) -> PlanScore:
+    if layout.score is None:
+        return PlanScore(method=layout.method)
+    parts: dict[str, float | int | None] = {}
+    for prefix, score in (("", layout.score), ("jax_", layout.jax)):
+        if score is not None:
+            parts |= {
+                f"{prefix}crossing": score.crossing,
+                f"{prefix}hops_max": score.hops,
+                f"{prefix}cost": score.cost,
+            }
+    return PlanScore.model_validate({"method": layout.method, "unit": SCORE_UNIT, **parts})

@@ -1,8 +1,8 @@
 """Which devices of a topology a plan uses: those named, those that are well and free, or the nearest of a number.
 
-Rule: a device that is unhealthy, or that another has leased, is taken only where it is named. Of a number few fast domains
-(slices, NVLink domains, hosts) are filled, the one that fits best first, and inside a torus a box; of equal choices the
-one with the lowest devices wins. Pure.
+Rule: a device that is unhealthy, or that another has leased, is taken only where it is named. Of a number few fast
+domains (slices, NVLink domains, hosts) are filled, the one that fits best first, and inside a torus a box; of equal
+choices the one with the lowest devices wins. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Hugging Face config.json as `ModelSpec`: its family, its sizes, and which layers attend in windows or have experts.
 
-Rule: a config says its layers one by one or by a period; what comes out is a first number of layers and a period, and an
-order that these cannot say is refused. A value of a wrong kind is passed on as it stands: the check of `ModelSpec`
+Rule: a config says its layers one by one or by a period; what comes out is a first number of layers and a period, and
+an order that these cannot say is refused. A value of a wrong kind is passed on as it stands: the check of `ModelSpec`
 names it.
 
 Source: huggingface/transformers v5.23.0, src/transformers/models/*/configuration_*.py.

@@ -1,4 +1,4 @@
-"""What a job starts with and runs: its environment, the Python that makes a plan's mesh, and PartitionSpecs of a model.
+"""What a job starts with and runs: its environment, the Python that makes a mesh, and PartitionSpecs of a model.
 
 Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only. What comes from
 outside (names of axes, uuids) stands in it as a literal.

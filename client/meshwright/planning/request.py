@@ -1,7 +1,7 @@
 """Plan requests and their answers: the hardware that a request means, its model, several targets side by side.
 
-Rule: the agent's planner and `meshwright plan --local` go this way, so that they answer alike. Each target of several is
-asked as if alone. Knows no HTTP and no process; imports numpy only where something is priced.
+Rule: the agent's planner and `meshwright plan --local` go this way, so that they answer alike. Each target of several
+is asked as if alone. Knows no HTTP and no process; imports numpy only where something is priced.
 """
 
 from __future__ import annotations

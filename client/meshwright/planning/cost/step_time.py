@@ -1,8 +1,8 @@
 """What a step takes: the constants of XLA as JAX runs it, the time of each kind of layer, and their sum over the step.
 
-Rule: times are in seconds of the slowest device. A constant that no datasheet has is fitted to measured runs, by platform
-and family of chips, never by model or run: `constants.csv` beside this file has a row each, `intervals.csv` how far runs
-that were left out were from what these say.
+Rule: times are in seconds of the slowest device. A constant that no datasheet has is fitted to measured runs, by
+platform and family of chips, never by model or run: `constants.csv` beside this file has a row each, `intervals.csv`
+how far runs that were left out were from what these say.
 """
 
 from __future__ import annotations

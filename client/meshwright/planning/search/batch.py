@@ -1,30 +1,305 @@
-"""How many sequences a step should have on a mesh: what fits, what its rooflines ask for, and which of both binds.
+"""The batch of a step on a mesh: what bounds it, what each bound comes from, and which batch is recommended.
 
-Rule: no more than fits, no less than the mesh divides; between them the least batch from which compute bounds the step,
-since a larger one makes no step more efficient by the roofline. Pure: a question and a mesh in, figures out; nothing is
-compiled, and whether the batch trains well is not asked.
+The bounds are rooflines of a feed-forward layer, tokens [B, D] × [D, F] × [F, D], of which compute and communication
+overlap wholly; attention, latency and what kernels reach are left out, so that a real bound lies above.
 
-From tokens to sequences: each data-parallel part takes `global_batch ÷ parts ÷ passes` sequences at a time, of which a
-device's matmuls have 1 ÷ cp of the tokens. Matmuls' tiles: where a chip's curve (`cost.gemm`) rounds contractions up,
-it rounds tokens up, since these are what the gradient of a weight contracts over; GPUs' curves show no such tile.
+Source: jax-ml/scaling-book, roofline.md and training.md at 0819a7d8, gpus.md at 1a55377a.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.spans import Spans
-from meshwright.planning.search.batch_bounds import BoundName, MeshBound, list_mesh_bounds
-from meshwright.planning.search.candidates import DTYPES
+from meshwright.planning.cost.collectives import Figure, give_figure, read_figure
+from meshwright.planning.cost.layout import Layout, Numbers
+from meshwright.planning.cost.spans import Span, Spans
+from meshwright.planning.cost.work import build_work
+from meshwright.planning.search.candidates import DTYPES, build_execution
 from meshwright.planning.search.search import Question, find_largest_batch, read_layout, tell
 from meshwright.wire.batch_size import BatchBound, ReckonedBatch
 from meshwright.wire.cost import PlanMemory
+
+MATMUL_SOURCE: Final = "jax-ml/scaling-book, roofline.md"
+FSDP_SOURCE: Final = "jax-ml/scaling-book, training.md, Fully-Sharded Data Parallelism"
+TENSOR_SOURCE: Final = "jax-ml/scaling-book, training.md, Tensor Parallelism"
+MIXED_SOURCE: Final = "jax-ml/scaling-book, training.md, Mixed FSDP and Tensor Parallelism"
+NETWORK_SOURCE: Final = "jax-ml/scaling-book, training.md, Scaling Between Pods"
+
+
+def bound_matmul_tokens(flops_per_s: Numbers, memory_bytes_per_s: Numbers, *, weight_bytes: Numbers = 2) -> Figure:
+    """Returns from how many tokens a device a matmul is bound by compute, not by reading its weights.
+
+    2·B·D·F FLOP against weight_bytes·D·F bytes: B = weight_bytes · C ÷ (2·M).
+
+    Args:
+        flops_per_s: peak of one device, in the matmul's dtype (C).
+        memory_bytes_per_s: of its memory (M).
+        weight_bytes: of one weight, as it lies in memory.
+
+    Source: roofline.md. For 16-bit weights it is `Chip.critical_batch_tokens`.
+    """
+    return give_figure(read_figure(weight_bytes) * read_figure(flops_per_s) / (2 * read_figure(memory_bytes_per_s)))
+
+
+def bound_fsdp_tokens(
+    flops_per_s: Numbers,
+    bytes_per_s: Numbers,
+    *,
+    value_bytes: Numbers = 2,
+    experts_ratio: Numbers = 1,
+) -> Figure:
+    """Returns from how many tokens a device FSDP, or plain data parallelism, is bound by compute.
+
+    Forward, a layer does 4·B·D·F FLOP and gathers two matrices of value_bytes·D·F bytes; backward has twice of both.
+    So B = value_bytes · C ÷ (2·W): 2,550 on a v5p with one axis, 850 with three.
+
+    Args:
+        flops_per_s: peak of one device (C).
+        bytes_per_s: of all axes of the torus that the gather goes over at once, both ways round each ring; of a GPU,
+            its links to the switch, or, across nodes, the node's network together: a node gathers each byte once (W).
+        value_bytes: of one weight on the wire.
+        experts_ratio: experts of a layer ÷ those that a token goes through; 1: dense.
+
+    Source: training.md, Fully-Sharded Data Parallelism; gpus.md, Data Parallelism (experts).
+    """
+    intensity = read_figure(flops_per_s) / read_figure(bytes_per_s)
+    return give_figure(read_figure(value_bytes) / 2 * intensity * read_figure(experts_ratio))
+
+
+def bound_tensor_size(
+    flops_per_s: Numbers, bytes_per_s: Numbers, inner_size: Numbers, *, value_bytes: Numbers = 2
+) -> Figure:
+    """Returns up to which size, not rounded, a tensor-parallel axis is bound by compute; tokens do not matter.
+
+    Forward, a device does 4·B·D·F ÷ Y FLOP, and gathers and scatters value_bytes·B·D bytes each:
+    Y = 2·F·W ÷ (value_bytes·C).
+
+    Args:
+        flops_per_s: peak of one device (C).
+        bytes_per_s: as in `bound_fsdp_tokens` (W).
+        inner_size: of the feed-forward layer (F).
+        value_bytes: of one activation on the wire.
+
+    Source: training.md, Tensor Parallelism; gpus.md, Tensor Parallelism.
+    """
+    reach = read_figure(inner_size) * read_figure(bytes_per_s)
+    return give_figure(2 * reach / (read_figure(value_bytes) * read_figure(flops_per_s)))
+
+
+ON_OTHER_TOKENS: Final = ("dp", "fsdp", "ep", "cp")
+"""Axes whose devices work on tokens of their own."""
+
+BoundName = Literal["memory", "fsdp", "dp", "tensor", "mixed", "network"]
+
+
+@dataclass(frozen=True)
+class MeshBound:
+    """One bound of a mesh.
+
+    Attributes:
+        name: as `wire.batch_size.BatchBound` has it.
+        axis: that it is about; None: all devices.
+        tokens: in one pass in a device's matmuls, from which compute bounds; None: a bound on a size.
+        slice_tokens: the same of all devices of a slice or host together, where the bound is of their network.
+        size: up to which compute bounds; None: a bound on tokens.
+    """
+
+    name: BoundName
+    axis: str | None
+    tokens: float | None
+    derivation: str
+    source: str
+    slice_tokens: float | None = None
+    size: float | None = None
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a bound is multiplied by, and why; 1: nothing is said."""
+
+    value: float
+    words: str
+
+
+def list_mesh_bounds(question: Question, layout: Layout, spans: Spans) -> tuple[MeshBound, ...]:
+    """Returns the bounds that a mesh has: memory's always, of wires those of axes that are larger than 1.
+
+    Args:
+        question: model, training and hardware.
+        layout: of one candidate.
+        spans: what its axes run over.
+    """
+    return tuple(_Bounding.of(question, layout, spans).list())
+
+
+def count_held_ratio(question: Question, experts: int) -> float:
+    """Returns the weights of a feed-forward layer that a device holds ÷ those that a token goes through; 1: dense.
+
+    Shared experts count as both. With more parts than a token has choices the layer's other matmuls, which are dense,
+    need more tokens than the experts: then it is 1.
+
+    Args:
+        question: whose model.
+        experts: parts of the expert axis.
+    """
+    model = question.model
+    if not model.num_experts:
+        return 1.0
+    held = model.num_experts / experts * model.expert_size + model.shared_size
+    return max(1.0, held / _count_inner(question))
+
+
+def _count_inner(question: Question) -> int:
+    """Returns the inner size of the feed-forward layer that a token goes through."""
+    model = question.model
+    if not model.num_experts:
+        return model.intermediate_size
+    return (model.num_experts_per_tok or 1) * model.expert_size + model.shared_size
+
+
+@dataclass(frozen=True)
+class _Bounding:
+    sizes: dict[str, int]
+    spans: Spans
+    flops_per_s: float
+    memory_bytes_per_s: float
+    value_bytes: float
+    held_ratio: float
+    inner_size: int
+
+    @classmethod
+    def of(cls, question: Question, layout: Layout, spans: Spans) -> _Bounding:
+        machine = question.hardware.build_machine(DTYPES[question.training.compute_dtype])
+        work = build_work(question.model, question.training.sequence_length)
+        sizes = {axis: int(_read(getattr(layout, axis))) for axis in ("dp", "fsdp", "ep", "cp", "tp")}
+        return cls(
+            sizes=sizes,
+            spans=spans,
+            flops_per_s=machine.flops_per_s,
+            memory_bytes_per_s=machine.memory_bytes_per_s,
+            value_bytes=build_execution(work, question.training).weight_bytes,
+            held_ratio=count_held_ratio(question, sizes["ep"]),
+            inner_size=_count_inner(question),
+        )
+
+    def list(self) -> Iterator[MeshBound]:
+        yield self._bound_memory()
+        inside = [bound for axis in ("fsdp", "dp") for bound in self._bound_inside(axis)]
+        yield from inside
+        tensor = self._bound_tensor()
+        if tensor is not None:
+            yield tensor
+            fsdp = next((bound for bound in inside if bound.name == "fsdp"), None)
+            if fsdp is not None:
+                yield from self._bound_mixed(fsdp, tensor)
+        for axis in ("fsdp", "dp"):
+            yield from self._bound_network(axis)
+
+    @property
+    def _common(self) -> tuple[Factor, ...]:
+        values = Factor(self.value_bytes / 2, f"a value has {self.value_bytes:g} bytes, not 2")
+        return values, Factor(self.held_ratio, "weights held ÷ weights that a token goes through")
+
+    def _bound_memory(self) -> MeshBound:
+        tokens = bound_matmul_tokens(self.flops_per_s, self.memory_bytes_per_s, weight_bytes=self.value_bytes)
+        rate = f"{self.memory_bytes_per_s:.4g} bytes/s of memory"
+        how = self._write(rate, *self._common)
+        return MeshBound("memory", None, float(tokens) * self.held_ratio, how, MATMUL_SOURCE)
+
+    def _bound_inside(self, axis: str) -> Iterator[MeshBound]:
+        """Yields the bound of a data axis over links inside a slice or host, where a group has several of its devices.
+
+        Plain data parallelism sums the part of the gradients that fsdp leaves a device.
+        """
+        wire = self.spans[axis].inner
+        if _read(wire.size) == 1:
+            return
+        rate, coming = _read(wire.bytes_per_s), _read(wire.gathered_ratio)
+        factors = (Factor(coming, "of the weights come from other devices"), *self._common, self._cut(axis))
+        tokens = float(self._bound_data(rate)) * coming / self._parts(axis)
+        how = self._write(f"{rate:.4g} bytes/s of {axis}'s links", *factors)
+        yield MeshBound("fsdp" if axis == "fsdp" else "dp", axis, tokens, how, FSDP_SOURCE)
+
+    def _bound_network(self, axis: str) -> Iterator[MeshBound]:
+        """Yields the bound of a data axis over the network, where it crosses slices or hosts.
+
+        All of a group's devices in a slice share what comes in: 1 − 1 ÷ slices of the weights.
+        """
+        span = self.spans[axis]
+        crossed, inside = _read(span.outer.size), _read(span.inner.size)
+        if crossed == 1:
+            return
+        rate, coming = _read(span.outer.bytes_per_s) * inside, 1 - 1 / crossed
+        tokens = float(self._bound_data(rate)) * coming / self._parts(axis)
+        together = float(np.prod([_read(self.spans[other].inner.size) for other in ON_OTHER_TOKENS]))
+        factors = (
+            Factor(coming, f"of the weights come from the other of {crossed:g}"),
+            *self._common,
+            self._cut(axis),
+            Factor(together, "devices of a slice or host that have other tokens"),
+        )
+        how = self._write(f"{rate:.4g} bytes/s of network of {axis}'s devices in a slice or host", *factors)
+        yield MeshBound("network", axis, tokens, how, NETWORK_SOURCE, slice_tokens=tokens * together)
+
+    def _bound_tensor(self) -> MeshBound | None:
+        if self.sizes["tp"] == 1:
+            return None
+        rate = _find_rate(self.spans["tp"])
+        size = float(bound_tensor_size(self.flops_per_s, rate, self.inner_size, value_bytes=self.value_bytes))
+        how = (
+            f"2 × {self.inner_size} inner size × {rate:.4g} bytes/s of activations ÷ ({self.value_bytes:g} bytes × "
+            f"{self.flops_per_s:.4g} FLOP/s)"
+        )
+        return MeshBound("tensor", "tp", None, how, TENSOR_SOURCE, size=size)
+
+    def _bound_mixed(self, fsdp: MeshBound, tensor: MeshBound) -> Iterator[MeshBound]:
+        """Yields the bound of fsdp beside tp: both together take no longer than compute.
+
+        With B tokens in a device's matmuls, fsdp's bound B₁ and tp's bound Y₁: B₁ ÷ B + Y ÷ Y₁ ≤ 1, so that
+        B = B₁ ÷ (1 − Y ÷ Y₁). At the best size, Y = Y₁ ÷ 2, that is Y times the published bound of both. Where Y is Y₁
+        or more no batch is enough, and there is no such bound.
+        """
+        assert fsdp.tokens is not None
+        assert tensor.size is not None
+        left = 1 - self.sizes["tp"] / tensor.size
+        if left > 0:
+            how = f"{fsdp.tokens:.4g} tokens of fsdp ÷ (1 − tp {self.sizes['tp']} ÷ {tensor.size:.4g})"
+            yield MeshBound("mixed", "tp", fsdp.tokens / left, how, MIXED_SOURCE)
+
+    def _bound_data(self, rate: float) -> Any:
+        return bound_fsdp_tokens(self.flops_per_s, rate, value_bytes=self.value_bytes, experts_ratio=self.held_ratio)
+
+    def _parts(self, axis: str) -> int:
+        return self.sizes["fsdp"] if axis == "dp" else 1
+
+    def _cut(self, axis: str) -> Factor:
+        return Factor(1 / self._parts(axis), f"of the gradients are a device's, by fsdp {self._parts(axis)}")
+
+    def _write(self, rate: str, *factors: Factor) -> str:
+        times = "".join(f" × {each.value:.4g} ({each.words})" for each in factors if each.value != 1)
+        return f"{self.flops_per_s:.4g} FLOP/s ÷ {rate}{times}"
+
+
+def _find_rate(span: Span) -> float:
+    """Returns bytes of a whole array that a group gathers in a second, over the slower of links and network."""
+    inside, crossed = _read(span.inner.size), _read(span.outer.size)
+    rates = []
+    if inside > 1:
+        rates.append(_read(span.inner.bytes_per_s) / _read(span.inner.gathered_ratio))
+    if crossed > 1:
+        rates.append(_read(span.outer.bytes_per_s) * inside / (1 - 1 / crossed))
+    return min(rates)
+
+
+def _read(value: Any) -> float:
+    """Returns the one figure of a single candidate."""
+    return float(np.ravel(np.asarray(value, dtype=np.float64))[0])
+
 
 Limit = Literal["memory", "roofline", "divisibility", "asked"]
 

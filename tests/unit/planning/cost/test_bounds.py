@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.cost.bounds import bound_fsdp_tokens, bound_matmul_tokens, bound_tensor_size
 from meshwright.planning.cost.collectives import time_all_gather, torus_wire
+from meshwright.planning.search.batch import bound_fsdp_tokens, bound_matmul_tokens, bound_tensor_size
 from meshwright.topology.chips import read_chips
 
 D, F = 8192, 28672

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from meshwright.planning.cost.bounds import bound_fsdp_tokens, bound_tensor_size
 from meshwright.planning.cost.collectives import (
     network_wire,
     switch_wire,
@@ -23,6 +22,7 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 from meshwright.planning.models import find_preset
+from meshwright.planning.search.batch import bound_fsdp_tokens, bound_tensor_size
 from meshwright.planning.tensors import count_parameters
 from meshwright.topology.chips import Chip, find_chip
 

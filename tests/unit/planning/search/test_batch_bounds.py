@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.planning.models import read_model
-from meshwright.planning.search.batch_bounds import MeshBound, list_mesh_bounds
+from meshwright.planning.search.batch import MeshBound, list_mesh_bounds
 from meshwright.planning.search.search import Question, build_question, read_layout
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest

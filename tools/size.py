@@ -30,15 +30,15 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 30_510,
-    "code lines of the service": 9_310,
-    "code lines of planner, topology, compiler, verify": 11_930,
+    "code lines": 30_290,
+    "code lines of the service": 9_290,
+    "code lines of planner, topology, compiler, verify": 11_730,
     "code lines of the rest of the client": 9_280,
-    "modules": 263,
+    "modules": 233,
     "modules of the service": 64,
-    "modules of planner, topology, compiler, verify": 94,
+    "modules of planner, topology, compiler, verify": 64,
     "modules of the rest of the client": 105,
-    "code lines of tests and tools": 42_860,
+    "code lines of tests and tools": 42_770,
     "settings": 28,
     "metrics": 20,
     "component kinds": 9,

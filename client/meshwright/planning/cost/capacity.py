@@ -21,7 +21,7 @@ USABLE_BYTES: Final[Mapping[str, float]] = {
 }
 """GiB of one JAX device that a program may use, by family.
 
-Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.capacity`), libtpu 0.0.42.1."""
+Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.report`), libtpu 0.0.42.1."""
 
 GPU_FRACTION: Final = 0.75
 """Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""

@@ -217,15 +217,6 @@ def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
 # ---- environment and surroundings -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "value", "package"), [("tpu", "tpu", "libtpu"), ("gpu", "cuda", "CUDA plugin")])
-def test_a_platform_whose_library_is_not_installed_is_named(
-    machines: dict[str, Surroundings], name: str, value: str, package: str
-) -> None:
-    finding = find(replace(machines[name], environ={"JAX_PLATFORMS": value}, versions=PLAIN, jax=None), "JAX_PLATFORMS")
-    assert finding is not None
-    assert package in finding.seen
-
-
 @pytest.mark.parametrize("value", ["metal", "rocm", "tpu", "cuda"])
 def test_a_platform_on_which_jax_runs_is_not_mentioned(machines: dict[str, Surroundings], value: str) -> None:
     here = replace(machines["cpu"], environ={"JAX_PLATFORMS": value}, jax=jax_on(value, 1))

@@ -19,7 +19,6 @@ from meshwright_agent.children.bench.measure import (
     Timetable,
     build_summary,
     measure_samples,
-    percentile,
 )
 
 seconds = st.floats(1e-9, 1e3)
@@ -57,11 +56,6 @@ def measure(times_s: list[float], *, count: int = 10, share_s: float = 1e9, limi
     until_s = clock.now_s + share_s
     work = Work(clock, times_s)
     return measure_samples(work, count=count, until_s=until_s, timetable=timetable, check=lambda: None).samples_s
-
-
-@given(st.lists(seconds, min_size=1, max_size=40), st.floats(0, 1))
-def test_a_percentile_is_numpys(values: list[float], ratio: float) -> None:
-    assert percentile(sorted(values), ratio) == pytest.approx(np.quantile(values, ratio))
 
 
 @given(st.lists(seconds, min_size=MIN_SAMPLES, max_size=40))

@@ -12,7 +12,6 @@ order is used, and the record says so.
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -113,21 +112,8 @@ def build_summary(samples_s: Sequence[float]) -> Summary:
     """
     if len(samples_s) < MIN_SAMPLES:
         raise ValueError(f"{len(samples_s)} samples; a summary needs at least {MIN_SAMPLES}")
-    ordered = sorted(samples_s)
-    p10, median, p90 = (percentile(ordered, ratio) for ratio in (0.1, 0.5, 0.9))
+    p10, median, p90 = map(float, np.percentile(samples_s, (10, 50, 90)))
     return Summary(tuple(samples_s), median, p10, p90)
-
-
-def percentile(ordered: Sequence[float], ratio: float) -> float:
-    """Returns the value below which `ratio` of the sorted values lie, linear between neighbours.
-
-    Source: R. J. Hyndman, Y. Fan, "Sample Quantiles in Statistical Packages" (1996), definition 7; NumPy's default.
-    """
-    place = ratio * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    value = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-    return min(max(value, ordered[below]), ordered[above])
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ ROUNDING_S: Final = 1.0
 log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+"""Starts work that the agent ends when it closes."""
 Free = Callable[[Sequence[str], str], Awaitable[tuple[str, ...]]]
 """(ids of runs, reason) → those that were cancelled; the agent is off the host's devices when it returns."""
 

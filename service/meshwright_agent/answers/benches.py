@@ -29,9 +29,8 @@ from meshwright_agent.bench.limits import check_bench, check_idle, list_opened
 from meshwright_agent.bench.scope import DEFAULTS
 from meshwright_agent.clock import Clock
 from meshwright_agent.host.base import Host
-from meshwright_agent.host.release import Spawn
 from meshwright_agent.host.snapshot import LOG_LINES
-from meshwright_agent.leases import LeaseRegistry, Owner, StoredLease
+from meshwright_agent.leases import LeaseRegistry, Owner, Spawn, StoredLease
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor

@@ -26,6 +26,7 @@ from meshwright_agent.facts.sysfs import (
     parse_int,
     parse_kib,
     read_int,
+    read_link,
     read_text,
 )
 
@@ -103,10 +104,8 @@ class ProcessTable:
 
 def read_own_pid(proc: Path) -> str | None:
     """Returns this process's id as this /proc counts, which may be a host's, seen from a container."""
-    try:
-        return str((proc / "self").readlink())
-    except OSError:
-        return None
+    link = read_link(proc / "self")
+    return str(link) if link else None
 
 
 def parse_parent(stat: str) -> int | None:
@@ -162,10 +161,8 @@ def shares_all_numbers(proc: Path) -> bool:
     A driver lists whom the reader's PID namespace shows. Source: NVIDIA, open-gpu-kernel-modules, os_find_ns_pid; older
     ones list nobody to a container (NVIDIA/nvidia-docker#179), or by the host's numbers.
     """
-    try:
-        return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
-    except OSError:
-        return is_whole_machine(proc)
+    namespace = read_link(proc / "self/ns/pid")
+    return is_whole_machine(proc) if namespace is None else str(namespace) == _FIRST_PID_NAMESPACE
 
 
 def is_kernel_thread(folder: Path) -> bool:
@@ -195,13 +192,8 @@ def _read_links(folder: Path) -> list[str] | None:
         return []
     except OSError:
         return None
-    targets = []
-    for link in links:
-        try:
-            targets.append(str(link.readlink()))
-        except OSError:  # closed in between
-            continue
-    return targets
+    targets = [read_link(link) for link in links]
+    return [str(target) for target in targets if target is not None]  # others were closed in between
 
 
 def build_holder(process: DeviceProcess, devices: Iterable[str]) -> Holder:
@@ -259,20 +251,12 @@ class Placement:
 
 def parse_cgroup(text: str) -> Placement:
     """Returns what /proc/<pid>/cgroup says: a line a hierarchy (v1), or one (v2). The first that says it counts."""
-    places = [_parse_path(path) for path in _list_paths(text)]
+    places = [_parse_path(path.removesuffix(" (deleted)").split("/")) for _, path in parse_hierarchies(text)]
     return Placement(
         container=next((place.container for place in places if place.container), None),
         pod_uid=next((place.pod_uid for place in places if place.pod_uid), None),
         job=next((place.job for place in places if place.job), None),
     )
-
-
-def _list_paths(text: str) -> Iterator[list[str]]:
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        _, colon, path = rest.partition(":")
-        if colon:
-            yield path.removesuffix(" (deleted)").split("/")
 
 
 def _parse_path(names: list[str]) -> Placement:
@@ -464,20 +448,18 @@ def _read_first(folder: Path, *names: str) -> int | None:
 def _cgroup_folders(roots: Roots, controller: str) -> Iterator[Path]:
     """Yields this process's cgroup and those around it, to the root of the mount, where a container is."""
     mount = roots.sysfs / "fs/cgroup"
-    for hierarchy, path in parse_controller_paths(read_text(roots.proc / "self/cgroup") or "", controller):
+    for hierarchy, path in parse_hierarchies(read_text(roots.proc / "self/cgroup") or ""):
+        if hierarchy and controller not in hierarchy.split(","):
+            continue
         base = mount / hierarchy
         inside = base.joinpath(*(part for part in Path(path).parts if part not in {"/", ".."}))
         yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
 
 
-def parse_controller_paths(text: str, controller: str) -> tuple[tuple[str, str], ...]:
-    """Returns (folder below the mount, path) of each hierarchy that holds a controller: v2 "", v1 its name.
+def parse_hierarchies(text: str) -> tuple[tuple[str, str], ...]:
+    """Returns (controllers, path) of each line of /proc/<pid>/cgroup: of v2 the controllers are "".
 
     Source: cgroups(7), "/proc/pid/cgroup": lines "id:controllers:path", v2 with id 0 and no controllers.
     """
-    found = []
-    for line in text.splitlines():
-        _, names, path = [*line.split(":", 2), "", ""][:3]
-        if path and (not names or controller in names.split(",")):
-            found.append((names, path))
-    return tuple(found)
+    lines = (line.split(":", 2) for line in text.splitlines())
+    return tuple((words[1], words[2]) for words in lines if len(words) == 3 and words[2])

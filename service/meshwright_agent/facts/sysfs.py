@@ -191,6 +191,14 @@ def parse_distances(text: str | None) -> tuple[int, ...] | None:
     return known if known and len(known) == len(distances) else None
 
 
+def read_link(path: Path) -> Path | None:
+    """Returns where a link leads; None where there is no link, or it cannot be read."""
+    try:
+        return path.readlink()
+    except OSError:
+        return None
+
+
 def list_folder(path: Path) -> list[Path]:
     """Returns what is in a folder, by name; nothing where it cannot be read."""
     try:
@@ -266,7 +274,8 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
     """Returns NVIDIA's cards that no other driver has, in the order of their addresses."""
     cards = []
     for device in read_pci_devices(here.sysfs, NVIDIA):
-        driver = _read_driver(device.path)
+        link = read_link(device.path / "driver")
+        driver = link.name if link else None
         if not device.kind.startswith(DISPLAY_CLASS) or driver not in (None, _DRIVER):
             continue
         if (device.path / "physfn").exists():
@@ -274,13 +283,6 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
         said = parse_fields(read_text(here.proc / f"driver/nvidia/gpus/{device.address}/information") or "")
         cards.append(BusCard(device.address, device.kind, driver, parse_int(said.get("Device Minor"))))
     return tuple(cards)
-
-
-def _read_driver(path: Path) -> str | None:
-    try:
-        return (path / "driver").readlink().name
-    except OSError:
-        return None
 
 
 def judge_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:

@@ -19,6 +19,7 @@ from meshwright_agent.facts.sysfs import (
     PciDevice,
     list_folder,
     parse_int,
+    read_link,
     read_numa_node,
     read_pci_devices,
     read_pci_health,
@@ -64,16 +65,8 @@ def read_device_file(path: Path) -> str | None:
     accel = [node.name for node in list_folder(path / "accel") if node.name.startswith("accel")]
     if accel:
         return f"/dev/{accel[0]}"
-    driver, group = (read_link_name(path / name) for name in ("driver", "iommu_group"))
-    return f"/dev/vfio/{group}" if driver and driver.startswith("vfio") and group else None
-
-
-def read_link_name(path: Path) -> str | None:
-    """Returns the last part of where a link leads; None where there is no link."""
-    try:
-        return path.readlink().name
-    except OSError:
-        return None
+    driver, group = (read_link(path / name) for name in ("driver", "iommu_group"))
+    return f"/dev/vfio/{group.name}" if driver and driver.name.startswith("vfio") and group else None
 
 
 def read_tpus(

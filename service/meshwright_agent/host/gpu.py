@@ -76,21 +76,18 @@ def find_domain(view: View) -> str | None:
 def _build_gpu(view: View, index: int, seen: JaxDevice | None) -> Device:
     gpu = view.facts.gpus[index]
     limit = read_limit(seen)
-    return Device(
-        host=view.host,
-        local_index=index,
-        position=index,
-        platform="gpu",
+    return view.build_device(
+        "gpu",
+        index,
+        seen,
         kind=gpu.kind or (str(seen["kind"]) if seen else "NVIDIA GPU"),
         uuid=gpu.uuid,
         pci_bus_id=gpu.pci_bus_id,
         numa_node=gpu.numa_node,
-        process_index=seen.get("process_index") if seen else None,
         compute_capability=gpu.compute_capability,
         compute_mode=gpu.compute_mode,
         mig=gpu.mig,
         memory=Memory(capacity_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes, limit_bytes=limit, **view.passive),
-        jax=view.build_jax_view(seen),
         processes=gpu.processes,
         attributes=build_attributes(gpu, view.facts),
         **view.passive,
@@ -125,15 +122,12 @@ def _build_unlisted(view: View, index: int, seen: JaxDevice) -> Device:
     """Returns a GPU that only JAX knows: another vendor's, or where NVML cannot be read."""
     stats = seen.get("memory_stats") or {}
     memory = Memory(used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen), **view.by_jax)
-    return Device(
-        host=view.host,
-        local_index=index,
-        position=index,
-        platform="gpu",
+    return view.build_device(
+        "gpu",
+        index,
+        seen,
         kind=str(seen["kind"]),
-        process_index=seen.get("process_index"),
         memory=memory if stats else None,
-        jax=view.build_jax_view(seen),
         processes=_find_holders(view.facts),
         **view.by_jax,
     )

@@ -165,7 +165,13 @@ class View:
         """Returns JAX's devices of this host, if it runs on this platform."""
         return self.jax.devices if self.jax and self.jax.platform == platform else ()
 
-    def build_jax_view(self, device: Mapping[str, Any] | None) -> JaxView | None:
+    def build_device(self, platform: Platform, index: int, jax: Mapping[str, Any] | None, **fields: Any) -> Device:
+        """Returns a device with what JAX says of it, if it does, and these fields."""
+        process_index = jax.get("process_index") if jax else None
+        known = {"host": self.host, "local_index": index, "position": index, "platform": platform}
+        return Device(**known, process_index=process_index, jax=self._build_jax_view(jax), **fields)
+
+    def _build_jax_view(self, device: Mapping[str, Any] | None) -> JaxView | None:
         """Returns one of JAX's devices with its evidence; None of None."""
         if device is None or self.jax is None:
             return None

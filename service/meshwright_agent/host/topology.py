@@ -15,7 +15,7 @@ from typing import Final, get_args
 
 import meshwright_agent
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Cpu, Device, Devices, Granule, Host, Link, Memory, NumaNode, Platform, Software
+from meshwright.wire.devices import Cpu, Devices, Granule, Host, Link, Memory, NumaNode, Platform, Software
 from meshwright_agent.host.gpu import build_gpus, find_domain
 from meshwright_agent.host.snapshot import HostSnapshot, PlatformDevices, View
 from meshwright_agent.host.tpu import build_tpus, find_slice
@@ -95,17 +95,14 @@ def build_cpus(view: View) -> PlatformDevices:
     evidence = view.by_jax if seen else view.declared
     nodes, memory = view.facts.numa_nodes, build_share(view, count)
     devices = tuple(
-        Device(
-            host=view.host,
-            local_index=index,
-            position=index,
-            platform="cpu",
+        view.build_device(
+            "cpu",
+            index,
+            jax,
             kind=str(jax["kind"]) if jax else "cpu",
             numa_node=nodes[0].node if len(nodes) == 1 else None,  # XLA's threads are not pinned
-            process_index=jax.get("process_index") if jax else None,
             virtual=count > 1 or configured is not None,
             memory=memory,
-            jax=view.build_jax_view(jax),
             processes=(),
             **evidence,
         )
@@ -131,9 +128,7 @@ def build_software(view: View) -> Software:
     return Software(
         agent=meshwright_agent.__version__,
         python=python_platform.python_version(),
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        libtpu=versions.get("libtpu"),
+        **{name: versions.get(name) for name in ("jax", "jaxlib", "libtpu")},
         driver=driver.version,
         cuda_driver=driver.cuda_version,
         **(view.by_jax if view.jax else view.passive),

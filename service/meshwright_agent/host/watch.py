@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from meshwright.errors import ProblemError
+from meshwright.errors import DeviceBusyError, ProblemError
 from meshwright.topology.chips import parse_chip_count
-from meshwright.wire.devices import Release
+from meshwright.wire.devices import Holder, Release, Unseen
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import parse_host_facts
 from meshwright_agent.facts.nvidia import doubt_unnamed
@@ -21,9 +21,8 @@ from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.base import Host
-from meshwright_agent.host.release import Spawn, preempt_benches, release_devices
 from meshwright_agent.host.snapshot import JaxReport, first_line
-from meshwright_agent.leases import LeaseRegistry
+from meshwright_agent.leases import LeaseRegistry, Spawn
 from meshwright_agent.metrics import RELEASE_DURATION
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
@@ -34,6 +33,18 @@ log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S: Final = 30.0
 """How long JAX may take to list its devices."""
+BOUND_S: Final = 2.0
+"""How long a release takes at most; it is answered in time also when the driver hangs."""
+ANSWER_S: Final = 0.3
+"""Of the bound, kept for the answer, which a busy host may write late."""
+PROBE_S: Final = 0.45
+"""Of the bound, kept for asking who still holds a device: a worker that is not gone by then is probed as it ends."""
+ANOTHER_PROBE_S: Final = 0.5
+"""Of the bound, at least left for asking again who holds a device: a probe starts in some 0.3 s."""
+RELEASED: Final = "the devices were released (POST /devices/release)"
+
+_Held = tuple[tuple[Holder, ...] | None, Unseen | None]
+"""Who holds a device; None, and why nobody is named."""
 
 
 class HostWatch(Host):
@@ -194,7 +205,7 @@ class HostWatch(Host):
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
             self._probe.reset()  # a driver may recover; the pause is ours, and nothing that hangs in it piles up
         absent = self._absent_generation()
-        question: dict[str, Any] = {"root": str(self._settings.host_root)}
+        question = self._question
         if self._settings.kernel_log:
             question |= {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
         try:
@@ -210,6 +221,10 @@ class HostWatch(Host):
         self._has_probed.set()
         self._has_probed = asyncio.Event()
         return True
+
+    @property
+    def _question(self) -> dict[str, Any]:
+        return {"root": str(self._settings.host_root)}
 
     async def wait_for_probe(self) -> None:
         """Waits until the probe has answered the next time."""
@@ -260,31 +275,91 @@ class HostWatch(Host):
     def require_hardware(self, asked: str) -> None:
         """Returns: this host is what it says."""
 
+    # ---- the way back of the devices -------------------------------------------------------------------------------
+
     async def release(self) -> Release:
-        """Gives the devices back; the worker is not started again unasked."""
+        """Ends the worker and its runs, then asks the probe who holds a device; the worker is not started unasked."""
         self._note_release()
-        answer = await release_devices(
-            device=self._device,
-            probe=self._probe,
-            runs=self._runs,
-            settings=self._settings,
-            clock=self._clock,
-            spawn=self._spawn,
+        started_s, was_running = self._clock.monotonic(), self._device.pid is not None
+        outcome, cancelled = await asyncio.gather(
+            self._device.release(reason=RELEASED, within_s=BOUND_S - ANSWER_S - PROBE_S),
+            self._runs.cancel_all(RELEASED, lane="device"),
         )
+
+        def left_s() -> float:
+            return started_s + BOUND_S - ANSWER_S - self._clock.monotonic()
+
+        seen, unseen = await self._ask_in_time(left_s())
+        while was_running and unseen == "hidden" and left_s() >= ANOTHER_PROBE_S:
+            again = await self._ask_in_time(left_s())  # a driver takes a moment to clear a context
+            if again[1] == "late":
+                break
+            seen, unseen = again
+        ending = outcome.abandoned_pids
+        holding = [pid for pid in ending if pid in self._device.holding_pids]  # one may have gone meanwhile
+        held = _name_own(seen, ending, holding, self._device.spec.module)
+        took_s = self._clock.monotonic() - started_s
+        RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(took_s)
         self._note_release()
-        outcome = "killed" if answer.killed else "released"
-        RELEASE_DURATION.labels(outcome if answer.released else "abandoned").observe(answer.took_s)
-        return answer
+        return Release(
+            released=not holding,
+            took_s=took_s,
+            killed=outcome.killed,
+            cancelled_runs=cancelled,
+            held=held,
+            unseen=unseen if held is None else None,
+            worker=self._device.view(),
+        )
 
     def _note_release(self) -> None:
         self.update(released=True, failure=None)
         self.report_worker()
 
-    async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
-        """Ends these benches for a lease, and the worker where it has accelerators; returns those that were ended."""
+    async def _ask_in_time(self, bound_s: float) -> _Held:
+        """Returns who holds a device, as the probe says; None, and why, if it cannot say so, or not in time."""
+        limit_s = max(0.1, bound_s)
+        asking: asyncio.Task[_Held] = self._spawn(self._ask_for_holders(limit_s))
+        done, _ = await asyncio.wait({asking}, timeout=limit_s)
+        if not done:
+            asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
+            return None, "late"
+        return asking.result()
+
+    async def _ask_for_holders(self, limit_s: float) -> _Held:
         try:
-            return await preempt_benches(
-                device=self._device, runs=self._runs, ids=ids, reason=reason, has_devices=not self._stays
-            )
-        finally:
-            self.report_worker()
+            answer = await self._probe.call("holders", self._question, deadline_s=limit_s)
+        except (ProblemError, CallCancelled):
+            return None, "late"
+        holders = answer.result["holders"]
+        return (None, "hidden") if holders is None else (tuple(map(Holder.model_validate, holders)), None)
+
+    async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
+        """Ends these benches for a lease, and the worker where it has accelerators; returns those that were ended.
+
+        A worker on accelerators holds them also between two benches; on CPUs only a bench is in the way. A bench that
+        is not among these opens none of the devices in question (JAX does not see them), and goes on.
+
+        Raises:
+            DeviceBusyError: the worker does not end, whatever is done to it.
+        """
+        under_way = [run.id for run in self._runs.list_live("device") if run.state == "running"]
+        cancelling = self._runs.cancel_all(reason, lane="device", only=ids)
+        if not set(under_way) & set(ids) and (under_way or self._stays):
+            return await cancelling
+        outcome, gone = await asyncio.gather(self._device.release(reason=reason), cancelling)
+        self.report_worker()
+        if outcome.abandoned_pids and not self._stays:
+            pids = ", ".join(map(str, outcome.abandoned_pids))
+            detail = f"the agent's own worker, process {pids}, does not let go of the devices, not even killed"
+            raise DeviceBusyError(detail, hint="the driver hangs: look at the kernel log, and drain this host")
+        return gone
+
+
+def _name_own(
+    held: tuple[Holder, ...] | None, ending: Collection[int], holding: Collection[int], module: str
+) -> tuple[Holder, ...] | None:
+    """Returns the holders, with the agent's own processes that do not end, whatever the probe saw of them."""
+    seen = tuple(holder for holder in held or () if holder.pid not in ending or holder.pid in holding)
+    unseen = set(holding) - {holder.pid for holder in seen}
+    own = tuple(Holder(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(unseen))
+    return None if held is None and not own else (*seen, *own)

@@ -14,14 +14,15 @@ from meshwright.errors import DeviceBusyError
 from meshwright.wire.devices import Release
 from meshwright.wire.runs import Run
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.host.release import ANSWER_S, BOUND_S, PROBE_S, preempt_benches, release_devices
+from meshwright_agent.health.registry import HealthRegistry
+from meshwright_agent.host.watch import ANSWER_S, BOUND_S, PROBE_S, HostWatch
 from meshwright_agent.runs import Emit, Execute, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from meshwright_agent.supervisor.process import ChildSpec, Ending
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
-from tests.fakes.supervised import FakeSupervisor, Reply, answering
+from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
 
 SEEN = {"pid": 4711, "name": "python", "command": "python train.py", "devices": ["/dev/vfio/0"], "own": False}
 OWN = {"pid": 1001, "name": "python", "command": "python -m …", "devices": ["/dev/vfio/0"], "own": True}
@@ -37,15 +38,13 @@ class Scene:
     runs: RunQueue
     execute: Execute
 
+    def watch(self, *, has_devices: bool = True) -> HostWatch:
+        health, clock = HealthRegistry(stale_after_s=60), SystemClock()
+        around: Any = {"settings": Settings(), "clock": clock, "runs": self.runs, "stays": not has_devices}
+        return build_watch(self.probe, self.worker, health=health, **around)  # type: ignore[arg-type]
+
     async def release(self) -> Release:
-        return await release_devices(
-            device=self.worker,
-            probe=self.probe,  # type: ignore[arg-type]
-            runs=self.runs,
-            settings=Settings(),
-            clock=SystemClock(),
-            spawn=asyncio.create_task,
-        )
+        return await self.watch().release()
 
     async def begin_run(self) -> Run:
         """Returns a bench that runs."""
@@ -197,7 +196,7 @@ def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path
             answer = await scene.release()
             assert (answer.released, [holder.pid for holder in answer.held or ()]) == (False, [1001])
         with pytest.raises(DeviceBusyError, match="process 1001, does not let go"):
-            await preempt_benches(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=True)
+            await scene.watch().preempt((), "a lease")
 
     spawn = FakeSpawn(ending=Ending(status=None, killed=True))
     run_scene(tmp_path, test, spawn=spawn, look={"holders": []})
@@ -210,9 +209,7 @@ def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
     async def test(scene: Scene) -> None:
         run = await scene.begin_run()
         ids = (run.id,) if is_in_the_way else ()
-        gone = await preempt_benches(
-            device=scene.worker, runs=scene.runs, ids=ids, reason="a lease", has_devices=has_devices
-        )
+        gone = await scene.watch(has_devices=has_devices).preempt(ids, "a lease")
         assert gone == ids
         assert (await scene.runs.get(run.id)).state == ("cancelled" if is_in_the_way else "running")
         assert scene.worker.state == ("stopped" if is_in_the_way else "busy")
@@ -224,7 +221,7 @@ def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
 def test_a_lease_ends_an_idle_worker_only_where_that_has_accelerators(tmp_path: Path, has_devices: bool) -> None:
     async def test(scene: Scene) -> None:
         await scene.worker.start()
-        await preempt_benches(device=scene.worker, runs=scene.runs, ids=(), reason="a lease", has_devices=has_devices)
+        await scene.watch(has_devices=has_devices).preempt((), "a lease")
         assert scene.worker.state == ("stopped" if has_devices else "ready")
 
     run_scene(tmp_path, test, look={"holders": []})

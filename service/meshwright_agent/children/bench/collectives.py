@@ -1,27 +1,26 @@
 """Collectives over one axis of a mesh: `shard_map` in `jit` with explicit shardings of input and output.
 
 Each device starts with its own numbers, every element of every result is compared with what NumPy computes, and the
-compiled text must contain the collective (an asynchronous pair counts once). With several axes all groups run at once,
-as in training.
+compiled program must contain the collective (an asynchronous pair counts once). With several axes all groups run at
+once, as in training.
 
 S and busbw are nccl-tests' (doc/PERFORMANCE.md): S is a rank's buffer for all-reduce, all-to-all and send/recv, its
-result for all-gather, and its input for reduce-scatter. Sources of the text: openxla.org/xla/operation_semantics,
-`jax.stages.Compiled.as_text()`.
+result for all-gather, and its input for reduce-scatter.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from meshwright.compiling.hlo.module import Module, parse_module
 from meshwright.wire.bench import BenchCase, Collective
 from meshwright_agent.bench.scope import Scope
 from meshwright_agent.children.bench.measure import (
@@ -36,72 +35,6 @@ from meshwright_agent.children.bench.measure import (
     expand_tile,
 )
 from meshwright_agent.children.bench.transfers import round_sizes
-
-OPS: Final = (
-    "all-reduce-scatter",
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "ragged-all-to-all",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
-
-_INSTRUCTION: Final = re.compile(
-    rf"^\s*(?:ROOT\s+)?%?[\w.\-]+ = (?P<type>\S.*?) (?P<op>{'|'.join(OPS)})(?P<start>-start)?\(", re.MULTILINE
-)
-_ARRAY: Final = re.compile(r"\b(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,<= ]*)\]")
-
-_BITS: Final = {"pred": 8, "bf16": 16, "token": 0}
-_WIDTH: Final = re.compile(r"[a-z]+(\d+)")
-
-
-def parse_collectives(text: str) -> dict[str, Collective]:
-    """Returns op → how many stand in the compiled module and the bytes of their results on one device."""
-    found: dict[str, Collective] = {}
-    for match in _INSTRUCTION.finditer(text):
-        op, seen = match["op"], found.get(match["op"])
-        size = count_bytes(_result_type(match["type"], op, is_start=match["start"] is not None))
-        found[op] = Collective(op=op, count=(seen.count if seen else 0) + 1, bytes=(seen.bytes if seen else 0) + size)
-    return found
-
-
-def _result_type(text: str, op: str, *, is_start: bool) -> str:
-    """Returns the type of the result: second part of a start's tuple (operands, result, …), except of all-reduce."""
-    if not is_start or op == "all-reduce" or not text.startswith("("):
-        return text
-    parts = list(_split_tuple(text))
-    return parts[1] if len(parts) > 1 else text
-
-
-def _split_tuple(text: str) -> Iterator[str]:
-    """Yields the top-level parts of "(a, (b, c), …)"."""
-    depth, begin = 0, 1
-    for place, character in enumerate(text):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        if (character == "," and depth == 1) or (character == ")" and depth == 0):
-            yield text[begin:place].strip()
-            begin = place + 1
-
-
-def count_bytes(type_text: str) -> int:
-    """Returns the bytes of an HLO type: an array such as `f32[8,128]{1,0}`, or a tuple of such."""
-    return sum(_array_bytes(match) for match in _ARRAY.finditer(type_text))
-
-
-def _array_bytes(match: re.Match[str]) -> int:
-    dims = [int(size.lstrip("<= ")) for size in match["dims"].split(",") if size.strip()]
-    return math.ceil(math.prod(dims) * _bits(match["dtype"]) / 8)
-
-
-def _bits(dtype: str) -> int:
-    """Returns the bits of an element; the first number in its name, so f8e4m3fn has 8."""
-    width = _WIDTH.match(dtype)
-    return _BITS.get(dtype, int(width[1]) if width else 0)
 
 
 @dataclass(frozen=True)
@@ -316,14 +249,16 @@ class CollectiveRun(Subject):
         return self.last
 
     def verify(self) -> Outcome:
-        """Compares every device's result, and reads the compiled text."""
+        """Compares every device's result, and reads the compiled program."""
         assert self.last is not None
         shards = {shard.device: np.asarray(shard.data)[0] for shard in self.last.addressable_shards}
         wrong = sum(
             count_wrong(shards[device], self._expect(rank))
             for rank, device in enumerate(self.sharding.mesh.devices.flat)
         )
-        found = find_collective(self.kind, self.compiled.as_text() or "")
+        program: Any = self.compiled.runtime_executable()
+        module = parse_module(program.hlo_modules()[0].as_serialized_hlo_module_proto())
+        found = find_collective(self.kind, module)
         return Outcome(wrong, {"mesh": str(self.scope.mesh), "groups": len(self.groups)}, collective=found)
 
     def _expect(self, rank: int) -> Array:
@@ -333,7 +268,16 @@ class CollectiveRun(Subject):
         return self.kind.expect(Group(tiles, place, self.count, self.stage.numpy_dtype))
 
 
-def find_collective(kind: Kind, text: str) -> Collective:
-    """Returns the collective as it stands in the compiled text; a count of 0 when it does not."""
-    found = parse_collectives(text)
-    return next((found[op] for op in kind.ops if op in found), Collective(op=kind.ops[0], count=0, bytes=0))
+def find_collective(kind: Kind, module: Module) -> Collective:
+    """Returns the collective as it stands in the compiled program; a count of 0 when it does not.
+
+    Its bytes are those of its results on one device; of a pair the second instruction has the result.
+    """
+    instructions = [instruction for part in module.computations.values() for instruction in part.order]
+    for op in kind.ops:
+        count = sum(each.opcode in (op, f"{op}-start") for each in instructions)
+        results = (each.arrays for each in instructions if each.opcode in (op, f"{op}-done"))
+        size = math.ceil(sum(array.size_bytes for arrays in results for array in arrays))
+        if count:
+            return Collective(op=op, count=count, bytes=size)
+    return Collective(op=kind.ops[0], count=0, bytes=0)

@@ -2,7 +2,8 @@
 
 Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
 and a bare Starlette server that answers the same requests with the same bytes. Then /devices while benches run, and
-beside loops that take all cores and have nothing to do with the agent. Then releases while benches run, and restarts.
+beside loops that take all cores and have nothing to do with the agent. Then releases while benches run, small searches
+beside a large one, and restarts.
 One thread with an epoll plays all connections.
 """
 
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -43,6 +45,7 @@ RESTART_S: Final = 2.0
 MAX_TIMES: Final = 3.0
 MAX_P99_S: Final = 0.005
 BESIDE_BENCH_TIMES: Final = 10.0
+SMALL_SEARCH_S: Final = 2.0
 SPIN: Final = "while True: pass"
 
 BODILESS: Final = (
@@ -151,6 +154,7 @@ def measure_traffic(seconds: float = SECONDS, tries: int = TRIES) -> Iterator[Ro
         yield from _measure_mixed(agent, (*BODILESS, f"/runs/{run['id']}"), seconds)
         yield from _measure_beside_benches(agent, seconds)
         yield _measure_releases(agent, tries)
+        yield _measure_small_searches(agent)
     yield from _measure_restarts(max(3, tries // 10))
 
 
@@ -203,6 +207,26 @@ def find_p99(seconds: Sequence[float]) -> float:
 
 def _p99_of_devices(port: int, seconds: float) -> float:
     return find_p99(send_mixed(port, ("/devices",), seconds).seconds["/devices"])
+
+
+def _measure_small_searches(agent: RunningAgent) -> Row:
+    """Searches on 8 GPUs, one after the other, while one on 16,384 runs."""
+    took_s = []
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(_search, agent, "2048*h100:8", 16384)
+        while not large.done():
+            took_s.append(_search(agent, "h100:8", 64))
+    note = f"{len(took_s)} beside one of {large.result():.1f} s, median {statistics.median(took_s):.2f} s"
+    note = judge(note, "2 s", is_kept=max(took_s) <= SMALL_SEARCH_S)
+    return ("a small search beside a large one: the longest", f"{max(took_s):.2f} s", note)
+
+
+def _search(agent: RunningAgent, target: str, batch: int) -> float:
+    training = {"global_batch": batch, "sequence_length": 4096}
+    body = {"target": target, "model": "llama3-8b", "training": training, "include_devices": False}
+    began_s = time.perf_counter()
+    httpx.post(f"{agent.url}/mesh/plan", json=body, timeout=300).raise_for_status()
+    return time.perf_counter() - began_s
 
 
 def _measure_releases(agent: RunningAgent, tries: int) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
         assert reply.json() == here.post("/mesh/plan", json=asked).json()
     assert len(reply.json()["plans"]) == 3
     assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
+
+
+def test_small_searches_are_answered_while_a_large_one_runs(host: RunningAgent) -> None:
+    training = {"global_batch": 16384, "sequence_length": 4096}
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(post, host, target="2048*h100:8", training=training, include_devices=False)
+        answered = 0
+        while not large.done():
+            assert post(host, target="h100:8", include_devices=False).status_code == 200
+            answered += 1
+    assert large.result().status_code == 200
+    assert answered > 3
 
 
 def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(host: RunningAgent) -> None:

@@ -1,1 +1,1 @@
-"""Health: the board, what judges looks and reports, what is remembered, and the history. No HTTP, no driver."""
+"""Health: the registry of components, the rules that judge probes, and what outlives a restart. No HTTP, no driver."""

@@ -361,7 +361,7 @@ class HealthMonitor:
         registry.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
-        """Puts devices, parts and faults of an earlier life of the agent onto the board: nobody has looked yet."""
+        """Puts devices, parts and faults of an earlier life of the agent into the registry: nothing was probed yet."""
         devices = [f"device:{device.key}" for device in self._memory.devices.values()]
         told = self._memory.states
         parts = [component for component in told if component.partition(":")[0] in PARTS]
@@ -434,7 +434,7 @@ class HealthMonitor:
         self._forget_unshown(known)
 
     def _forget_unshown(self, known: Iterable[str]) -> None:
-        """Takes devices off the board that are here and are none of `/devices`, as GPUs with `--cpu-devices`.
+        """Forgets devices that are here and are none of `/devices`, as GPUs with `--cpu-devices`.
 
         One that a fault stands against stays: XIDs are told of cards, whatever JAX runs on.
         """

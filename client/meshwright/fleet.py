@@ -198,11 +198,9 @@ class Fleet:
         """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
         timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
         if other := sorted(options.keys() - _PlanOptions.__annotations__):
-            raise InvalidRequestError(
-                f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that",
-                hint="plan on a target, such as 64*h100:8",
-                errors=[{"field": other[0], "message": "not of a plan on a fleet"}],
-            )
+            detail = f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that"
+            hint = "plan on a target, such as 64*h100:8"
+            raise InvalidRequestError.of(other[0], detail, hint, "not of a plan on a fleet")
         asked = {"mesh": str(mesh) if isinstance(mesh, MeshSpec) else mesh, **options}
         request = build_request_model(PlanRequest, asked)
         state = self.devices(timeout_s=timeout_s, require_all=require_all)

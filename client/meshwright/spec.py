@@ -29,7 +29,7 @@ MESH_EXAMPLE: Final = 'write it as "dp:2,tp:4"; one size may be -1 (the rest of 
 
 
 def _refuse(detail: str, hint: str = MESH_EXAMPLE) -> InvalidMeshError:
-    return InvalidMeshError(detail, hint=hint, errors=[{"field": "mesh", "message": detail}])
+    return InvalidMeshError.of("mesh", detail, hint)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class MeshSpec:
                 f"the rest of the devices fills an axis only if the others divide them"
             )
             hint = f"make the other sizes multiply to {near[0]}" if near else "there is no device to fill it with"
-            raise PlanInfeasibleError(detail, hint=hint, errors=[{"field": "mesh", "message": detail}])
+            raise PlanInfeasibleError.of("mesh", detail, hint)
         return MeshSpec(tuple((name, device_count // known if size == -1 else size) for name, size in self.axes))
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

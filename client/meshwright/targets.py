@@ -106,4 +106,4 @@ def _parse_number(digits: str, text: str) -> int:
 
 
 def _refuse(detail: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=TARGET_EXAMPLE, errors=[{"field": "target", "message": detail}])
+    return InvalidRequestError.of("target", detail, TARGET_EXAMPLE)

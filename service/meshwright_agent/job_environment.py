@@ -31,12 +31,8 @@ def describe_job_environment(
         config = DeviceConfiguration(memory_strategy=MemoryStrategy(strategy), memory_fraction=fraction)
         variables = build_environment(config, base, platform=platform)
     except ValueError as error:
-        message = str(error)
-        raise InvalidRequestError(
-            message,
-            hint="custom needs a memory_fraction in (0, 1]: ?memory_strategy=custom&memory_fraction=0.8",
-            errors=[{"field": "memory_fraction", "message": message}],
-        ) from error
+        hint = "custom needs a memory_fraction in (0, 1]: ?memory_strategy=custom&memory_fraction=0.8"
+        raise InvalidRequestError.of("memory_fraction", str(error), hint) from error
     if cpu_devices:
         variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(cpu_devices)}
     return Environment(

@@ -462,7 +462,7 @@ def _find_named(name: int | str, named: Mapping[int | str, Sequence[int]], devic
 
 
 def _refuse(detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": "devices", "message": detail.rpartition("; ")[2]}])
+    return InvalidRequestError.of("devices", detail, hint, detail.rpartition("; ")[2])
 
 
 def _refuse_for_runs(runs: Sequence[str], devices: Sequence[Device]) -> DeviceBusyError:

@@ -65,8 +65,7 @@ def _quote(name: str, part: str) -> str:
     except UnicodeEncodeError:
         quoted = ""
     if not quoted:
-        message = f"{name} {part!r} is no name: it is empty, or not text"
-        raise InvalidRequestError(message, errors=[{"field": name, "message": message}])
+        raise InvalidRequestError.of(name, f"{name} {part!r} is no name: it is empty, or not text")
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted  # "." and ".." are not parts of a path
 
 

@@ -101,4 +101,4 @@ def _check_id(lease_id: str) -> str:
 
 
 def _refuse(detail: str, hint: str, *, field: str = "devices") -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail.rpartition("; ")[2]}])
+    return InvalidRequestError.of(field, detail, hint, detail.rpartition("; ")[2])

@@ -43,8 +43,7 @@ class LeaseBook:
             InvalidRequestError: there is no such device, or the id is not allowed.
         """
         if re.fullmatch(LEASE_ID_PATTERN, lease_id) is None:
-            message = f"lease_id {lease_id[:80]!r} does not match {LEASE_ID_PATTERN}"
-            raise InvalidRequestError(message, errors=[{"field": "lease_id", "message": message}])
+            raise InvalidRequestError.of("lease_id", f"lease_id {lease_id[:80]!r} does not match {LEASE_ID_PATTERN}")
         if (held := self._current(self._clock()).get(lease_id)) is not None:
             return self._renew(held, request, devices, owner), False
         chosen = _choose(request, self.mark(devices))
@@ -208,11 +207,7 @@ def _choose(request: LeaseRequest, devices: Devices) -> tuple[Device, ...]:
     absent = [name for name in request.devices if name not in by_name]
     if absent:
         message = f"device {absent[0]!r} is not here; host {devices.host.name} has 0 to {len(devices.devices) - 1}"
-        raise InvalidRequestError(
-            message,
-            hint='name local indices or uuids, "all", or {"count": 1}',
-            errors=[{"field": "devices", "message": message}],
-        )
+        raise InvalidRequestError.of("devices", message, 'name local indices or uuids, "all", or {"count": 1}')
     return tuple({by_name[name].local_index: by_name[name] for name in request.devices}.values())
 
 

@@ -173,9 +173,7 @@ def _check_room(demand: Demand, where: str, need_bytes: int, multiple: float, ro
         f"{multiple:.3g} × S = {need_bytes} bytes on {where}; {there}"
     )
     field = "matmul_size" if demand.case == "matmul" else "sizes_bytes"
-    raise BenchTooLargeError(
-        detail, hint=_suggest(demand, usable / multiple), errors=[{"field": field, "message": detail}]
-    )
+    raise BenchTooLargeError.of(field, detail, _suggest(demand, usable / multiple))
 
 
 def _suggest(demand: Demand, fits_bytes: float) -> str:

@@ -177,5 +177,4 @@ def _list_pairs(devices: tuple[int, ...], *, every: bool) -> tuple[tuple[int, in
     return tuple(zip(devices, (*devices[1:], devices[0]), strict=True))
 
 
-def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(detail, hint=hint, errors=[{"field": field, "message": detail}])
+_refuse = InvalidRequestError.of

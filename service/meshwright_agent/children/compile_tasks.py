@@ -113,14 +113,10 @@ def _describe(plan: Plan) -> CompileTarget | None:
         return None
 
 
-def _refuse(field: str, message: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError(message, hint=hint, errors=[{"field": field, "message": message}])
-
-
 def _plan_mesh(request: BatchSizeRequest, here: Here, health: Mapping[int, str] | None) -> Plan:
     if request.mesh is None:
         detail = "neither plan nor mesh is given; the batch that fits depends on the mesh"
-        raise _refuse("mesh", detail, _BATCH_WAYS)
+        raise InvalidRequestError.of("mesh", detail, _BATCH_WAYS)
     asked = PlanRequest(mesh=request.mesh, target=request.target, memory_strategy=request.memory_strategy)
     return answer_request(asked, here, health=health).plans[0]
 

@@ -203,7 +203,7 @@ def _check_training(request: PlanRequest) -> None:
         return
     message = "training says how a model is trained, and model is not given; a plan without a model does not count it"
     hint = 'add a model, such as "model": "llama3-8b", or leave out training'
-    raise InvalidRequestError(message, hint=hint, errors=[{"field": "training", "message": message}])
+    raise InvalidRequestError.of("training", message, hint)
 
 
 def _forget_model(plan: Plan) -> Plan:

@@ -197,7 +197,7 @@ def build_unknown_component(name: str, names: Iterable[str]) -> NotFoundError:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? GET /health lists all" if near else "GET /health lists the components"
     message = f"no component has the name {name!r}; there are {len(known)}"
-    return NotFoundError(message, hint=hint, errors=[{"field": "component", "message": message}])
+    return NotFoundError.of("component", message, hint)
 
 
 def _describe_fault(fault: Fault) -> str:

@@ -134,7 +134,7 @@ class Agent:
     # ---- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reads what is stored, then starts to observe the host; does not wait for the first look. May be repeated.
+        """Reads what is stored, then starts to observe the host; does not wait for the first probe. May be repeated.
 
         Raises:
             StoreUnavailableError: the store does not answer.

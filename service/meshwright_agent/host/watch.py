@@ -91,7 +91,7 @@ class HostWatch(Host):
                 try:
                     await self.refresh()
                 except Exception:
-                    log.exception("a look at the host failed")
+                    log.exception("a probe of the host failed")
                 await asyncio.sleep(self._settings.probe_interval_s)
         finally:
             if self._asking is not None:
@@ -141,7 +141,7 @@ class HostWatch(Host):
         try:
             await self.list_jax_devices()
         except Exception:
-            log.exception("a look at JAX failed")
+            log.exception("JAX could not be asked for its devices")
         finally:
             self._asking = None
 

@@ -207,7 +207,12 @@ def run_child(
             if reads.select(0 if has_ended else _POLL_S):
                 data = os.read(_pipe(child.stdout).fileno(), _READ_BYTES)
                 *lines, rest = (rest + data).split(b"\n")
-                for frame in map(json.loads, lines):
+                for line in lines:
+                    try:
+                        frame = json.loads(line)
+                    except ValueError:
+                        log = (*_read_log(output), line.decode(errors="replace")[:_LINE_CHARS])
+                        return Ended("code of the compile writes to descriptors that it did not open", log)
                     if frame["type"] != "progress":
                         return _read_last(frame, output)
                     if on_progress:

@@ -109,13 +109,12 @@ class Agent:
     def _build_host(self) -> Host:
         settings, clock = self.settings, self.clock
         if settings.simulate is not None:
-            interval_s = settings.probe_interval_s
             return SimulatedHost(
                 settings.simulate,
                 self.device,
                 leases=self.registry,
                 health=self.health,
-                interval_s=interval_s,
+                interval_s=settings.probe_interval_s,
                 clock=clock,
             )
         return HostWatch(

@@ -103,9 +103,7 @@ def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """
     from meshwright_agent.children.compile_tasks import build_fit_task
 
-    request = BatchSizeRequest.model_validate_json(arguments["request"])
-    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
-    here = None if arguments["here"] is None else parse_here(arguments["here"])
+    request, plan, here = _parse_batch(arguments)
     return build_fit_task(
         request, plan, here.topology if here else None, health=here.health if here else None
     ).as_json()
@@ -119,9 +117,7 @@ def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """
     from meshwright.planning.batch_request import reckon_request  # here: most requests are plans
 
-    request = BatchSizeRequest.model_validate_json(arguments["request"])
-    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
-    here = None if arguments["here"] is None else parse_here(arguments["here"])
+    request, plan, here = _parse_batch(arguments)
     reckoned = reckon_request(
         request,
         here.topology if here else None,
@@ -130,6 +126,12 @@ def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
         measured=here.measured if here else (),
     )
     return {"reckoned": reckoned.model_dump_json()}
+
+
+def _parse_batch(arguments: Mapping[str, Any]) -> tuple[BatchSizeRequest, Plan | None, Here | None]:
+    request = BatchSizeRequest.model_validate_json(arguments["request"])
+    plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
+    return request, plan, None if arguments["here"] is None else parse_here(arguments["here"])
 
 
 def parse_here(told: Mapping[str, Any]) -> Here:

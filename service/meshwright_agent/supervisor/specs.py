@@ -8,20 +8,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
+from meshwright.topology.chips import DISPLAY_CLASS, GOOGLE, NVIDIA
 from meshwright.wire.devices import Holder
 from meshwright_agent.facts.model import HostFacts
+from meshwright_agent.facts.sysfs import read_pci_devices
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
 
 _ACCELERATOR_FILE: Final = re.compile(r"nvidia\d+|accel\d+|kfd")
-_GOOGLE, _NVIDIA, _DISPLAY = "0x1ae0", "0x10de", "0x03"
-"""PCI vendor ids, and the class of display and 3D controllers (pci.ids)."""
-
-
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """numpy would start a thread a core for matrices that no plan has."""
 
@@ -32,15 +29,9 @@ def has_accelerators(settings: Settings) -> bool:
     names = [path.name for path in dev.iterdir()] if dev.is_dir() else []
     if any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*")):
         return True
-    return any(_is_accelerator(folder) for folder in (settings.host_root / "sys/bus/pci/devices").glob("*"))
-
-
-def _is_accelerator(folder: Path) -> bool:
-    try:
-        vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
-    except OSError:
-        return False
-    return vendor == _GOOGLE or (vendor == _NVIDIA and kind.startswith(_DISPLAY))
+    sysfs = settings.host_root / "sys"
+    cards = (card for card in read_pci_devices(sysfs, NVIDIA) if card.kind.startswith(DISPLAY_CLASS))
+    return any(cards) or any(read_pci_devices(sysfs, GOOGLE))
 
 
 def explain_untouched(facts: HostFacts | None) -> str:

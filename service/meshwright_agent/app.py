@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any, Final
 
 import anyio
+import h11
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
@@ -285,9 +286,10 @@ class Wrapper:
     async def _run(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             await self._app(scope, receive, answer)
-        except* anyio.BrokenResourceError:
-            # FastAPI 0.165 closes a stream before it ends the task that waits to write into it
-            log.debug("a client has left %s in the midst of an event", scope["path"])
+        except* (anyio.BrokenResourceError, h11.LocalProtocolError):
+            # FastAPI 0.165 closes a stream before it ends the task that waits to write into it; uvicorn itself has
+            # answered 400 where bytes that are no HTTP came behind the request
+            log.debug("a client of %s has left, or sent what is no HTTP", scope["path"])
         except* Exception:
             log.exception("request %s %s failed", scope["method"], scope["path"])
 

@@ -134,4 +134,4 @@ async def _read_all(agent: Agent) -> None:
 
 
 def _find_reason(agent: Agent) -> str:
-    return next(each.reason for each in agent.health().components if each.name == "store")
+    return next(each.reason for each in agent.health.view(agent.clock.now()).components if each.name == "store")

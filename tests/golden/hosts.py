@@ -194,7 +194,8 @@ def build_words() -> dict[str, str]:
     """Returns what this machine and its installation are called in replies."""
     versions = [version(name) for name in ("meshwright", "jax", "jaxlib")] + [platform.python_version()]
     system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    return dict.fromkeys(versions, "<version>") | {system: "<operating system>", platform.node(): "<host name>"}
+    names = {system: "<operating system>", platform.node(): "<host name>", f"uid:{os.geteuid()}": "uid:<user>"}
+    return dict.fromkeys(versions, "<version>") | names
 
 
 def build_environment(host: Host, folder: Path) -> dict[str, str]:

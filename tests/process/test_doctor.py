@@ -89,12 +89,6 @@ def test_an_agent_that_simulates_needs_neither_jax_nor_a_driver(tmp_path: Path) 
     assert (status, list(said)) == (0, ["simulated", "state directory"])
 
 
-def test_a_state_directory_that_is_a_file_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "state").touch()
-    status, said = examine(tmp_path, "--cpu-devices", "1")
-    assert (status, said["state directory"]["level"]) == (1, "wrong")
-
-
 def test_a_platform_that_is_not_here_is_said_without_a_traceback_in_the_way_to_mend_it(tmp_path: Path) -> None:
     status, said = examine(tmp_path, JAX_PLATFORMS="tpu")
     worker = said["device worker"]

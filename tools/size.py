@@ -30,15 +30,15 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 30_170,
+    "code lines": 29_700,
     "code lines of the service": 9_170,
-    "code lines of planner, topology, compiler, verify": 11_730,
-    "code lines of the rest of the client": 9_280,
-    "modules": 232,
+    "code lines of planner, topology, compiler, verify": 11_290,
+    "code lines of the rest of the client": 9_270,
+    "modules": 231,
     "modules of the service": 63,
-    "modules of planner, topology, compiler, verify": 64,
+    "modules of planner, topology, compiler, verify": 63,
     "modules of the rest of the client": 105,
-    "code lines of tests and tools": 42_730,
+    "code lines of tests and tools": 42_710,
     "settings": 28,
     "metrics": 20,
     "component kinds": 9,

@@ -63,13 +63,14 @@ def build_model(row: Row) -> ModelSpec:
         sizes = (int(row[name]) for name in ("hidden", "heads", "layers", "vocabulary", "sequence_length"))
         return build_gpt(*sizes)
     fields = {name: int(row[column]) for column, name in _CUTS.items() if row.get(column)}
+    if dense := row.get("dense_layers"):
+        fields["num_expert_layers"] = fields["num_hidden_layers"] - int(dense)
     return build_preset(row["model"], **fields).model_copy(update={"name": None})
 
 
 _CUTS: Final = {
     "layers": "num_hidden_layers",
     "kv_heads": "num_key_value_heads",
-    "dense_layers": "first_k_dense_replace",
 }
 
 

@@ -98,8 +98,8 @@ def _find_in_layer(model: ModelSpec) -> Iterator[tuple[str, str]]:
 
 def _find_in_experts(model: ModelSpec) -> Iterator[tuple[str, str]]:
     if model.expert_layer_count and model.dense_layer_count:
-        name = "first_k_dense_replace" if model.first_k_dense_replace else "decoder_sparse_step"
-        yield name, f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
+        others = f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
+        yield "num_expert_layers", others
     if model.expert_bias:
         yield "expert_bias", "biases of experts"
     if model.router_bias:

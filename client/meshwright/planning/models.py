@@ -186,9 +186,10 @@ def _check_windows(model: ModelSpec) -> Iterator[Contradiction]:
         message = f"is {model.attention_chunk_size}, and sliding_window is {model.sliding_window}; a layer has one"
         yield "attention_chunk_size", message, "leave out one of them"
     if model.window is None:
-        for name in _list_given(model, ("sliding_window_pattern", "max_window_layers")):
-            message = f"is {getattr(model, name)}, but sliding_window is missing; it says which layers have windows"
+        for name in _list_given(model, ("num_window_layers",)):
+            message = f"is {getattr(model, name)}, but sliding_window is missing; it says how many layers have windows"
             yield name, message, f"leave out {name}, or give sliding_window, such as 4096"
+    yield from _check_layers(model, "num_window_layers")
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------
@@ -201,8 +202,7 @@ _OF_EXPERTS: Final = (
     "shared_expert_gate",
     "expert_bias",
     "router_bias",
-    "first_k_dense_replace",
-    "decoder_sparse_step",
+    "num_expert_layers",
 )
 _OF_SHARED: Final = ("shared_expert_intermediate_size", "shared_expert_gate")
 
@@ -227,18 +227,13 @@ def _check_experts(model: ModelSpec, experts: int) -> Iterator[Contradiction]:
         yield "mlp_bias", message, "set it to false"
     for name in _list_given(model, _OF_SHARED) if not model.num_shared_experts else ():
         yield name, "is given, but num_shared_experts is 0; there is no shared expert", "set num_shared_experts to 1"
-    if not model.expert_layer_count:
-        yield from _refuse_no_expert_layer(model)
+    yield from _check_layers(model, "num_expert_layers")
 
 
-def _refuse_no_expert_layer(model: ModelSpec) -> Iterator[Contradiction]:
-    layers, step, dense = model.num_hidden_layers, model.decoder_sparse_step, model.first_k_dense_replace
-    if step > layers:
-        message = f"{step} is more than num_hidden_layers {layers}, so that no layer has experts"
-        yield "decoder_sparse_step", message, f"use {layers} or less, or leave out num_experts"
-    else:
-        message = f"{dense} leaves none of {layers} layers with experts"
-        yield "first_k_dense_replace", message, f"use {layers // step * step - 1} or less, or leave out num_experts"
+def _check_layers(model: ModelSpec, name: str) -> Iterator[Contradiction]:
+    said, layers = getattr(model, name), model.num_hidden_layers
+    if said is not None and said > layers:
+        yield name, f"{said} is more than num_hidden_layers {layers}", f"use {layers} or less, or leave out {name}"
 
 
 __all__ = ["UnsupportedModelError", "read_model"]
@@ -271,7 +266,7 @@ def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
     try:
         return _read_config(value)
     except ConfigContradictionError as wrong:
-        raise _refuse_contradictions(((wrong.key, wrong.rule, wrong.works),), {}) from None
+        raise _refuse_contradictions((wrong.args,), {}) from None
 
 
 def _read_config(value: Mapping[str, Any]) -> ModelSpec:
@@ -281,8 +276,7 @@ def _read_config(value: Mapping[str, Any]) -> ModelSpec:
         raise UnsupportedModelError(_write_unsupported(f"a {model_type} model", UNSUPPORTED[model_type]))
     if model_type not in FAMILIES:
         raise _refuse_model_type(config, prefix)
-    reading = read_config(config, prefix)
-    return _build_model(reading.fields, reading.keys)
+    return _build_model(*read_config(config, prefix))
 
 
 def _read_preset(name: str) -> ModelSpec:

@@ -25,9 +25,8 @@ QkNormScale = Literal["head", "all_heads", "none"]
 class ModelSpec(RequestPart):
     """A decoder-only transformer by its dimensions. Vectors and norms as the family of the model has them.
 
-    Layers count from 1: layer n looks at a part of the sequence, or has experts, by the fields that say every how many
-    and from which on. Modules beside the layers that predict further tokens (DeepSeek-V3's `num_nextn_predict_layers`)
-    are no part of it.
+    Of layers that look at a part of the sequence, or have experts, it says how many there are. Modules beside the
+    layers that predict further tokens (DeepSeek-V3's `num_nextn_predict_layers`) are no part of it.
     """
 
     name: Line | None = Field(default=None, max_length=128, description="what people call it")
@@ -65,10 +64,9 @@ class ModelSpec(RequestPart):
     # ---- which tokens a token attends to; all before it unless one of these says less
     sliding_window: Count | None = Field(default=None, description="the last so many")
     attention_chunk_size: Count | None = Field(default=None, description="those in its chunk of so many")
-    sliding_window_pattern: Count | None = Field(
-        default=None, description="every so many layers one attends to all, the others in windows; null: none does"
+    num_window_layers: CountOrZero | None = Field(
+        default=None, description="layers that have the window or chunk, the others attend to all; null: all have"
     )
-    max_window_layers: CountOrZero = Field(default=0, description="the first so many layers attend to all")
     index_topk: Count | None = Field(default=None, description="the so many that an indexer chooses (DeepSeek-V3.2)")
     index_n_heads: Count | None = Field(default=None, description="of the indexer")
     index_head_dim: Count | None = Field(default=None, description="of the indexer")
@@ -104,8 +102,9 @@ class ModelSpec(RequestPart):
         default=None, description="of one shared expert; null: moe_intermediate_size"
     )
     shared_expert_gate: StrictBool = Field(default=False, description="a number that scales what shared experts give")
-    first_k_dense_replace: CountOrZero = Field(default=0, description="the first so many layers are dense")
-    decoder_sparse_step: Count = Field(default=1, description="every so many layers one has experts")
+    num_expert_layers: Count | None = Field(
+        default=None, description="layers that have experts, the others are dense; null: all have, where there are any"
+    )
 
     @property
     def kv_heads(self) -> int:
@@ -144,7 +143,7 @@ class ModelSpec(RequestPart):
         """Layers with experts."""
         if self.num_experts is None:
             return 0
-        return _count_multiples(self.first_k_dense_replace, self.num_hidden_layers, self.decoder_sparse_step)
+        return self.num_expert_layers or self.num_hidden_layers
 
     @property
     def dense_layer_count(self) -> int:
@@ -161,14 +160,7 @@ class ModelSpec(RequestPart):
         """Layers that attend in windows or chunks."""
         if self.window is None:
             return 0
-        first, last, step = self.max_window_layers, self.num_hidden_layers, self.sliding_window_pattern
-        whole = _count_multiples(first, last, step) if step else 0
-        return max(last - first, 0) - whole
-
-
-def _count_multiples(first: int, last: int, step: int) -> int:
-    """Returns how many multiples of `step` are greater than `first` and at most `last`."""
-    return max(last // step - first // step, 0)
+        return self.num_hidden_layers if self.num_window_layers is None else self.num_window_layers
 
 
 class TrainingSpec(RequestPart):

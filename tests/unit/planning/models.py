@@ -15,6 +15,15 @@ PLAIN: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
 }
+SIZES: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "intermediate_size_mlp": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+"""What every published config.json says."""
 
 
 @st.composite
@@ -52,7 +61,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
 def described_models(draw: st.DrawFn) -> ModelSpec:
     """Models whose dimensions fit together, with what can be described, be it compiled or not."""
     plain = draw(models())
-    fields = plain.model_dump() | draw(_layers) | _draw_windows(draw)
+    fields = plain.model_dump() | draw(_layers) | _draw_windows(draw, plain.num_hidden_layers)
     if draw(st.booleans()):
         fields |= _draw_latent(draw, plain.num_attention_heads)
     if plain.num_experts is not None:
@@ -74,16 +83,11 @@ _layers = st.fixed_dictionaries(
 )
 
 
-def _draw_windows(draw: st.DrawFn) -> dict[str, Any]:
+def _draw_windows(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     window = draw(st.sampled_from([None, "sliding_window", "attention_chunk_size"]))
     if window is None:
         return {}
-    pattern = draw(st.none() | st.integers(1, 8))
-    return {
-        window: draw(st.integers(1, 64)),
-        "sliding_window_pattern": pattern,
-        "max_window_layers": draw(st.integers(0, 20)),
-    }
+    return {window: draw(st.integers(1, 64)), "num_window_layers": draw(st.none() | st.integers(0, layers))}
 
 
 def _draw_latent(draw: st.DrawFn, heads: int) -> dict[str, Any]:
@@ -102,7 +106,6 @@ def _draw_latent(draw: st.DrawFn, heads: int) -> dict[str, Any]:
 
 
 def _draw_experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    step = draw(st.integers(1, layers))
     shared = draw(st.integers(0, 3))
     return {
         "expert_bias": draw(st.booleans()),
@@ -110,6 +113,5 @@ def _draw_experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "num_shared_experts": shared,
         "shared_expert_intermediate_size": draw(st.none() | st.integers(1, 64)) if shared else None,
         "shared_expert_gate": draw(st.booleans()) if shared else False,
-        "first_k_dense_replace": draw(st.integers(0, layers // step * step - 1)),
-        "decoder_sparse_step": step,
+        "num_expert_layers": draw(st.none() | st.integers(1, layers)),
     }

@@ -37,8 +37,7 @@ def list_fields(model: ModelSpec, sequence_length: int = LENGTH) -> list[str]:
         ({**PLAIN, "post_attention_norm": True}, "post_attention_norm"),
         ({**PLAIN, "post_feedforward_norm": True}, "post_feedforward_norm"),
         ({**PLAIN, "use_parallel_residual": True}, "use_parallel_residual"),
-        ({**MIXTURE, "first_k_dense_replace": 1}, "first_k_dense_replace"),
-        ({**MIXTURE, "decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({**MIXTURE, "num_expert_layers": 1}, "num_expert_layers"),
         ({**MIXTURE, "expert_bias": True}, "expert_bias"),
         ({**MIXTURE, "router_bias": True}, "router_bias"),
         ({**MIXTURE, "shared_expert_intermediate_size": 96}, "shared_expert_intermediate_size"),
@@ -57,7 +56,7 @@ def test_what_the_step_has_not_is_named_by_its_field(fields: dict[str, Any], nam
     [
         {"sliding_window": LENGTH},
         {"attention_chunk_size": LENGTH},
-        {"sliding_window": 2, "max_window_layers": PLAIN["num_hidden_layers"]},
+        {"sliding_window": 2, "num_window_layers": 0},
         {"qk_norm_scale": "all_heads"},
         {"max_position_embeddings": 8},
     ],

@@ -389,7 +389,8 @@ def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstance
     return Circumstances(
         capacity_factor=training.capacity_factor,
         whole_parameters=learned,
-        is_in_order=model.decoder_sparse_step == 1,
+        # a few dense layers stand before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
+        is_in_order=not 0 < model.expert_layer_count <= model.dense_layer_count,
     )
 
 

@@ -72,7 +72,7 @@ def test_gpt_has_six_flops_a_parameter_and_causal_attention() -> None:
         ({"sliding_window": 4}, 8, (1 + 2 + 3 + 4 * 5) / 8),
         ({"sliding_window": 16}, 8, 4.5),
         ({"attention_chunk_size": 4}, 8, 2.5),
-        ({"sliding_window": 4, "sliding_window_pattern": 3}, 8, (2 * 26 / 8 + 4.5) / 3),
+        ({"sliding_window": 4, "num_window_layers": 2}, 8, (2 * 26 / 8 + 4.5) / 3),
     ],
     ids=["window", "window longer than the sequence", "chunks", "every third layer sees all"],
 )
@@ -90,7 +90,7 @@ def test_experts_are_apart_from_what_every_token_goes_through() -> None:
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
             "num_shared_experts": 1,
-            "first_k_dense_replace": 1,
+            "num_expert_layers": 2,
         }
     )
     dense, sparse = build_work(model, 8).blocks

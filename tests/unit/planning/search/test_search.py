@@ -94,7 +94,7 @@ def small_models(draw: st.DrawFn) -> ModelSpec:
         "num_experts": draw(st.sampled_from([6, 8])),
         "moe_intermediate_size": draw(st.sampled_from([None, 768])),
     }
-    return ModelSpec.model_validate(fields | experts | {"first_k_dense_replace": draw(st.integers(0, layers - 1))})
+    return ModelSpec.model_validate(fields | experts | {"num_expert_layers": draw(st.integers(1, layers))})
 
 
 @given(small_models(), st.sampled_from(["h100:8", "v5e:2x4", "3*a100:2"]), st.sampled_from([12, 16, 30]))

@@ -26,7 +26,7 @@ DENSE_FIRST = {
     "num_experts_per_tok": 2,
     "intermediate_size": 1001,
     "moe_intermediate_size": 14336,
-    "first_k_dense_replace": 2,
+    "num_expert_layers": 30,
 }
 
 
@@ -51,8 +51,7 @@ def uneven_models(draw: st.DrawFn) -> ModelSpec:
     if model.num_experts is not None:
         fields |= {
             "moe_intermediate_size": draw(st.none() | WIDTHS),
-            "first_k_dense_replace": draw(st.integers(0, 2)),
-            "decoder_sparse_step": draw(st.integers(1, 2)),
+            "num_expert_layers": draw(st.integers(1, fields["num_hidden_layers"])),
             "num_shared_experts": draw(st.integers(0, 2)),
         }
         fields["shared_expert_intermediate_size"] = draw(st.none() | WIDTHS) if fields["num_shared_experts"] else None

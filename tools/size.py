@@ -30,9 +30,9 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 29_700,
+    "code lines": 29_680,
     "code lines of the service": 9_170,
-    "code lines of planner, topology, compiler, verify": 11_290,
+    "code lines of planner, topology, compiler, verify": 11_260,
     "code lines of the rest of the client": 9_270,
     "modules": 231,
     "modules of the service": 63,

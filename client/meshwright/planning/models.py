@@ -39,26 +39,22 @@ class Preset:
 
     Attributes:
         model: its dimensions; of a row that is `unsupported`, those that can be said.
-        aliases: other names, in lower case.
-        published_parameters: the exact count of trained parameters, as published with a checkpoint or as a public
-            implementation counts its own tensors; None where nobody says.
-        published_source: who says so.
-        unsupported: what it has that `ModelSpec` cannot say; empty: nothing.
-        source, notes: where the dimensions come from, and how they differ from others.
+        row: column → cell, of those that are not empty: `aliases` in lower case; `published_parameters`, the exact
+            count of trained parameters as `published_source` says it; `source` of the dimensions, and `notes`.
     """
 
     model: ModelSpec
-    aliases: tuple[str, ...]
-    published_parameters: int | None
-    published_source: str
-    unsupported: str
-    source: str
-    notes: str
+    row: Mapping[str, str]
 
     @property
     def name(self) -> str:
         """What the table calls it."""
-        return self.model.name or ""
+        return self.row["name"]
+
+    @property
+    def unsupported(self) -> str:
+        """What it has that `ModelSpec` cannot say; empty: nothing."""
+        return self.row.get("unsupported", "")
 
 
 @functools.cache
@@ -83,7 +79,8 @@ def suggest_presets(name: str, *, most: int = 3) -> tuple[str, ...]:
 
 @functools.cache
 def _by_name() -> Mapping[str, Preset]:
-    return {name: preset for preset in read_presets() for name in (preset.name, *preset.aliases)}
+    presets = read_presets()
+    return {name: each for each in presets for name in (each.name, *each.row.get("aliases", each.name).split("|"))}
 
 
 def _fold(name: str) -> str:
@@ -93,15 +90,8 @@ def _fold(name: str) -> str:
 def _parse_row(row: Mapping[str, str]) -> Preset:
     """Returns a preset; an empty cell is the field's default."""
     given = {name: cell for name, cell in row.items() if name in ModelSpec.model_fields}
-    return Preset(
-        model=ModelSpec(**{name: cell if name in _WORDS else json.loads(cell) for name, cell in given.items()}),
-        aliases=tuple(row["aliases"].split("|")) if "aliases" in row else (),
-        published_parameters=int(row["published_parameters"]) if "published_parameters" in row else None,
-        published_source=row.get("published_source", ""),
-        unsupported=row.get("unsupported", ""),
-        source=row["source"],
-        notes=row.get("notes", ""),
-    )
+    fields = {name: cell if name in _WORDS else json.loads(cell) for name, cell in given.items()}
+    return Preset(ModelSpec(**fields), row)
 
 
 _WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})

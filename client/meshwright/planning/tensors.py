@@ -12,9 +12,9 @@ Source: the counts published with the checkpoints in `models.csv`, which these t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from meshwright.planning.parallelism import Axes, MeshAxes, Role
 from meshwright.wire.model import ModelSpec
@@ -106,27 +106,19 @@ class ParameterCount:
     """Trained parameters of a whole model, by what they are for.
 
     Attributes:
-        embedding: tokens, and positions where they are learned.
-        head: the output over the vocabulary; 0 where it is the embedding.
-        attention: queries, keys, values, output, with their biases; sinks; the indexer.
-        norms: around blocks, of queries and keys, inside of latent attention and its indexer, behind all layers.
-        mlp: dense blocks with their biases, experts and shared experts.
-        router: which expert a token goes to; the gate of shared experts.
-        idle: part of `mlp` that one token does not go through: the experts that it did not choose.
+        parts: embedding, with positions where they are learned; head, 0 where it is the embedding; attention with its
+            biases, sinks and indexer; norms, those of attention and behind all layers too; mlp, dense blocks and shared
+            experts; experts; router with the gate of shared experts.
+        idle: experts that one token did not choose.
     """
 
-    embedding: int
-    head: int
-    attention: int
-    norms: int
-    mlp: int
-    router: int
+    parts: Mapping[Part, int]
     idle: int
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.embedding + self.head + self.attention + self.norms + self.mlp + self.router
+        return sum(self.parts.values())
 
     @property
     def active(self) -> int:
@@ -137,16 +129,8 @@ class ParameterCount:
 def count_parameters(model: ModelSpec) -> ParameterCount:
     """Returns how many parameters a model has."""
     tensors, experts = list_tensors(model), model.num_experts or 1
-    routed = tensors.measure("experts")
-    return ParameterCount(
-        embedding=tensors.measure("embedding"),
-        head=tensors.measure("head"),
-        attention=tensors.measure("attention"),
-        norms=tensors.measure("norms"),
-        mlp=tensors.measure("mlp") + routed,
-        router=tensors.measure("router"),
-        idle=routed // experts * max(experts - (model.num_experts_per_tok or 0), 0),
-    )
+    idle = tensors.measure("experts") // experts * max(experts - (model.num_experts_per_tok or 0), 0)
+    return ParameterCount({part: tensors.measure(part) for part in get_args(Part)}, idle)
 
 
 def list_tensors(model: ModelSpec) -> ModelTensors:

@@ -30,7 +30,7 @@ def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
     assert found.capacity_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     assert found.memory is not None
     # Weights and two moments in float32, of which fsdp and tp leave a quarter; norms are whole; and the batch.
-    whole = 3 * 4 * count_parameters(MODEL).norms
+    whole = 3 * 4 * count_parameters(MODEL).parts["norms"]
     state = whole + (3 * 4 * count_parameters(MODEL).total - whole) // 4
     assert found.memory.argument_bytes == pytest.approx(state + 2 * 4 * 8 * 128 / 2, abs=64)
     assert found.memory.alias_bytes == pytest.approx(state, abs=64), "the state is donated"
@@ -61,7 +61,7 @@ def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
     sent = {axis: sum(each.bytes for each in found.collectives if each.axis == axis) for axis in ("dp", "fsdp")}
     # What a part of fsdp holds of the gradients: a quarter of the matrices, and the norms whole; XLA sums in bfloat16.
     count = count_parameters(MODEL)
-    assert sent["dp"] == pytest.approx(2 * ((count.total - count.norms) / 4 + count.norms), rel=0.05)
+    assert sent["dp"] == pytest.approx(2 * ((count.total - count.parts["norms"]) / 4 + count.parts["norms"]), rel=0.05)
     assert sent["fsdp"] > 2 * sent["dp"], "weights are gathered in each slice by itself"
     assert {each.group_size for each in found.collectives if each.axis == "dp"} == {2}
     assert found.estimate is not None

@@ -63,10 +63,8 @@ class Room:
 _ORDER: Final = (
     "assign",
     "colours",
-    "cutting",
     "granules",
     "importance",
-    "jax_order",
     "order",
     "score",
     "torus",
@@ -86,7 +84,7 @@ ROOMS: Final = {
     "order": Room(
         tuple(f"client/meshwright/planning/{name}.py" for name in _ORDER),
         (
-            tuple(f"tests/unit/planning/test_{name}.py" for name in (*_ORDER, "dcn") if name != "cutting"),
+            tuple(f"tests/unit/planning/test_{name}.py" for name in (*_ORDER, "dcn")),
             ("tests/unit/planning/test_mesh.py", "tests/unit/planning/test_any_topology.py", "tests/unit/mesh"),
             ("tests/golden", "-k", "plan or fingerprints"),
         ),

@@ -15,11 +15,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from meshwright._warning import warn
-from meshwright.planning.cutting import build_box, cut_torus, list_grid
 from meshwright.planning.granules import order_granules, split_axes
 from meshwright.planning.importance import Weights, weigh_axes
-from meshwright.planning.jax_order import Box
-from meshwright.planning.order import search_group
+from meshwright.planning.order import order_group
+from meshwright.planning.torus import cut_torus, list_grid
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Grid, build_grid, build_place, find_rings
@@ -166,15 +165,15 @@ def _order_granule(
         return granule
     grid = read_device_grid(granule)
     if grid is None:
-        order, _ = search_group(sizes, weights, read_topology(granule), range(len(granule)))
+        order, _ = order_group(sizes, weights, read_topology(granule), range(len(granule)))
         return [granule[rank] for rank in order]
-    found = cut_torus(sizes, weights, grid.dimensions, read_device_box(granule), split=split)
-    if found is None:
+    cut = cut_torus(sizes, grid.dimensions, weights.inside, split=split)
+    if cut is None:
         raise ValueError(
             f"mesh {spec} would share a dimension of the torus between axes, and allow_split_physical_axes is False; "
             f"each axis must then be whole dimensions of it; use allow_split_physical_axes=True"
         )
-    return [granule[rank] for rank in list_grid(found, grid)]
+    return [granule[rank] for rank in list_grid(cut, grid)]
 
 
 def read_device_grid(devices: Sequence[Any]) -> Grid | None:
@@ -182,12 +181,6 @@ def read_device_grid(devices: Sequence[Any]) -> Grid | None:
     places = [build_place(getattr(device, "coords", None), getattr(device, "core_on_chip", None)) for device in devices]
     kind = devices[0].device_kind
     return build_grid(places, range(len(devices)), lambda _, sizes: find_rings(kind, sizes))
-
-
-def read_device_box(devices: Sequence[Any]) -> Box:
-    """Returns the box that the devices of one TPU slice fill, as JAX looks at it."""
-    coords = [device.coords for device in devices]
-    return build_box(devices[0].device_kind, min(coords), max(coords), len(devices))
 
 
 def read_topology(devices: Sequence[Any]) -> Topology:

@@ -20,7 +20,7 @@ from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
-from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, PlanRequest, Plans, PlanScore
+from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, PlanRequest, Plans
 
 MAX_DRAWN: Final = 256
 """Devices beyond which a drawing helps nobody."""
@@ -120,8 +120,6 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
         session.print_lines(f"the best of these devices: {said}", "")
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.out.print()
-    if told := _tell_score(plan.score):
-        session.print_lines(told, "")
     if plan.devices is not None:
         session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
     exports = _build_exports(plan, say.output, say.url)
@@ -130,18 +128,6 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
         session.print_lines("no agent knows this plan: keep it with -o FILE, and set MESHWRIGHT_PLAN to it", "")
     session.print_lines("and in it", "  from meshwright import load_plan", "  from meshwright.mesh import build_mesh")
     session.print_lines("  mesh = build_mesh(load_plan())")
-
-
-def _tell_score(score: PlanScore | None) -> str:
-    """Returns what the order costs beside JAX's own; "" where one is not known, or order does not matter."""
-    if score is None or score.cost is None or score.jax_cost is None:
-        return ""
-    parts = [f"cost {score.cost:.3g} (JAX's own order {score.jax_cost:.3g})"]
-    if score.hops_max is not None:
-        parts.append(f"longest step {score.hops_max} (JAX's {score.jax_hops_max})")
-    if score.crossing:
-        parts.append(f"between granules {score.crossing:.3g} (JAX's {score.jax_crossing:.3g})")
-    return ", ".join(parts)
 
 
 def _print_memory(session: Session, plan: Plan) -> None:

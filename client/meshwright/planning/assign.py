@@ -1,11 +1,11 @@
-"""Which device stands where on a mesh: candidates are scored, the cheapest wins, the plain order wins ties.
+"""Few devices that differ, such as PCIe cards of one host: which stands where on a mesh, searched exactly.
 
 The objective: an axis of size n makes every line of the mesh along it a ring of n devices (a pair for n = 2).
 The cost of an axis is its worst edge plus its mean edge, over all rings: the worst bounds a ring's speed, the
 mean stands for how many links the rings load. How much an axis counts, `meshwright.planning.importance` says.
 
-Invariant: every device stands once, and the result costs no more than the plain order. Up to 8 devices the
-search is exact, so that no renaming of devices can change the cost. Knows costs, not devices.
+Invariant: every device stands once, and the result costs no more than the plain order, which wins ties. No renaming of
+devices can change the cost. Knows costs, not devices.
 """
 
 from __future__ import annotations
@@ -14,42 +14,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
-
-from meshwright.planning.importance import weigh_positions
+from typing import Final
 
 Costs = tuple[tuple[float, ...], ...]
 """Relative cost between devices, [device, device], symmetric, 0 on the diagonal."""
 
 EXACT_COUNT: Final = 8
 EXACT_STEPS: Final = 6_000
-"""Partial orders that the exact search may look at before it settles for the best so far: some 10 ms."""
-
-BEAM_STEPS: Final = 2_000
-SEARCH_COUNT_MAX: Final = 128
-"""Above, the plain order is taken: no host has as many devices that differ."""
+"""Partial orders that the search may look at before it settles for the best so far: some 10 ms."""
 
 _EPSILON: Final = 1e-12
-
-Method = Literal["exact", "beam", "torus", "uniform", "plain"]
-
-
-@dataclass(frozen=True)
-class AxisCost:
-    """What one axis costs: its worst and its mean edge. Both 0 for an axis of size 1."""
-
-    worst: float
-    mean: float
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """An order of devices (indices into the costs), row-major, and how it was found."""
-
-    order: tuple[int, ...]
-    cost: float
-    axes: tuple[AxisCost, ...]
-    method: Method
 
 
 @dataclass(frozen=True)
@@ -78,18 +52,16 @@ def _build_edges(sizes: tuple[int, ...], weights: tuple[float, ...]) -> _Edges:
     return _Edges(tuple(earlier), counts, weights)
 
 
-def price_order(
-    order: Sequence[int], sizes: Sequence[int], costs: Costs, weights: Sequence[float] | None = None
-) -> tuple[float, tuple[AxisCost, ...]]:
-    """Returns the relative cost of an order and what each axis adds to it, before weighting.
+def price_order(order: Sequence[int], sizes: Sequence[int], costs: Costs, weights: Sequence[float]) -> float:
+    """Returns the relative cost of an order.
 
     Args:
         order: indices into `costs`, row-major, as many as the product of `sizes`.
         sizes: of the mesh, outermost first.
         costs: relative cost of each pair, [device, device].
-        weights: how much each axis counts; None: inner axes before outer ones.
+        weights: how much each axis counts.
     """
-    edges = _build_edges(tuple(sizes), tuple(weights or weigh_positions(sizes).inside))
+    edges = _build_edges(tuple(sizes), tuple(weights))
     worst, total = [0.0] * len(sizes), [0.0] * len(sizes)
     for device, earlier in zip(order, edges.earlier, strict=True):
         row = costs[device]
@@ -97,13 +69,15 @@ def price_order(
             cost = row[order[position]]
             total[axis] += cost
             worst[axis] = max(worst[axis], cost)
-    axes = tuple(AxisCost(w, t / (n or 1)) for w, t, n in zip(worst, total, edges.counts, strict=True))
-    return sum(weight * (axis.worst + axis.mean) for weight, axis in zip(edges.weights, axes, strict=True)), axes
+    return sum(
+        weight * (most + all_of_it / (count or 1))
+        for weight, most, all_of_it, count in zip(weights, worst, total, edges.counts, strict=True)
+    )
 
 
 @lru_cache(maxsize=512)
-def search_order(sizes: tuple[int, ...], costs: Costs, weights: tuple[float, ...] | None = None) -> Assignment:
-    """Returns the cheapest order that was found of all devices in `costs` on a mesh of `sizes`.
+def search_order(sizes: tuple[int, ...], costs: Costs, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Returns the cheapest order of all devices in `costs` (up to `EXACT_COUNT`) on a mesh of `sizes`, row-major.
 
     Worked example: four cards, 0–2 and 1–3 behind one switch each, mesh (2, 2): the inner axis goes over the
     switches, so the order is (0, 2, 1, 3).
@@ -116,24 +90,9 @@ def search_order(sizes: tuple[int, ...], costs: Costs, weights: tuple[float, ...
         raise ValueError(
             f"a mesh of sizes {sizes} holds {math.prod(sizes)} devices, and there are {count}; give as many"
         )
-    plain = tuple(range(count))
-    seen = {cost for row, i in zip(costs, plain, strict=True) for cost in row[:i]}
-    if len(seen) <= 1 or count > SEARCH_COUNT_MAX:
-        return _finish(plain, sizes, costs, weights, "uniform" if len(seen) <= 1 else "plain")
-    edges = _build_edges(sizes, weights or weigh_positions(sizes).inside)
-    if count <= EXACT_COUNT:
-        search = _Exact(edges, sizes, costs)
-        return _finish(search.run(), sizes, costs, edges.weights, "exact" if search.steps <= EXACT_STEPS else "beam")
-    found = _search_beam(edges, costs)
-    cheaper = min((plain, found), key=lambda order: round(price_order(order, sizes, costs, edges.weights)[0], 12))
-    return _finish(cheaper, sizes, costs, edges.weights, "beam")
-
-
-def _finish(
-    order: tuple[int, ...], sizes: tuple[int, ...], costs: Costs, weights: Sequence[float] | None, method: Method
-) -> Assignment:
-    cost, axes = price_order(order, sizes, costs, weights)
-    return Assignment(order, cost, axes, method)
+    if len({cost for rank, row in enumerate(costs) for cost in row[:rank]}) <= 1:
+        return tuple(range(count))
+    return _Exact(_build_edges(sizes, weights), sizes, costs).run()
 
 
 class _Exact:
@@ -155,7 +114,7 @@ class _Exact:
         self.nearest = min(cost for i, row in enumerate(costs) for cost in row[:i])
         self.left = self._count_left()
         self.best = tuple(range(self.count))
-        self.best_cost, _ = price_order(self.best, sizes, costs, edges.weights)
+        self.best_cost = price_order(self.best, sizes, costs, edges.weights)
 
     def _count_left(self) -> list[float]:
         """Returns, per position, the least that the edges of it and all later ones add to the means."""
@@ -212,24 +171,6 @@ def _find_twins(costs: Costs) -> tuple[tuple[int, ...], ...]:
         return all(costs[a][x] == costs[b][x] for x in everyone if x not in (a, b))
 
     return tuple(tuple(a for a in range(b) if is_twin(a, b)) for b in everyone)
-
-
-def _search_beam(edges: _Edges, costs: Costs) -> tuple[int, ...]:
-    """Returns a cheap order of many devices: at each position only the cheapest partial orders are kept."""
-    count = len(costs)
-    width = max(1, 2 * BEAM_STEPS // (count * count))
-    scale = [w / (n or 1) for w, n in zip(edges.weights, edges.counts, strict=True)]
-    beam: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]
-    for position in range(1, count):
-        grown = []
-        for cost, order in beam:
-            free = sorted(set(range(count)) - set(order))
-            for device in free:
-                row = costs[device]
-                added = sum(scale[axis] * row[order[earlier]] for earlier, axis in edges.earlier[position])
-                grown.append((round(cost + added, 12), (*order, device)))
-        beam = sorted(grown)[:width]
-    return beam[0][1]
 
 
 def search_subset(count: int, costs: Costs) -> tuple[int, ...]:

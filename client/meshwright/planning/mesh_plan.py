@@ -584,12 +584,7 @@ def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] |
 def _tell_score(layout: Layout) -> PlanScore:
     if layout.score is None:
         return PlanScore(method=layout.method)
-    parts: dict[str, float | int | None] = {}
-    for prefix, score in (("", layout.score), ("jax_", layout.jax)):
-        if score is not None:
-            parts |= {
-                f"{prefix}crossing": score.crossing,
-                f"{prefix}hops_max": score.hops,
-                f"{prefix}cost": score.cost,
-            }
-    return PlanScore.model_validate({"method": layout.method, "unit": SCORE_UNIT, **parts})
+    score = layout.score
+    return PlanScore(
+        method=layout.method, crossing=score.crossing, hops_max=score.hops, cost=score.cost, unit=SCORE_UNIT
+    )

@@ -1,4 +1,4 @@
-"""What an order of devices costs: one figure for plans, for the plain order and for JAX's own, so that they compare.
+"""What an order of devices costs, however it was found, so that orders compare.
 
 The score of an order has three parts, compared in this order; smaller is better:
 
@@ -26,7 +26,7 @@ from itertools import pairwise
 
 from meshwright.planning.colours import count_group_colours
 from meshwright.planning.importance import DIGITS, Weights
-from meshwright.planning.torus import TorusOrder, price_axis
+from meshwright.planning.torus import Cut, price_axis
 from meshwright.topology.links import price_crossing, price_hop, price_pair
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, Place, find_dimensions
@@ -84,21 +84,21 @@ class Score:
         )
 
 
-def score_cuts(found: TorusOrder, topology: Topology, device: int, weights: Weights) -> Score:
+def score_cut(cut: Cut, topology: Topology, device: int, weights: Weights) -> Score:
     """Returns the score of an order that cuts one torus, without looking at every device.
 
     Args:
-        found: the cuts.
+        cut: what each axis has of it.
         topology: has the links.
         device: any device of the torus.
         weights: of the axes.
     """
     hop = price_hop(topology, device)
     axes = [
-        AxisScore(cost=hop * price_axis(step, links, colours), step=step, links=links, colours=colours)
-        if links
+        AxisScore(cost=hop * axis.cost, step=axis.step, links=axis.links, colours=axis.colours)
+        if axis.parts
         else AxisScore()
-        for step, links, colours in zip(found.hops, found.links, found.colours, strict=True)
+        for axis in cut
     ]
     return Score.of(axes, weights)
 
@@ -247,8 +247,3 @@ def _list_gaps(line: Sequence[int], dimension: Dimension) -> Iterator[tuple[int,
     gap = line[0] + dimension.size - line[-1]
     if dimension.is_ring and len(line) > 1 and gap <= dimension.size / 2:
         yield line[-1], line[0], gap
-
-
-def find_best(scores: Mapping[str, Score]) -> str:
-    """Returns the name of the order with the best score; of equal ones the first."""
-    return min(scores, key=lambda name: scores[name].key)

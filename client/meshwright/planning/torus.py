@@ -1,9 +1,10 @@
-"""Which dimensions of a torus each mesh axis gets, and in which order it runs through them.
+"""How a mesh is cut out of a torus: the one answer for the order of devices, for prices, and for meshes in the trainer.
 
-Rule: every dimension is cut into factors, one for each axis that shares it. An axis runs through its factors so that
-each step changes one coordinate, and comes back to its start where it can. The order that costs least is taken: per
-axis its longest step in hops, and the time of a byte over the links that a collective of its groups uses, by the axis's
-weight. The cost of a search grows with the number of ways to cut, not with the number of devices.
+Rule: axes take blocks of the torus one after the other: whole dimensions first, then the block in which XLA's
+collectives go the most ways at once, then the one with the most links to each device. All orders in which up to four
+axes can do so are tried, and the best cut is taken: by those ways and the weights of the axes, by the longest step, by
+what it costs. An axis runs through its parts so that each step changes one coordinate, and comes back to its
+start where it can. The cost of a search grows with the number of ways to cut, not with the number of devices.
 
 Source of the bandwidth term: jax-ml/scaling-book, "Sharding": a collective over several wrapped dimensions uses
 the links of all of them at once, and a ring has twice the bandwidth of a line. How many a collective uses is what XLA's
@@ -13,27 +14,24 @@ TPU compiler chooses for such groups (`meshwright.planning.colours`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, permutations, product
+from itertools import islice, permutations, product
 from typing import Final
 
-from meshwright.planning.colours import count_colours, count_group_colours, find_whole
-from meshwright.planning.importance import DIGITS, weigh_positions
-from meshwright.topology.torus import Dimension
+from meshwright.planning.colours import count_colours, find_whole
+from meshwright.planning.importance import DIGITS
+from meshwright.topology.torus import Dimension, Grid
 
-BEAM_WIDTH: Final = 64
-"""Enough: with up to four axes nothing better was found by 4,096 (tests)."""
-
-MOST_TURNS_AXES: Final = 4
-"""Up to so many axes, every order in which they can take their strides is tried; above, three orders are."""
+TURNS_MOST: Final = 24
+"""Orders of the axes that are tried: all of four."""
 
 _FOLD: Final = (0, 1, 3, 2)
 
 
 @dataclass(frozen=True)
-class Cut:
+class Part:
     """The part of a dimension that an axis has: `size` places, `stride` apart.
 
     `folded`: the outer half of a ring of four that two axes share, laid out 0 1 3 2, so that both step to neighbours.
@@ -44,184 +42,41 @@ class Cut:
     stride: int
     folded: bool = False
 
+    def measure_step(self, dimensions: Sequence[Dimension]) -> float:
+        """Returns the hops from one place to the next."""
+        dimension = dimensions[self.dimension]
+        return dimension.step if self.folded else dimension.measure(self.stride)
 
-Cuts = tuple[Cut, ...]
-"""The parts that one axis has, in the order in which it runs through them, the slowest first."""
+    def is_closed(self, dimensions: Sequence[Dimension]) -> bool:
+        """Returns whether the last place is next to the first, round the torus."""
+        dimension = dimensions[self.dimension]
+        return dimension.is_ring and self.size * self.stride == dimension.size and not self.folded
 
 
 @dataclass(frozen=True)
-class TorusOrder:
-    """Devices of a torus in mesh order.
+class AxisCut:
+    """What one axis has of a torus; an axis of size 1 has nothing.
 
     Attributes:
-        cuts: for each mesh axis, outermost first.
-        hops: for each axis the longest step between neighbours along it, the way back to the start aside.
-        links: for each axis how many links each device has to others of its group; 0 for size 1.
-        colours: for each axis how many ways XLA's collectives go at once; 0 for size 1.
-        score: the weighted cost, the longest of those steps in whole hops, and the weighted time of a byte over all
-            links; smaller is better.
-        is_plain: an axis runs through its cuts row-major, as JAX does, and not back and forth.
+        parts: in the order in which it runs through them, the slowest first.
+        step: the longest step between neighbours along it, in hops, the way back to the start aside.
+        links: how many links each device has to others of its group; a link over h hops counts 1/h.
+        colours: how many ways XLA's collectives go at once.
     """
 
-    cuts: tuple[Cuts, ...]
-    hops: tuple[float, ...]
-    links: tuple[float, ...]
-    colours: tuple[int, ...]
-    score: tuple[float, int, float]
-    is_plain: bool = False
-
-
-@dataclass(frozen=True)
-class _Partial:
-    """An assignment of some axes. `left`: what of each dimension is not cut off yet."""
-
-    left: tuple[int, ...]
-    cuts: tuple[Cuts, ...] = ()
-    score: tuple[float, int, float] = (0.0, 0, 0.0)
+    parts: tuple[Part, ...] = ()
+    step: float = 0.0
+    links: float = 0.0
     colours: int = 0
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """What an order must keep to: no longer step than `hops` on any axis, and at least these colours on each."""
-
-    hops: int
-    colours: tuple[int, ...] = ()
-
-    def allow(self, axis: int, partial: _Partial) -> bool:
-        """Returns whether the axis that was added last keeps to them."""
-        return partial.score[1] <= self.hops and (not self.colours or partial.colours >= self.colours[axis])
+    @property
+    def cost(self) -> float:
+        """See `price_axis`."""
+        return price_axis(self.step, self.links, self.colours)
 
 
-@lru_cache(maxsize=256)
-def search_torus(
-    sizes: tuple[int, ...],
-    dimensions: tuple[Dimension, ...],
-    weights: tuple[float, ...] | None = None,
-    *,
-    bounds: Bounds | None = None,
-    split: bool = True,
-    beam_width: int = BEAM_WIDTH,
-) -> TorusOrder | None:
-    """Returns the best assignment that was found; None where `split` or `bounds` forbids all.
-
-    Worked example: a mesh (8, 8) on 8×8 chips gives each axis one dimension; a mesh (4, 16) on 4×4×4 gives the
-    inner axis two of them, through which it runs back and forth.
-
-    Args:
-        sizes: of the mesh, outermost first.
-        dimensions: of the torus, outermost first; as many devices as the mesh has places.
-        weights: how much each axis counts; None: inner axes before outer ones.
-        bounds: what every axis must keep to; None: nothing.
-        split: whether a dimension may be shared by several axes.
-        beam_width: partial assignments kept after each axis.
-
-    Raises:
-        ValueError: mesh and torus differ in the number of devices.
-    """
-    places, devices = math.prod(sizes), math.prod(dimension.size for dimension in dimensions)
-    if places != devices:
-        raise ValueError(f"a mesh of sizes {sizes} holds {places} devices, the torus has {devices}; give as many")
-    known = weights or weigh_positions(sizes).inside
-    found = (_search(turn, sizes, dimensions, known, bounds, split, beam_width) for turn in _list_turns(sizes, known))
-    return min((order for order in found if order), key=lambda order: order.score, default=None)
-
-
-def _list_turns(sizes: Sequence[int], weights: Sequence[float]) -> Iterator[tuple[int, ...]]:
-    """Yields in which order the axes wider than 1 take their parts, and with them the shorter strides."""
-    inward = [axis for axis in reversed(range(len(sizes))) if sizes[axis] > 1]
-    first = tuple(sorted(inward, key=lambda axis: -weights[axis]))
-    yield first
-    others = [tuple(inward), tuple(sorted(inward, key=lambda axis: sizes[axis]))]
-    seen = {first}
-    for turn in permutations(inward) if len(inward) <= MOST_TURNS_AXES else others:
-        if turn not in seen:
-            seen.add(turn)
-            yield turn
-
-
-def _search(
-    turn: Sequence[int],
-    sizes: Sequence[int],
-    dimensions: Sequence[Dimension],
-    weights: Sequence[float],
-    bounds: Bounds | None,
-    split: bool,
-    beam_width: int,
-) -> TorusOrder | None:
-    beam = [_Partial(tuple(dimension.size for dimension in dimensions))]
-    for axis in turn:
-        grown = (
-            _extend(partial, factors, dimensions, weights[axis])
-            for partial in beam
-            for factors in _list_factors(sizes[axis], partial.left, dimensions, split)
-        )
-        kept = [partial for partial in grown if bounds is None or bounds.allow(axis, partial)]
-        beam = sorted(kept, key=lambda partial: partial.score)[:beam_width]
-    if not beam:
-        return None
-    taken = dict(zip(turn, beam[0].cuts, strict=True))
-    return price_cuts([taken.get(axis, ()) for axis in range(len(sizes))], dimensions, weights)
-
-
-def _list_factors(
-    size: int, left: Sequence[int], dimensions: Sequence[Dimension], split: bool
-) -> Iterator[tuple[int, ...]]:
-    """Yields the ways to take `size` places out of what is left, innermost dimensions first."""
-    if not left:
-        if size == 1:
-            yield ()
-        return
-    last = len(left) - 1
-    for factor in range(min(size, left[last]), 0, -1):
-        is_whole = factor in (1, dimensions[last].size)
-        if size % factor == 0 and left[last] % factor == 0 and (split or is_whole):
-            for rest in _list_factors(size // factor, left[:last], dimensions, split):
-                yield (*rest, factor)
-
-
-def _extend(partial: _Partial, factors: Sequence[int], dimensions: Sequence[Dimension], weight: float) -> _Partial:
-    cuts = _order_cuts(
-        (
-            _cut(axis, factor, left, dimension)
-            for axis, (factor, left, dimension) in enumerate(zip(factors, partial.left, dimensions, strict=True))
-            if factor > 1
-        ),
-        dimensions,
-    )
-    step, links = _measure(cuts, dimensions)
-    colours = _count_colours(cuts, dimensions)
-    cost = price_axis(step, links, colours)
-    return _Partial(
-        tuple(left // factor for left, factor in zip(partial.left, factors, strict=True)),
-        (*partial.cuts, cuts),
-        _add(partial.score, weight, cost, step, links),
-        colours,
-    )
-
-
-def _add(
-    score: tuple[float, int, float], weight: float, cost: float, step: float, links: float
-) -> tuple[float, int, float]:
-    """Returns a score with one more axis in it."""
-    total, longest, time = score
-    byte = weight / links if links else 0.0
-    return round(total + weight * cost, DIGITS), max(longest, int(step)), round(time + byte, DIGITS)
-
-
-def _cut(axis: int, factor: int, left: int, dimension: Dimension) -> Cut:
-    stride = dimension.size // left
-    folded = dimension.is_ring and dimension.size == len(_FOLD) and factor == stride == 2
-    return Cut(axis, factor, stride, folded)
-
-
-def _order_cuts(cuts: Iterable[Cut], dimensions: Sequence[Dimension]) -> Cuts:
-    """Returns an axis's parts, the slowest first: one along which it can come back to its start, if there is any."""
-    return tuple(sorted(cuts, key=lambda cut: _rank(cut, dimensions), reverse=True))
-
-
-def _rank(cut: Cut, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
-    return cut.size % 2 == 0, _is_closed(cut, dimensions), _measure_step(cut, dimensions), -cut.dimension
+Cut = tuple[AxisCut, ...]
+"""For each mesh axis, outermost first."""
 
 
 def price_axis(step: float, links: float, colours: int) -> float:
@@ -230,88 +85,136 @@ def price_axis(step: float, links: float, colours: int) -> float:
     return step + 1 / min(links or 1 / step, colours) if step else 0.0
 
 
-def _count_colours(cuts: Cuts, dimensions: Sequence[Dimension]) -> int:
-    sizes = [1] * len(dimensions)
-    for cut in cuts:
-        sizes[cut.dimension] = cut.size
-    count = math.prod(sizes)
-    return count_colours(find_whole(sizes, dimensions, count), dimensions, count)
+@lru_cache(maxsize=65536)
+def cut_torus(
+    sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], weights: tuple[float, ...], *, split: bool = True
+) -> Cut | None:
+    """Returns how a torus is cut; None where `split` forbids every way.
 
-
-def price_cuts(
-    cuts: Sequence[Cuts], dimensions: Sequence[Dimension], weights: Sequence[float], *, is_plain: bool = False
-) -> TorusOrder:
-    """Returns the order that these cuts make, with its score.
+    Worked example: a mesh (8, 8) on 8×8 chips gives each axis one dimension; a mesh (4, 16) on 4×4×4 gives the
+    inner axis two of them, through which it runs back and forth.
 
     Args:
-        cuts: for each mesh axis, outermost first.
-        dimensions: of the torus.
+        sizes: of the mesh, outermost first.
+        dimensions: of the torus, outermost first; as many devices as the mesh has places.
         weights: how much each axis counts.
-        is_plain: an axis runs through its cuts row-major.
+        split: whether a dimension may be shared by several axes.
+
+    Raises:
+        ValueError: mesh and torus differ in the number of devices.
     """
-    score = (0.0, 0, 0.0)
-    steps, links, colours = [], [], []
-    for weight, axis in zip(weights, cuts, strict=True):
-        step, ways = _measure(axis, dimensions, is_plain=is_plain)
-        used = _count_colours(axis, dimensions) if axis else 0
-        score = _add(score, weight, price_axis(step, ways, used), step, ways)
-        steps.append(step)
-        links.append(ways)
-        colours.append(used)
-    return TorusOrder(tuple(cuts), tuple(steps), tuple(links), tuple(colours), score, is_plain)
+    places, devices = math.prod(sizes), math.prod(dimension.size for dimension in dimensions)
+    if places != devices:
+        raise ValueError(f"a mesh of sizes {sizes} holds {places} devices, the torus has {devices}; give as many")
+    wide = sorted((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: (-weights[axis], -axis))
+    turns = islice(permutations(wide), TURNS_MOST)
+    found = (_cut_in_turn(turn, sizes, dimensions, split) for turn in turns)
+    return min((cut for cut in found if cut), key=lambda cut: _judge(cut, weights), default=None)
 
 
-def _measure(cuts: Cuts, dimensions: Sequence[Dimension], *, is_plain: bool = False) -> tuple[float, float]:
-    """Returns an axis's longest step, in hops, and how many links each device has to others of its group."""
-    back, longest = 0.0, 0.0
-    for cut in reversed(cuts):
-        longest = max(longest, _measure_step(cut, dimensions) + back)
-        if is_plain:
-            back += dimensions[cut.dimension].measure((cut.size - 1) * cut.stride)
-    return longest, sum(_count_links(cut, dimensions) for cut in cuts)
+def _cut_in_turn(
+    turn: Sequence[int], sizes: Sequence[int], dimensions: tuple[Dimension, ...], split: bool
+) -> Cut | None:
+    cut, left = [AxisCut()] * len(sizes), tuple(dimension.size for dimension in dimensions)
+    for axis in turn:
+        chosen = _choose_block(sizes[axis], left, dimensions, split)
+        if chosen is None:
+            return None
+        left, cut[axis] = chosen
+    return tuple(cut)
 
 
-def _measure_step(cut: Cut, dimensions: Sequence[Dimension]) -> float:
-    dimension = dimensions[cut.dimension]
-    return dimension.step if cut.folded else dimension.measure(cut.stride)
+def _judge(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, float]:
+    """Returns what cuts are compared by; smaller is better."""
+    wide = [(weight, axis) for weight, axis in zip(weights, cut, strict=True) if axis.parts]
+    ways = sum(weight / axis.colours for weight, axis in wide)
+    cost = sum(weight * axis.cost for weight, axis in wide)
+    byte = sum(weight / axis.links for weight, axis in wide)
+    step = int(max((axis.step for _, axis in wide), default=0))
+    return round(ways, DIGITS), step, round(cost, DIGITS), round(byte, DIGITS)
 
 
-def _is_closed(cut: Cut, dimensions: Sequence[Dimension]) -> bool:
-    dimension = dimensions[cut.dimension]
-    return dimension.is_ring and cut.size * cut.stride == dimension.size and not cut.folded
+@lru_cache(maxsize=65536)
+def _choose_block(
+    size: int, left: tuple[int, ...], dimensions: tuple[Dimension, ...], split: bool
+) -> tuple[tuple[int, ...], AxisCut] | None:
+    """Returns what is then left of each dimension, and the best block for an axis of this size."""
+    found = []
+    for factors in list_blocks(size, left):
+        taken = zip(factors, left, dimensions, strict=True)
+        if not split and any(factor not in (1, dimension.size) for factor, _, dimension in taken):
+            continue
+        axis = _build_axis(factors, left, dimensions)
+        shared = sum(1 < factor < there for factor, there in zip(factors, left, strict=True))
+        found.append(((not shared, axis.colours, axis.links, -shared, factors[::-1]), factors, axis))
+    if not found:
+        return None
+    _, factors, axis = max(found, key=lambda each: each[0])
+    return tuple(there // factor for factor, there in zip(factors, left, strict=True)), axis
 
 
-def _count_links(cut: Cut, dimensions: Sequence[Dimension]) -> float:
-    """Returns how many links' bandwidth a group has along a cut: two round a ring, one on a line, shared by `stride`
-    groups that interleave."""
-    ways = 2 if _is_closed(cut, dimensions) else 1
-    return ways / _measure_step(cut, dimensions)
+def list_blocks(size: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the ways to write a size as a product of divisors of what is left of each dimension."""
+    if not left:
+        if size == 1:
+            yield ()
+        return
+    for factor in range(1, math.gcd(size, left[0]) + 1):
+        if size % factor == 0 and left[0] % factor == 0:
+            yield from ((factor, *rest) for rest in list_blocks(size // factor, left[1:]))
 
 
-def list_torus_places(order: TorusOrder, dimensions: Sequence[Dimension]) -> list[int]:
+def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequence[Dimension]) -> AxisCut:
+    parts = []
+    for number, (factor, there, dimension) in enumerate(zip(factors, left, dimensions, strict=True)):
+        if factor > 1:
+            stride = dimension.size // there
+            folded = dimension.is_ring and dimension.size == len(_FOLD) and factor == stride == 2
+            parts.append(Part(number, factor, stride, folded))
+    parts.sort(key=lambda part: _rank(part, dimensions), reverse=True)
+    steps = [part.measure_step(dimensions) for part in parts]
+    ways = [2 if part.is_closed(dimensions) else 1 for part in parts]
+    count = math.prod(factors)
+    return AxisCut(
+        tuple(parts),
+        step=max(steps),
+        links=sum(way / step for way, step in zip(ways, steps, strict=True)),
+        colours=count_colours(find_whole(factors, dimensions, count), dimensions, count),
+    )
+
+
+def _rank(part: Part, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
+    """Returns what the slowest part has most of: it is one along which an axis can come back to its start."""
+    return part.size % 2 == 0, part.is_closed(dimensions), part.measure_step(dimensions), -part.dimension
+
+
+def find_box(count: int, dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    """Returns the dimensions of the box of so many devices that has the most links; of a count that fills none, a
+    line."""
+    whole = tuple(dimension.size for dimension in dimensions)
+    chosen = _choose_block(count, whole, dimensions, True) if count > 1 else None
+    if count == math.prod(whole):
+        return dimensions
+    if chosen is None:
+        return (Dimension(count),)
+    parts = sorted(chosen[1].parts, key=lambda part: part.dimension)
+    return tuple(Dimension(part.size, part.is_closed(dimensions), dimensions[part.dimension].step) for part in parts)
+
+
+# ---- the places of an axis ------------------------------------------------------------------------------------------
+
+
+def list_grid(cut: Cut, grid: Grid) -> tuple[int, ...]:
+    """Returns the members of a grid in mesh order, row-major."""
+    return tuple(map(grid.members.__getitem__, list_torus_places(cut, grid.dimensions)))
+
+
+def list_torus_places(cut: Cut, dimensions: Sequence[Dimension]) -> list[int]:
     """Returns, for each place of the mesh (row-major), the place in the torus (row-major over its dimensions)."""
     strides = [math.prod(dimension.size for dimension in dimensions[axis + 1 :]) for axis in range(len(dimensions))]
-    lines = [_list_line(cuts, strides, dimensions, order.is_plain) for cuts in order.cuts]
-    places = [sum(steps) for steps in product(*lines)]
-    folded = {cut.dimension for cuts in order.cuts for cut in cuts if cut.folded}
+    places = [sum(steps) for steps in product(*(_list_line(axis.parts, strides, dimensions) for axis in cut))]
+    folded = {part.dimension for axis in cut for part in axis.parts if part.folded}
     return _fold(places, folded, dimensions) if folded else places
-
-
-def measure_bounds(sizes: Sequence[int], dimensions: Sequence[Dimension], places: Sequence[int]) -> Bounds:
-    """Returns the longest step and the colours of any order of the places of a torus (row-major)."""
-    coords = list(product(*(range(dimension.size) for dimension in dimensions)))
-    longest, colours = 0.0, []
-    for axis, size in enumerate(sizes):
-        stride = math.prod(sizes[axis + 1 :])
-        starts = (start for start in range(len(places)) if start // stride % size == 0)
-        lines = [[coords[places[start + step * stride]] for step in range(size)] for start in starts]
-        longest = max([longest, *(_measure_way(a, b, dimensions) for line in lines for a, b in pairwise(line))])
-        colours.append(min(count_group_colours(line, dimensions) for line in lines) if size > 1 else 0)
-    return Bounds(int(longest), tuple(colours))
-
-
-def _measure_way(one: Sequence[int], other: Sequence[int], dimensions: Sequence[Dimension]) -> float:
-    return sum(d.measure(abs(a - b)) for d, a, b in zip(dimensions, one, other, strict=True))
 
 
 def _fold(places: Sequence[int], folded: set[int], dimensions: Sequence[Dimension]) -> list[int]:
@@ -326,12 +229,10 @@ def _fold(places: Sequence[int], folded: set[int], dimensions: Sequence[Dimensio
     return [moved[place] for place in places]
 
 
-def _list_line(cuts: Cuts, strides: Sequence[int], dimensions: Sequence[Dimension], is_plain: bool) -> list[int]:
-    """Returns the offsets of an axis's places, the last cut fastest."""
-    steps = [[step * cut.stride * strides[cut.dimension] for step in range(cut.size)] for cut in cuts]
-    if is_plain:
-        return [sum(parts) for parts in product(*steps)]
-    if len(cuts) < 2 or cuts[0].size % 2 or _is_closed(cuts[0], dimensions):
+def _list_line(parts: Sequence[Part], strides: Sequence[int], dimensions: Sequence[Dimension]) -> list[int]:
+    """Returns the offsets of an axis's places, the last part fastest."""
+    steps = [[step * part.stride * strides[part.dimension] for step in range(part.size)] for part in parts]
+    if len(parts) < 2 or parts[0].size % 2 or parts[0].is_closed(dimensions):
         return _list_snake(steps)
     return _list_circle(steps[0], _list_snake(steps[1:]))
 

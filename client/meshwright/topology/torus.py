@@ -78,14 +78,6 @@ Place = tuple[int, ...]
 """(granule, …, z, y, x, core): what sorts devices row-major."""
 
 
-def turn_back(place: Place) -> Place:
-    """Returns a key that sorts places so that every other row, and every other plane, runs the other way."""
-    key: list[int] = []
-    for value in place:
-        key.append(-value if sum(map(abs, key)) % 2 else value)
-    return tuple(key)
-
-
 def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
     """Returns the box that these devices fill; None where they fill none: coordinates unknown, holes, several slices.
 
@@ -139,9 +131,19 @@ def build_grid(
 
 def _build_grid(sizes: Sequence[int], rings: Sequence[bool], members: tuple[int, ...]) -> Grid:
     *chips, cores = sizes
+    return Grid(list_dimensions(chips, rings, cores), members)
+
+
+def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> tuple[Dimension, ...]:
+    """Returns the dimensions of a box that are longer than 1.
+
+    Args:
+        chips: along each of its dimensions, outermost first: z, y, x.
+        rings: which of these close.
+        cores: JAX devices of a chip.
+    """
     dimensions = [Dimension(size, ring) for size, ring in zip(chips, rings, strict=True)]
-    wide = tuple(d for d in (*dimensions, Dimension(cores, step=SAME_CHIP_FACTOR)) if d.size > 1)
-    return Grid(wide, members)
+    return tuple(each for each in (*dimensions, Dimension(cores, step=SAME_CHIP_FACTOR)) if each.size > 1)
 
 
 def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:

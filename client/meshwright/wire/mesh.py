@@ -200,13 +200,10 @@ class PlanAxis(Reply):
 class PlanScore(Reply):
     """What an order costs, smaller is better: first `crossing`, then `cost`, then `hops_max` (docs/device-order.md)."""
 
-    method: str = Field(description="how the order was found: torus, exact, beam, plain, given, jax or uniform")
+    method: str = Field(description="how the order was found: torus, exact, plain, given or uniform")
     crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")
     hops_max: int | None = Field(default=None, description="longest step between neighbours on an axis, in ICI hops")
     cost: float | None = Field(default=None, description="time of a byte inside granules, over all axes")
-    jax_crossing: float | None = None
-    jax_hops_max: int | None = None
-    jax_cost: float | None = Field(default=None, description="of the order that JAX itself gives; null: none is known")
     unit: str = ""
 
 
@@ -220,7 +217,7 @@ class Plan(Reply):
     devices: tuple[DeviceRef, ...] | None = Field(default=None, description="row-major in mesh order")
     granules: tuple[PlanGranule, ...] = ()
     axes: tuple[PlanAxis, ...] = ()
-    score: PlanScore | None = Field(default=None, description="of this order, and of JAX's own")
+    score: PlanScore | None = Field(default=None, description="of this order")
     target: str | None = Field(default=None, description="the target that was planned on, as it is written")
     memory: PlanMemory | None = Field(default=None, description="as reckoned; what the compiler says: `verification`")
     step_time: PlanStepTime | None = Field(default=None, description="as reckoned")

@@ -107,14 +107,6 @@ def test_each_device_stands_once_and_inner_neighbours_are_in_one_granule(
         assert all(len({device // each for device in row}) == 1 for row in order)
 
 
-def test_a_large_torus_with_a_hole_is_run_through_row_by_row_and_back() -> None:
-    devices = build_tpus(16, 16)
-    del devices[17]
-    order = order_of(devices, (5, 51), Layout()).flatten().tolist()
-    assert sorted(order) == [device.id for device in devices]
-    assert order[14:18] == [14, 15, 31, 30], "the second row backwards"
-
-
 def test_a_torus_that_may_not_be_split_refuses_a_mesh_that_would_and_says_how_to_allow_it() -> None:
     devices = build_tpus(4, 4)
     assert sorted(order_of(devices, (4, 4), Layout(split=False)).flat) == list(range(16))

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.cutting import cut_like_jax, list_grid, read_box
 from meshwright.planning.importance import weigh_positions
-from meshwright.planning.jax_order import Box
 from meshwright.planning.order import Layout, search_layout
 from meshwright.planning.score import score_order
-from meshwright.planning.torus import TorusOrder
 from meshwright.topology.links import price_hop
-from meshwright.topology.torus import read_grid
 from tests.compiler.sweep.__main__ import report
 from tests.compiler.sweep.cases import (
     Case,
@@ -35,11 +31,8 @@ from tests.compiler.sweep.orders import (
     Planner,
     Row,
     Rule,
-    ask_jax,
     compare_case,
     compare_cases,
-    is_copied,
-    judge,
 )
 from tests.compiler.sweep.table import list_complaints
 from tests.fakes.slices import read_named_slices
@@ -71,7 +64,7 @@ SAMPLE: dict[str, list[tuple[int, ...]]] = {
 CASES = [Case(NAMED[name], sizes) for name, meshes in SAMPLE.items() for sizes in meshes]
 ODD = Case(NAMED["v5p-896"], (56, 8))
 CUBE = Case(NAMED["v5p-128"], (4, 16))
-GOOD, BAD = Cost(0.0, 1.0, 1), Cost(0.0, 2.0, 2)
+GOOD, BAD = Cost(1.0, 1), Cost(2.0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -84,39 +77,22 @@ def rows() -> list[Row]:
 
 def test_on_a_sample_of_every_generation_our_order_is_never_worse(rows: list[Row]) -> None:
     assert list_complaints(rows) == []
-    assert all(row.ours for row in rows)
+    assert not [row for row in rows if row.is_worse]
     assert {find_generation(row.case.slice) for row in rows} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
-    assert {row.must_split for row in rows if row.jax} == {True, False}
 
 
 def test_where_a_long_dimension_must_be_split_our_steps_are_short(rows: list[Row]) -> None:
     row = next(row for row in rows if row.case == ODD)
-    assert row.must_split
     assert row.ours
     assert row.ours.hops <= 2
     assert row.jax is None or row.jax.hops > row.ours.hops
 
 
-def test_on_several_slices_ours_is_never_worse_for_the_same_split_and_for_our_own() -> None:
+def test_on_several_slices_ours_is_never_worse_for_the_same_split() -> None:
     cases = [case for case in list_several() if case.slice.device_count * case.slice_count <= 256][:12]
     found = compare_cases(cases)
-    assert [fault for row in found for fault in row.faults] == []
+    assert not [row for row in found if row.faults or row.is_worse]
     assert sum(row.jax is not None for row in found) > len(found) // 2
-
-
-@pytest.mark.parametrize("name", [name for name in SAMPLE if is_copied(NAMED[name])])
-def test_the_planner_s_copy_of_jax_s_order_has_every_device_in_the_same_place(name: str) -> None:
-    ground = Ground.of(name, NAMED[name])
-    grid = read_grid(ground.topology, ground.topology.order)
-    assert grid is not None
-    box: Box = read_box(ground.topology, grid)
-    for sizes in SAMPLE[name]:
-        copied = cut_like_jax(sizes, weigh_positions(sizes), grid.dimensions, box)
-        assert copied is not None
-        order = list_grid(copied, grid) if isinstance(copied, TorusOrder) else [grid.members[rank] for rank in copied]
-        given, failure = ask_jax(Case(NAMED[name], sizes), ground.devices)
-        assert given is not None, failure
-        assert given.tolist() == list(order)
 
 
 # ---- what must be caught --------------------------------------------------------------------------------------------
@@ -160,8 +136,8 @@ def fail(layout: Layout) -> Layout:
 @pytest.mark.parametrize(
     ("edit", "rules"),
     [
-        (shuffle, {"score", "hops", "told"}),
-        (swap_two, {"score", "hops", "told"}),
+        (shuffle, {"told"}),
+        (swap_two, {"told"}),
         (double_one, {"once"}),
         (drop_one, {"once"}),
         (praise, {"told"}),
@@ -177,42 +153,27 @@ def test_a_broken_order_is_caught(
     assert f"broken: v5p-128 mesh 4×16: {min(fault.rule for fault in row.faults)}" in capsys.readouterr().err
 
 
-def test_a_wrong_word_of_jax_s_order_is_caught() -> None:
-    case = Case(NAMED["v5e-128"], (2, 64))
-    slander = change(lambda layout: replace(layout, jax=replace(layout.score, cost=9.0)))  # type: ignore[type-var]
-    row = compare_case(case, Ground.of(case.target, case.slice), slander)
-    assert [fault.rule for fault in row.faults] == ["told"]
+def test_too_many_orders_that_are_worse_are_caught() -> None:
+    def plan(*arguments: Any, **more: Any) -> Layout:
+        return shuffle(search_layout(*arguments, **more))
 
-
-def test_a_dearer_split_over_slices_of_our_own_is_caught() -> None:
-    def split_inside(*arguments: Any, dcn: tuple[int, ...] | None = None) -> Layout:
-        return search_layout(*arguments, dcn=dcn or (1, 2))
-
-    case = Case(NAMED["v5e-16"], (4, 8), (2, 1))
-    row = compare_case(case, Ground.of(case.target, case.slice), split_inside)
-    assert [fault.rule for fault in row.faults] == ["score"]
-    assert not compare_case(case, Ground.of(case.target, case.slice)).faults
+    row = replace(compare_case(CUBE, Ground.of(CUBE.target, CUBE.slice), plan), faults=())
+    assert row.is_worse
+    assert list_complaints([row]) == ["worse than JAX's on 1 of 1 meshes; at most 0.5% may be"]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "rules"),
+    ("ours", "theirs", "is_no_worse"),
     [
-        (GOOD, BAD, []),
-        (GOOD, GOOD, []),
-        (BAD, None, []),
-        (BAD, GOOD, ["score", "hops"]),
-        (Cost(0.0, 1.0, 2), Cost(0.0, 2.0, 1), ["hops"]),
-        (Cost(0.0, 2.0, 1), Cost(0.0, 1.0, 1), ["score"]),
-        (Cost(0.5, 1.0, 1), Cost(0.25, 2.0, 2), ["score"]),
+        (GOOD, BAD, True),
+        (GOOD, GOOD, True),
+        (BAD, GOOD, False),
+        (Cost(1.0, 2), GOOD, False),
+        (Cost(2.0, 1), GOOD, False),
     ],
 )
-def test_an_order_is_worse_by_its_score_or_by_its_longest_step(
-    ours: Cost, theirs: Cost | None, rules: list[Rule]
-) -> None:
-    assert [fault.rule for fault in judge(ours, theirs)] == rules
-
-
-# ---- JAX ------------------------------------------------------------------------------------------------------------
+def test_an_order_is_worse_by_either_figure(ours: Cost, theirs: Cost, is_no_worse: bool) -> None:
+    assert ours.is_no_worse(theirs) == is_no_worse
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -265,6 +226,3 @@ def test_every_named_slice_has_cases_and_a_sample_depends_on_the_seed_alone() ->
     assert list_cases(per_slice=5) == some
     assert list_cases(per_slice=5, seed=1) != some
     assert list_cases([NAMED["v5p-896"]], per_slice=5) == [cases for cases in some if cases[0].target == "v5p-896"]
-
-
-# ---- what is written ------------------------------------------------------------------------------------------------

@@ -9,22 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.cutting import cut_like_jax, list_grid
 from meshwright.planning.granules import interleave_granules
 from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.jax_order import Box
 from meshwright.planning.order import search_layout
 from meshwright.planning.score import (
     AxisScore,
     Score,
     count_links,
-    find_best,
     list_edges,
     list_lines,
-    score_cuts,
+    score_cut,
     score_order,
 )
-from meshwright.planning.torus import TorusOrder, price_axis, search_torus
+from meshwright.planning.torus import cut_torus, list_grid, price_axis
 from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -72,39 +69,19 @@ def list_primes(number: int) -> list[int]:
     return [] if prime is None else [prime, *list_primes(number // prime)]
 
 
-def compare(cuts: TorusOrder, topology: Topology, grid: Grid, sizes: Sizes, weights: Weights) -> None:
-    order = list_grid(cuts, grid)
-    told, measured = score_cuts(cuts, topology, order[0], weights), score_order(order, sizes, weights, topology)
+@given(draw_cases())
+@settings(max_examples=150)
+def test_a_cut_tells_what_every_device_tells(case: tuple[Topology, Sizes, Weights]) -> None:
+    topology, sizes, weights = case
+    grid = read_whole(topology)
+    cut = cut_torus(sizes, grid.dimensions, weights.inside)
+    assert cut is not None
+    order = list_grid(cut, grid)
+    told, measured = score_cut(cut, topology, order[0], weights), score_order(order, sizes, weights, topology)
     assert told.key == pytest.approx(measured.key)
     for one, other in zip(told.axes, measured.axes, strict=True):
         assert (one.step, one.colours, one.granules) == (other.step, other.colours, other.granules)
         assert (one.cost, one.links) == pytest.approx((other.cost, other.links))
-
-
-@given(draw_cases())
-@settings(max_examples=150)
-def test_cuts_tell_what_every_device_tells(case: tuple[Topology, Sizes, Weights]) -> None:
-    topology, sizes, weights = case
-    grid = read_whole(topology)
-    found = search_torus(sizes, grid.dimensions, weights.inside)
-    assert found is not None
-    compare(found, topology, grid, sizes, weights)
-
-
-@given(draw_cases())
-@settings(max_examples=100)
-def test_cuts_that_are_run_through_as_jax_does_tell_the_same_as_every_device(
-    case: tuple[Topology, Sizes, Weights],
-) -> None:
-    topology, sizes, weights = case
-    grid = read_whole(topology)
-    x, y, z = topology.find_granule(0).shape or ()
-    cores = len(topology.devices) // (x * y * z)
-    theirs = cut_like_jax(sizes, weights, grid.dimensions, Box("TPU7x" if cores > 1 else "TPU v4", (x, y, z), cores))
-    if isinstance(theirs, TorusOrder):
-        compare(theirs, topology, grid, sizes, weights)
-    else:
-        assert cores > 1, "a v4 has no fixed order"
 
 
 SLICES = [build_target(name) for name in ("v5e:8x8", "v5p:4x4x8", "v5p:4x4x12", "tpu7x:4x4x4", "v4:4x4x8_twisted")]
@@ -130,7 +107,6 @@ def test_a_box_inside_a_slice_is_scored_alike_by_cuts_and_by_every_device(
     found = search_layout(tuple(sizes), weights, topology, chosen)
     assert found.score is not None
     assert found.score.key == pytest.approx(score_order(found.order, sizes, weights, topology).key)
-    assert found.score.key <= score_order(chosen, sizes, weights, topology).key
 
 
 @given(st.permutations(range(8)), st.sampled_from([build_target("v5e:2x4"), build_dgx1(), build_target("2*h100:4")]))
@@ -300,7 +276,6 @@ def test_crossing_comes_before_cost_and_cost_before_hops() -> None:
     cheap, dear = Score((), 0.0, 5, 2.0), Score((), 1.0, 1, 1.0)
     assert cheap.key < dear.key
     assert Score((), 0.0, 1, 2.0).key < cheap.key
-    assert find_best({"a": dear, "b": cheap, "c": cheap}) == "b", "of equal ones the first"
 
 
 def test_an_axis_counts_by_its_weight_and_hops_by_the_longest() -> None:

@@ -1,16 +1,14 @@
 """What each parallel axis runs over: its part inside a node or slice, and its part across the network.
 
-Rule: axes are laid from the inside out, tensor first and pipeline last, as ranks are numbered by every launcher and as
-`planning.order` weighs them; so the axis with the most traffic has the fastest wires. Sizes only: which device stands
-where is the order's affair, and a plan that has an order is priced by `read_spans`.
+Rule: axes are split over granules and cut out of a torus as `planning.order` does for the devices of a plan, by their
+sizes alone. A plan that has an order, perhaps another one, is read by `read_spans`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -33,11 +31,15 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 from meshwright.planning.cost.layout import Layout, Numbers
+from meshwright.planning.granules import split_axes
+from meshwright.planning.importance import weigh_axes
+from meshwright.planning.torus import AxisCut, cut_torus, find_box
 from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.torus import Dimension, list_dimensions
 from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule
 
-AXES: Final = ("tp", "cp", "ep", "fsdp", "dp", "pp")
-"""From the inside out."""
+AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
+"""As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 NETWORK_BYTES_PER_S: Final = 12.5e9
 """A device's share of the network between hosts where the chip table has none: a NIC of 100 Gbit/s."""
@@ -94,7 +96,7 @@ Spans = Mapping[str, Span]
 
 
 def lay_on_hosts(
-    layout: Layout, family: str, host_size: Numbers, inside_bytes_per_s: float, across_bytes_per_s: float
+    layout: Layout, family: str, host_size: int, inside_bytes_per_s: float, across_bytes_per_s: float
 ) -> Spans:
     """Returns what the axes run over on hosts of GPUs.
 
@@ -105,19 +107,15 @@ def lay_on_hosts(
         inside_bytes_per_s: of one GPU to the others of its host, one way.
         across_bytes_per_s: one GPU's share of the network, one way.
     """
-    spans, inside = {}, np.asarray(1.0)
-    for axis in AXES:
-        size = np.asarray(getattr(layout, axis), dtype=np.float64)
-        held = np.clip(host_size // inside, 1, size)
-        held = np.where(size % held == 0, held, _find_divisor(size, held))
-        inner, outer = switch_wire(inside_bytes_per_s, held), network_wire(across_bytes_per_s, size / held)
-        spans[axis] = Span(inner, outer, family, "gpu", (held > 1) & (held < host_size) & (size > held))
-        inside = inside * size
+    rows = _Rows(layout)
+    splits = [_split(sizes, host_size) for sizes in rows.sizes]
+    spans = {}
+    for axis, name in enumerate(AXES):
+        outer = rows.spread([split[axis] for split in splits])
+        held = np.asarray(getattr(layout, name), dtype=np.float64) / outer
+        inner, network = switch_wire(inside_bytes_per_s, held), network_wire(across_bytes_per_s, outer)
+        spans[name] = Span(inner, network, family, "gpu", (held > 1) & (held < host_size) & (outer > 1))
     return spans
-
-
-def _find_divisor(size: Any, most: Any) -> Any:
-    return np.gcd(np.asarray(size, dtype=np.int64), np.asarray(np.maximum(most, 1), dtype=np.int64)).astype(float)
 
 
 def lay_on_torus(
@@ -129,12 +127,12 @@ def lay_on_torus(
     across_bytes_per_s: float,
     devices_per_chip: int = 1,
 ) -> Spans:
-    """Returns what the axes run over on TPU slices.
+    """Returns what the axes run over on TPU slices; fewer devices than a slice has stand in a box of it.
 
     Args:
         layout: sizes of the axes.
         family: of the chip.
-        shape: of one slice, in chips.
+        shape: of one slice, in chips: x, y, z.
         wraps: which of its dimensions close to rings.
         link_bytes_per_s: one device's share of one ICI link, one way.
         across_bytes_per_s: one device's share of the network between slices, one way.
@@ -143,116 +141,64 @@ def lay_on_torus(
     Raises:
         ValueError: not as many wraps as dimensions, or a rate that no wire has.
     """
-    sizes = np.broadcast_arrays(*(np.asarray(getattr(layout, axis), dtype=np.int64) for axis in AXES))
-    unique, back = np.unique(np.stack([np.ravel(size) for size in sizes], axis=1), axis=0, return_inverse=True)
-    cuts = [cut_torus(tuple(map(int, row)), tuple(shape), tuple(wraps), devices_per_chip) for row in unique]
-    form = sizes[0].shape
-
-    def spread(values: Sequence[Any]) -> Any:
-        return np.moveaxis(np.asarray(values)[np.ravel(back)].reshape(*form, -1), -1, 0)
-
+    dimensions = list_dimensions(shape[::-1], wraps[::-1], devices_per_chip)
+    slice_size = math.prod(dimension.size for dimension in dimensions)
+    rows = _Rows(layout)
+    splits = [_split(sizes, slice_size) for sizes in rows.sizes]
+    cuts = [_cut(sizes, split, dimensions) for sizes, split in zip(rows.sizes, splits, strict=True)]
+    most = max((len(axis.parts) for cut, _ in cuts for axis in cut), default=0) or 1
     spans = {}
-    for place, axis in enumerate(AXES):
-        parts = [cut[place] for cut in cuts]
+    for axis, name in enumerate(AXES):
+        parts = [_list_parts(cut[axis], box, most) for cut, box in cuts]
         dims, rings, strides = (
-            spread([getattr(part, name) for part in parts]) for name in ("dims", "rings", "strides")
+            [rows.spread([part[place][field] for part in parts]) for place in range(most)] for field in range(3)
         )
-        outer = np.asarray([part.slices for part in parts])[np.ravel(back)].reshape(form)
-        inner = torus_wire(link_bytes_per_s, list(dims), list(rings), strides=list(strides))
-        spans[axis] = Span(inner, network_wire(across_bytes_per_s, outer), family, "tpu")
+        outer = rows.spread([split[axis] for split in splits])
+        inner = torus_wire(link_bytes_per_s, dims, rings, strides=strides)
+        spans[name] = Span(inner, network_wire(across_bytes_per_s, outer), family, "tpu")
     return spans
 
 
-CORE_STRIDE: Final = 0.5
-"""Hops between two devices of one chip: they count as two links, as in `planning.order`."""
+class _Rows:
+    """The sizes of all candidates' axes, each combination once."""
+
+    def __init__(self, layout: Layout) -> None:
+        columns = np.broadcast_arrays(*(np.asarray(getattr(layout, axis), dtype=np.int64) for axis in AXES))
+        self._form = columns[0].shape
+        stacked = np.stack([np.ravel(column) for column in columns], axis=1)
+        unique, back = np.unique(stacked, axis=0, return_inverse=True)
+        self.sizes: list[tuple[int, ...]] = list(map(tuple, unique.tolist()))
+        self._back = np.ravel(back)
+
+    def spread(self, values: Sequence[Any]) -> Any:
+        """Returns a value of each combination as an array over the candidates."""
+        return np.asarray(values)[self._back].reshape(self._form)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Where a group of one axis stands in a torus; the dimension after the torus' own are the devices of a chip.
-
-    Attributes:
-        dims: devices of the group along each dimension.
-        rings: which of these close.
-        strides: hops from one to the next; inner axes stand between them.
-        slices: over how many slices the group goes.
-    """
-
-    dims: tuple[int, ...]
-    rings: tuple[bool, ...]
-    strides: tuple[float, ...]
-    slices: int
+def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
+    """Returns over how many granules each axis goes: the least number of them that can have as many devices each."""
+    count = math.prod(sizes)
+    granules = next(n for n in range(max(1, math.ceil(count / granule_size)), count + 1) if count % n == 0)
+    split = split_axes(sizes, granules)
+    assert split is not None, "a divisor of the number of devices divides a mesh of them"
+    return split
 
 
-@lru_cache(maxsize=65536)
-def cut_torus(sizes: tuple[int, ...], shape: tuple[int, ...], wraps: tuple[bool, ...], cores: int) -> tuple[Cut, ...]:
-    """Returns how axes of these sizes, the innermost first, divide a slice.
-
-    An axis takes whole dimensions where they make its size, else the block with the most links to each of its devices:
-    8 of 16×16 stand 4×2. Outer axes step over what inner ones took. What does not fit crosses slices.
-
-    Agrees with the orders of `planning.mesh_plan` on meshes that fill a slice, but for some in which an axis steps over
-    parts of three dimensions; a plan that has its order is read by `read_spans`.
-    """
-    full = (*shape, cores)
-    used, found = (1,) * len(full), []
-    for size in sizes:
-        dims = _choose_block(size, full, used, (*wraps, False))
-        found.append(
-            Cut(
-                dims,
-                tuple(_close(full, used, (*wraps, False), dims)),
-                tuple(_step_over(used, len(shape))),
-                size // math.prod(dims),
-            )
-        )
-        used = tuple(part * taken for part, taken in zip(dims, used, strict=True))
-    return tuple(found)
+def _cut(
+    sizes: tuple[int, ...], split: Sequence[int], dimensions: tuple[Dimension, ...]
+) -> tuple[Sequence[AxisCut], tuple[Dimension, ...]]:
+    """Returns what each axis has of a slice, and the box that all of them fill."""
+    inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
+    box = find_box(math.prod(inner), dimensions)
+    cut = cut_torus(inner, box, weigh_axes(AXES, inner).inside)
+    assert cut is not None, "split, a torus takes every mesh of its size"
+    return cut, box
 
 
-Sizes = tuple[int, ...]
-
-
-@lru_cache(maxsize=65536)
-def _choose_block(size: int, full: Sizes, used: Sizes, wraps: tuple[bool, ...]) -> Sizes:
-    left = [whole // taken for whole, taken in zip(full, used, strict=True)]
-    inside = math.gcd(size, math.prod(left))
-    if inside == 1:
-        return (1,) * len(full)
-    strides = _step_over(used, len(full) - 1)
-
-    def judge(dims: Sizes) -> tuple[bool, float, int, Sizes]:
-        cut = sum(1 < part < there for part, there in zip(dims, left, strict=True))
-        rings = _close(full, used, wraps, dims)
-        links = [(1 + ring) / stride for part, ring, stride in zip(dims, rings, strides, strict=True) if part > 1]
-        return not cut, sum(links), -cut, dims
-
-    return max(_list_blocks(inside, left), key=judge, default=(1,) * len(full))
-
-
-def _close(full: Sizes, used: Sizes, wraps: Sequence[bool], dims: Sizes) -> list[bool]:
-    places = zip(full, used, wraps, dims, strict=True)
-    return [wrap and part > 2 and part * taken == whole for whole, taken, wrap, part in places]
-
-
-def _step_over(used: Sizes, cores_at: int) -> list[float]:
-    return [*map(float, used[:cores_at]), CORE_STRIDE]
-
-
-def _list_blocks(size: int, left: Sequence[int]) -> Iterator[Sizes]:
-    """Yields the ways to write a size as a product of divisors of what is left of each dimension."""
-    if not left:
-        if size == 1:
-            yield ()
-        return
-    if math.prod(left) % size == 0:
-        for part in _list_divisors(math.gcd(size, left[0])):
-            yield from ((part, *rest) for rest in _list_blocks(size // part, left[1:]))
-
-
-@lru_cache(maxsize=4096)
-def _list_divisors(size: int) -> Sizes:
-    return tuple(part for part in range(1, size + 1) if size % part == 0)
+def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tuple[int, bool, float]]:
+    """Returns the size, the ring and the stride in hops of an axis's parts, filled up with parts that are nothing."""
+    parts = [(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts]
+    return parts + [(1, False, 1.0)] * (most - len(parts))
 
 
 def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, domain: int | None = None) -> Spans:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.spans import AXES
 from meshwright.planning.parallelism import name_axis
-from meshwright.planning.search.candidates import AXES, Bounds
+from meshwright.planning.search.candidates import Bounds
 from meshwright.planning.search.search import Question, list_leaders, tell_schedule
 from meshwright.wire.cost import AuditAlternative, PlanAudit
 from meshwright.wire.mesh import Plan

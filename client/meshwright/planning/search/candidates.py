@@ -25,7 +25,7 @@ from meshwright.planning.cost.memory import (
     price_memory,
     read_keepings,
 )
-from meshwright.planning.cost.spans import NETWORK_BYTES_PER_S, Spans, lay_on_hosts, lay_on_torus, read_spans
+from meshwright.planning.cost.spans import AXES, NETWORK_BYTES_PER_S, Spans, lay_on_hosts, lay_on_torus, read_spans
 from meshwright.planning.cost.step_time import DEFAULT, Execution, Machine, find_practice, interval, price_step
 from meshwright.planning.cost.work import Work, build_work, find_repeated
 from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
@@ -35,9 +35,6 @@ from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ComputeDtype, ModelSpec, Remat, TrainingSpec
-
-AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
-"""As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 CONTEXT_LEAST: Final = 1024
 """Tokens of a sequence that one device keeps at least: shorter parts are all latency."""

@@ -19,7 +19,7 @@ from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.memory import Moments, read_moments
-from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.spans import AXES, Spans
 from meshwright.planning.parallelism import (
     MeshAxes,
     check_sequence,
@@ -29,7 +29,6 @@ from meshwright.planning.parallelism import (
     write_values,
 )
 from meshwright.planning.search.candidates import (
-    AXES,
     DTYPES,
     PARTS,
     Bounds,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.spans import AXES, Cut, Spans, cut_torus, lay_on_torus, read_spans
+from meshwright.planning.cost.spans import AXES, Spans, lay_on_torus, read_spans
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.search.candidates import Hardware
 from meshwright.spec import MeshSpec
@@ -18,8 +16,6 @@ from meshwright.targets import TargetSpec
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
-
-CUBE = ((4, 4, 4), (True, True, True), 1)
 
 PLANNED = (
     ("v5p:4x4x4", "fsdp:16,tp:4"),
@@ -70,35 +66,21 @@ def test_axes_have_as_many_links_as_in_the_order_that_the_planner_makes(target: 
         assert rate(laid, axis) == pytest.approx(rate(read, axis))
 
 
-def test_an_axis_takes_a_whole_ring_where_its_size_is_one() -> None:
-    tensor, *_ = cut_torus((4, 1, 1, 16, 1, 1), *CUBE)
-    assert math.prod(tensor.dims) == max(tensor.dims) == 4
-    assert sum(tensor.rings) == 1
+def test_fewer_devices_than_a_slice_has_stand_in_a_box_of_it() -> None:
+    links = [rate(lay("v5e:16x16", Layout(tp=size)), "tp") / 45e9 for size in (2, 4, 16)]
+    assert links == [1, 2, 2], "a line, a square, a ring"
+    assert float(np.squeeze(lay("v5p:4x4x4", Layout(tp=7))["tp"].inner.size)) == 7
 
 
-def test_an_axis_smaller_than_a_ring_is_a_block_of_lines_and_the_next_steps_over_it() -> None:
-    tensor, _, _, weights, _, _ = cut_torus((8, 1, 1, 32, 1, 1), (16, 16), (True, True), 1)
-    assert tensor == Cut((4, 2, 1), (False, False, False), (1.0, 1.0, 0.5), 1)
-    assert weights == Cut((4, 8, 1), (True, True, False), (4.0, 2.0, 0.5), 1)
+def test_what_does_not_fit_a_slice_goes_over_the_least_number_of_equal_ones() -> None:
+    spans = lay("v5p:4x4x4", Layout(tp=4, fsdp=16, dp=3))
+    assert [float(np.squeeze(spans[axis].outer.size)) for axis in AXES] == [1, 3, 1, 1, 1, 1]
 
 
-def test_cores_of_a_chip_are_an_axis_of_their_own_where_they_make_its_size() -> None:
-    tensor, *_ = cut_torus((2, 1, 1, 64, 1, 1), (4, 4, 4), (True, True, True), 2)
-    assert tensor.dims == (1, 1, 1, 2)
-
-
-def test_what_does_not_fit_a_slice_goes_over_several() -> None:
-    *_, weights, data, _ = cut_torus((4, 1, 1, 16, 3, 1), *CUBE)
-    assert (weights.slices, data.slices) == (1, 3)
-
-
-@given(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 32]), min_size=6, max_size=6), st.sampled_from([1, 2]))
-def test_every_axis_is_laid_out_whole_and_none_takes_what_another_has(sizes: list[int], cores: int) -> None:
-    shape = (4, 8, 8)
-    cuts = cut_torus(tuple(sizes), shape, (True, True, True), cores)
-    assert [math.prod(cut.dims) * cut.slices for cut in cuts] == sizes
-    taken = [math.prod(dims) for dims in zip(*(cut.dims for cut in cuts), strict=True)]
-    assert all(whole % part == 0 for whole, part in zip((*shape, cores), taken, strict=True))
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 32]), min_size=6, max_size=6), st.sampled_from(["v5p", "tpu7x"]))
+def test_every_axis_is_laid_out_whole(sizes: list[int], chip: str) -> None:
+    spans = lay(f"{chip}:4x8x8", Layout(**dict(zip(AXES, sizes, strict=True))))
+    assert [float(np.squeeze(spans[axis].inner.size * spans[axis].outer.size)) for axis in AXES] == sizes
 
 
 def test_candidates_are_laid_as_each_alone() -> None:

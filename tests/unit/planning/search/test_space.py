@@ -14,9 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import RequestError
+from meshwright.planning.cost.spans import AXES
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides, list_divisors
-from meshwright.planning.search.candidates import AXES, CONTEXT_LEAST, Bounds, Space, list_space
+from meshwright.planning.search.candidates import CONTEXT_LEAST, Bounds, Space, list_space
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LLAMA = read_model("llama3-8b")

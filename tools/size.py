@@ -30,20 +30,20 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 29_680,
-    "code lines of the service": 9_170,
-    "code lines of planner, topology, compiler, verify": 11_260,
-    "code lines of the rest of the client": 9_270,
-    "modules": 231,
+    "code lines": 29_230,
+    "code lines of the service": 9_150,
+    "code lines of planner, topology, compiler, verify": 10_830,
+    "code lines of the rest of the client": 9_250,
+    "modules": 229,
     "modules of the service": 63,
-    "modules of planner, topology, compiler, verify": 63,
+    "modules of planner, topology, compiler, verify": 61,
     "modules of the rest of the client": 105,
-    "code lines of tests and tools": 42_710,
+    "code lines of tests and tools": 42_360,
     "settings": 28,
     "metrics": 20,
     "component kinds": 9,
     "error codes": 19,
-    "fields in OpenAPI": 575,
+    "fields in OpenAPI": 572,
     "most options of a command": 23,
 }
 

@@ -57,57 +57,30 @@ def check_axes(mesh_shape: Mapping[str, int]) -> None:
 
 def find_inexpressible(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
     """Yields each field that says what the compiled step has not, and what that is."""
-    yield from _find_in_attention(model)
-    yield from _find_in_reach(model, sequence_length)
-    yield from _find_in_layer(model)
-    yield from _find_in_experts(model)
-
-
-def _find_in_attention(model: ModelSpec) -> Iterator[tuple[str, str]]:
-    if model.is_latent:
-        yield "kv_lora_rank", "latent attention"
-    if model.qk_norm and model.qk_norm_scale != "head":
-        yield "qk_norm_scale", f"norms of queries and keys with a scale for {model.qk_norm_scale}"
-    if model.attention_sinks:
-        yield "attention_sinks", "a score that no token has"
-    if model.attn_logit_softcapping is not None:
-        yield "attn_logit_softcapping", "capped scores"
-
-
-def _find_in_reach(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
-    """Yields what lets a token attend to less than all before it."""
-    if model.window is not None and model.window < sequence_length and model.window_layer_count:
-        name = "sliding_window" if model.sliding_window else "attention_chunk_size"
-        yield name, f"{model.window} tokens of sequences of {sequence_length}"
-    if model.index_topk is not None:
-        yield "index_topk", "an indexer that chooses tokens"
-
-
-def _find_in_layer(model: ModelSpec) -> Iterator[tuple[str, str]]:
-    if not model.pre_norms:
-        yield "pre_norms", "no norms before blocks"
-    if model.post_attention_norm:
-        yield "post_attention_norm", "a norm behind attention"
-    if model.post_feedforward_norm:
-        yield "post_feedforward_norm", "a norm behind the feed-forward block"
-    if model.use_parallel_residual:
-        yield "use_parallel_residual", "attention and feed-forward block side by side"
-    if model.final_logit_softcapping is not None:
-        yield "final_logit_softcapping", "capped logits"
-
-
-def _find_in_experts(model: ModelSpec) -> Iterator[tuple[str, str]]:
-    if model.expert_layer_count and model.dense_layer_count:
-        others = f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
-        yield "num_expert_layers", others
-    if model.expert_bias:
-        yield "expert_bias", "biases of experts"
-    if model.router_bias:
-        yield "router_bias", "a bias of the router"
-    if model.shared_size != model.num_shared_experts * model.expert_size:
-        yield "shared_expert_intermediate_size", "shared experts of a size of their own"
-    if model.shared_expert_gate:
-        yield "shared_expert_gate", "a gate of shared experts"
+    window = "sliding_window" if model.sliding_window else "attention_chunk_size"
+    is_windowed = bool(model.window and model.window < sequence_length and model.window_layer_count)
+    mixed = f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
+    scaled = bool(model.qk_norm) and model.qk_norm_scale != "head"
+    own_size = model.shared_size != model.num_shared_experts * model.expert_size
+    rules: tuple[tuple[object, str, str], ...] = (
+        (model.is_latent, "kv_lora_rank", "latent attention"),
+        (scaled, "qk_norm_scale", f"norms of queries and keys with a scale for {model.qk_norm_scale}"),
+        (model.attention_sinks, "attention_sinks", "a score that no token has"),
+        (model.attn_logit_softcapping is not None, "attn_logit_softcapping", "capped scores"),
+        (is_windowed, window, f"{model.window} tokens of sequences of {sequence_length}"),
+        (model.index_topk is not None, "index_topk", "an indexer that chooses tokens"),
+        (not model.pre_norms, "pre_norms", "no norms before blocks"),
+        (model.post_attention_norm, "post_attention_norm", "a norm behind attention"),
+        (model.post_feedforward_norm, "post_feedforward_norm", "a norm behind the feed-forward block"),
+        (model.use_parallel_residual, "use_parallel_residual", "attention and feed-forward block side by side"),
+        (model.final_logit_softcapping is not None, "final_logit_softcapping", "capped logits"),
+        (model.expert_layer_count and model.dense_layer_count, "num_expert_layers", mixed),
+        (model.expert_bias, "expert_bias", "biases of experts"),
+        (model.router_bias, "router_bias", "a bias of the router"),
+        (own_size, "shared_expert_intermediate_size", "shared experts of a size of their own"),
+        (model.shared_expert_gate, "shared_expert_gate", "a gate of shared experts"),
+    )
+    return ((field, what) for is_so, field, what in rules if is_so)
 
 
 _WAY: Final = "plan on a target instead, such as v5p:4x4x4"

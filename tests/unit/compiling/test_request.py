@@ -25,25 +25,13 @@ AT_ONCE = Limits(limit_s=0.01)
 
 
 def ask(**fields: Any) -> PlanRequest:
-    given = {
-        "mesh": "dp:2,tp:2",
-        "target": "cpu:4",
-        "model": MODEL,
-        "training": {"global_batch": 8},
-        "verify": "compile",
-    }
-    return PlanRequest.model_validate({**given, **fields})
+    given = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": {"global_batch": 8}}
+    return PlanRequest.model_validate({**given, "verify": "compile", **fields})
 
 
 def fit(**fields: Any) -> BatchSizeRequest:
-    given = {
-        "target": "cpu:4",
-        "mesh": "fsdp:4",
-        "model": MODEL,
-        "training": {"sequence_length": 128},
-        "verify": "compile",
-    }
-    return BatchSizeRequest.model_validate({**given, **fields})
+    given = {"mesh": "fsdp:4", "target": "cpu:4", "model": MODEL, "training": {"sequence_length": 128}}
+    return BatchSizeRequest.model_validate({**given, "verify": "compile", **fields})
 
 
 def test_a_compile_that_was_not_over_in_time_is_aborted_and_the_plan_stays() -> None:

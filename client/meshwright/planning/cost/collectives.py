@@ -257,17 +257,27 @@ def torus_wire(
     )
 
 
-def switch_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S) -> Wire:
-    """Returns what GPUs behind switches talk over: each with all its links to any other, in a ring of n − 1 steps.
+def switch_wire(
+    bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S, pair_bytes_per_s: float | None = None
+) -> Wire:
+    """Returns what GPUs of a host talk over, in a ring of n − 1 steps: behind switches each has all its links to any
+    other; without them, only its links to the n − 1 others of its group.
 
     Args:
         bytes_per_s: of one GPU's links together, one way (450e9 of an H100).
         size: GPUs in the group.
         hop_s: latency of one step.
+        pair_bytes_per_s: from one GPU to one other, one way; None: all that it has.
 
-    Source: gpus.md, "Intra-node collectives".
+    Source: gpus.md, "Intra-node collectives"; stas00/ml-engineering at 744d01e, network/README.md: between MI300X
+    64 GB/s from one to one, 448 GB/s among eight.
     """
-    return Wire(size=size, bytes_per_s=bytes_per_s, hops=give_figure(read_figure(size) - 1), hop_s=hop_s)
+    hops = give_figure(read_figure(size) - 1)
+    if pair_bytes_per_s is None:
+        return Wire(size=size, bytes_per_s=bytes_per_s, hops=hops, hop_s=hop_s)
+    joined = give_figure(np.minimum(bytes_per_s, pair_bytes_per_s * np.maximum(1, hops)))
+    nearest = give_figure(np.minimum(bytes_per_s, pair_bytes_per_s))
+    return Wire(size=size, bytes_per_s=joined, neighbour_bytes_per_s=nearest, hops=hops, hop_s=hop_s)
 
 
 def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWORK_HOP_S) -> Wire:

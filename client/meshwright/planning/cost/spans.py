@@ -96,7 +96,12 @@ Spans = Mapping[str, Span]
 
 
 def lay_on_hosts(
-    layout: Layout, family: str, host_size: int, inside_bytes_per_s: float, across_bytes_per_s: float
+    layout: Layout,
+    family: str,
+    host_size: int,
+    inside_bytes_per_s: float,
+    across_bytes_per_s: float,
+    pair_bytes_per_s: float | None = None,
 ) -> Spans:
     """Returns what the axes run over on hosts of GPUs.
 
@@ -106,6 +111,7 @@ def lay_on_hosts(
         host_size: GPUs that NVLink or PCIe joins: of a host, or of an NVLink domain over several.
         inside_bytes_per_s: of one GPU to the others of its host, one way.
         across_bytes_per_s: one GPU's share of the network, one way.
+        pair_bytes_per_s: of one GPU to one other of its host, one way; None: all that it has, as behind a switch.
     """
     rows = _Rows(layout)
     splits = [_split(sizes, host_size) for sizes in rows.sizes]
@@ -113,8 +119,10 @@ def lay_on_hosts(
     for axis, name in enumerate(AXES):
         outer = rows.spread([split[axis] for split in splits])
         held = np.asarray(getattr(layout, name), dtype=np.float64) / outer
-        inner, network = switch_wire(inside_bytes_per_s, held), network_wire(across_bytes_per_s, outer)
-        spans[name] = Span(inner, network, family, "gpu", (held > 1) & (held < host_size) & (outer > 1))
+        inner = switch_wire(inside_bytes_per_s, held, pair_bytes_per_s=pair_bytes_per_s)
+        spans[name] = Span(
+            inner, network_wire(across_bytes_per_s, outer), family, "gpu", (held > 1) & (held < host_size) & (outer > 1)
+        )
     return spans
 
 
@@ -201,13 +209,20 @@ def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tupl
     return parts + [(1, False, 1.0)] * (most - len(parts))
 
 
-def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, domain: int | None = None) -> Spans:
+def read_spans(
+    plan: Plan,
+    names: Mapping[str, str] | None = None,
+    *,
+    domain: int | None = None,
+    pair_bytes_per_s: float | None = None,
+) -> Spans:
     """Returns what the axes of a made plan run over, in its real order; an axis of `AXES` that it has not is of size 1.
 
     Args:
         plan: on a known chip.
         names: what the plan calls each of `AXES` that it has; None: as they are called here.
         domain: GPUs that a fast network joins; None: those of a granule.
+        pair_bytes_per_s: as in `lay_on_hosts`.
 
     Raises:
         ValueError: the plan is on no chip that the chip table has, or has no granules.
@@ -222,10 +237,11 @@ def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, domain: in
     granule = plan.granules[0]
     if chip.platform == "tpu":
         return {axis: _read_torus_span(made, granule, chip) for axis, made in axes.items()}
-    return {axis: _read_host_span(made, domain or granule.device_count, chip) for axis, made in axes.items()}
+    size = domain or granule.device_count
+    return {axis: _read_host_span(made, size, chip, pair_bytes_per_s) for axis, made in axes.items()}
 
 
-def _read_host_span(axis: PlanAxis, domain: int, chip: Chip) -> Span:
+def _read_host_span(axis: PlanAxis, domain: int, chip: Chip, pair_bytes_per_s: float | None) -> Span:
     """Returns the wires of one axis over GPUs: what the plan found between neighbours that share no NVLink."""
     inside = axis.size // axis.dcn_size
     across = chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S
@@ -233,7 +249,8 @@ def _read_host_span(axis: PlanAxis, domain: int, chip: Chip) -> Span:
     if axis.link in ("pcie", "host") and axis.bandwidth_bytes_per_s:
         rate = min(rate, axis.bandwidth_bytes_per_s)
     is_partial = axis.dcn_size > 1 and 1 < inside < domain
-    return Span(switch_wire(rate, inside), network_wire(across, axis.dcn_size), chip.family, "gpu", is_partial)
+    inner = switch_wire(rate, inside, pair_bytes_per_s=pair_bytes_per_s)
+    return Span(inner, network_wire(across, axis.dcn_size), chip.family, "gpu", is_partial)
 
 
 def _read_torus_span(axis: PlanAxis, granule: PlanGranule, chip: Chip) -> Span:

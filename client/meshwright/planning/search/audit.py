@@ -30,38 +30,26 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
     assert plan.step_time is not None
     assert plan.memory is not None
     assert plan.schedule is not None
-    space = question.list_space(Bounds(moments=question.moments))
-    priced = question.price(space.layout)
-    fitting = [int(place) for place in list_leaders(priced)[:1] if priced.fits[place]]
-    own_s, fits = plan.step_time.total_s, plan.memory.fits is not False
-    if fits and not any(priced.total_s[place] <= own_s * (1 - SAVES) for place in fitting):
-        return PlanAudit(
-            best=AuditAlternative(
-                mesh_shape=plan.mesh_shape,
-                schedule=plan.schedule,
-                total_s=own_s,
-                saved_ratio=0.0,
-                message=f"this is the best: no other mesh that fits saves {SAVES:.0%} of the step",
-            )
-        )
-    if not fitting:
+    priced = question.price(question.list_space(Bounds(moments=question.moments)).layout)
+    best = next((int(place) for place in list_leaders(priced)[:1] if priced.fits[place]), None)
+    shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
+    fits, total_s = plan.memory.fits is not False, own_s
+    message = f"this is the best: no other mesh that fits saves {SAVES:.0%} of the step"
+    if best is None and not fits:
         return PlanAudit(best=None)
-    total_s, layout = float(priced.total_s[fitting[0]]), priced.layout.take(fitting[0])
-    shape, schedule = _name_axes(layout, plan), tell_schedule(question, layout)
-    mesh = " × ".join(f"{name}:{size}" for name, size in shape.items())
-    passes = f"{schedule.passes} pass{'es' * (schedule.passes > 1)} of {schedule.micro_batch}"
-    ratio = total_s / own_s
-    than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"
-    more = "" if fits else "; the mesh that was given does not fit"
-    return PlanAudit(
-        best=AuditAlternative(
-            mesh_shape=shape,
-            schedule=schedule,
-            total_s=total_s,
-            saved_ratio=max(0.0, 1 - ratio),
-            message=f"{mesh}, {passes}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}",
-        )
+    if best is not None and not (fits and priced.total_s[best] > own_s * (1 - SAVES)):
+        total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
+        shape, schedule, ratio = _name_axes(layout, plan), tell_schedule(question, layout), total_s / own_s
+        than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"
+        mesh = " × ".join(f"{name}:{size}" for name, size in shape.items())
+        passes = f"{schedule.passes} pass{'es' * (schedule.passes > 1)} of {schedule.micro_batch}"
+        more = "" if fits else "; the mesh that was given does not fit"
+        message = f"{mesh}, {passes}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
+    saved = max(0.0, 1 - total_s / own_s)
+    alternative = AuditAlternative(
+        mesh_shape=shape, schedule=schedule, total_s=total_s, saved_ratio=saved, message=message
     )
+    return PlanAudit(best=alternative)
 
 
 def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:

@@ -32,6 +32,7 @@ from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, li
 from meshwright.planning.search.measured import Measurements
 from meshwright.planning.search.replaced import Replaced
 from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.links import classify_link
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ComputeDtype, ModelSpec, Remat, TrainingSpec
@@ -179,6 +180,7 @@ class Hardware:
         shape, wrap: of a slice, in chips; empty for GPUs.
         memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
         measured: what benches found of these devices; empty: the tables' figures count.
+        pair_bytes_per_s: of one GPU to one other of its host, one way; None: nobody says, or not every two are joined.
     """
 
     chip: Chip
@@ -188,6 +190,7 @@ class Hardware:
     wrap: tuple[bool, ...]
     memory_bytes: int | None = None
     measured: Measurements = field(default_factory=Measurements)
+    pair_bytes_per_s: float | None = None
 
     @property
     def platform(self) -> Literal["gpu", "tpu"]:
@@ -227,6 +230,7 @@ class Hardware:
             wrap=tuple(wrap or ()),
             memory_bytes=min(memory, default=None),
             measured=measured or Measurements(),
+            pair_bytes_per_s=_find_pair_rate(topology),
         )
 
     @cached_property
@@ -240,7 +244,9 @@ class Hardware:
 
     def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
         """Returns what a plan's axes run over in its own order; `names`: what it calls each axis that it has."""
-        return self.replaced.replace_wires(read_spans(plan, names, domain=self.domain))
+        return self.replaced.replace_wires(
+            read_spans(plan, names, domain=self.domain, pair_bytes_per_s=self.pair_bytes_per_s)
+        )
 
     def lay(self, layout: Layout) -> Spans:
         """Returns what the axes of each candidate run over."""
@@ -254,7 +260,16 @@ class Hardware:
             link = self.chip.link_bytes_per_s or 0.0
             return lay_on_torus(layout, self.chip.family, self.shape, self.wrap, link / parts, across, parts)
         inside = self.chip.scaleup_bytes_per_s or self.chip.pcie_bytes_per_s or across
-        return lay_on_hosts(layout, self.chip.family, domain, inside, across)
+        return lay_on_hosts(layout, self.chip.family, domain, inside, across, self.pair_bytes_per_s)
+
+
+def _find_pair_rate(topology: Topology) -> float | None:
+    """Returns the slowest NVLink or xGMI rate between a GPU and another of its host, where it has one to each."""
+    own = (link for link in topology.links if 0 in (link.a, link.b))
+    rates = [link.bandwidth_bytes_per_s for link in own if classify_link(link.kind) in ("nvlink", "xgmi")]
+    known = [rate for rate in rates if rate is not None]
+    peers = sum(device.host == topology.devices[0].host for device in topology.devices) - 1
+    return min(known) if 0 < peers == len(known) else None
 
 
 def _refuse(reason: str) -> PlanInfeasibleError:

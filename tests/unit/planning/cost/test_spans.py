@@ -6,6 +6,8 @@ import pytest
 
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import AXES, lay_on_hosts
+from meshwright.planning.search.candidates import Hardware
+from meshwright.topology.targets import build_target
 
 INSIDE, ACROSS = 3e11, 25e9
 
@@ -30,3 +32,24 @@ def lay(**axes: int) -> dict[str, tuple[float, float]]:
 )
 def test_axes_fill_hosts_from_the_inside_out(axes: dict[str, int], axis: str, sizes: tuple[float, float]) -> None:
     assert lay(**axes)[axis] == sizes
+
+
+@pytest.mark.parametrize(
+    ("target", "rates"),
+    [
+        ("mi300x:8", {2: 64e9, 4: 192e9, 8: 448e9}),  # a link of 64 GB/s to each other GPU
+        ("mi300x:4", {2: 64e9, 4: 192e9}),
+        ("h100:4", {2: 150e9, 4: 450e9}),  # 18 links over 3 peers, no switch
+        ("h100:8", {2: 450e9, 4: 450e9, 8: 450e9}),
+        ("2*gb200:72", {2: 900e9, 4: 900e9}),
+        ("v100:8", {2: 150e9, 8: 150e9}),  # not joined each to each: the sum of its links, as before
+    ],
+)
+def test_a_small_group_without_a_switch_has_its_own_links_only(target: str, rates: dict[int, float]) -> None:
+    topology = build_target(target)
+    hardware = Hardware.of(topology, len(topology.devices))
+    for size, rate in rates.items():
+        wire = hardware.lay(Layout(tp=size, dp=len(topology.devices) // size))["tp"].inner
+        assert float(wire.bytes_per_s) == pytest.approx(rate), size
+        neighbour = wire.bytes_per_s if wire.neighbour_bytes_per_s is None else wire.neighbour_bytes_per_s
+        assert float(neighbour) == pytest.approx(min(rate, rates[2])), size

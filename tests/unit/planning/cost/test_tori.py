@@ -104,6 +104,8 @@ HOSTS = (
     ("8*a100-80gb:8", "pp:2,fsdp:16,tp:2"),
     ("2*gb200:72", "fsdp:18,tp:8"),
     ("h100:8", "dp:2,tp:4"),
+    ("2*mi300x:8", "fsdp:8,tp:2"),
+    ("h100:4", "dp:2,tp:2"),
 )
 
 
@@ -113,7 +115,7 @@ def test_axes_over_hosts_go_as_far_as_in_the_order_that_the_planner_makes(target
     topology = build_target(target)
     layout = Layout(**{axis: np.array([size]) for axis, size in sizes.items()})
     hardware = Hardware.of(topology, len(topology.devices))
-    laid, read = hardware.lay(layout), read_spans(plan(target, mesh), domain=hardware.domain)
+    laid, read = hardware.lay(layout), hardware.read(plan(target, mesh), {axis: axis for axis in sizes})
     for axis in AXES:
         for part in ("inner", "outer"):
             mine, planned = getattr(laid[axis], part), getattr(read[axis], part)

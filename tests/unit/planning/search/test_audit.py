@@ -3,14 +3,15 @@ it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from meshwright.planning.request import answer_request
-from meshwright.wire.cost import AuditAlternative, PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.cost import AuditAlternative
 from meshwright.wire.mesh import Plan, PlanRequest
 
+Value = TypeVar("Value")
 TRAINING: dict[str, Any] = {"sequence_length": 8192, "global_batch": 256}
 
 
@@ -23,24 +24,12 @@ def ask(**fields: Any) -> Plan:
 def audit(**fields: Any) -> tuple[Plan, AuditAlternative]:
     """Returns the plan of a mesh, and the best of its devices."""
     plan = ask(audit=True, **fields)
-    assert plan.audit is not None
-    assert plan.audit.best is not None
-    return plan, plan.audit.best
+    return plan, known(known(plan.audit).best)
 
 
-def step_of(plan: Plan) -> PlanStepTime:
-    assert plan.step_time is not None
-    return plan.step_time
-
-
-def memory_of(plan: Plan) -> PlanMemory:
-    assert plan.memory is not None
-    return plan.memory
-
-
-def schedule_of(plan: Plan) -> PlanSchedule:
-    assert plan.schedule is not None
-    return plan.schedule
+def known(value: Value | None) -> Value:
+    assert value is not None
+    return value
 
 
 MESHES: tuple[dict[str, Any], ...] = (
@@ -60,10 +49,10 @@ def test_the_best_takes_as_long_as_is_told_and_fits(fields: dict[str, Any]) -> N
     passes, remat = best.schedule.passes, best.schedule.remat
     training = {**fields.get("training", {}), "gradient_accumulation": passes, "remat": remat}
     made = ask(**{**fields, "mesh": best.mesh_shape, "training": training})
-    assert memory_of(made).fits
-    assert step_of(made).total_s == pytest.approx(best.total_s, rel=0.02)
-    assert best.schedule.micro_batch == schedule_of(made).micro_batch
-    assert best.saved_ratio == pytest.approx(max(0.0, 1 - best.total_s / step_of(plan).total_s))
+    assert known(made.memory).fits
+    assert known(made.step_time).total_s == pytest.approx(best.total_s, rel=0.02)
+    assert best.schedule.micro_batch == known(made.schedule).micro_batch
+    assert best.saved_ratio == pytest.approx(max(0.0, 1 - best.total_s / known(plan.step_time).total_s))
     assert f"{best.total_s:.3g} s a step" in best.message
 
 
@@ -76,9 +65,9 @@ def test_the_best_in_the_place_of_a_tensor_axis_that_crosses_hosts_does_not_cros
 
 def test_a_mesh_that_is_the_best_is_told_so() -> None:
     chosen = ask(target="v5p:4x4x4")
-    schedule = schedule_of(chosen)
+    schedule = known(chosen.schedule)
     training = {"gradient_accumulation": schedule.passes, "remat": schedule.remat}
     plan, best = audit(target="v5p:4x4x4", mesh=chosen.mesh_shape, training=training)
     assert (best.saved_ratio, best.mesh_shape, best.schedule) == (0.0, plan.mesh_shape, plan.schedule)
     assert best.message.startswith("this is the best")
-    assert best.total_s == step_of(plan).total_s
+    assert best.total_s == known(plan.step_time).total_s

@@ -104,7 +104,7 @@ def measure_search(request: PlanRequest, topology: Topology) -> tuple[int, float
         priced = question.price(space.layout)
         leaders = list_leaders(priced)
         assert priced.fits[leaders[0]]
-        list_rejected(priced, leaders, [int(leaders[0])])
+        list_rejected(priced, leaders, [int(leaders[0])], {})
         return space.size
 
     return search(), time_it(search, ROUNDS)

@@ -257,11 +257,13 @@ def torus_wire(
     )
 
 
-def switch_wire(
+def gpu_wire(
     bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S, pair_bytes_per_s: float | None = None
 ) -> Wire:
-    """Returns what GPUs of a host talk over, in a ring of n − 1 steps: behind switches each has all its links to any
-    other; without them, only its links to the n − 1 others of its group.
+    """Returns what the GPUs of a host, or of an NVLink domain, talk over, in a ring of n − 1 steps.
+
+    Behind switches each GPU has all its links to any other. Without switches it has only its links to the n − 1 others
+    of its group.
 
     Args:
         bytes_per_s: of one GPU's links together, one way (450e9 of an H100).

@@ -19,8 +19,8 @@ from meshwright.planning.cost.collectives import (
     Operation,
     Wire,
     calibrate,
+    gpu_wire,
     network_wire,
-    switch_wire,
     time_all_gather,
     time_all_gather_across,
     time_all_reduce,
@@ -119,7 +119,7 @@ def lay_on_hosts(
     for axis, name in enumerate(AXES):
         outer = rows.spread([split[axis] for split in splits])
         held = np.asarray(getattr(layout, name), dtype=np.float64) / outer
-        inner = switch_wire(inside_bytes_per_s, held, pair_bytes_per_s=pair_bytes_per_s)
+        inner = gpu_wire(inside_bytes_per_s, held, pair_bytes_per_s=pair_bytes_per_s)
         spans[name] = Span(
             inner, network_wire(across_bytes_per_s, outer), family, "gpu", (held > 1) & (held < host_size) & (outer > 1)
         )
@@ -249,7 +249,7 @@ def _read_host_span(axis: PlanAxis, domain: int, chip: Chip, pair_bytes_per_s: f
     if axis.link in ("pcie", "host") and axis.bandwidth_bytes_per_s:
         rate = min(rate, axis.bandwidth_bytes_per_s)
     is_partial = axis.dcn_size > 1 and 1 < inside < domain
-    inner = switch_wire(rate, inside, pair_bytes_per_s=pair_bytes_per_s)
+    inner = gpu_wire(rate, inside, pair_bytes_per_s=pair_bytes_per_s)
     return Span(inner, network_wire(across, axis.dcn_size), chip.family, "gpu", is_partial)
 
 

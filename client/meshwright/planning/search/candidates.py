@@ -180,7 +180,8 @@ class Hardware:
         shape, wrap: of a slice, in chips; empty for GPUs.
         memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
         measured: what benches found of these devices; empty: the tables' figures count.
-        pair_bytes_per_s: of one GPU to one other of its host, one way; None: nobody says, or not every two are joined.
+        pair_bytes_per_s: of one GPU to one other of its host, one way; None where it is unknown, or where
+            some pairs have no link.
     """
 
     chip: Chip

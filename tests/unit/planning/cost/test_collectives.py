@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from meshwright.planning.cost.collectives import (
     Figure,
     Wire,
+    gpu_wire,
     network_wire,
-    switch_wire,
     time_all_gather,
     time_all_gather_across,
     time_all_reduce,
@@ -46,7 +46,7 @@ BYTES = st.floats(1, 1e12)
 @st.composite
 def wires(draw: st.DrawFn) -> Wire:
     """A torus, switches, or a network, with any latencies."""
-    size, kind = draw(SIZES), draw(st.sampled_from([switch_wire, network_wire, None]))
+    size, kind = draw(SIZES), draw(st.sampled_from([gpu_wire, network_wire, None]))
     dims = draw(st.lists(SIZES, min_size=1, max_size=3))
     made = kind(LINK, size) if kind else torus_wire(LINK, dims, [draw(st.booleans()) for _ in dims])
     return replace(

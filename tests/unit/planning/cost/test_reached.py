@@ -11,9 +11,9 @@ import pytest
 from meshwright.planning.cost.collectives import (
     calibrate,
     find_reached,
+    gpu_wire,
     network_wire,
     read_reached,
-    switch_wire,
     time_all_gather,
     time_all_reduce,
     time_all_reduce_across,
@@ -30,7 +30,7 @@ github.com/VIA-Research/vTrain, 15 of 512 odd sizes each."""
 def read_errors(family: str, *, least_mebibytes: int = 0) -> list[float]:
     rows = [row for row in CURVES if row["family"] == family and int(row["mebibytes"]) >= least_mebibytes]
     sizes = np.array([int(row["size"]) for row in rows])
-    wire = calibrate(switch_wire(NOMINAL[family], sizes), family, "gpu", "all_reduce")
+    wire = calibrate(gpu_wire(NOMINAL[family], sizes), family, "gpu", "all_reduce")
     times = time_all_reduce(np.array([int(row["mebibytes"]) << 20 for row in rows]), wire)
     return list(np.abs(times / np.array([float(row["time_s"]) for row in rows]) - 1))
 
@@ -47,7 +47,7 @@ def test_messages_that_the_fit_has_not_seen_are_timed_within_its_stated_errors(
 
 def test_an_h100_has_what_others_measured_of_it() -> None:
     """Its row has the peak of long messages alone; both figures are of gpus.md, measured."""
-    node = switch_wire(4.5e11, 8)
+    node = gpu_wire(4.5e11, 8)
     reduced = 8192 * 3584 * 2
     rate = reduced / time_all_reduce(reduced, calibrate(node, "h100", "gpu", "all_reduce"))
     assert rate == pytest.approx(150e9, rel=0.03)
@@ -56,7 +56,7 @@ def test_an_h100_has_what_others_measured_of_it() -> None:
 
 
 def test_many_a100_nodes_have_nearly_what_nvidia_measures() -> None:
-    node = calibrate(switch_wire(3e11, 8), "a100", "gpu", "all_reduce")
+    node = calibrate(gpu_wire(3e11, 8), "a100", "gpu", "all_reduce")
     across = calibrate(network_wire(2.5e10, 128), "a100", "gpu", "all_reduce", "across")
     bus_bytes_per_s = 2 * 8e9 / time_all_reduce_across(8e9, node, across)
     assert bus_bytes_per_s == pytest.approx(192e9, rel=0.03)

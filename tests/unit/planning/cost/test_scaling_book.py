@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pytest
 
 from meshwright.planning.cost.collectives import (
+    gpu_wire,
     network_wire,
-    switch_wire,
     time_all_gather,
     time_all_gather_across,
     time_all_reduce,
@@ -64,7 +64,7 @@ RING = torus_wire(V4, (4,), (True,))
 PLANE = torus_wire(V4, (4, 4), (True, True))
 LINE = torus_wire(V5E, (4,), (False,))
 CORNERS = torus_wire(V5E, (4, 4), (False, False))
-NODE = switch_wire(H100_LINKS, 8, hop_s=0)
+NODE = gpu_wire(H100_LINKS, 8, hop_s=0)
 """The book's theory of GPUs leaves latency out."""
 NETWORK = network_wire(H100_NICS / 8, 32, hop_s=0)
 
